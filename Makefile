@@ -11,7 +11,7 @@ MINUTES ?= 30
 CHECKED := backend bench common demo gateway scripts/package.py tests
 # Bytecode is kept: the tests start some hundred processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n auto --dist loadfile --no-loadscope-reorder
-FAST := tests/common tests/rpc tests/engine/constraints $(wildcard tests/engine/test_planner_*.py \
+FAST := tests/common tests/rpc tests/engine/constraints tests/engine/planning $(wildcard \
   tests/gateway/test_*_to_*.py tests/gateway/test_*_answer.py tests/gateway/test_*_fields.py \
   tests/gateway/test_model_config.py tests/gateway/test_shell_arguments.py tests/gateway/test_sse.py)
 

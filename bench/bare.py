@@ -47,7 +47,7 @@ def steps(model_path: Path, width: int, count: int) -> float:
     from mlx_lm import load
 
     from backend.engine.blas_threads import blas_threads
-    from backend.engine.kv import BatchCache, new_row
+    from backend.engine.caching.kv import BatchCache, new_row
     from backend.engine.loading.early_layers import start_layers_early
 
     mx.disable_compile()

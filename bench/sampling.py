@@ -10,9 +10,9 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine.device import detect, prepare
-from backend.engine.penalties import Past
 from backend.engine.request import Sampling
-from backend.engine.sampling import BatchSampler
+from backend.engine.sampling.penalties import Past
+from backend.engine.sampling.sampler import BatchSampler
 from bench.report import Figure, at_most
 
 VOCABULARY = 151_936

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
-from backend.engine.kv import BatchCache, RowCache
+from backend.engine.caching.kv import BatchCache, RowCache
 from bench.report import Figure, at_most, fact
 
 LAYERS, HEADS, DIM = 30, 3, 64

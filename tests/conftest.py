@@ -24,13 +24,13 @@ settings.load_profile("unhurried")
 
 HERE = Path(__file__).parent
 LONG = (
-    "engine/test_executor_faults.py",
+    "engine/executing/test_executor_faults.py",
     "engine/vision/test_families.py",
     "acceptance/test_hanging.py",
     "architectures/test_architectures.py",
     "gateway/test_supervisor_failures.py",
     "engine/test_scheduler.py",
-    "engine/test_planner.py",
+    "engine/planning/test_planner.py",
     "clients/test_conformance.py",
     "clients/test_openai.py",
     "engine/test_parity.py",

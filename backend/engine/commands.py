@@ -13,10 +13,10 @@ from backend.engine.request import GenerationRequest
 if TYPE_CHECKING:
     from backend.engine.constraints.constraint import AnswerRule
     from backend.engine.disk_cache.cache import StoredPrefix
+    from backend.engine.executing.score_plan import ScorePlan
     from backend.engine.loading.stages import Place, Stages
     from backend.engine.model import Built
-    from backend.engine.prefix_index import PrefixKey
-    from backend.engine.score_plan import ScorePlan
+    from backend.engine.planning.prefix_index import PrefixKey
     from backend.engine.served_model import ServedModel
     from backend.engine.vision.media_plan import MediaPlan
 

@@ -229,8 +229,8 @@ def release_memory() -> None:
     """
     import mlx.core as mx
 
-    if "backend.engine.rectangle" in sys.modules:  # an embedding model never imports it
-        from backend.engine.rectangle import forget_arrays
+    if "backend.engine.caching.rectangle" in sys.modules:  # an embedding model never imports it
+        from backend.engine.caching.rectangle import forget_arrays
 
         forget_arrays()
     gc.collect()

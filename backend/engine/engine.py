@@ -28,15 +28,15 @@ from backend.engine.errors import (
     WrongKind,
 )
 from backend.engine.events import Finished, TokenLogprob
+from backend.engine.executing.score_plan import ScoreRequest
 from backend.engine.generation import Generation
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.outbox import Publication
 from backend.engine.preparing import Preparer, Work
+from backend.engine.prompting.text_calls import TextCalls
 from backend.engine.request import GenerationRequest
-from backend.engine.score_plan import ScoreRequest
 from backend.engine.served_model import ServedModel
-from backend.engine.text_calls import TextCalls
 from backend.engine.worker import Worker
 from common.wording import shown
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from backend.engine.guess_width import GuessReport
+from backend.engine.planning.guess_width import GuessReport
 
 
 class EngineState(Enum):

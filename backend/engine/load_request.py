@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from backend.engine.cache_kind import CacheKind
+    from backend.engine.caching.cache_kind import CacheKind
     from backend.engine.loading.adapters import Adapter, AdapterRequest
     from backend.engine.loading.checkpoint import Checkpoint
     from backend.engine.media.limits import MediaLimits

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from backend.engine.blas_threads import BlasThreads
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.logits_head import LogitsHead
-from backend.engine.plan import CacheCost, PassCost
+from backend.engine.planning.plan import CacheCost, PassCost
+from backend.engine.sampling.logits_head import LogitsHead
 from backend.engine.token_text import TextStream
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from backend.engine.events import (
     TokenLogprob,
     Usage,
 )
-from backend.engine.executor_sequence import ExecutorSequence
+from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.repetition import RepetitionGuard
 from backend.engine.token_text import TextStream
 from common.stop_strings import StopMatcher

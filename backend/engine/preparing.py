@@ -14,14 +14,15 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from backend.engine import score_plan
 from backend.engine.commands import Cancel, Encode, Submit
 from backend.engine.embedding.encoding import Encoded, Encoding, Piece
 from backend.engine.errors import EngineError, EngineFailed, InvalidRequest, NotQuick, about
 from backend.engine.events import Finished, Progress, TokenLogprob, Usage
+from backend.engine.executing import score_plan
+from backend.engine.executing.score_plan import ScoreRequest
 from backend.engine.generation import Generation
 from backend.engine.outbox import Publication
-from backend.engine.prompts import require_returnable
+from backend.engine.prompting.prompts import require_returnable
 from backend.engine.request import (
     ChatPrompt,
     GenerationRequest,
@@ -30,7 +31,6 @@ from backend.engine.request import (
     RawPrompt,
     TokenPrompt,
 )
-from backend.engine.score_plan import ScoreRequest
 from backend.engine.worker import Worker
 
 if TYPE_CHECKING:
@@ -108,7 +108,9 @@ class Preparer:
             bare = replace(request, attachments=None)
             if bare.prompt_logprobs is not None:
                 require_returnable(len(prompt.tokens), bare.prompt_logprobs)
-            from backend.engine.prefix_index import PrefixKey  # imports NumPy, which takes time
+            from backend.engine.planning.prefix_index import (
+                PrefixKey,  # imports NumPy, which takes time
+            )
 
             key = PrefixKey(prompt.tokens if prompt.media is None else prompt.media.key)
             rule: AnswerRule | None = None

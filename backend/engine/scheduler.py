@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
-from backend.engine.batch import Sampled
 from backend.engine.commands import Submit
 from backend.engine.errors import EngineError, EngineFailed, Overloaded
 from backend.engine.events import Event
-from backend.engine.executor import Executor
-from backend.engine.executor_sequence import ExecutorSequence
-from backend.engine.failure import Failure
+from backend.engine.executing.batch import Sampled
+from backend.engine.executing.executor import Executor
+from backend.engine.executing.executor_sequence import ExecutorSequence
+from backend.engine.executing.failure import Failure
+from backend.engine.executing.scoring import Scoring
 from backend.engine.gauges import Gauges
 from backend.engine.model import EngineModel
 from backend.engine.output import Output
-from backend.engine.plan import (
+from backend.engine.planning.plan import (
     Arrived,
     Ended,
     Generated,
@@ -36,12 +37,11 @@ from backend.engine.plan import (
     Started,
     StepPlan,
 )
-from backend.engine.planner import Planner
-from backend.engine.prefix_index import PrefixKey
+from backend.engine.planning.planner import Planner
+from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.ranks.leading_executor import LeadingExecutor
 from backend.engine.repetition import RepetitionGuard
 from backend.engine.request import MOST_GUESSES
-from backend.engine.scoring import Scoring
 from backend.engine.units import MIB
 from common.stop_strings import StopMatcher
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from backend.engine.constraints.compiler import ConstraintCompiler
     from backend.engine.disk_cache.cache import DiskCache
     from backend.engine.embedding.readers import Reader
-    from backend.engine.prompts import PromptBuilder
+    from backend.engine.prompting.prompts import PromptBuilder
 
 
 @dataclass(frozen=True, slots=True)

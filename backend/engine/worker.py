@@ -76,7 +76,7 @@ class Worker:
 
     def in_memory(self, prompt: Sequence[int]) -> int:
         """How many of the prompt's tokens have KV in memory; the number may be outdated."""
-        from backend.engine.prefix_index import PrefixKey
+        from backend.engine.planning.prefix_index import PrefixKey
 
         scheduler = self._scheduler
         return (

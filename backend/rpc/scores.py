@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from backend.engine.events import TokenLogprob
-from backend.engine.score_plan import ScoreRequest, require_bounded
+from backend.engine.executing.score_plan import ScoreRequest, require_bounded
 from backend.rpc.logprobs import LEAST
 from wire import backend_pb2 as pb
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backend.engine.events import Finished
-from backend.engine.guess_width import GuessReport
+from backend.engine.planning.guess_width import GuessReport
 
 FINISH_REASON = "mlx-finish-reason"
 CACHED_TOKENS = "mlx-cached-tokens"

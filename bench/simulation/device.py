@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from backend.engine.plan import (
+from backend.engine.planning.plan import (
     DecodeTimed,
     Generated,
     Join,
@@ -22,7 +22,7 @@ from backend.engine.plan import (
     StepPlan,
     Stored,
 )
-from backend.engine.prefix_index import PrefixKey
+from backend.engine.planning.prefix_index import PrefixKey
 from bench.simulation.setup import Setup
 
 Snapshots = dict[int, int]  # prompt length → number of the snapshot

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from backend.engine.charges import Charges
-from backend.engine.plan import CacheCost, Leave, Limits, Prefill, Refusal, Score, Start
-from backend.engine.planner import Planner
-from backend.engine.prefill import SMALLEST_STEP, Pace
-from backend.engine.prefill_turns import PrefillTurns, stretch
-from backend.engine.sequence_state import SequenceState
-from backend.engine.sequence_table import SequenceTable
+from backend.engine.planning.charges import Charges
+from backend.engine.planning.pace import SMALLEST_STEP, Pace
+from backend.engine.planning.plan import CacheCost, Leave, Limits, Prefill, Refusal, Score, Start
+from backend.engine.planning.planner import Planner
+from backend.engine.planning.prefill_turns import PrefillTurns, stretch
+from backend.engine.planning.sequence_state import SequenceState
+from backend.engine.planning.sequence_table import SequenceTable
 
 _AHEAD = 2048  # tokens of output that a new sequence is charged for
 _GROWTH = 256  # tokens by which the charge stays ahead

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
-from backend.engine.plan import Limits
-from backend.engine.planner import Planner
+from backend.engine.planning.plan import Limits
+from backend.engine.planning.planner import Planner
 from bench.report import Figure, Table, at_least, at_most, fact
 from bench.simulation import draft_speed, ranks_speed
 from bench.simulation.former import Former

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from backend.engine.plan import Arrived, Ended, Limits, PlannerEvent, StepPlan
-from backend.engine.prefix_index import PrefixKey
+from backend.engine.planning.plan import Arrived, Ended, Limits, PlannerEvent, StepPlan
+from backend.engine.planning.prefix_index import PrefixKey
 from bench.simulation.device import BrokenPlanError, DeviceSequence, Ran, SimulatedDevice
 from bench.simulation.setup import Setup
 from bench.simulation.traffic import LIMIT, Conversation, Kind

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from backend.engine.plan import (
+from backend.engine.planning.plan import (
     Arrived,
     Ended,
     Generated,
@@ -32,7 +32,7 @@ from backend.engine.plan import (
     StepPlan,
     Stored,
 )
-from backend.engine.prefix_index import PrefixKey
+from backend.engine.planning.prefix_index import PrefixKey
 from bench.simulation.device import ServerPlan
 
 _PROMPTS = 8  # --prompt-concurrency

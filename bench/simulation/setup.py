@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.engine.device import Device, Kind, memory_plan, prefill_chunk
-from backend.engine.plan import CacheCost, Limits
+from backend.engine.planning.plan import CacheCost, Limits
 from backend.engine.settings import Settings
 
 _FILE = Path(__file__).with_name("setups.toml")

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from backend.engine.plan import (
+from backend.engine.planning.plan import (
     Arrived,
     CacheCost,
     DecodeTimed,
@@ -19,8 +19,8 @@ from backend.engine.plan import (
     PrefillTimed,
     Started,
 )
-from backend.engine.planner import Planner
-from backend.engine.prefix_index import PrefixKey
+from backend.engine.planning.planner import Planner
+from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.units import GIB
 
 _STEPS = 100

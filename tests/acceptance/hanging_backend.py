@@ -17,7 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from backend import __main__ as entry
-from backend.engine import batch, device, worker
+from backend.engine import device, worker
+from backend.engine.executing import batch
 
 _EVER = 100_000
 

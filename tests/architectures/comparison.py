@@ -13,7 +13,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.loading.serving_trial import ServingTrial, plain_pass
 from backend.engine.loading.solitary import why_alone
 from backend.engine.model import EngineModel

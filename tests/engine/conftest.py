@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backend.engine import scheduler
-from backend.engine.guess_width import GuessWidth
+from backend.engine.planning.guess_width import GuessWidth
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from backend.engine.plan import (
+from backend.engine.planning.plan import (
     Arrived,
     DecodeTimed,
     Ended,

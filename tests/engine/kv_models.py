@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from backend.engine.cache_form import use_cache_kind
-from backend.engine.cache_kind import CacheKind
+from backend.engine.caching.cache_form import use_cache_kind
+from backend.engine.caching.cache_kind import CacheKind
 from tests.engine.random_models import CONFIGS, VOCABULARY
 
 _GATED_DELTA = {

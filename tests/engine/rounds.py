@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.commands import Submit
 from backend.engine.errors import EngineError
 from backend.engine.events import Event, Finished, Progress, TextDelta
+from backend.engine.executing.score_plan import ScorePlan
 from backend.engine.gauges import Gauges
-from backend.engine.logits_head import LogitsHead
 from backend.engine.model import EngineModel
 from backend.engine.request import GenerationRequest, RawPrompt, Sampling
+from backend.engine.sampling.logits_head import LogitsHead
 from backend.engine.scheduler import Scheduler
-from backend.engine.score_plan import ScorePlan
 from backend.engine.token_text import ByteStream
 
 MIB = 1 << 20

@@ -15,9 +15,9 @@ from backend.engine import worker
 from backend.engine.engine import Engine
 from backend.engine.events import Finished
 from backend.engine.load_request import LoadRequest
-from backend.engine.plan import StepPlan
-from backend.engine.planner import Planner
-from backend.engine.prompts import PromptBuilder
+from backend.engine.planning.plan import StepPlan
+from backend.engine.planning.planner import Planner
+from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
 from backend.engine.worker import Worker

@@ -11,7 +11,7 @@ from mlx_lm.tokenizer_utils import load
 
 from backend.engine.commands import Submit
 from backend.engine.errors import InvalidRequest
-from backend.engine.prompts import PromptBuilder
+from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt, GenerationRequest, Prompt, RawPrompt, TokenPrompt
 from backend.engine.token_text import ByteStream
 from tests.engine.random_models import random_model

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from backend.engine.planner import _MOST_SNAPSHOTS
-from backend.engine.prefix_index import PrefixKey
+from backend.engine.planning.planner import _MOST_SNAPSHOTS
+from backend.engine.planning.prefix_index import PrefixKey
 from tests.engine.random_models import CONFIGS, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from backend.engine.constraints.spec import ConstraintSpec
-from backend.engine.mask_share import MaskShare
-from backend.engine.plan import Masked
+from backend.engine.planning.mask_share import MaskShare
+from backend.engine.planning.plan import Masked
 from common.chat_format import ChatFormat
 from tests.common.grammar_walks import byte_tokenizer
 from tests.engine.constraints.walks import allowed_ids, compiler_for
+from tests.engine.planning.test_planner import World, limits_of, run_until
 from tests.engine.random_models import random_model
 from tests.engine.rounds import MIB, Rounds, alone, engine_model
-from tests.engine.test_planner import World, limits_of, run_until
 
 SECONDS = 0.02
 

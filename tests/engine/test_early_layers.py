@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.loading.early_layers import start_layers_early
 from tests.engine.random_models import CONFIGS, random_model
 

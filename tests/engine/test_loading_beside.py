@@ -13,10 +13,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from backend.engine import warm_up
 from backend.engine.engine import Engine
 from backend.engine.errors import Cancelled, ModelRejected, Overloaded
 from backend.engine.events import Event, Finished, TextDelta
+from backend.engine.executing import warm_up
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading import loader
 from backend.engine.loading.stages import Stages

@@ -30,7 +30,7 @@ from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
 from backend.engine.loading.weights import _template_of
-from backend.engine.prompts import PromptBuilder
+from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
 from backend.engine.settings import Settings
 from backend.engine.token_text import TokenTexts

@@ -9,12 +9,12 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_reduce
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
-from backend.engine.prefill import Pace
+from backend.engine.executing.score_plan import Continuation, ScorePlan
+from backend.engine.planning.pace import Pace
 from backend.engine.request import Sampling
-from backend.engine.score_plan import Continuation, ScorePlan
 from tests.engine.kv_models import kv_model, words
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import Rounds, engine_model

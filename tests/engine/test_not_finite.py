@@ -16,9 +16,9 @@ from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import LookupGuesser
 from backend.engine.engine import Engine
 from backend.engine.errors import ModelRejected, NotFinite
+from backend.engine.executing.score_plan import Continuation, ScorePlan
 from backend.engine.load_request import LoadRequest
 from backend.engine.request import Sampling
-from backend.engine.score_plan import Continuation, ScorePlan
 from tests.engine.loading_models import write_model
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import Rounds, alone, engine_model

@@ -21,7 +21,7 @@ import pytest
 
 from backend.engine.events import TokenLogprob
 from backend.engine.model import EngineModel
-from backend.engine.plan import StepPlan
+from backend.engine.planning.plan import StepPlan
 from backend.engine.request import WHOLE, Sampling
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import Received, Rounds, alone, engine_model
@@ -131,7 +131,7 @@ def check_schedule(
     each prompt with its answer beforehand. Half of the schedules run in the order of a GPU.
     """
     waits = dice.random() < 0.5
-    with patch("backend.engine.step_times.may_wait_within_a_step", return_value=waits):
+    with patch("backend.engine.executing.step_times.may_wait_within_a_step", return_value=waits):
         rounds = Rounds(model)
     requests: dict[int, Request] = {}
     answers: dict[int, Received] = {}

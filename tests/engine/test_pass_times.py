@@ -7,9 +7,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from backend.engine.executor import Executor
-from backend.engine.executor_sequence import ExecutorSequence
-from backend.engine.plan import Prefill, PrefillTimed, Start, StepPlan
+from backend.engine.executing.executor import Executor
+from backend.engine.executing.executor_sequence import ExecutorSequence
+from backend.engine.planning.plan import Prefill, PrefillTimed, Start, StepPlan
 from backend.engine.request import GenerationRequest, RawPrompt
 from tests.engine.random_models import random_model
 from tests.engine.rounds import engine_model

@@ -12,7 +12,7 @@ from backend.engine.engine import Engine
 from backend.engine.events import Finished
 from backend.engine.load_request import LoadRequest
 from backend.engine.preparing import _characters
-from backend.engine.prompts import BuiltPrompt, PromptBuilder
+from backend.engine.prompting.prompts import BuiltPrompt, PromptBuilder
 from backend.engine.request import ChatPrompt, GenerationRequest, Prompt, RawPrompt
 
 TINY = Path(__file__).parents[1] / "models" / "tiny_text"

@@ -12,7 +12,7 @@ import pytest
 
 from backend.engine.constraints.thinking_budget import ThinkingBudget
 from backend.engine.errors import Cancelled, EngineFailed, Overloaded
-from backend.engine.prefix_index import PrefixKey
+from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.request import Sampling
 from backend.engine.token_text import ByteStream
 from common.chat_format import ChatFormat

@@ -15,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.loading import serving_trial
 from backend.engine.loading.serving_trial import ServingTrial, plain_pass
 from backend.engine.model import EngineModel

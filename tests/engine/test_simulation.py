@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from backend.engine.plan import PlannerEvent, StepPlan
+from backend.engine.planning.plan import PlannerEvent, StepPlan
 from bench.simulation.device import BrokenPlanError
 from bench.simulation.measure import POLICIES, Present, replay
 from bench.simulation.replay import Replay

@@ -16,7 +16,7 @@ from backend.engine.embedding.readers import Limits, PairReader, TextReader
 from backend.engine.engine import Asked
 from backend.engine.errors import InvalidRequest
 from backend.engine.events import TokenLogprob
-from backend.engine.score_plan import ScoreRequest
+from backend.engine.executing.score_plan import ScoreRequest
 from backend.rpc.identity import Identity
 from backend.rpc.interceptors import CallInterceptor
 from backend.rpc.last_load import LastLoad

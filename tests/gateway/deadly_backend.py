@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from backend import __main__ as entry
-from backend.engine.prompts import PromptBuilder
+from backend.engine.prompting.prompts import PromptBuilder
 
 
 def main() -> int:

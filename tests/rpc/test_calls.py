@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from backend.engine.engine_state import EngineState
-from backend.engine.guess_width import GuessReport
+from backend.engine.planning.guess_width import GuessReport
 from tests.rpc.client import failure_of, raw_call
 from tests.rpc.conftest import WAIT, Running
 from tests.rpc.fake_engine import FakeEngine, Script

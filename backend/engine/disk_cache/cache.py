@@ -20,7 +20,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.disk_cache.catalogue import Catalogue, Entry, Prefix, candidates, touch
 from backend.engine.disk_cache.entry_file import Head, entry_size
 from backend.engine.disk_cache.identity import model_digest
@@ -34,7 +34,7 @@ from backend.engine.disk_cache.layout import (
 )
 from backend.engine.disk_cache.use import cache_folder
 from backend.engine.disk_cache.writer import Save, Writer
-from backend.engine.prefix_index import PrefixKey, Tokens
+from backend.engine.planning.prefix_index import PrefixKey, Tokens
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
 

@@ -30,7 +30,7 @@ from backend.engine.disk_cache.entry_file import (
     read_head,
 )
 from backend.engine.disk_cache.layout import Layout, refusal
-from backend.engine.prefix_index import PrefixKey
+from backend.engine.planning.prefix_index import PrefixKey
 from common.wording import shown
 
 _log = logging.getLogger(__name__)

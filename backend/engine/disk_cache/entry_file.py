@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend.engine.disk_cache.layout import DTYPES, ArraySpec, StoredLayer
-from backend.engine.prefix_index import Tokens
+from backend.engine.planning.prefix_index import Tokens
 
 MAGIC = b"mlxkv\x00\x00\x01"
 

@@ -17,8 +17,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from backend.engine import kv
-from backend.engine.row_shift import RowShift
+from backend.engine.caching import kv
+from backend.engine.caching.row_shift import RowShift
 
 GROWING = -1  # in a shape: the axis that has one index per token
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.device import Device, memory_limit, prefill_chunk
 from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
 from backend.engine.drafting.drafter import Guesser, LookupGuesser
@@ -18,9 +18,9 @@ from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, bytes_of, cast, evaluate, load_model
-from backend.engine.logits_head import LogitsHead
-from backend.engine.plan import CacheCost
-from backend.engine.prefill import Pace
+from backend.engine.planning.pace import Pace
+from backend.engine.planning.plan import CacheCost
+from backend.engine.sampling.logits_head import LogitsHead
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
 from common.wording import shown

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.drafting.drafter import Asked
-from backend.engine.plan import CacheCost
-from backend.engine.prefill import Pace
+from backend.engine.planning.pace import Pace
+from backend.engine.planning.plan import CacheCost
 from common.prefixes import common_prefix
 
 # the lowest probability, according to the draft model, at which a guess is made

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.drafting.drafter import Asked
 
 LEAST_PROBABILITY = 0.5  # by the head's own measure, of a guess that is made

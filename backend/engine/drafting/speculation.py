@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from backend.engine.drafting.drafter import Asked, DraftLength, Guesser
-from backend.engine.guess_width import MOST_AGAIN
+from backend.engine.planning.guess_width import MOST_AGAIN
 from common.prefixes import common_prefix
 
 if TYPE_CHECKING:
     import mlx.core as mx
 
     from backend.engine.drafting.draft_loading import Drafting
-    from backend.engine.executor_sequence import ExecutorSequence
+    from backend.engine.executing.executor_sequence import ExecutorSequence
 
     # A sequence, and its tokens behind `history`.
     Known = tuple[ExecutorSequence, Sequence[int]]

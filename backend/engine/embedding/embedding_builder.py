@@ -12,7 +12,6 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine import device as devices
-from backend.engine.chat import chat_format
 from backend.engine.device import Device
 from backend.engine.embedding import networks
 from backend.engine.embedding.batch_plan import ActivationCost
@@ -39,8 +38,9 @@ from backend.engine.loading.context import served_context
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
 from backend.engine.model import Built
-from backend.engine.prefill import Pace
-from backend.engine.prompts import PromptBuilder
+from backend.engine.planning.pace import Pace
+from backend.engine.prompting.chat import chat_format
+from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.served_model import ServedModel
 from backend.engine.settings import Settings
 from backend.engine.token_text import TokenTexts

@@ -21,7 +21,7 @@ from backend.engine.embedding.encoding import Encoded, Piece
 from backend.engine.errors import EngineError, EngineFailed, Overloaded
 from backend.engine.gauges import Gauges
 from backend.engine.heartbeat import counted
-from backend.engine.prefill import Pace
+from backend.engine.planning.pace import Pace
 from backend.engine.units import MIB
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from backend.engine.cache_kind import cache_kind
+from backend.engine.caching.cache_kind import cache_kind
 from backend.engine.disk_cache.use import cache_folder
 from backend.engine.drafting.reference import find_draft
 from backend.engine.embedding.kind import ModelKind, require_family, with_flags
@@ -23,7 +23,7 @@ from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.stages import Stages
 from backend.engine.media.limits import media_limits
 from backend.engine.mlx_lm_import import import_mlx_lm
-from backend.engine.prompts import CostlyPrompt
+from backend.engine.prompting.prompts import CostlyPrompt
 from backend.engine.ranks.rank_load import RankLoad
 from backend.engine.ranks.undivided import require_divisible
 from backend.engine.settings import Settings

@@ -26,16 +26,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.commands import Submit
 from backend.engine.errors import EngineError
 from backend.engine.events import Event, Finished, TextDelta, TokenLogprob
 from backend.engine.gauges import Gauges
 from backend.engine.loading.stages import Stages
 from backend.engine.model import EngineModel
+from backend.engine.planning.snapshot_places import LEAST_STORED
 from backend.engine.request import GenerationRequest, Sampling, TokenPrompt
 from backend.engine.scheduler import Scheduler
-from backend.engine.snapshot_places import LEAST_STORED
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
 from common.wording import shown
 

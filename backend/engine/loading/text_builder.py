@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from backend.engine import device
 from backend.engine.blas_threads import blas_threads
-from backend.engine.chat import chat_format
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.disk_cache.cache import open_disk_cache
 from backend.engine.drafting.draft_loading import load_drafting
 from backend.engine.embedding.embedding_builder import text_embedder
 from backend.engine.embedding.readers import Limits
 from backend.engine.errors import ModelRejected
+from backend.engine.executing.warm_up import warm_up
 from backend.engine.load_request import LoadOrder
 from backend.engine.loading.context import served_context
 from backend.engine.loading.row_masks import fit_row_masks
@@ -26,13 +26,13 @@ from backend.engine.loading.stages import Stages
 from backend.engine.loading.traits import measure
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
 from backend.engine.model import Built, EngineModel
-from backend.engine.prompts import PromptBuilder
+from backend.engine.prompting.chat import chat_format
+from backend.engine.prompting.prompts import PromptBuilder
+from backend.engine.prompting.tool_support import call_format
 from backend.engine.ranks.group import spread
 from backend.engine.served_model import ServedModel
 from backend.engine.token_text import TokenTexts
-from backend.engine.tool_support import call_format
 from backend.engine.units import MIB
-from backend.engine.warm_up import warm_up
 from common.wording import shown
 
 if TYPE_CHECKING:

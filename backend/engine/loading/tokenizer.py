@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.tekken import of_tekken, settle_chats
+from backend.engine.prompting.template_limits import limit_templates
 from backend.engine.settings import Settings
-from backend.engine.template_limits import limit_templates
 from common.wording import did_you_mean, shown
 
 _MOST_GROWTH = 1000  # factor; those of published models stay below twenty

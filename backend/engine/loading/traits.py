@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from backend.engine import kv
-from backend.engine.cache_form import use_cache_kind
-from backend.engine.cache_kind import CacheKind
+from backend.engine.caching import kv
+from backend.engine.caching.cache_form import use_cache_kind
+from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.errors import EngineError, ModelRejected
+from backend.engine.executing.pass_cost import pass_cost
 from backend.engine.loading.stages import Stages, at_once
 from backend.engine.loading.weights import LoadedModel
-from backend.engine.logits_head import LogitsHead
-from backend.engine.pass_cost import pass_cost
-from backend.engine.plan import CacheCost, PassCost
+from backend.engine.planning.plan import CacheCost, PassCost
 from backend.engine.ranks.member import Member, Value
+from backend.engine.sampling.logits_head import LogitsHead
 from common.wording import shown
 
 _log = logging.getLogger(__name__)

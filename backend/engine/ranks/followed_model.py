@@ -6,11 +6,13 @@ import threading
 
 import mlx.core as mx
 
-from backend.engine import device, kv
+from backend.engine import device
 from backend.engine.blas_threads import blas_threads
+from backend.engine.caching import kv
 from backend.engine.errors import EngineError, EngineFailed
-from backend.engine.executor import Executor
-from backend.engine.executor_sequence import ExecutorSequence
+from backend.engine.executing.executor import Executor
+from backend.engine.executing.executor_sequence import ExecutorSequence
+from backend.engine.executing.scoring import Scoring
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.loader import find
 from backend.engine.loading.row_masks import fit_row_masks
@@ -23,7 +25,6 @@ from backend.engine.ranks.group import spread
 from backend.engine.ranks.member import Member
 from backend.engine.ranks.wire import Add, Clear, Open, Plain, Step
 from backend.engine.request import GenerationRequest, TokenPrompt
-from backend.engine.scoring import Scoring
 from backend.engine.token_text import ByteStream
 
 _TIDY_EVERY = 512  # steps between two times at which freed buffers are returned to the system

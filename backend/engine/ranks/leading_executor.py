@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from backend.engine.errors import EngineError
-from backend.engine.executor import Executor
-from backend.engine.executor_sequence import ExecutorSequence
-from backend.engine.failure import GRAMMAR
+from backend.engine.executing.executor import Executor
+from backend.engine.executing.executor_sequence import ExecutorSequence
+from backend.engine.executing.failure import GRAMMAR
 from backend.engine.model import EngineModel
-from backend.engine.plan import PlannerEvent, StepPlan
+from backend.engine.planning.plan import PlannerEvent, StepPlan
 from backend.engine.ranks.leader import Leader
 from backend.engine.ranks.wire import Add, Clear, Open, Step
 

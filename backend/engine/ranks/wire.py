@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, cast
 
-from backend.engine.plan import StepPlan
-from backend.engine.score_plan import ScorePlan
+from backend.engine.executing.score_plan import ScorePlan
+from backend.engine.planning.plan import StepPlan
 
 VERSION = 1
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from backend.engine.control_tokens import ControlTokens
+from backend.engine.prompting.control_tokens import ControlTokens
 from common.prefixes import common_prefix
 
 _TEXT = "Zyx wvu"

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from backend.engine.row_shift import RowShift
+from backend.engine.caching.row_shift import RowShift
 from backend.engine.vision.features import FeatureCache, Features, encode, of_text, positions_of
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
 from backend.engine.vision.multimodal_model import MultimodalModel

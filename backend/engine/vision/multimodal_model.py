@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx_lm.models import cache as lm
 from mlx_vlm.models import cache as vlm
 
-from backend.engine.row_shift import RowShift
+from backend.engine.caching.row_shift import RowShift
 from backend.engine.vision.row_scale import scale_by_row
 
 _ONE_AXIS = ("minimax_m3_vl", "minimax_m3")  # positions are [rows, tokens], not [3, rows, tokens]

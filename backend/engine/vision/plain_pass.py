@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from backend.engine import kv
-from backend.engine.row_shift import RowShift
+from backend.engine.caching import kv
+from backend.engine.caching.row_shift import RowShift
 from backend.engine.vision.features import thawed
 from backend.engine.vision.media_plan import MediaItem
 from backend.engine.vision.multimodal_model import MultimodalModel, accepted

@@ -18,7 +18,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.load_request import LoadOrder
 from backend.engine.loading import text_builder
@@ -28,7 +28,7 @@ from backend.engine.loading.weights import LoadedModel
 from backend.engine.media.items import SOUND_RATE, Picture, Sound, Video
 from backend.engine.media.picture import picture_of
 from backend.engine.model import Built
-from backend.engine.prompts import PromptBuilder
+from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
 from backend.engine.units import MIB
 from backend.engine.vision.features import UnusualFeaturesError, encode, of_text, width_of

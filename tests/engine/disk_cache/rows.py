@@ -11,9 +11,9 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from backend.engine import kv
-from backend.engine.cache_form import use_cache_kind
-from backend.engine.cache_kind import CacheKind
+from backend.engine.caching import kv
+from backend.engine.caching.cache_form import use_cache_kind
+from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.disk_cache.cache import DiskCache
 from backend.engine.disk_cache.layout import learn_layout
 from backend.engine.units import MIB

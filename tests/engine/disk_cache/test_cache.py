@@ -10,14 +10,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.commands import Submit
 from backend.engine.disk_cache import cache as cache_module
 from backend.engine.disk_cache import writer
 from backend.engine.disk_cache.cache import LEAST_TOKENS, DiskCache
 from backend.engine.disk_cache.entry_file import write_entry
 from backend.engine.disk_cache.use import DiskUse
-from backend.engine.prefix_index import PrefixKey
+from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.request import GenerationRequest, RawPrompt
 from tests.engine.disk_cache.rows import (
     KINDS,

@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.disk_cache.catalogue import Entry, Prefix, StoredFile, candidates, to_evict
-from backend.engine.prefix_index import PrefixKey
+from backend.engine.planning.prefix_index import PrefixKey
 from tests.engine.disk_cache.rows import (
     IDENTITY,
     PATIENCE,

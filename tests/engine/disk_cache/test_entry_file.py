@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.disk_cache.entry_file import (
     MAGIC,
     BadEntry,

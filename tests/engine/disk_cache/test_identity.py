@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.disk_cache import identity
 from backend.engine.disk_cache.cache import open_disk_cache
 from backend.engine.disk_cache.identity import model_digest

@@ -22,13 +22,13 @@ import pytest
 from mlx_lm.models.cache import KVCache
 from numpy.typing import NDArray
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.disk_cache import writer as writer_module
 from backend.engine.disk_cache.catalogue import Catalogue, Prefix
 from backend.engine.disk_cache.entry_file import Head, remove_forgotten
 from backend.engine.disk_cache.layout import PackedRow, buffers
 from backend.engine.disk_cache.writer import Save, Writer
-from backend.engine.prefix_index import PrefixKey
+from backend.engine.planning.prefix_index import PrefixKey
 from tests.engine.disk_cache.rows import (
     IDENTITY,
     PATIENCE,

@@ -16,10 +16,10 @@ from mlx.nn.utils import value_and_grad
 from mlx.optimizers import Adam
 from mlx.utils import tree_flatten
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.drafting.prediction_head import PredictionHead, open_head
 from backend.engine.loading.checkpoint import Checkpoint, inspect
-from backend.engine.logits_head import LogitsHead
+from backend.engine.sampling.logits_head import LogitsHead
 from backend.engine.settings import Settings
 from tests.engine.loading_models import write_model, write_weights
 

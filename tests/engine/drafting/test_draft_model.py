@@ -8,10 +8,10 @@ from typing import Any, cast
 import mlx.core as mx
 import pytest
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.drafting.draft_model import ModelGuesser
 from backend.engine.drafting.drafter import Asked
-from backend.engine.prefill import Pace
+from backend.engine.planning.pace import Pace
 from tests.engine.drafting.tiny import VOCABULARY, draft_model, load, prompts
 
 SOME_TEXT = [20 + 7 * at % 200 for at in range(40)]

@@ -13,7 +13,7 @@ import mlx_lm
 import pytest
 from mlx.utils import tree_flatten
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import Asked
 from backend.engine.drafting.head_guesser import HeadGuesser
@@ -21,11 +21,11 @@ from backend.engine.drafting.prediction_head import HeadError
 from backend.engine.drafting.speculation import Speculation
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
-from backend.engine.executor_sequence import ExecutorSequence
-from backend.engine.guess_width import GuessWidth
+from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.model import EngineModel
+from backend.engine.planning.guess_width import GuessWidth
 from backend.engine.request import Sampling
 from tests.engine.drafting.heads import CONFIGS, VOCABULARY, opened, text, write_checkpoint
 from tests.engine.loading_models import read_weights, write_model, write_weights

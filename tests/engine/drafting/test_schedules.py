@@ -20,8 +20,8 @@ from backend.engine.drafting import drafter
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import Asked
 from backend.engine.drafting.speculation import Speculation
-from backend.engine.executor_sequence import ExecutorSequence
-from backend.engine.guess_width import GuessWidth
+from backend.engine.executing.executor_sequence import ExecutorSequence
+from backend.engine.planning.guess_width import GuessWidth
 from tests.engine.kv_models import kv_model
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import engine_model

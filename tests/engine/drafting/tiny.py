@@ -10,9 +10,9 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 
-from backend.engine import kv
+from backend.engine.caching import kv
 from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
-from backend.engine.prefill import Pace
+from backend.engine.planning.pace import Pace
 from tests.models import tiny_dialogues
 from tests.models.tiny_batches import prompt_of
 from tests.models.tiny_dialogues import Mix

@@ -13,7 +13,7 @@ from backend.engine.embedding.encode_queue import EncodeQueue
 from backend.engine.embedding.encoding import Encoded, Piece
 from backend.engine.errors import Cancelled, EngineFailed, Overloaded
 from backend.engine.gauges import Gauges
-from backend.engine.prefill import Pace
+from backend.engine.planning.pace import Pace
 
 
 class Room:

@@ -13,9 +13,9 @@ from collections import Counter
 from pathlib import Path
 
 from backend.engine import scheduler
+from backend.engine.executing.score_plan import Continuation, ScorePlan
 from backend.engine.model import EngineModel
 from backend.engine.request import Sampling
-from backend.engine.score_plan import Continuation, ScorePlan
 from tests.engine.ranks.divided_models import write_divided
 from tests.engine.ranks.local_group import LocalGroup
 from tests.engine.rounds import Received, Rounds

@@ -13,10 +13,10 @@ from unittest.mock import patch
 
 from backend.__main__ import main
 from backend.engine.errors import ModelRejected
-from backend.engine.executor import Executor
+from backend.engine.executing.executor import Executor
 from backend.engine.loading import traits
 from backend.engine.loading.weights import load_model
-from backend.engine.plan import PlannerEvent, StepPlan
+from backend.engine.planning.plan import PlannerEvent, StepPlan
 from backend.engine.ranks import followed_model
 
 POISON = 77

@@ -20,7 +20,7 @@ from backend.engine.load_request import LoadRequest
 from backend.engine.loading.loader import load
 from backend.engine.loading.stages import at_once
 from backend.engine.model import EngineModel
-from backend.engine.plan import PassCost
+from backend.engine.planning.plan import PassCost
 from backend.engine.ranks.leader import Leader
 from backend.engine.ranks.place import TOKEN, Place
 from backend.engine.token_text import ByteStream

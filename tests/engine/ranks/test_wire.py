@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.engine.executing.score_plan import Continuation, ScorePlan
 from backend.engine.ranks.wire import (
     VERSION,
     Abandon,
@@ -30,8 +31,7 @@ from backend.engine.ranks.wire import (
     decode,
     encode,
 )
-from backend.engine.score_plan import Continuation, ScorePlan
-from tests.engine.test_planner import random_course
+from tests.engine.planning.test_planner import random_course
 
 SCORES = ScorePlan([4], (Continuation((5, 6), 1), Continuation()))
 MESSAGES: list[Message] = [

@@ -13,7 +13,7 @@ import pytest
 from backend.engine.errors import ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.tokenizer import load_tokenizer
-from backend.engine.prompts import PromptBuilder
+from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
 from backend.engine.settings import Settings
 from tests.engine.tekken.tekken_file import CONVERSATIONS, VERSIONS, write_tekken

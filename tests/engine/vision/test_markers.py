@@ -9,7 +9,7 @@ import jinja2
 import pytest
 from tokenizers import AddedToken
 
-from backend.engine.control_tokens import ControlTokens
+from backend.engine.prompting.control_tokens import ControlTokens
 from backend.engine.vision.markers import Marker, learn
 
 CONTROL = ControlTokens({

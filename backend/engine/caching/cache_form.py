@@ -1,0 +1,92 @@
+"""Makes a loaded model create the kind of KV cache that its load request asks for.
+
+mlx-lm creates caches by calling `make_cache` of the model, so that method is replaced: all code
+that creates a cache gets the right kind. For the engine thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
+
+from backend.engine.caching.cache_kind import CacheKind, group_size_for
+from backend.engine.caching.kv import BatchCache
+from backend.engine.caching.quantized_kv import QuantizedRow
+from backend.engine.caching.row_shift import RowShift
+from backend.engine.errors import InvalidRequest
+
+_log = logging.getLogger(__name__)
+
+_REMEDY = "leave CacheTypeKey, CacheTypeValue and kv_bits out"
+
+
+def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
+    """Use this kind of cache; returns it with its group size filled in.
+
+    Raises InvalidRequest, with the reason, if the model does not support it. To find out, the model
+    is run on a few tokens: an attention that cannot use quantised keys fails at once.
+    """
+    if kind == CacheKind():
+        return kind
+    row = make_prompt_cache(model)
+    mx.eval(model(mx.array([[0]]), cache=row))
+    cache = [layer for layer in row if not isinstance(layer, RowShift)]
+    if not kind.bits:
+        _require_type(cache, kind.dtype)
+        return kind
+    _require_plain(cache)
+    heads = frozenset(part.shape[-1] for layer in cache for part in (layer.keys, layer.values))
+    kind = dataclasses.replace(kind, group_size=group_size_for(kind, heads))
+    layers, shifts = len(cache), len(row) - len(cache)
+    model.make_cache = lambda: [
+        *(QuantizedRow(kind.group_size, kind.bits) for _ in range(layers)),
+        *(RowShift() for _ in range(shifts)),
+    ]
+    try:
+        _try(model)
+    except Exception as fault:
+        del model.make_cache
+        _log.warning("the model does not support a quantised KV cache", exc_info=True)
+        sinks = "attention sinks" in str(fault)
+        reason = "has attention sinks" if sinks else "does not go through mlx-lm's quantised one"
+        raise _refused(f"its attention {reason}") from None
+    return kind
+
+
+def _require_type(cache: list[Any], dtype: str) -> None:
+    """Raise InvalidRequest unless the model computes keys and values in this type."""
+    for layer in cache:
+        keys = getattr(layer, "keys", None)
+        if keys is not None and keys.dtype != getattr(mx, dtype):
+            own = str(keys.dtype).removeprefix("mlx.core.")
+            raise InvalidRequest(
+                f"the KV cache cannot be {dtype}: it has the type in which this model computes,"
+                f" {own}; set dtype to {dtype}, or leave CacheTypeKey and CacheTypeValue out"
+            )
+
+
+def _require_plain(cache: list[Any]) -> None:
+    for layer in cache:
+        if type(layer) is KVCache:
+            continue
+        if isinstance(layer, RotatingKVCache):
+            raise _refused("some of its layers keep a sliding window")
+        if isinstance(layer, ArraysCache):
+            raise _refused("some of its layers keep a recurrent state, not keys and values")
+        raise _refused(f"its layers have caches of their own kind ({type(layer).__name__})")
+
+
+def _try(model: Any) -> None:
+    """Run a prompt of three tokens, then one more token in a batch of two such rows."""
+    row = model.make_cache()
+    mx.eval(model(mx.array([[0, 0, 0]]), cache=row))
+    batch = BatchCache([row, row]).layers
+    mx.eval(model(mx.array([[0], [0]]), cache=batch))
+
+
+def _refused(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"the KV cache of this model cannot be quantised: {reason}; {_REMEDY}")

@@ -1,0 +1,515 @@
+"""The engine's interface to the KV caches of mlx-lm 0.32.2.
+
+What depends on mlx-lm's cache classes is here and in `gather`: which of them can be truncated,
+which can be batched, and how a sequence joins and leaves a batch. A `RowCache` holds one sequence:
+a list with a cache per layer. A `BatchCache` holds those that are decoded together.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
+
+from backend.engine.caching.gather import BatchKV, gathered, gathers, keeps_state, taken
+from backend.engine.caching.quantized_kv import QuantizedBatch, QuantizedRow
+from backend.engine.caching.rectangle import Rectangle
+from backend.engine.caching.row_shift import BatchShift, RowShift
+from backend.engine.planning.plan import CacheCost
+
+RowCache = list[Any]
+Snapshot = list[Any]  # per layer of a row: a copy, or None if the layer can be truncated
+Member = tuple[list[Any], int]  # the layers of a row or a batch, and a sequence's index in them
+
+_KEEP_ALL = (KVCache, BatchKV, QuantizedRow, QuantizedBatch, RowShift, BatchShift)
+_SETTLED = 256  # tokens after which a layer of an unknown kind grows evenly
+
+
+def new_row(model: Any) -> RowCache:
+    """An empty cache for one sequence."""
+    cache: RowCache = make_prompt_cache(model)
+    return cache
+
+
+def clone(cache: RowCache) -> RowCache:
+    """An independent copy. Buffers are shared until one side writes (MLX copies on write)."""
+    return copy.deepcopy(cache)
+
+
+def can_trim(cache: RowCache) -> bool:
+    """Whether the row can be truncated to any shorter prefix right now.
+
+    A chunked cache that has dropped its front claims so, but its oldest tokens are missing.
+    """
+    return all(
+        layer.is_trimmable() and not getattr(layer, "start_position", 0) for layer in leaves(cache)
+    )
+
+
+def always_trims(cache: RowCache) -> bool:
+    """Whether `can_trim` holds for the row at any length: no window, no recurrent state."""
+    return all(map(_keeps_all, cache))
+
+
+def takes_back(cache: RowCache) -> bool:
+    """Whether `BatchCache.begin` and `end` can remove tokens of the row's latest pass."""
+    return all(
+        _keeps_all(leaf) or type(leaf) is RotatingKVCache or keeps_state(leaf)
+        for leaf in leaves(cache)
+    )
+
+
+def _shorten(layer: RotatingKVCache, tokens: int) -> None:
+    """Remove the end of a window that a pass has just put into chronological order.
+
+    mlx-lm refuses that for a full window, but the tokens that the pass's first token attended to
+    are still there. If the whole pass is removed, the window is one token short. It keeps a place
+    for that token, which the next one takes: mlx-lm never lets a full window grow.
+    """
+    end = layer.keys.shape[2] - tokens
+    layer.offset -= tokens
+    places = max(end, min(layer.offset, layer.max_size))
+    layer.keys, layer.values = layer.keys[..., :places, :], layer.values[..., :places, :]
+    layer._idx = end
+
+
+def snapshot(cache: RowCache) -> Snapshot:
+    """Copies of the layers that cannot be cut back to any length."""
+    return _snapshot(cache, 0)
+
+
+def _snapshot(layers: Sequence[Any], row: int) -> Snapshot:
+    return [None if _keeps_all(layer) else taken((layer, row)) for layer in layers]
+
+
+def evaluated(kept: Snapshot) -> int:
+    """Compute a snapshot; returns its bytes. Raises what MLX raises."""
+    mx.eval(states(kept))
+    return snapshot_bytes(kept)
+
+
+def states(kept: Snapshot) -> list[Any]:
+    """The arrays that `mx.eval` has to compute for a snapshot."""
+    return [layer.state for layer in kept if layer is not None]
+
+
+def snapshot_bytes(kept: Snapshot, *, latest: bool = False) -> int:
+    """Bytes of a snapshot. latest: it is the row's latest, so the row still shares its states."""
+    layers = [layer for layer in kept if layer is not None]
+    shared = [leaf for leaf in leaves(layers) if keeps_state(leaf)] if latest else []
+    return nbytes(layers) - nbytes(shared)
+
+
+def rewind(cache: RowCache, tokens: int, kept: Snapshot | None) -> bool:
+    """Remove the last `tokens` tokens, with a snapshot of the layers that cannot be truncated.
+
+    kept: the snapshot at the new end; None if there is none. Returns False, with the cache
+    unchanged, if it is not possible.
+    """
+    if not tokens or can_trim(cache):
+        return trim(cache, tokens)
+    if kept is None:
+        return False
+    for at, layer in enumerate(cache):
+        if kept[at] is not None:
+            cache[at] = copy.deepcopy(kept[at])
+        else:
+            trim([layer], tokens)
+    return True
+
+
+def trim(cache: RowCache, tokens: int) -> bool:
+    """Remove the last `tokens` tokens; False if a layer could not be truncated that far.
+
+    If it is a large part, its memory is released: mlx-lm only changes the offset, and the first
+    write would copy everything.
+    """
+    if tokens and not all(layer.trim(tokens) == tokens for layer in cache):
+        return False
+    for layer in leaves(cache):
+        if type(layer) is KVCache and layer.keys is not None:
+            # a slice keeps the whole buffer alive
+            copied = 4 * layer.offset < 3 * layer.keys.shape[2]
+            layer.keys = layer.keys[..., : layer.offset, :]
+            layer.values = layer.values[..., : layer.offset, :]
+            if copied:
+                layer.keys, layer.values = map(mx.contiguous, (layer.keys, layer.values))
+                mx.async_eval(layer.keys, layer.values)
+        elif type(layer) is QuantizedRow:
+            layer.release()
+    return True
+
+
+def can_batch(cache: RowCache) -> bool:
+    """Whether rows with such caches can be decoded together."""
+    return all(map(gathers, cache))
+
+
+def evaluate(cache: RowCache) -> None:
+    """Compute everything the cache holds. Raises what MLX raises."""
+    mx.eval([layer.state for layer in cache])
+
+
+def nbytes(cache: RowCache) -> int:
+    return sum(layer.nbytes for layer in cache)
+
+
+class BatchCache:
+    """The KV of sequences that run together, by their index in the batch.
+
+    A lone sequence keeps its own row cache, for which MLX has fused kernels; several share
+    rectangles (`rectangle`, `window`), with a mask only if their lengths differ. Every change is
+    one copy of the sequences that stay and those that join, with room to grow up to the next whole
+    step. A leave alone copies nothing until the layers are used again, so leaves and joins between
+    two steps cost one copy together; a batch that is taken over as a whole is not copied.
+
+    Spare rows would save some of these copies, but the prefill before each join costs far more, and
+    the spare rows would take memory all the time.
+
+    A change builds the new layers before it releases the old ones: if it raises, nothing has
+    changed. MLX computes lazily, so a lack of memory shows when the layers are evaluated.
+    """
+
+    def __init__(self, rows: Sequence[RowCache] = ()) -> None:
+        """Take the rows over; a lone one is used without a copy."""
+        self._layers: list[Any] = []
+        self._rows: list[int] = []  # for each sequence, its index in `_layers`
+        self._settled = True  # whether `_layers` are these sequences, ready for the next tokens
+        self._counts: Sequence[int] = ()  # of the pass that `begin` began
+        self._before: list[list[Any]] = []  # the recurrent states before it
+        self.join([(row, 0) for row in rows])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def layers(self) -> list[Any]:
+        """The caches for a call of the model, one per layer. Get them again after every change."""
+        if not self._settled:
+            self._become([self.member(place) for place in range(len(self))])
+        return self._layers
+
+    def layers_for(self, tokens: int) -> list[Any]:
+        """`layers`, with room for a pass over this many tokens of each sequence."""
+        layers = self.layers
+        for leaf in leaves(layers):
+            if isinstance(leaf, Rectangle):
+                leaf.make_room(tokens)
+        return layers
+
+    def drop(self, tokens: Sequence[int]) -> None:
+        """Forget so many of each sequence's latest tokens in the layers that keep keys and values;
+        in windows only directly after the pass that appended them.
+
+        Unlike `trim` it keeps the room, or every step that checks guesses would copy it all.
+        """
+        if not any(tokens):
+            return
+        for leaf in leaves(self.layers):
+            if isinstance(leaf, Rectangle):
+                leaf.drop(tokens)
+            elif isinstance(leaf, RotatingKVCache):
+                _shorten(leaf, tokens[0])
+            elif keeps_state(leaf):
+                continue
+            elif len(self) == 1 and leaf.trim(tokens[0]) != tokens[0]:
+                raise ValueError(f"a layer of the cache cannot give back {tokens[0]} tokens")
+
+    def begin(self, counts: Sequence[int]) -> list[Any]:
+        """The layers for a pass over tokens of [sequences, max(counts)] that `end` ends.
+
+        Sequence i has `counts[i]` tokens, at least one, and then padding. Where they differ, see
+        `can_prefill_together`.
+        """
+        layers = self.layers_for(max(counts))
+        states = list(filter(keeps_state, leaves(layers)))
+        if min(counts) < max(counts):
+            for leaf in states:
+                leaf.prepare(lengths=list(counts))
+        self._counts = list(counts)
+        self._before = [list(leaf.cache) for leaf in states]
+        return layers
+
+    def end(self, wanted: Sequence[int]) -> list[int]:
+        """Keep the first `wanted[i]` tokens that the pass fed to sequence i; returns how many are
+        kept.
+
+        A recurrent state is known only after the last token of a pass. It goes back to where it
+        was before the pass, and so does the whole sequence: 0 of its tokens are kept.
+        """
+        counts, before = self._counts, self._before
+        self._counts, self._before = (), []
+        kept = list(wanted)
+        if before:
+            whole = [want == count for want, count in zip(wanted, counts, strict=True)]
+            kept = [want if stays else 0 for want, stays in zip(wanted, whole, strict=True)]
+            states = filter(keeps_state, leaves(self._layers))
+            for leaf, earlier in zip(states, before, strict=True):
+                leaf.finalize()
+                if not all(whole):
+                    leaf.cache = _mixed(whole, leaf.cache, earlier)
+        self.drop([max(counts) - count for count in kept])
+        return kept
+
+    @property
+    def settled(self) -> bool:
+        """Whether the layers hold exactly these sequences, aligned at their ends."""
+        return self._settled
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self._layers)
+
+    def member(self, place: int) -> Member:
+        """Where the KV of a sequence is, for a batch that it joins."""
+        if len(self) == 1 and not self._settled:
+            return self.extract(place), 0
+        return self._layers, self._rows[place]
+
+    def join(self, members: Sequence[Member]) -> None:
+        """Append copies of the sequences, in order. Raises ValueError where `can_batch` says no.
+
+        A row that is to be alone is not copied but used as it is.
+        """
+        if members:
+            self._become([*map(self.member, range(len(self))), *members])
+
+    def absorb(self, other: BatchCache, places: Sequence[int]) -> None:
+        """Append sequences of another batch, which leave it, in the order of the indices."""
+        if not places:
+            return
+        if not len(self) and list(places) == list(range(len(other))):
+            self._layers, self._rows, self._settled = other._layers, other._rows, other._settled
+        elif len(self) + len(places) == 1 < len(other):
+            self.join([(other.extract(places[0]), 0)])
+        else:
+            self.join(list(map(other.member, places)))
+        other.leave(places)
+
+    def leave(self, places: Sequence[int]) -> None:
+        """Drop sequences; the others keep their order."""
+        gone = set(places)
+        if gone:
+            self._rows = [row for place, row in enumerate(self._rows) if place not in gone]
+            self._settled = False
+        if not self._rows:
+            self._layers, self._settled = [], True
+
+    def extract(self, place: int) -> RowCache:
+        """A copy to store: its buffers hold what `nbytes` counts, and nobody else writes to them.
+
+        A sequence that is still being filled has room in its buffers, and may share them with a
+        longer text. Raises what MLX raises; the copying itself may still be under way.
+        """
+        alone = [taken((layer, self._rows[place])) for layer in self._layers]
+        mx.async_eval([layer.state for layer in alone])
+        return alone
+
+    def snapshot(self, place: int) -> Snapshot:
+        """What `snapshot` takes of a sequence's own cache."""
+        return _snapshot(self._layers, self._rows[place])
+
+    def let_go(self) -> None:
+        """Replace recurrent states by copies, because some are views of a whole pass's results."""
+        for leaf in leaves(self._layers):
+            if keeps_state(leaf):
+                leaf.cache = [None if one is None else mx.contiguous(one) for one in leaf.cache]
+
+    def marker(self, snapshots: Sequence[Snapshot] = ()) -> mx.array:
+        """A number that is there as soon as the KV is, and snapshots of it: to wait for.
+
+        Whoever keeps the KV's own arrays to wait for them makes MLX copy them whole when the next
+        tokens are written.
+        """
+        buffers = [
+            (leaf.keys, leaf.values) if hasattr(leaf, "keys") else leaf.state
+            for leaf in leaves(self._layers)
+        ]
+        kept = [layer.state for one in snapshots for layer in one if layer is not None]
+        found: Any = tree_flatten([kept, buffers])
+        arrays = [array for _, array in found if array is not None]
+        latest = arrays[-1]
+        mark: mx.array = latest[tuple(slice(-1, None) for _ in latest.shape)] * 1
+        mx.async_eval(arrays, mark)
+        return mark
+
+    @contextmanager
+    def prefill(self, counts: Sequence[int]) -> Iterator[list[Any]]:
+        """The layers for one forward pass over tokens of [sequences, max(counts)].
+
+        Sequence i has `counts[i]` new tokens, at least one, and then padding; what a model makes
+        of the padding is not kept. `can_prefill_together` says for which models that holds. After
+        an exception inside, the sequences are undefined.
+        """
+        if len(counts) != len(self) or min(counts) < 1:
+            raise ValueError(f"{len(self)} sequences cannot take {list(counts)} tokens")
+        layers = self.layers
+        paddings = [max(counts) - count for count in counts]
+        if not any(paddings):
+            yield layers
+            return
+        for layer in layers:
+            layer.prepare(lengths=list(counts), right_padding=paddings)
+        yield layers
+        for layer in layers:
+            layer.finalize()
+        self._settled = False
+
+    def _become(self, members: Sequence[Member]) -> None:
+        """Hold exactly these sequences. A lone one is a row cache."""
+        layers, _ = members[-1]
+        if len(members) > 1:
+            if not all(map(gathers, layers)):
+                raise ValueError("this model's caches hold one sequence at a time")
+            layers = [
+                gathered([(own[at], row) for own, row in members]) for at in range(len(layers))
+            ]
+        self._layers, self._rows, self._settled = layers, list(range(len(members))), True
+
+
+def _mixed(new: Sequence[bool], after: Sequence[Any], before: Sequence[Any]) -> list[Any]:
+    """The states `after` of the sequences that `new` names, and those `before` of the others."""
+    if not any(new):
+        return list(before)
+    stays = mx.array(list(new))
+    return [
+        None if one is None else mx.where(stays.reshape(-1, *[1] * (one.ndim - 1)), one, other)
+        for one, other in zip(after, before, strict=True)
+    ]
+
+
+def vocabulary_size(model: Any) -> int:
+    """How many tokens the model has. MLX does not check ids: a larger one reads out of bounds.
+
+    Nothing is computed: the shape of the logits is enough.
+    """
+    return int(model(mx.array([[0]]), cache=new_row(model)).shape[-1])
+
+
+def keeps_states(cache: RowCache) -> bool:
+    """Whether a layer is recurrent."""
+    return any(map(keeps_state, leaves(cache)))
+
+
+def known_sizes(cache: RowCache) -> bool:
+    """Whether one token shows what every layer costs."""
+    return all(_is_measured(layer) for layer in leaves(cache))
+
+
+def can_prefill_together(model: Any, *, tried: bool | None = None) -> bool:
+    """Whether `BatchCache.prefill` may give sequences of this model different numbers of tokens.
+
+    Attention never looks at what comes after. A recurrent layer must skip the padding, and not
+    every model does: those are tried on a few tokens. Equal numbers are always possible. tried:
+    whether to try in any case, for the recurrent layers of another rank.
+    """
+    row = new_row(model)
+    if tried is None:
+        tried = keeps_states(row)
+    return can_batch(row) and (not tried or _skips_padding(model))
+
+
+def _skips_padding(model: Any) -> bool:
+    """Run two texts together, then each alone, and compare what the layers keep."""
+    texts = [[1, 2, 3, 4], [4, 3, 2, 1]]
+    batch = BatchCache([new_row(model), new_row(model)])
+    alone = [new_row(model), new_row(model)]
+    done = [0, 0]
+    for counts in ((1, 3), (3, 1)):
+        tokens = []
+        for at, count in enumerate(counts):
+            part = texts[at][done[at] : done[at] + count]
+            done[at] += count
+            feed_tokens(model, alone[at], [part])
+            tokens.append(part + [0] * (max(counts) - count))
+        with batch.prefill(counts) as layers:
+            feed_tokens(model, layers, tokens)
+    return all(_alike(batch.extract(at), row) for at, row in enumerate(alone))
+
+
+def _alike(left: RowCache, right: RowCache) -> bool:
+    """Whether two rows hold equal values, up to rounding."""
+    leaves: list[dict[str, Any]] = [{}, {}]
+    for row, found in zip((left, right), leaves, strict=True):
+        own = BatchCache([row]).extract(0)
+        tree_flatten([layer.state for layer in own], destination=found)
+    if leaves[0].keys() != leaves[1].keys():
+        return False
+    return all(_close(leaves[0][name], leaves[1][name]) for name in leaves[0])
+
+
+def _close(one: Any, other: Any) -> bool:
+    if not isinstance(one, mx.array) or not mx.issubdtype(one.dtype, mx.floating):
+        return True
+    if one.shape != other.shape:
+        return False
+    error = mx.abs((one - other).astype(mx.float32)).max()
+    return bool((error <= mx.abs(other.astype(mx.float32)).max() / 16).item())
+
+
+def cost(model: Any) -> CacheCost:
+    """Measure what a row costs by running one token through the model.
+
+    Layers of a kind that is not known here are measured at two longer texts, one token before a
+    multiple of 256, where windows are full and groups of tokens that await their compression are
+    at their largest: what grows from one to the other is per token.
+    """
+    row = new_row(model)
+    feed(model, row, 1)
+    per_token = fixed = 0
+    windowed: list[tuple[int, int]] = []
+    unknown: list[Any] = []
+    for layer in leaves(row):
+        if keeps_state(layer) or isinstance(layer, RowShift):
+            fixed += layer.nbytes
+        elif isinstance(layer, (RotatingKVCache, ChunkedKVCache)):
+            most = getattr(layer, "max_size", None) or layer.chunk_size
+            windowed.append((layer.nbytes // layer.keys.shape[2], most))
+        elif hasattr(layer, "keys"):
+            keys = (layer.keys or (None,))[0] if isinstance(layer, QuantizedRow) else layer.keys
+            per_token += 0 if keys is None else layer.nbytes // keys.shape[2]
+        else:
+            assert not _is_measured(layer)
+            unknown.append(layer)
+    if unknown:
+        feed(model, row, _SETTLED - 2)
+        before = nbytes(unknown)
+        feed(model, row, _SETTLED)
+        grown = -(-(nbytes(unknown) - before) // _SETTLED)
+        per_token += grown
+        fixed += max(before - grown * (_SETTLED - 1), 0)
+    return CacheCost(per_token, fixed, tuple(windowed))
+
+
+def _is_measured(layer: Any) -> bool:
+    kinds = (RowShift, RotatingKVCache, ChunkedKVCache)
+    return keeps_state(layer) or isinstance(layer, kinds) or hasattr(layer, "keys")
+
+
+def _keeps_all(layer: Any) -> bool:
+    """Whether a layer keeps every token, so that it can be truncated to any length."""
+    return all(type(leaf) in _KEEP_ALL for leaf in leaves([layer]))
+
+
+def feed(model: Any, row: RowCache, tokens: int) -> None:
+    feed_tokens(model, row, [[0] * tokens])
+
+
+def feed_tokens(model: Any, layers: Sequence[Any], tokens: Sequence[Sequence[int]]) -> None:
+    """Run a pass and wait for it: passes that are computed together are computed in any order,
+    and ranks that divide a model need the same one."""
+    mx.eval(model(mx.array([*map(list, tokens)]), cache=layers), [layer.state for layer in layers])
+
+
+def leaves(cache: Sequence[Any]) -> Iterator[Any]:
+    for layer in cache:
+        inner = getattr(layer, "caches", None)
+        if inner is None:
+            yield layer
+        else:
+            yield from leaves(inner)

@@ -1,0 +1,95 @@
+"""Quantised KV caches, for one sequence and for several.
+
+mlx-lm 0.32.2 has one for a single sequence (`QuantizedKVCache`), which cannot be batched and
+miscounts bytes with 3, 5 and 6 bits, and none for several. mlx-lm's attention recognises quantised
+caches by their attributes `bits` and `group_size`.
+
+Keys and values are quantised when they are appended, also those of the current prefill step, so the
+result does not depend on how the prompt was split into steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+from mlx_lm.models.cache import QuantizedKVCache
+
+from backend.engine.caching.rectangle import Parts, Rectangle, appended
+
+# Packed values (uint32), scales and biases, each [sequences, heads, tokens, n].
+Packed = tuple[mx.array, ...]
+
+
+class QuantizedRow(QuantizedKVCache):  # type: ignore[misc]  # mlx-lm is untyped
+    """The quantised KV of one sequence of `offset` tokens."""
+
+    keys: Packed | None
+    values: Packed | None
+    offset: int
+    bits: int
+    group_size: int
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Packed, Packed]:
+        """Append [1, heads, tokens, size]; returns all keys and values."""
+        self.keys = appended(self.keys or (), _quantized(keys, self), self.offset)
+        self.values = appended(self.values or (), _quantized(values, self), self.offset)
+        self.offset += keys.shape[2]
+        return _first(self.keys, self.offset), _first(self.values, self.offset)
+
+    def release(self) -> None:
+        """Release the unused space after the last token."""
+        if self.keys is not None and self.values is not None:
+            self.keys = _first(self.keys, self.offset)
+            self.values = _first(self.values, self.offset)
+
+    def size(self) -> int:
+        return self.offset
+
+    @property
+    def nbytes(self) -> int:
+        return _bytes(self.keys) + _bytes(self.values)
+
+
+class QuantizedBatch(Rectangle):
+    """The quantised KV of several sequences in one rectangle, padded on the left."""
+
+    keys: Packed | None
+    values: Packed | None
+
+    def __init__(
+        self, lengths: Sequence[int], parts: Parts = (), *, group_size: int, bits: int
+    ) -> None:
+        super().__init__(lengths, parts)
+        self.group_size = group_size
+        self.bits = bits
+
+    @property
+    def parts(self) -> Parts:
+        return (*(self.keys or ()), *(self.values or ()))
+
+    @parts.setter
+    def parts(self, parts: Parts) -> None:
+        self.keys, self.values = parts[:3], parts[3:]
+
+    def fresh(self, keys: mx.array, values: mx.array) -> Parts:
+        return (*_quantized(keys, self), *_quantized(values, self))
+
+    def keys_and_values(self) -> tuple[Packed, Packed]:
+        assert self.keys is not None
+        assert self.values is not None
+        return _first(self.keys, self._idx), _first(self.values, self._idx)
+
+
+def _quantized(values: mx.array, like: QuantizedRow | QuantizedBatch) -> Packed:
+    return tuple(mx.quantize(values, group_size=like.group_size, bits=like.bits))
+
+
+def _first(packed: Packed, tokens: int) -> Packed:
+    if packed[0].shape[2] == tokens:
+        return packed
+    return tuple(part[:, :, :tokens] for part in packed)
+
+
+def _bytes(packed: Packed | None) -> int:
+    return sum(part.nbytes for part in packed or ())

@@ -1,0 +1,689 @@
+"""Sequences that decode together: each takes one decode step in the same forward pass.
+
+Steps overlap: `launch` starts the next forward pass on tokens that are still being computed, and
+only then does `read` wait for those, so the device works while Python delivers text. A grammar
+needs a token before it can mask the next one, so with constrained sequences `launch` reads the
+tokens, and fills the masks, while its forward pass runs; only sampling waits for that.
+
+A step may check guesses (`drafting.speculation`): it reads its tokens first, feeds each sequence
+its token and the guesses after it, and delivers the right ones and the token after them.
+Recurrent states cannot be cut back to the last right guess. A sequence with such states goes back
+to where it was before the step, and the next step feeds it the right tokens again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+import mlx.core as mx
+import numpy as np
+
+from backend.engine.caching import kv
+from backend.engine.constraints.constraint import AnswerRule, words
+from backend.engine.drafting.speculation import Speculation, accepted_count
+from backend.engine.errors import NotFinite
+from backend.engine.events import TokenLogprob
+from backend.engine.model import EngineModel
+from backend.engine.sampling.logprobs import BatchLogprobs, SampledLogprobs
+from backend.engine.sampling.penalties import Past
+from backend.engine.sampling.sampler import BatchSampler
+
+if TYPE_CHECKING:
+    from backend.engine.executing.executor_sequence import ExecutorSequence
+
+_log = logging.getLogger(__name__)
+
+_MOST_STALLS = 2  # times `stall_ms` that the grammars of one step may take
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A token that was sampled for a sequence, and the fault that ends the sequence, if any.
+
+    over: whether the sequence's grammar ends with the token.
+    """
+
+    sequence: ExecutorSequence
+    token: int
+    logprob: TokenLogprob | None = None
+    fault: Exception | None = None
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Logprobs:
+    """Log-probabilities of some sequences, still being computed."""
+
+    batch: BatchLogprobs
+    sampled: SampledLogprobs
+    sequences: Sequence[ExecutorSequence]
+
+
+@dataclass(slots=True)
+class Chosen:
+    """The next token of each sequence, being computed: [sequences] uint32.
+
+    faults: those of grammars, by the sequence's identity. peaks: for some sequences, a number of
+    each that is finite if its logits are.
+    """
+
+    sequences: Sequence[ExecutorSequence]
+    tokens: mx.array
+    logprobs: list[_Logprobs]
+    faults: dict[int, Exception]
+    peaks: list[tuple[mx.array, Sequence[ExecutorSequence]]] = field(default_factory=list)
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        logprobs = (array for one in self.logprobs for array in one.sampled.arrays)
+        return [self.tokens, *logprobs, *(peaks for peaks, _ in self.peaks)]
+
+    def of(self, one: ExecutorSequence) -> mx.array:
+        """The token of one sequence, [1]."""
+        at = next(at for at, other in enumerate(self.sequences) if other is one)
+        return self.tokens[at : at + 1]
+
+
+class Chooser:
+    """Samples tokens for a fixed set of sequences. pasts: their tokens before the fed ones."""
+
+    def __init__(
+        self, sequences: Sequence[ExecutorSequence], pasts: Sequence[Past], model: EngineModel
+    ) -> None:
+        requests = [one.request for one in sequences]
+        self._sequences = list(sequences)
+        self._vocabulary = model.vocabulary
+        self._spread = model.spread
+        self._constrained = [at for at, one in enumerate(sequences) if one.constraint is not None]
+        # Where nobody would gain, or a sequence would be computed again, none is postponed.
+        gains = len(self._constrained) < len(sequences) and model.prompt_cache_bytes
+        self._most_seconds = _MOST_STALLS * model.stall_ms / 1e3 if gains else math.inf
+        self._sampler = BatchSampler(
+            [request.sampling for request in requests],
+            pasts,
+            model.vocabulary,
+            end_ids=sorted(model.end_tokens),
+            closed=[request.end_opens_at for request in requests],
+            constrained=self._constrained,
+        )
+        self._logprobs = BatchLogprobs([request.logprobs for request in requests])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept from step to step."""
+        return self._sampler.nbytes
+
+    def __call__(
+        self,
+        logits: mx.array,
+        fed: mx.array,
+        steps: Sequence[int],
+        faults: dict[int, Exception],
+        *,
+        new: bool,
+    ) -> Chosen:
+        """logits: [sequences, vocabulary]. fed: [sequences], the tokens that led to them.
+
+        steps: tokens generated, per sequence. faults: takes those of the grammars. new: whether
+        the grammars have yet to see `fed`, which is read for them while the logits are computed.
+        """
+        allowed: np.ndarray | None = None
+        if self._constrained:
+            mx.async_eval(logits)
+            allowed = self._advance(ids(fed) if new else None, faults)
+        return self.choose(logits, fed, steps, allowed)
+
+    def choose(
+        self, logits: mx.array, fed: mx.array, steps: Sequence[int], allowed: np.ndarray | None
+    ) -> Chosen:
+        """As `__call__`, with the masks of the constrained sequences, [constrained, words]."""
+        tokens = self._sampler(logits, fed, steps, allowed)
+        if self._spread is not None:
+            tokens = self._spread(tokens)
+        logprobs = []
+        if self._logprobs:
+            sampled = self._logprobs(logits, tokens)
+            logprobs.append(_Logprobs(self._logprobs, sampled, self._sequences))
+        peaks = self._sampler.peaks(logits, tokens)
+        chosen = Chosen(self._sequences, tokens, logprobs, {}, [(peaks, self._sequences)])
+        mx.async_eval(chosen.arrays)
+        return chosen
+
+    def _advance(
+        self, tokens: Sequence[int] | None, faults: dict[int, Exception]
+    ) -> np.ndarray | None:
+        """Let the grammars see their latest tokens, and fill the masks of what may follow.
+
+        A grammar that fails, or has ended, leaves its sequence unmasked: it is about to go. So does
+        one that is postponed in a decode step, because the grammars before it took too long. None
+        where every token may follow in every sequence, as within a thinking budget.
+        """
+        spent = 0.0
+        shape = (len(self._constrained), words(self._vocabulary))
+        allowed = np.full(shape, 0xFFFFFFFF, dtype=np.uint32)
+        for mask, at in zip(allowed, self._constrained, strict=True):
+            one = self._sequences[at]
+            assert one.constraint is not None
+            with _masking(one):
+                try:
+                    if tokens is not None and not (one.first_delivered or one.constraint.ended):
+                        one.constraint.accept(tokens[at])
+                    if not one.constraint.ended:
+                        one.postponed = tokens is not None and spent > self._most_seconds
+                        if not one.postponed:
+                            one.constraint.fill(mask)
+                except Exception as fault:
+                    faults[id(one)] = fault
+                    mask[:] = 0xFFFFFFFF
+            spent += one.mask_seconds
+        return allowed if (allowed != 0xFFFFFFFF).any() else None
+
+
+def first_tokens(
+    sequences: Sequence[ExecutorSequence], logits: mx.array, model: EngineModel
+) -> Chosen:
+    """The tokens after those that were prefilled. logits: [sequences, vocabulary]."""
+    pasts = [Past(one.history[:-1], len(one.prompt), one.longest) for one in sequences]
+    fed = mx.array([one.history[-1] for one in sequences], dtype=mx.uint32)
+    steps = [one.delivered for one in sequences]
+    faults: dict[int, Exception] = {}
+    chosen = Chooser(sequences, pasts, model)(logits, fed, steps, faults, new=False)
+    chosen.faults = faults
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed:
+    """The tokens of a launched step. ran: whether there is a forward pass on them.
+
+    again: what that feeds each sequence before its token.
+    """
+
+    chosen: Chosen
+    ran: bool
+    again: Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """A launched step that checks guesses.
+
+    at_hand: each sequence's last token. proposed: how many guesses it has. guesses: those that its
+    grammar allows. choices: the sampled token after the token at hand and after each guess, of all
+    sequences in a row. fed: what each sequence was fed, its token and guesses last.
+    """
+
+    chosen: Chosen
+    at_hand: Sequence[int]
+    proposed: Sequence[int]
+    guesses: Sequence[Sequence[int]]
+    choices: Chosen
+    fed: Sequence[list[int]]
+
+
+@dataclass(eq=False, slots=True)
+class PrefillGroup:
+    """Sequences that are prefilled together, in the order of their KV."""
+
+    cache: kv.BatchCache
+    sequences: list[ExecutorSequence]
+
+    @classmethod
+    def gathered(cls, sequences: Sequence[ExecutorSequence]) -> PrefillGroup:
+        """The group of just these sequences, which leave the groups that they are in.
+
+        Raises what MLX raises; the groups are then as they were.
+        """
+        groups = [one.group for one in sequences if one.group is not None]
+        if len(groups[0].sequences) == len(sequences) == groups.count(groups[0]):
+            return groups[0]
+        gathered = cls(kv.BatchCache(), list(sequences))
+        members = [
+            group.cache.member(group.sequences.index(one))
+            for one, group in zip(sequences, groups, strict=True)
+        ]
+        if len(sequences) == 1:
+            members = [(groups[0].extract(sequences[0]), 0)]
+        gathered.cache.join(members)
+        for one, group in zip(sequences, groups, strict=True):
+            group.drop(one)
+            one.group = gathered
+        return gathered
+
+    def alone(self, one: ExecutorSequence) -> kv.RowCache:
+        """The KV of a sequence, which from now on is a group of its own."""
+        return PrefillGroup.gathered([one]).cache.layers
+
+    def extract(self, one: ExecutorSequence) -> kv.RowCache:
+        """A copy of the KV of a sequence that owns its buffers."""
+        return self.cache.extract(self.sequences.index(one))
+
+    def settle(self) -> None:
+        """Copy the remaining sequences after a leave, so that the larger rectangle is freed."""
+        if not self.cache.settled:
+            mx.async_eval([layer.state for layer in self.cache.layers])
+
+    def drop(self, one: ExecutorSequence) -> None:
+        self.cache.leave([self.sequences.index(one)])
+        self.sequences.remove(one)
+
+
+class DecodeBatch:
+    """The sequences of one rectangle of KV; their last tokens have yet to be fed.
+
+    width: most guesses of each sequence in the latest step. proposed: guesses of all sequences.
+    right: for each sequence, how many of them were right.
+    """
+
+    def __init__(self, model: EngineModel) -> None:
+        self._engine_model = model
+        self._model = model.model
+        self.sequences: list[ExecutorSequence] = []
+        self.width = self.proposed = 0
+        self.right: list[int] = []
+        self._cache = kv.BatchCache()
+        # Of each sequence, known tokens behind its `history`, which wait to be fed again.
+        self._again: list[list[int]] = []
+        # By the sequences' numbers, the states that their latest tokens were chosen from.
+        self._states: dict[int, mx.array] = {}
+        self._passed: mx.array | None = None  # those of the latest pass
+        self._chosen: Chosen | None = None
+        self._chooser: Chooser | None = None
+        self._fed: _Fed | _Checked | None = None
+        self._speculation: Speculation | None = None
+        if model.drafting is not None:
+            self._speculation = Speculation(model.drafting, model.end_tokens)
+
+    @property
+    def nbytes(self) -> int:
+        return self._cache.nbytes
+
+    @property
+    def draft_bytes(self) -> int:
+        """Bytes of the KV of a draft model."""
+        return self._speculation.nbytes if self._speculation is not None else 0
+
+    @property
+    def chooser_bytes(self) -> int:
+        """Bytes of what is kept from step to step to change logits: biases, counts of tokens."""
+        return self._chooser.nbytes if self._chooser is not None else 0
+
+    def join(self, group: PrefillGroup, joining: Sequence[ExecutorSequence]) -> None:
+        """Add sequences of a group, whose first tokens are sampled. They leave the group.
+
+        Raises what MLX raises; the batch is then unchanged.
+        """
+        first = [one.first for one in joining if one.first is not None]
+        tokens = [chosen.of(one) for chosen, one in zip(first, joining, strict=True)]
+        if self._chosen is not None:
+            tokens.insert(0, self._chosen.tokens)
+        joined = mx.concatenate(tokens)
+        if not self._engine_model.together:
+            self._feed_again()
+        self._cache.absorb(group.cache, [group.sequences.index(one) for one in joining])
+        group.sequences = [one for one in group.sequences if one not in joining]
+        known = [] if self._chosen is None else [self._chosen]
+        known += {id(chosen): chosen for chosen in first}.values()
+        self.sequences = [*self.sequences, *joining]
+        self._again += [[] for _ in joining]
+        self._chosen = Chosen(
+            self.sequences,
+            joined,
+            [one for chosen in known for one in chosen.logprobs],
+            {at: fault for chosen in known for at, fault in chosen.faults.items()},
+            [peaks for chosen in known for peaks in chosen.peaks],
+        )
+        self._chooser = None
+        for one in joining:
+            one.batch, one.group, one.first, one.media_prefill = self, None, None, None
+
+    def launch(self, width: int = 0) -> None:
+        """Start the next forward pass, on the tokens that `read` then returns.
+
+        width: most guesses after each token. To guess, the tokens are read first.
+        """
+        self.width, self.proposed, self.right = width, 0, []
+        if not (width and self._guess(width)):
+            self._launch()
+
+    def read(self) -> list[Sampled]:
+        """The tokens that the launched step was fed, and the results of guesses."""
+        fed, self._fed = self._fed, None
+        assert fed is not None
+        if isinstance(fed, _Checked):
+            return self._settle(fed)
+        tokens = ids(fed.chosen.tokens)
+        for one, again, token in zip(self.sequences, fed.again, tokens, strict=True):
+            if fed.ran:
+                one.history += [*again, token]
+            elif not one.first_delivered:  # No pass follows, for which its grammar would see it.
+                accept(one, token, fed.chosen.faults)
+        return _delivered(sampled_of(self.sequences, fed.chosen, tokens))
+
+    def give_up(self, one: ExecutorSequence) -> list[Sampled]:
+        """Remove a sequence before its latest token was read; returns that token.
+
+        Its grammar gets the token now, because it will be prefilled with the others. The token of a
+        postponed sequence was chosen without its grammar, and is dropped.
+        """
+        if one.postponed:
+            self.leave([one])
+            return []
+        assert self._chosen is not None
+        tokens = ids(self._chosen.tokens)
+        at = self.sequences.index(one)
+        if not one.first_delivered:
+            accept(one, tokens[at], self._chosen.faults)
+        sampled = sampled_of(self.sequences, self._chosen, tokens)[at]
+        self.leave([one])
+        return _delivered([sampled])
+
+    def extract(self, one: ExecutorSequence) -> kv.RowCache:
+        """A copy of the KV of a sequence; `history` has its tokens."""
+        return self._cache.extract(self.sequences.index(one))
+
+    def take(self, one: ExecutorSequence) -> kv.RowCache:
+        """The KV of a sequence that will leave: the cache itself if the sequence is alone."""
+        return self._cache.layers if len(self.sequences) == 1 else self.extract(one)
+
+    def leave(self, leaving: Sequence[ExecutorSequence]) -> None:
+        """Remove sequences; tokens of theirs that were not read are dropped."""
+        gone = set(map(id, leaving))
+        places = [at for at, one in enumerate(self.sequences) if id(one) in gone]
+        stay = [at for at, one in enumerate(self.sequences) if id(one) not in gone]
+        self._chooser = None
+        if self._speculation is not None:
+            self._speculation.leave(leaving)
+        self.sequences = [self.sequences[at] for at in stay]
+        self._again = [self._again[at] for at in stay]
+        self._cache.leave(places)
+        if not stay:
+            self._chosen = None
+            return
+        assert self._chosen is not None
+        self._chosen.tokens = self._chosen.tokens[mx.array(stay)]
+        self._chosen.sequences = self.sequences
+
+    def _launch(self) -> None:
+        assert self._chosen is not None
+        chosen = self._chosen
+        step = self._fed = _Fed(chosen, not self._last_for_all(), self._again)
+        if not step.ran:
+            return
+        if self._chooser is None:
+            pasts = [_past(one, again) for one, again in self._known()]
+            self._chooser = Chooser(self.sequences, pasts, self._engine_model)
+        if any(self._again):
+            logits = self._run_again(chosen.tokens)
+        else:
+            logits = self._run(chosen.tokens[:, None], self._cache.layers_for(1))[:, -1, :]
+        self._remember([(len(own), len(own) + 1) for own in step.again])
+        steps = [one.delivered + 1 for one in self.sequences]
+        self._chosen = self._chooser(logits, chosen.tokens, steps, chosen.faults, new=True)
+
+    def _run(self, tokens: mx.array, layers: list[Any]) -> mx.array:
+        """Logits of [sequences, tokens, vocabulary]."""
+        if self._speculation is None or not self._speculation.reads_states:
+            logits: mx.array = self._model(tokens, cache=layers)
+            return logits
+        with self._engine_model.head.watched() as seen:
+            logits = self._model(tokens, cache=layers)
+        self._passed = seen[-1]
+        return logits
+
+    def _remember(self, places: Sequence[tuple[int, int]]) -> None:
+        """Keep of the latest pass the states from the first place to before the second."""
+        if self._passed is not None:
+            self._states = {
+                one.number: self._passed[row, start:stop]
+                for row, (one, (start, stop)) in enumerate(zip(self.sequences, places, strict=True))
+            }
+            self._passed = None
+
+    def _known(self) -> list[tuple[ExecutorSequence, list[int]]]:
+        """The sequences, each with its tokens behind `history` that were fed once already."""
+        return list(zip(self.sequences, self._again, strict=True))
+
+    def _run_again(self, at_hand: mx.array) -> mx.array:
+        """Feed the tokens that wait for it, and those at hand behind them; the logits of those."""
+        again, self._again = self._again, [[] for _ in self.sequences]
+        counts = [len(own) + 1 for own in again]
+        places = mx.array(counts)[:, None] - 1
+        fed = mx.array(_padded(again, max(counts)))
+        fed = mx.put_along_axis(fed, places, at_hand[:, None].astype(fed.dtype), axis=1)
+        logits = self._run(fed, self._cache.begin(counts))
+        self._cache.end(counts)
+        return mx.take_along_axis(logits, places[:, :, None], axis=1)[:, 0]
+
+    def _feed_again(self) -> None:
+        """Feed a lone sequence what waits for it: side by side with others its model cannot."""
+        if any(self._again):
+            (again,), (one,) = self._again, self.sequences
+            self._model(mx.array([again]), cache=self._cache.layers_for(len(again)))
+            one.history += again
+            self._again = [[]]
+
+    def _guess(self, width: int) -> bool:
+        """Start a step that checks guesses; False, without a step, if there are no guesses."""
+        again = self._again
+        if self._speculation is None or not self._speculation.ready(self._known()):
+            return False
+        assert self._chosen is not None
+        at_hand = ids(self._chosen.tokens)
+        known = [
+            (one, [*own, token]) for (one, own), token in zip(self._known(), at_hand, strict=True)
+        ]
+        guesses = self._speculation.propose(known, width, self._states)
+        if not any(guesses):
+            return False
+        self._chooser = None  # penalties would have to forget the guesses that are wrong
+        chosen = self._chosen
+        fed = [[*tail, *own] for (_, tail), own in zip(known, guesses, strict=True)]
+        counts = list(map(len, fed))
+        width = max(counts)
+        logits = self._run(mx.array(_padded(fed, width)), self._cache.begin(counts))
+        mx.async_eval(logits)
+        masks, allowed = self._masks(at_hand, guesses, chosen.faults)
+        places = [
+            (row, len(again[row]) + at)
+            for row, own in enumerate(allowed)
+            for at in range(1 + len(own))
+        ]
+        logits = logits.reshape(-1, logits.shape[-1])
+        if len(places) < logits.shape[0]:
+            logits = logits[mx.array([row * width + at for row, at in places])]
+        sequences = [self.sequences[row] for row, _ in places]
+        pasts = [_past(self.sequences[row], fed[row][:at]) for row, at in places]
+        steps = [self.sequences[row].delivered + 1 + at - len(again[row]) for row, at in places]
+        last = mx.array([fed[row][at] for row, at in places], dtype=mx.uint32)
+        choices = Chooser(sequences, pasts, self._engine_model).choose(logits, last, steps, masks)
+        proposed = list(map(len, guesses))
+        self._fed = _Checked(chosen, at_hand, proposed, allowed, choices, fed)
+        return True
+
+    def _rows(
+        self, at_hand: Sequence[int], guesses: Sequence[Sequence[int]]
+    ) -> list[tuple[ExecutorSequence, int, Sequence[int]]]:
+        return list(zip(self.sequences, at_hand, guesses, strict=True))
+
+    def _masks(
+        self,
+        at_hand: Sequence[int],
+        guesses: Sequence[Sequence[int]],
+        faults: dict[int, Exception],
+    ) -> tuple[np.ndarray | None, list[Sequence[int]]]:
+        """Pass each grammar its sequence's last token, and look ahead along the guesses.
+
+        Returns the masks of all fed tokens of constrained sequences, in a row, and the guesses that
+        grammars allow.
+        """
+        size = words(self._engine_model.vocabulary)
+        masks: list[np.ndarray] = []
+        left: list[Sequence[int]] = []
+        for one, token, own in self._rows(at_hand, guesses):
+            rule = one.constraint
+            if rule is None:
+                left.append(own)
+                continue
+            allowed = np.full((1 + len(own), size), 0xFFFFFFFF, dtype=np.uint32)
+            possible = 0
+            with _masking(one):
+                if not one.first_delivered:
+                    accept(one, token, faults)
+                if id(one) not in faults and not rule.ended:
+                    try:
+                        rule.fill(allowed[0])
+                    except Exception as fault:
+                        faults[id(one)] = fault
+                        allowed[0] = 0xFFFFFFFF
+                    else:
+                        possible = _looked_ahead(rule, own, allowed[1:])
+            left.append(own[:possible])
+            masks.append(allowed[: 1 + possible])
+        return np.concatenate(masks) if masks else None, left
+
+    def _settle(self, checked: _Checked) -> list[Sampled]:
+        """Read the results of the guesses.
+
+        The token after the last right one is delivered at once.
+        """
+        assert self._speculation is not None
+        every = ids(checked.choices.tokens)
+        logprobs, unfit = _read(checked.choices, every)
+        sampled = _delivered(sampled_of(self.sequences, checked.chosen, checked.at_hand))
+        right: list[int] = []
+        latest: list[int] = []
+        start = 0
+        rows = self._rows(checked.at_hand, checked.guesses)
+        for (one, _, guesses), proposed in zip(rows, checked.proposed, strict=True):
+            choices = every[start : start + 1 + len(guesses)]
+            count = accepted_count(guesses, choices)
+            one.delivered += count
+            one.first_delivered = True
+            faults: dict[int, Exception] = {}
+            for at, choice in enumerate(choices[: count + 1], start):
+                accept(one, choice, faults)
+                fault = unfit.get(at) or faults.get(id(one))
+                sampled.append(Sampled(one, choice, logprobs.get(at), fault, _over(one)))
+            self._speculation.record(one, proposed, count)
+            right.append(count)
+            latest.append(choices[count])
+            start += len(choices)
+        self.proposed, self.right = sum(checked.proposed), right
+        self._chosen = Chosen(self.sequences, mx.array(latest, dtype=mx.uint32), [], {})
+        pairs = zip(checked.fed, checked.proposed, right, strict=True)
+        known = [fed[: len(fed) - proposed + count] for fed, proposed, count in pairs]
+        self._remember(
+            [
+                (len(tokens) - 1 - count, len(tokens))
+                for tokens, count in zip(known, right, strict=True)
+            ]
+        )
+        kept = self._cache.end(list(map(len, known)))
+        for one, tokens, count in zip(self.sequences, known, kept, strict=True):
+            one.history += tokens[:count]
+        self._again = [tokens[count:] for tokens, count in zip(known, kept, strict=True)]
+        return sampled
+
+    def _last_for_all(self) -> bool:
+        """Whether every sequence ends with its last token, so that no forward pass is needed."""
+        return all(one.delivered + 1 >= one.limit for one in self.sequences)
+
+
+@contextmanager
+def _masking(one: ExecutorSequence) -> Iterator[None]:
+    """Add the processor time of the block to that of the sequence's grammar."""
+    started = time.thread_time()
+    yield
+    one.mask_seconds += time.thread_time() - started
+
+
+def _looked_ahead(rule: AnswerRule, guesses: Sequence[int], allowed: np.ndarray) -> int:
+    """What `look_ahead` returns; 0 if it fails, because the guess may be wrong anyway."""
+    try:
+        return rule.look_ahead(guesses, allowed) if guesses else 0
+    except Exception:
+        _log.warning("a grammar failed to look ahead; its guesses are dropped", exc_info=True)
+        return 0
+
+
+def accept(one: ExecutorSequence, token: int, faults: dict[int, Exception]) -> None:
+    """Pass a token to the sequence's grammar, if it has one. faults: collects its exceptions."""
+    if one.constraint is not None and not one.constraint.ended:
+        try:
+            one.constraint.accept(token)
+        except Exception as refusal:
+            faults[id(one)] = refusal
+
+
+def _delivered(sampled: Sequence[Sampled]) -> list[Sampled]:
+    """Count the tokens; returns those that were not delivered yet, and faults."""
+    new: list[Sampled] = []
+    for one in sampled:
+        one.sequence.delivered += 1
+        if not one.sequence.first_delivered or one.fault is not None:
+            new.append(one)
+        one.sequence.first_delivered = False
+    return new
+
+
+def sampled_of(
+    sequences: Sequence[ExecutorSequence], chosen: Chosen, tokens: Sequence[int]
+) -> list[Sampled]:
+    """The tokens with their log-probabilities and faults."""
+    by_sequence = {id(one): token for one, token in zip(sequences, tokens, strict=True)}
+    logprobs: dict[int, TokenLogprob] = {}
+    for part in chosen.logprobs:
+        # Some of them may have left since.
+        own = [by_sequence.get(id(one), 0) for one in part.sequences]
+        for at, entry in part.batch.read(part.sampled, own).items():
+            logprobs[id(part.sequences[at])] = entry
+    faults = dict(chosen.faults)
+    for peaks, rows in chosen.peaks:
+        for at in _unfit(peaks):
+            faults[id(rows[at])] = NotFinite()
+    return [
+        Sampled(one, token, logprobs.get(id(one)), faults.get(id(one)), _over(one))
+        for one, token in zip(sequences, tokens, strict=True)
+    ]
+
+
+def _read(
+    choices: Chosen, tokens: Sequence[int]
+) -> tuple[dict[int, TokenLogprob], dict[int, Exception]]:
+    """The log-probabilities and the faults of logits, by position, of computed choices."""
+    logprobs: dict[int, TokenLogprob] = {}
+    for part in choices.logprobs:
+        logprobs |= part.batch.read(part.sampled, tokens)
+    return logprobs, {at: NotFinite() for peaks, _ in choices.peaks for at in _unfit(peaks)}
+
+
+def _unfit(peaks: mx.array) -> list[int]:
+    """The positions of numbers that are not finite."""
+    found = enumerate(cast(list[float], peaks.tolist()))
+    return [at for at, peak in found if not math.isfinite(peak)]
+
+
+def _over(one: ExecutorSequence) -> bool:
+    """Whether the sequence's grammar is complete."""
+    return one.constraint is not None and one.constraint.ended
+
+
+def _padded(rows: Sequence[Sequence[int]], width: int) -> list[list[int]]:
+    return [[*tokens, *[0] * (width - len(tokens))] for tokens in rows]
+
+
+def _past(one: ExecutorSequence, tokens: Sequence[int]) -> Past:
+    """A sequence's tokens for the penalties, with tokens that follow."""
+    known = [*one.history, *tokens] if one.request.sampling.remembers else ()
+    return Past(known, len(one.prompt), one.longest)
+
+
+def ids(tokens: mx.array) -> list[int]:
+    return cast(list[int], tokens.tolist())

@@ -1,0 +1,478 @@
+"""Carries plans out: owns the model, the KV of sequences and of stored entries.
+
+It runs on the engine thread and decides nothing: what to do is in the `StepPlan`, and what came of
+it goes back to the planner as events. A step is launched whole before anything of it is read, so
+that the device works while Python delivers the tokens of the step before.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import mlx.core as mx
+
+from backend.engine.caching import kv
+from backend.engine.errors import NotFinite
+from backend.engine.executing.batch import DecodeBatch, PrefillGroup, Sampled
+from backend.engine.executing.executor_sequence import ExecutorSequence
+from backend.engine.executing.failure import GRAMMAR, Failure
+from backend.engine.executing.kept_entries import KeptEntries, KeptEntry
+from backend.engine.executing.prefill_passes import PrefillPass, PrefillPasses
+from backend.engine.executing.prefix_files import PrefixFiles
+from backend.engine.executing.step_times import StepTimes
+from backend.engine.model import EngineModel
+from backend.engine.planning.plan import (
+    DecodeTimed,
+    Guessed,
+    Leave,
+    Masked,
+    OtherBytes,
+    PlannerEvent,
+    Prefill,
+    Prefilled,
+    PrefillTimed,
+    Score,
+    Start,
+    Started,
+    StepPlan,
+)
+
+
+class Executor:
+    """Runs the plans of one loaded model. clock: seconds, for the times that it reports."""
+
+    def __init__(self, model: EngineModel, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._model = model
+        self._times = StepTimes(clock)
+        self._files = PrefixFiles(model)
+        self._passes = PrefillPasses(model, self._files, self._times)
+        self._entries = KeptEntries(places=model.leader is not None and not model.trims)
+        self._batches: dict[int, DecodeBatch] = {}
+        self._launched_batches: list[DecodeBatch] = []
+        self._scores: Sequence[Score] = ()
+        self._early: list[Sampled] = []
+        self._guessed: list[PlannerEvent] = []
+        self._quiet = False  # whether the step only decodes
+        self._other = OtherBytes(0)
+        self.lent = 0  # bytes that texts to embed need
+        self.sequences: dict[int, ExecutorSequence] = {}
+        self.failures: list[Failure] = []
+        self.prompt_tokens = 0
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of KV of the sequences that are prefilled, scored or decoded, with snapshots."""
+        groups = {id(one.group): one.group for one in self.sequences.values() if one.group}
+        nbytes = sum(group.cache.nbytes for group in groups.values())
+        nbytes += sum(batch.nbytes for batch in self._batches.values())
+        stored = set(map(id, self._entries.snapshots()))
+        for one in self.sequences.values():
+            nbytes += one.scoring.nbytes if one.scoring is not None else 0
+            nbytes += sum(
+                kv.snapshot_bytes(kept, latest=at == len(one.history))
+                for at, kept in one.snapshots.items()
+                if id(kept) not in stored
+            )
+        return nbytes
+
+    @property
+    def entry_bytes(self) -> int:
+        return self._entries.nbytes
+
+    @property
+    def logit_bytes(self) -> int:
+        """Bytes of logits that wait to be read, and of what changes those of the next step."""
+        changing = sum(batch.chooser_bytes for batch in self._batches.values())
+        return self._passes.logit_bytes + changing
+
+    @property
+    def draft_bytes(self) -> int:
+        """Bytes of the draft model's KV."""
+        return sum(batch.draft_bytes for batch in self._batches.values())
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of the features of images and sounds, remembered or waiting for their pass."""
+        if self._model.media is None:
+            return 0
+        own = [one.media_prefill for one in self.sequences.values() if one.media_prefill]
+        return self._model.media.features.nbytes + sum(prefill.nbytes for prefill in own)
+
+    def add(self, sequence: ExecutorSequence) -> None:
+        """Take a sequence in; a plan starts it."""
+        self.sequences[sequence.number] = sequence
+
+    # Launching a step.
+
+    def launch(self, plan: StepPlan) -> list[PlannerEvent]:
+        """Start everything in the plan; returns what is known at once."""
+        if self._model.blas is not None:
+            self._model.blas.follow()
+        self._times.begin()
+        self._entries.evict(plan.evict)
+        if plan.features is not None and self._model.media is not None:
+            self._model.media.features.shrink(plan.features)
+        for preempted in plan.preempt:
+            self._preempt(self.sequences[preempted.sequence], preempted.entry)
+        self._leave(plan.leave)
+        events: list[PlannerEvent] = []
+        for start in plan.start:
+            self._start(start, events)
+        joins: dict[int, list[ExecutorSequence]] = {}
+        for join in plan.join:
+            one = self.sequences[join.sequence]
+            if one.first is not None:
+                joins.setdefault(join.batch, []).append(one)
+        for number, joining in joins.items():
+            self._join(number, joining)
+        self._settle_groups()
+        self._launched_batches = []
+        for number in plan.decode:
+            if (batch := self._batches.get(number)) is not None:
+                self._decode(batch, plan.guess.get(number, 0))
+        self._times.decode_launched()
+        self._quiet = plan.only_decodes and not (plan.join or plan.score)
+        for group in plan.prefill:
+            self._prefill(group, events)
+        self._scores = plan.score
+        return events
+
+    def _start(self, start: Start, events: list[PlannerEvent]) -> None:
+        one = self.sequences[start.sequence]
+        one.tokens = start.tokens
+        one.prompt_logprobs.clear()
+        if one.scoring is not None:
+            one.scoring.restart(width=start.width - 1)
+        generated = start.tokens[len(one.prompt) :]
+        one.delivered = len(generated)
+        if one.constraint is not None:
+            try:
+                one.constraint.restart(generated)
+            except Exception as fault:
+                # It ends with the next plan. Until then it runs: other ranks do not know of this.
+                self.failures.append(Failure((one.number,), GRAMMAR, fault))
+        try:
+            row, reused = self._fill(one, start)
+            if self._model.media is not None:
+                one.media_prefill = self._model.media.begin(one.media, one.prompt, row)
+            one.group = PrefillGroup(kv.BatchCache([row]), [one])
+        except Exception as fault:
+            self._failed([one], "prefix reuse", fault)
+            return
+        one.history = list(start.tokens[:reused])
+        events.append(Started(one.number, reused))
+        whole = reused == len(one.prompt) - 1
+        if whole and one.request.disk.path and self._files.want_prompt(one):
+            self._save(one, one.history, row)
+
+    def _fill(self, one: ExecutorSequence, start: Start) -> tuple[kv.RowCache, int]:
+        """The KV that a sequence starts with, and how many tokens are in it."""
+        source = start.source
+        one.snapshots = {}
+        stored, one.stored = one.stored, None
+        if source is not None and source.kind == "disk" and self._model.disk is not None:
+            assert stored is not None
+            restored = self._model.disk.restore(stored, kv.new_row(self._model.model))
+            if restored is not None:
+                return restored, source.length
+        elif source is not None and source.kind == "entry":
+            entry = self._entries.by_number[source.number]
+            if source.move:
+                del self._entries.by_number[source.number]
+            row = entry.cache if source.move else kv.clone(entry.cache)
+            return self._rewound(one, row, len(entry.tokens), start, entry.snapshots)
+        elif source is not None and source.kind == "sequence":
+            other = self.sequences[source.number]
+            if (home := other.batch or other.group) is not None:
+                row = home.extract(other)
+                return self._rewound(one, row, len(other.history), start, other.snapshots)
+        return kv.new_row(self._model.model), 0
+
+    def _rewound(
+        self,
+        one: ExecutorSequence,
+        row: kv.RowCache,
+        length: int,
+        start: Start,
+        snapshots: dict[int, kv.Snapshot],
+    ) -> tuple[kv.RowCache, int]:
+        """A cache of `length` tokens, cut back to the source's, and how many are in it then."""
+        assert start.source is not None
+        wanted = start.source.length
+        # The other sequence may have found less than was planned, in this very step.
+        if wanted > length or not kv.rewind(row, length - wanted, snapshots.get(wanted)):
+            return kv.new_row(self._model.model), 0
+        for at in start.snapshots:
+            if at in snapshots:
+                one.snapshots[at] = snapshots[at]
+            elif kv.rewind(shorter := kv.clone(row), wanted - at, None):
+                one.snapshots[at] = kv.snapshot(shorter)
+                mx.async_eval(kv.states(one.snapshots[at]))
+        return row, wanted
+
+    def _join(self, number: int, joining: list[ExecutorSequence]) -> None:
+        for group in {id(one.group): one.group for one in joining}.values():
+            assert group is not None
+            members = [one for one in group.sequences if one in joining]
+            try:
+                batch = self._batches.get(number) or DecodeBatch(self._model)
+                batch.join(group, members)
+            except Exception as fault:
+                # The batch is as it was: only those that were to join have lost their KV.
+                self._failed(members, "joining the batch", fault)
+                continue
+            self._batches[number] = batch
+
+    def _settle_groups(self) -> None:
+        """Let go of the KV of those that have left the rectangle of a prefill group."""
+        for group in {id(one.group): one.group for one in self.sequences.values()}.values():
+            try:
+                if group is not None:
+                    group.settle()
+            except Exception as fault:
+                assert group is not None
+                self._failed(list(group.sequences), "prefill", fault)
+
+    def _decode(self, batch: DecodeBatch, width: int) -> None:
+        try:
+            batch.launch(width)
+            self._launched_batches.append(batch)
+        except Exception as fault:
+            self._break(batch, fault)
+
+    def _break(self, batch: DecodeBatch, fault: Exception) -> None:
+        """A failed decode step leaves the KV of the whole batch undefined."""
+        broken = list(batch.sequences)
+        self._batches = {n: other for n, other in self._batches.items() if other is not batch}
+        self._failed(broken, "decode", fault)
+
+    # Prefill.
+
+    def _prefill(self, group: Sequence[Prefill], events: list[PlannerEvent]) -> None:
+        named = [(self.sequences[part.sequence], part) for part in group]
+        # What failed, or found less than was planned, in this step is planned again.
+        parts = [
+            (one, part)
+            for one, part in named
+            if one.group is not None and len(one.history) == part.start
+        ]
+        if not parts:
+            return
+        try:
+            self._passes.launch(parts, events)
+        except Exception as fault:
+            self._failed([one for one, _ in parts], "prefill", fault)
+
+    # Reading a step.
+
+    def read(self) -> list[Sampled]:
+        """The tokens of the step before, which this step's decode was launched on."""
+        sampled = self.take_early()
+        for batch in self._launched_batches:
+            try:
+                sampled += batch.read()
+            except Exception as fault:
+                self._break(batch, fault)
+        self._times.decode_read(any_tokens=bool(sampled))
+        if self._model.drafting is not None:
+            self._count_guesses()
+        return sampled
+
+    def _count_guesses(self) -> None:
+        """Tell the planner what became of the guesses of this step, and how long it took."""
+        batches = self._launched_batches
+        steady: tuple[object, ...] = ()
+        if self._quiet and len(batches) == 1:
+            steady = (id(batches[0]), len(batches[0].sequences), batches[0].width)
+        seconds = self._times.since_alike(steady)
+        for batch in batches:
+            if batch.sequences:
+                longest = max(len(one.history) for one in batch.sequences)
+                self._guessed.append(
+                    Guessed(
+                        len(batch.sequences),
+                        longest,
+                        batch.width,
+                        batch.proposed,
+                        tuple(batch.right),
+                        seconds,
+                    )
+                )
+
+    def settle(self, *, idle: bool) -> list[PlannerEvent]:
+        """Wait for what does not hold up tokens: prefill, scores, stored entries.
+
+        idle: nothing decodes.
+        """
+        events, self._guessed = self._guessed, []
+        if seconds := self._times.take_decoded():
+            events.append(DecodeTimed(seconds))
+        for one in self.sequences.values():
+            if one.mask_seconds or one.postponed:
+                events.append(Masked(one.number, one.mask_seconds, one.postponed))
+                one.mask_seconds = 0.0
+        for launched in self._passes.due(idle=idle):
+            self._finish_pass(launched, events)
+        for score in self._scores:
+            self._score(score, events)
+        self.failures += self._entries.settle(events)
+        events += self.weigh_other()
+        return events
+
+    def _finish_pass(self, launched: PrefillPass, events: list[PlannerEvent]) -> None:
+        if not launched.sequences:
+            return
+        try:
+            launched.wait()
+            self._early += launched.read_first()
+        except Exception as fault:
+            # Sequences that joined a batch meanwhile have brought what failed into all of it.
+            for batch in {id(one.batch): one.batch for one in launched.sequences}.values():
+                if batch is not None:
+                    self._break(batch, fault)
+            self._failed(
+                [one for one in launched.sequences if one.group is not None], "prefill", fault
+            )
+            return
+        for one in launched.sequences if launched.logits is not None else ():
+            if any(math.isnan(each.logprob) for each in one.prompt_logprobs):
+                self.failures.append(Failure((one.number,), "prefill", NotFinite()))
+        seconds = self._times.finished(launched.at, launched.done)
+        events.append(PrefillTimed(launched.tokens, seconds, launched.behind))
+        self.prompt_tokens += launched.read
+        for one, tokens, row in launched.saves:
+            self._save(one, tokens, row)
+
+    def take_early(self) -> list[Sampled]:
+        """The tokens that became known beside a decode step, since the last call."""
+        early, self._early = self._early, []
+        return early
+
+    def _score(self, score: Score, events: list[PlannerEvent]) -> None:
+        one = self.sequences.get(score.sequence)
+        if one is None or one.scoring is None or one.group is None or one.scoring.done:
+            return
+        began = self._times.clock()
+        try:
+            ran, read = one.scoring.step(
+                self._model.model, self._model.vocabulary, one.group.alone(one), score.budget
+            )
+        except Exception as fault:
+            self._failed([one], "scoring", fault)
+            return
+        if len(one.history) < len(one.prompt):
+            one.history.append(one.prompt[-1])
+            events.append(Prefilled(one.number, len(one.prompt)))
+        events.append(PrefillTimed(ran, self._times.waited(began)))
+        self.prompt_tokens += read
+
+    # Leaving and storing.
+
+    def _leave(self, leaves: Iterable[Leave]) -> None:
+        """Take sequences out, all of a batch at once."""
+        going: dict[int, tuple[DecodeBatch, list[ExecutorSequence]]] = {}
+        for leave in leaves:
+            one = self.sequences.pop(leave.sequence, None)
+            if one is None:
+                continue
+            if leave.entry is not None or self._files.want_answer(one):
+                self._keep(one, leave.entry)
+            if one.group is not None:
+                one.group.drop(one)
+            if one.batch is not None:
+                going.setdefault(id(one.batch), (one.batch, []))[1].append(one)
+        for batch, leaving in going.values():
+            try:
+                batch.leave(leaving)
+            except Exception as fault:
+                self._break(batch, fault)
+        self._batches = {n: batch for n, batch in self._batches.items() if batch.sequences}
+
+    def _keep(self, one: ExecutorSequence, number: int | None) -> None:
+        """Make an entry of what a leaving sequence has; it may have lost it in its last step."""
+        try:
+            if one.batch is not None:
+                cache = one.batch.take(one)
+            elif one.group is not None:
+                cache = one.group.extract(one)
+            else:
+                self._entries.lose(number)
+                return
+            entry = KeptEntry(cache, one.history, len(one.prompt), one.snapshots)
+        except Exception as fault:
+            self.failures.append(Failure((), "prompt cache", fault))
+            self._entries.lose(number)
+            return
+        if self._files.want_answer(one):
+            self._save(one, entry.tokens, entry.cache)
+        if number is not None:
+            self._entries.by_number[number] = entry
+
+    def _preempt(self, one: ExecutorSequence, entry: int | None) -> None:
+        """Store or drop the KV of a sequence; its tokens stay, and it starts again later."""
+        batch = one.batch
+        if entry is not None:
+            self._keep(one, entry)
+        if batch is not None:
+            try:
+                self._early += batch.give_up(one)
+            except Exception as fault:
+                self._break(batch, fault)
+            if not batch.sequences:
+                self._batches = {n: b for n, b in self._batches.items() if b is not batch}
+        self._reset(one)
+
+    def _reset(self, one: ExecutorSequence) -> None:
+        """Back to no KV."""
+        self._passes.forget(one)
+        if one.group is not None:
+            one.group.drop(one)
+        one.group = one.batch = one.media_prefill = one.first = None
+        one.first_delivered = one.postponed = False
+        one.history, one.snapshots = [], {}
+
+    def _failed(self, sequences: Iterable[ExecutorSequence], where: str, fault: Exception) -> None:
+        broken = list(sequences)
+        for one in broken:
+            self._reset(one)
+        self.failures.append(Failure(tuple(one.number for one in broken), where, fault))
+
+    def in_flight(self, sequence: ExecutorSequence) -> bool:
+        """Whether a prefill pass of the sequence was launched and not waited for."""
+        return self._passes.has(sequence)
+
+    def rest(self) -> None:
+        """Nothing is left to run: let go of passes that nobody waits for."""
+        if self._model.blas is not None:
+            self._model.blas.rest()
+        self._passes.clear()
+
+    def clear(self) -> None:
+        """Drop everything but the model."""
+        self._batches.clear()
+        self._entries.by_number.clear()
+        self.sequences.clear()
+        self._passes.clear()
+        self._launched_batches = []
+        self._early, self._scores = [], ()
+        if self._model.media is not None:
+            self._model.media.features.clear()
+
+    def weigh_other(self) -> list[PlannerEvent]:
+        """What else takes memory, where that has changed."""
+        media, disk = self._model.media, self._model.disk
+        waiting = disk.waiting_bytes if disk else 0
+        other = OtherBytes(waiting + self.lent, media.features.nbytes if media else 0)
+        if other == self._other:
+            return []
+        self._other = other
+        return [other]
+
+    def _save(self, one: ExecutorSequence, tokens: Sequence[int], cache: kv.RowCache) -> None:
+        """Hand a copy of the KV to the disk thread. Where that fails, there is no file."""
+        try:
+            self._files.save(one, tokens, cache)
+        except Exception as fault:
+            self.failures.append(Failure((), "prompt cache on disk", fault))

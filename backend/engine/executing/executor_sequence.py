@@ -1,0 +1,58 @@
+"""One sequence in the executor: its request, where its KV is, and what was read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from backend.engine.caching import kv
+from backend.engine.constraints.constraint import AnswerRule
+from backend.engine.events import TokenLogprob
+from backend.engine.executing.scoring import Scoring
+from backend.engine.request import GenerationRequest
+
+if TYPE_CHECKING:
+    from backend.engine.disk_cache.cache import StoredPrefix
+    from backend.engine.executing.batch import Chosen, DecodeBatch, PrefillGroup
+    from backend.engine.vision.media_plan import MediaPlan
+    from backend.engine.vision.media_prefill import MediaPrefill
+
+
+@dataclass(eq=False, slots=True)
+class ExecutorSequence:
+    """history: the tokens whose KV it has, in order. delivered: generated tokens that were read.
+    finished: whether it ended by itself, so that its answer may go to disk. group, batch: where
+    its KV is, while it is prefilled and while it decodes. first: its first token, chosen by the
+    pass that ended its prefill, with those of the others in that pass; first_delivered: whether it
+    was read, and seen by the grammar, before the sequence joined a batch. mask_seconds: processor
+    time that its grammar took since the latest plan; postponed: whether its latest token was chosen
+    without its grammar, for lack of time.
+    """
+
+    number: int
+    request: GenerationRequest
+    prompt: Sequence[int]
+    limit: int
+    constraint: AnswerRule | None = None
+    scoring: Scoring | None = None
+    media: MediaPlan | None = None
+    stored: StoredPrefix | None = None
+    group: PrefillGroup | None = None
+    media_prefill: MediaPrefill | None = None
+    snapshots: dict[int, kv.Snapshot] = field(default_factory=dict)
+    tokens: Sequence[int] = ()
+    history: list[int] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    delivered: int = 0
+    finished: bool = False
+    first: Chosen | None = None
+    first_delivered: bool = False
+    mask_seconds: float = 0.0
+    postponed: bool = False
+    batch: DecodeBatch | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of prompt and output together, at most."""
+        return len(self.prompt) + self.limit

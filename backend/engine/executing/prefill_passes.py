@@ -1,0 +1,246 @@
+"""Launches prefill passes, and waits for those in flight behind decode steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from backend.engine.caching import kv
+from backend.engine.executing import prompt_logprobs
+from backend.engine.executing.batch import (
+    Chosen,
+    PrefillGroup,
+    Sampled,
+    accept,
+    first_tokens,
+    ids,
+    sampled_of,
+)
+from backend.engine.executing.executor_sequence import ExecutorSequence
+from backend.engine.executing.prefix_files import PrefixFiles
+from backend.engine.executing.step_times import StepTimes
+from backend.engine.model import EngineModel
+from backend.engine.planning.plan import PlannerEvent, Prefill, Prefilled
+
+
+@dataclass(slots=True)
+class PrefillPass:
+    """A prefill pass that was launched but not waited for.
+
+    tokens: that it computes, padding included; read: of prompts. behind: tokens before them, in the
+    longest prompt. at: time of the launch; done: when it was computed, if the launch did that.
+    marks: small arrays that are available when it is done. chosen: the first tokens of the
+    sequences whose prompts it completes. saves: what goes to disk when it is done.
+    """
+
+    tokens: int
+    read: int
+    behind: int
+    sequences: tuple[ExecutorSequence, ...]
+    at: float
+    done: float = math.inf
+    marks: list[mx.array] = field(default_factory=list)
+    chosen: Chosen | None = None
+    logits: mx.array | None = None
+    following: Sequence[int] = ()
+    saves: list[tuple[ExecutorSequence, Sequence[int], kv.RowCache]] = field(default_factory=list)
+
+    def wait(self) -> None:
+        """Wait until it is computed. Raises what MLX raises."""
+        mx.eval(self.marks)
+        if self.logits is not None:
+            (one,) = self.sequences
+            alternatives = one.request.prompt_logprobs
+            assert alternatives is not None
+            one.prompt_logprobs += prompt_logprobs.read(self.logits, self.following, alternatives)
+
+    def read_first(self) -> list[Sampled]:
+        """The first tokens of those that wait for their batch: before its step is launched, which
+        takes its time."""
+        chosen = self.chosen
+        if chosen is None or all(one.first is not chosen for one in self.sequences):
+            return []
+        tokens = ids(chosen.tokens)
+        for one, token in zip(chosen.sequences, tokens, strict=True):
+            if one.first is chosen:
+                accept(one, token, chosen.faults)
+                one.first_delivered = True
+        sampled = sampled_of(chosen.sequences, chosen, tokens)
+        return [one for one in sampled if one.sequence.first is chosen]
+
+
+class PrefillPasses:
+    """The passes of one loaded model that were launched but not waited for."""
+
+    def __init__(self, model: EngineModel, files: PrefixFiles, times: StepTimes) -> None:
+        self._model, self._files, self._times = model, files, times
+        self._launched: list[PrefillPass] = []  # in this step
+        self._earlier: list[PrefillPass] = []
+
+    @property
+    def logit_bytes(self) -> int:
+        """Bytes of logits that have not been read yet."""
+        logits = [one.logits for one in self._in_flight() if one.logits is not None]
+        return sum(one.nbytes for one in logits)
+
+    def launch(
+        self, parts: Sequence[tuple[ExecutorSequence, Prefill]], events: list[PlannerEvent]
+    ) -> None:
+        """Start a pass. Raises what MLX raises: the KV of all its sequences is then undefined."""
+        one, part = parts[0]
+        if one.media_prefill is not None or one.request.prompt_logprobs is not None:
+            self._alone(one, part, events)
+        else:
+            self._together(parts, events)
+
+    def due(self, *, idle: bool) -> Iterator[PrefillPass]:
+        """The passes to wait for now, in the order in which they were launched.
+
+        The latest ones stay in flight behind the next decode step, except when nothing decodes
+        (`idle`) and none was in flight before. On a CPU none stay: otherwise the first tokens would
+        come after the next decode step, which it computes within the call that launches.
+        A pass with log-probabilities of its prompt is waited for as well: otherwise the answer
+        could end without them.
+        """
+        waiting = len(self._earlier) or (len(self._launched) if idle else 0)
+        self._earlier += self._launched
+        self._launched = []
+        for at, launched in enumerate(self._earlier, 1):
+            if self._times.in_order or launched.logits is not None:
+                waiting = max(waiting, at)
+        for _ in range(waiting):
+            yield self._earlier.pop(0)
+
+    def forget(self, one: ExecutorSequence) -> None:
+        """Ignore the sequence in all passes in flight."""
+        for launched in self._in_flight():
+            launched.sequences = tuple(other for other in launched.sequences if other is not one)
+
+    def has(self, one: ExecutorSequence) -> bool:
+        """Whether a pass of the sequence is in flight."""
+        return any(one in launched.sequences for launched in self._in_flight())
+
+    def clear(self) -> None:
+        self._earlier, self._launched = [], []
+
+    def _in_flight(self) -> list[PrefillPass]:
+        return [*self._earlier, *self._launched]
+
+    def _alone(self, one: ExecutorSequence, part: Prefill, events: list[PlannerEvent]) -> None:
+        """A pass of a prompt with images or sounds, or with requested log-probabilities."""
+        assert one.group is not None
+        row = one.group.alone(one)
+        start, end = part.start, self._end(one, part)
+        alternatives = one.request.prompt_logprobs
+        if alternatives is not None:
+            end = min(end, start + prompt_logprobs.longest_chunk(self._model.vocabulary))
+        media = one.media_prefill if start < len(one.prompt) else None
+        if media is not None:
+            if media.look(start, end):
+                return  # Encoding an image or a sound is a pass of its own: it cannot be cut.
+            end = min(end, len(one.prompt))
+        tokens = one.tokens[start:end]
+
+        def run() -> mx.array:
+            if media is not None:
+                return media.run(start, end, row)
+            logits: mx.array = self._model.model(mx.array([tokens]), cache=row)
+            return logits
+
+        one.history += tokens
+        launched = PrefillPass(len(tokens), len(tokens), start, (one,), self._times.clock())
+        last: mx.array | None = None
+        if alternatives is not None:
+            logits = run()
+            last = logits[:, -1]
+            if start < len(one.prompt) - 1:
+                launched.following = one.prompt[start + 1 : end + 1]
+                launched.logits = logits[0, : len(launched.following)]
+        elif end == len(one.tokens):
+            last = self._model.head.last(run, [len(tokens)])
+        else:
+            run()
+        self._finish_launch(launched, one.group, [(one, part, end)], last, events)
+
+    def _together(
+        self, parts: Sequence[tuple[ExecutorSequence, Prefill]], events: list[PlannerEvent]
+    ) -> None:
+        """A pass of one prompt, or of several, each padded to the longest."""
+        began = self._times.clock()
+        group = PrefillGroup.gathered([one for one, _ in parts])
+        planned = {part.sequence: part for _, part in parts}
+        ordered = [(one, planned[one.number]) for one in group.sequences]
+        ends = [(one, part, self._end(one, part)) for one, part in ordered]
+        texts = [one.tokens[part.start : end] for one, part, end in ends]
+        counts = [len(text) for text in texts]
+        width = max(counts)
+        padded = mx.array([[*text, *[0] * (width - len(text))] for text in texts])
+
+        def run() -> mx.array:
+            with group.cache.prefill(counts) as layers:
+                logits: mx.array = self._model.model(padded, cache=layers)
+            return logits
+
+        whole = [at for at, (one, _, end) in enumerate(ends) if end == len(one.tokens)]
+        last: mx.array | None = None
+        if whole:
+            last = self._model.head.last(run, counts)
+            last = last if len(whole) == len(ends) else last[mx.array(whole)]
+        else:
+            run()
+        for (one, _, _), text in zip(ends, texts, strict=True):
+            one.history += text
+        behind = max(part.start for _, part, _ in ends)
+        together = tuple(group.sequences)
+        launched = PrefillPass(width * len(ends), sum(counts), behind, together, began)
+        self._finish_launch(launched, group, ends, last, events)
+
+    def _end(self, one: ExecutorSequence, part: Prefill) -> int:
+        """Where the next chunk ends: before the last token if the disk could not remove that."""
+        last = len(one.prompt) - 1
+        early = (
+            part.start < last < part.end and not self._model.trims and self._files.want_prompt(one)
+        )
+        return last if early else part.end
+
+    def _finish_launch(
+        self,
+        launched: PrefillPass,
+        group: PrefillGroup,
+        ends: Sequence[tuple[ExecutorSequence, Prefill, int]],
+        last: mx.array | None,
+        events: list[PlannerEvent],
+    ) -> None:
+        """Sample the first tokens, take the snapshots, and start the device.
+
+        last: logits of [sequences, vocabulary] for the prompts that this pass completes.
+        """
+        whole = [one for one, _, end in ends if end == len(one.tokens)]
+        if last is not None and whole:
+            chosen = first_tokens(whole, last, self._model)
+            launched.marks += chosen.arrays
+            launched.chosen = chosen
+            for one in whole:
+                one.first = chosen
+        snapshots: list[kv.Snapshot] = []
+        group.cache.let_go()
+        for at, (one, part, end) in enumerate(ends):
+            kept = part.snapshot and end == part.end
+            if kept:
+                one.snapshots[end] = group.cache.snapshot(at)
+                snapshots.append(one.snapshots[end])
+            last_token = len(one.prompt) - 1
+            if part.start < last_token <= end and self._files.want_prompt(one):
+                row = group.extract(one)
+                kv.trim(row, end - last_token)
+                launched.saves.append((one, one.tokens[:last_token], row))
+            events.append(Prefilled(one.number, end, kept))
+        launched.marks.append(group.cache.marker(snapshots))
+        if launched.logits is not None:
+            mx.async_eval(launched.logits)
+        if self._times.in_order:
+            launched.done = self._times.clock()
+        self._launched.append(launched)

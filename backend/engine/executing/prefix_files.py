@@ -1,0 +1,38 @@
+"""Decides which KV is saved to disk, and makes the copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backend.engine.caching import kv
+from backend.engine.executing.executor_sequence import ExecutorSequence
+from backend.engine.model import EngineModel
+
+
+class PrefixFiles:
+    """The KV that requests of one loaded model want saved to files."""
+
+    def __init__(self, model: EngineModel) -> None:
+        self._model = model
+
+    def want_answer(self, one: ExecutorSequence) -> bool:
+        return one.finished and one.request.disk.saves_answer and self._may_hold(one)
+
+    def want_prompt(self, one: ExecutorSequence) -> bool:
+        """Whether the prompt is saved without its last token, which a repeated request computes."""
+        if one.scoring is not None or not self._may_hold(one):
+            return False
+        return one.request.disk.saves_prompt(trimmable=self._model.trims)
+
+    def save(self, one: ExecutorSequence, tokens: Sequence[int], cache: kv.RowCache) -> None:
+        """Pass a copy of the KV to the disk thread."""
+        assert self._model.disk is not None
+        kv.evaluate(cache)
+        copied, trimmable = kv.clone(cache), kv.can_trim(cache)
+        path = one.request.disk.path
+        self._model.disk.save(list(tokens), copied, trimmable=trimmable, path=path)
+
+    def _may_hold(self, one: ExecutorSequence) -> bool:
+        """Whether files may hold the sequence's KV: not with images. Checked before copying."""
+        disk = self._model.disk
+        return disk is not None and one.media is None and disk.has_files(one.request.disk.path)

@@ -1,0 +1,33 @@
+"""Log-probabilities of a prompt's tokens, computed chunk by chunk during prefill.
+
+The logits of a whole prompt would take gigabytes. So the size of a chunk's logits is limited, and
+for each position only the next token's and the likeliest tokens' log-probabilities are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from backend.engine.events import TokenLogprob
+from backend.engine.sampling.logprobs import BatchLogprobs
+
+_MOST_LOGITS = 1 << 24  # 64 MiB of float32
+
+
+def longest_chunk(vocabulary: int) -> int:
+    """The maximum number of tokens whose logits are computed at once."""
+    return max(_MOST_LOGITS // vocabulary, 1)
+
+
+def read(logits: mx.array, following: Sequence[int], alternatives: int) -> list[TokenLogprob]:
+    """The log-probability of the next token at each position of a chunk.
+
+    logits: [positions, vocabulary]. following: the next token at each position.
+    """
+    logprobs = BatchLogprobs([alternatives] * len(following))
+    computed = logprobs(logits, mx.array(list(following)))
+    mx.eval(computed.arrays)
+    entries = logprobs.read(computed, following)
+    return [entries[place] for place in range(len(following))]

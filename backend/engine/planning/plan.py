@@ -1,0 +1,390 @@
+"""The planner's decisions and the events that it gets: frozen, serialisable data without MLX.
+
+A `StepPlan` is all that the executor needs for one step. It names sequences, stored entries and
+batches by number, so it can be printed, replayed by a simulator, or sent to another rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from backend.engine.heartbeat import counted
+from backend.engine.planning.prefix_index import PrefixKey
+
+GROWTH_STEP = 256  # tokens by which mlx-lm's KV caches grow (mlx-lm 0.32.2, `KVCache.step`)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCost:
+    """Bytes of KV that one sequence needs.
+
+    per_token: bytes that grow with every token. fixed: bytes of recurrent state. windowed: (bytes
+    per token, maximum tokens) of layers with a sliding window.
+    """
+
+    per_token: int
+    fixed: int
+    windowed: tuple[tuple[int, int], ...] = ()
+
+    def of(self, tokens: int) -> int:
+        """Bytes for so many tokens, rounded up to the caches' growth step."""
+        steps = -(-tokens // GROWTH_STEP) * GROWTH_STEP
+        return self.snapshot(steps) + steps * self.per_token
+
+    def snapshot(self, tokens: int) -> int:
+        """Bytes of the layers that cannot be cut back: recurrent state and sliding windows."""
+        bounded: int = sum(size * min(tokens, most) for size, most in self.windowed)
+        return self.fixed + bounded
+
+
+@dataclass(frozen=True, slots=True)
+class PassCost:
+    """Temporary bytes of a forward pass, which it needs beside the KV until it is done.
+
+    per_token: for every token in it, padding included. per_pair: for every token and each token
+    that it attends to: masks, and attention scores if MLX has no fused kernel. per_choice: for
+    every token whose logits are computed.
+    """
+
+    per_token: int = 0
+    per_pair: float = 0.0
+    per_choice: int = 0
+
+    def of(self, tokens: int, seen: int) -> int:
+        """A pass over so many tokens, of sequences that are then up to `seen` tokens long."""
+        return tokens * (self.per_token + math.ceil(self.per_pair * seen))
+
+    def chosen(self, rows: int, seen: int) -> int:
+        """A decode step of so many rows."""
+        return self.of(rows, seen) + rows * self.per_choice
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a loaded model allows the planner.
+
+    passes: temporary memory of forward passes. slots: sequences that may be admitted together.
+    room: bytes beside the weights. prompt_cache: bytes of them for stored entries. max_entries:
+    most stored entries; 0: no limit. prefill_chunk: most tokens of one prefill pass. stall_ms:
+    longest pause of running streams that a prefill pass may cause. together: whether prompts of
+    different lengths can share a prefill pass. trims: whether every layer's cache can be truncated
+    to any length. guesses: most guesses that a decode step may check for a sequence. draft: cost of
+    the KV of a draft model, in addition to the model's own.
+    """
+
+    cost: CacheCost
+    slots: int
+    room: int
+    prompt_cache: int
+    max_entries: int
+    prefill_chunk: int
+    stall_ms: float
+    together: bool = True
+    trims: bool = True
+    passes: PassCost = field(default_factory=PassCost)
+    guesses: int = 0
+    draft: CacheCost | None = None
+
+
+# What the planner learns.
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A new sequence.
+
+    key: the prompt as caches compare it. tokens: the prompt's token ids. limit: most tokens to
+    generate. spans: stretches of the prompt that no cache may be cut in (images, sounds). places:
+    prompt lengths that later prompts are likely to share. on_disk: how many tokens of the prompt
+    a file holds. width: rows of KV that it may need at once. fresh: the whole prompt has to be
+    computed, whatever is stored. alone: its prefill cannot share a pass. joins: whether tokens are
+    generated after the prompt. scores: whether continuations are scored instead. keep: whether its
+    KV is worth storing when it ends. encodes: bytes that the largest of its images and sounds takes
+    while it is encoded. beside: bytes that it needs beside its KV for as long as it is admitted.
+    guesses: most that a decode step may check for it.
+    """
+
+    sequence: int
+    key: PrefixKey
+    tokens: Sequence[int]
+    limit: int
+    spans: tuple[tuple[int, int], ...] = ()
+    places: tuple[int, ...] = ()
+    on_disk: int = 0
+    width: int = 1
+    fresh: bool = False
+    alone: bool = False
+    joins: bool = True
+    scores: bool = False
+    keep: bool = True
+    encodes: int = 0
+    beside: int = 0
+    guesses: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The executor gave a sequence its KV, which already has its first `reused` tokens."""
+
+    sequence: int
+    reused: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """`filled` tokens of a sequence are in its KV; snapshot: the length of a new snapshot."""
+
+    sequence: int
+    filled: int
+    snapshot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Tokens that were sampled for a sequence and delivered."""
+
+    sequence: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A sequence has ended. failed: its KV may be damaged and must not be stored."""
+
+    sequence: int
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A sequence lost its KV to a failed allocation and has to be recomputed."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An entry was stored.
+
+    entry: its number. after: its tokens behind the prompt. length: tokens in it. nbytes: bytes
+    that it holds. places: lengths at which it can serve; None: at any.
+    """
+
+    entry: int
+    length: int
+    after: tuple[int, ...]
+    nbytes: int
+    places: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class NotStored:
+    """An entry that was planned could not be stored."""
+
+    entry: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillTimed:
+    """Seconds that the device took for a prefill pass over this many padded tokens.
+
+    behind: tokens that were computed before them, in the longest prompt.
+    """
+
+    tokens: int
+    seconds: float
+    behind: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTimed:
+    """Seconds that the device took for a decode step of all batches."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """Seconds of processor time that a sequence's grammar took since the latest plan.
+
+    postponed: there was no time for its latest mask, so the sequence has to rest.
+    """
+
+    sequence: int
+    seconds: float
+    postponed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Guessed:
+    """A decode step of a batch that may guess is done.
+
+    rows: its sequences. longest: tokens of the longest. width: as planned. proposed: guesses of
+    all sequences. right: of each sequence, the guesses that held. seconds: since the step before,
+    if that was alike and nothing else ran; 0: not known.
+    """
+
+    rows: int
+    longest: int
+    width: int
+    proposed: int
+    right: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class OtherBytes:
+    """Bytes beside the weights that neither sequences nor stored entries hold.
+
+    nbytes: of what will be gone soon without anybody's doing: KV on its way to the disk, or from
+    it, and what the next batch of texts to embed computes with. features: of images and sounds
+    seen before, which give way to sequences.
+    """
+
+    nbytes: int
+    features: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShort:
+    """An allocation failed: every stored entry must be dropped."""
+
+
+PlannerEvent = (
+    Arrived
+    | Started
+    | Prefilled
+    | Generated
+    | Ended
+    | Lost
+    | Stored
+    | NotStored
+    | PrefillTimed
+    | DecodeTimed
+    | Masked
+    | Guessed
+    | OtherBytes
+    | MemoryShort
+)
+
+
+# What the planner decides.
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a sequence's first `length` tokens come from: an entry, another sequence, or disk.
+
+    move: the entry's KV is taken over instead of copied.
+    """
+
+    kind: Literal["entry", "sequence", "disk"]
+    number: int
+    length: int
+    move: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Give a sequence its KV. tokens: its prompt and what it had generated before a preemption.
+
+    width: rows of KV that it may use at once. snapshots: the lengths within the source at which it
+    has snapshots, the source's or taken now.
+    """
+
+    sequence: int
+    tokens: Sequence[int]
+    source: Source | None
+    width: int = 1
+    snapshots: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Take a sequence's KV away. entry: the number under which to store it; None: drop it."""
+
+    sequence: int
+    entry: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Move a prefilled sequence into a batch."""
+
+    sequence: int
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Compute the KV of a sequence's tokens from `start` to `end`.
+
+    snapshot: copy the layers that cannot be cut back when `end` is reached.
+    """
+
+    sequence: int
+    start: int
+    end: int
+    snapshot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Run the next stretch of a sequence's continuations, of at most `budget` tokens."""
+
+    sequence: int
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A sequence that does not fit into memory. needed, room: bytes beside the weights."""
+
+    sequence: int
+    needed: int
+    room: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step, in the order in which the executor carries it out.
+
+    features: bytes that features of images and sounds may keep; None: no change.
+    preempt: sequences that stay and are to start again. prefill: passes; the sequences of a pass
+    are computed together. decode: how many sequences decode in each batch, by its number. guess:
+    most guesses that a batch checks for each of its sequences; 0 where it is not named.
+    """
+
+    number: int
+    features: int | None = None
+    evict: tuple[int, ...] = ()
+    preempt: tuple[Leave, ...] = ()
+    leave: tuple[Leave, ...] = ()
+    refuse: tuple[Refusal, ...] = ()
+    start: tuple[Start, ...] = ()
+    join: tuple[Join, ...] = ()
+    decode: Mapping[int, int] = field(default_factory=dict)
+    guess: Mapping[int, int] = field(default_factory=dict)
+    prefill: tuple[tuple[Prefill, ...], ...] = ()
+    score: tuple[Score, ...] = ()
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether memory hardly changes: no sequence comes, goes or is prefilled."""
+        return not (self.evict or self.preempt or self.leave or self.start or self.prefill)
+
+    def __str__(self) -> str:
+        """What the step does, for the last log line of a process that hangs in it."""
+        doing = []
+        if self.decode:
+            doing.append(f"decode step of {counted(sum(self.decode.values()), 'sequence')}")
+        if self.prefill:
+            tokens = sum(part.end - part.start for group in self.prefill for part in group)
+            doing.append(f"prefill of {counted(tokens, 'token')}")
+        if self.score:
+            doing.append(f"scoring for {counted(len(self.score), 'sequence')}")
+        return " and ".join(doing) or "start or end of a sequence"

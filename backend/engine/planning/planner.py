@@ -1,0 +1,467 @@
+"""Decides what the engine does next: who is admitted, prefilled, preempted, stored and evicted.
+
+Plain Python without MLX. Clock, byte counts, arrivals and results are arguments, so the same
+events always give the same plans: a simulator can replay them, and a property test can check
+every step. The executor (`backend.engine.executing.executor`) carries the plans out and decides
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from backend.engine.planning.charges import Charges
+from backend.engine.planning.guess_width import GuessWidth
+from backend.engine.planning.mask_share import MaskShare
+from backend.engine.planning.pace import PASS_TOKENS, Pace
+from backend.engine.planning.plan import (
+    Arrived,
+    DecodeTimed,
+    Ended,
+    Generated,
+    Guessed,
+    Join,
+    Leave,
+    Limits,
+    Lost,
+    Masked,
+    MemoryShort,
+    NotStored,
+    OtherBytes,
+    PlannerEvent,
+    Prefilled,
+    PrefillTimed,
+    Refusal,
+    Source,
+    Start,
+    Started,
+    StepPlan,
+    Stored,
+)
+from backend.engine.planning.prefill_turns import UNEVEN, PrefillTurns
+from backend.engine.planning.prefix_source import PrefixSource
+from backend.engine.planning.sequence_state import SequenceState
+from backend.engine.planning.sequence_table import SequenceTable
+from backend.engine.planning.snapshot_places import snapshot_places
+from backend.engine.planning.stored_entries import StoredEntries
+
+_PATIENCE = 10.0  # seconds after which a sequence that does not fit holds up those behind it
+_WASTE = 0.25  # of a batch's bytes that may be padding
+_MOST_BATCHES = 4
+_MOST_SNAPSHOTS = 16
+_FEW_SNAPSHOTS = 3  # that a short prompt may have though they outweigh its tokens
+_SNAPSHOT_SHARE = 8  # the snapshots of one sequence take at most this part of the prompt cache
+
+
+class Planner:
+    """The decisions for one loaded model.
+
+    sequences: everybody who waits or runs. entries: the prompt cache. pace, widths, masks: how long
+    a prefill pass may be, how many guesses pay, whose grammars are too costly. preemptions: how
+    many sequences lost their place to memory.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.sequences = SequenceTable()
+        self._charges = Charges(limits)
+        self.entries = StoredEntries(limits, self._charges, self.sequences)
+        self._sources = PrefixSource(limits, self.sequences, self.entries)
+        self.pace = Pace(limits.prefill_chunk, limits.stall_ms)
+        self._turns = PrefillTurns(limits, self._charges, self.pace)
+        self.widths = GuessWidth(limits.guesses)
+        self.masks = MaskShare(limits.stall_ms / 1e3)
+        self.preemptions = 0
+        self._leaving: list[Leave] = []
+        self._steps = 0
+        self._batches = 0
+        self._other = 0  # bytes that are nobody's here, and gone soon
+        self._features = 0  # bytes of images and sounds seen before
+        self._step_seconds = 0.0  # of the latest decode step
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.sequences.by_number or self._leaving or self.entries.busy)
+
+    def plan(self, now: float, events: Iterable[PlannerEvent]) -> StepPlan:
+        """Learn from what happened since the last plan, and decide the next step.
+
+        now: seconds on any clock that only moves forward.
+        """
+        for event in events:
+            self._learn(event, now)
+        self._steps += 1
+        self.entries.copied.clear()
+        preempt, refuse = self._make_room()
+        preempt += self._rest_masks()
+        start, unfit = self._admit(now)
+        refuse += unfit
+        join = self._join()
+        decode = {
+            number: len(members) for number, members in sorted(self.sequences.batches().items())
+        }
+        least = self._charges.least_pass(self.sequences)
+        left = self._room - self._used() + least - self.entries.storing_bytes
+        prefill, score, computing = self._turns.choose(
+            self.sequences.of("prefill"),
+            now,
+            left - self.entries.copied_bytes,
+            running=bool(decode),
+        )
+        left -= max(computing, self._charges.least_pass(self.sequences))
+        self._shrink(left)
+        features = self._shrink_features(left - self.entries.index.nbytes)
+        guess = self._guess(left - self.entries.index.nbytes - self._features)
+        leave, self._leaving = self._leaving, []
+        return StepPlan(
+            number=self._steps,
+            features=features,
+            evict=self.entries.take_evicted(),
+            preempt=tuple(preempt),
+            leave=tuple(leave),
+            refuse=tuple(refuse),
+            start=tuple(start),
+            join=tuple(join),
+            decode=decode,
+            guess=guess,
+            prefill=tuple(prefill),
+            score=tuple(score),
+        )
+
+    @property
+    def spare(self) -> int:
+        """Bytes that nobody has, and that are kept for nobody."""
+        entries = self.entries.index.nbytes + self.entries.storing_bytes
+        return self._room - self._used() - entries - self._features
+
+    # What it learns.
+
+    def _learn(self, event: PlannerEvent, now: float) -> None:
+        match event:
+            case Generated(number, tokens):
+                if one := self.sequences.by_number.get(number):
+                    one.generated += tokens
+            case Arrived():
+                self.sequences.by_number[event.sequence] = SequenceState(
+                    event, now, event.width, on_disk=event.on_disk
+                )
+            case Started(number, reused):
+                if one := self.sequences.by_number.get(number):
+                    # Less than was planned, where a file is gone. What the same plan had for the
+                    # sequence was then left out, and is planned again.
+                    one.filled = reused
+                    one.snapshots = {place for place in one.snapshots if place <= reused}
+            case Prefilled(number, filled, snapshot):
+                if one := self.sequences.by_number.get(number):
+                    one.filled = filled
+                    if snapshot:
+                        one.snapshots.add(filled)
+            case Ended(number, failed):
+                if one := self.sequences.by_number.get(number):
+                    self._ended(one, failed=failed)
+            case Lost(number):
+                if one := self.sequences.by_number.get(number):
+                    self.sequences.preempt(one, self._steps)
+            case Stored():
+                self.entries.stored(event)
+            case NotStored(entry):
+                self.entries.storing.pop(entry, None)
+            case PrefillTimed(tokens, seconds, behind):
+                self.pace.measured(tokens, seconds, behind)
+                self._turns.prefilled(seconds)
+            case DecodeTimed(seconds):
+                self._step_seconds = seconds
+                self.masks.decoded(seconds)
+                self._turns.decoded(seconds)
+            case Masked(number, seconds, postponed):
+                self.masks.masked(seconds)
+                if one := self.sequences.by_number.get(number):
+                    one.mask_seconds, one.postponed = seconds, postponed
+            case Guessed(rows, longest, width, proposed, right, seconds):
+                self.widths.learn(rows, longest, width, proposed, right, seconds)
+            case OtherBytes(nbytes, features):
+                self._other, self._features = nbytes, features
+            case MemoryShort():
+                self.entries.clear()
+
+    def _ended(self, one: SequenceState, *, failed: bool) -> None:
+        filled = 0 if failed else one.storable
+        entry = self.entries.number_for(one, filled) if filled else None
+        self.sequences.remove(one.number)
+        self._leaving.append(Leave(one.number, entry))
+
+    # Memory.
+
+    def _used(self) -> int:
+        return self._charges.used(self.sequences)
+
+    @property
+    def _room(self) -> int:
+        return self.limits.room - self._other
+
+    def _make_room(self) -> tuple[list[Leave], list[Refusal]]:
+        """Preempt the newest until the others fit; evict stored entries that they need.
+
+        What the preempted have computed is stored where there is room for it beside the others.
+        The last one stays where only bytes that will soon be gone crowd it.
+        """
+        computed: list[tuple[SequenceState, int]] = []
+        refused: list[Refusal] = []
+        while (used := self._used()) > self._room and (admitted := self.sequences.admitted):
+            one = next(reversed(admitted.values()))
+            if len(admitted) == 1:
+                if used <= self.limits.room:
+                    break
+                if one.least > 1:
+                    one.least = 1
+                    continue
+                if used - self._charges.snapshots(admitted.values()) > self.limits.room:
+                    refused.append(self._refuse(one, used))
+                    continue
+            computed.append((one, one.storable))
+            self.sequences.preempt(one, self._steps)
+            self.preemptions += 1
+        preempted: list[Leave] = []
+        left = self._room - used - self.entries.storing_bytes
+        for one, filled in reversed(computed):
+            size = self.limits.cost.of(filled)
+            entry = self.entries.number_for(one, filled) if filled and size <= left else None
+            left -= size if entry is not None else 0
+            preempted.append(Leave(one.number, entry))
+        self._shrink(left)
+        return preempted, refused
+
+    def _rest_masks(self) -> list[Leave]:
+        """Preempt the sequences whose grammars are too costly for the others.
+
+        A sequence that rests keeps its KV as an entry, and starts again once the others have made
+        up for the time that its grammar took.
+        """
+        if not self.limits.prompt_cache:
+            return []
+        decoding = self.sequences.of("decode")
+        resting = [one for one in decoding if one.postponed]
+        seconds = {one.number: one.mask_seconds for one in decoding if not one.postponed}
+        resting += [self.sequences.by_number[number] for number in self.masks.too_costly(seconds)]
+        leaving: list[Leave] = []
+        for one in resting:
+            filled = one.storable
+            leaving.append(
+                Leave(one.number, self.entries.number_for(one, filled) if filled else None)
+            )
+            self.sequences.preempt(one, self._steps)
+            one.resting, one.postponed = True, False
+        return leaving
+
+    def _rests(self, one: SequenceState) -> bool:
+        """Whether it waits for the others to make up for its grammar: only decode steps do."""
+        return one.resting and self.masks.owed > 0 and bool(self.sequences.of("decode"))
+
+    def _refuse(self, one: SequenceState, needed: int) -> Refusal:
+        self.sequences.remove(one.number)
+        self._leaving.append(Leave(one.number))
+        return Refusal(one.number, needed, self.limits.room, one.total)
+
+    def _shrink(self, room: int, *pinned: int) -> None:
+        """Entries and features have so many bytes together."""
+        self.entries.shrink(room - self._features, *pinned)
+
+    def _shrink_features(self, left: int) -> int | None:
+        """How many of the bytes that are left features may keep; None: no change."""
+        if self._features <= max(left, 0):
+            return None
+        self._features = max(left, 0)
+        return self._features
+
+    # Admission.
+
+    def _admit(self, now: float) -> tuple[list[Start], list[Refusal]]:
+        starts: list[Start] = []
+        refused: list[Refusal] = []
+        expecting = 0  # sequences that wait for a prefix in prefill and keep a slot
+        slots = self.limits.slots - len(self.sequences.admitted)
+        if slots <= 0:
+            return starts, refused
+        storing = self.entries.storing_bytes
+        used = self._used() + storing
+        if self.sequences.admitted and used + 2 * self.limits.cost.of(1) > self._room:
+            return starts, refused  # not even the shortest fits, with the copy while it joins
+        waiting = [
+            one
+            for one in self.sequences.of("waiting")
+            if one.preempted_in != self._steps and not self._rests(one)
+        ]
+        urgent = {one.number: self._urgency(one, now) for one in waiting}
+        waiting.sort(key=lambda one: (urgent[one.number], one.number))
+        if self._gathers(waiting, slots):
+            return starts, refused
+        for one in waiting:
+            if len(starts) + expecting >= slots:
+                break
+            if self._rests(one):
+                continue  # another one has just started
+            # Memory comes first because it is asked quickly: in a long queue, most do not fit.
+            one.width = one.arrived.width
+            needed = used + self._charges.newcomer(one, alone=not self.sequences.admitted)
+            if needed > self._room and one.width <= 2 and (self.sequences.admitted or storing):
+                if now - one.since > _PATIENCE:
+                    break
+                continue
+            source = self._sources.choose(one)
+            if self._sources.expects(one, source):
+                expecting += 1
+                continue
+            while needed > self._room and one.width > 2:
+                one.width = 1 + (one.width - 1) // 2
+                needed = used + self._charges.newcomer(one, alone=not self.sequences.admitted)
+            if needed > self._room and not (self.sequences.admitted or storing):
+                one.least = 1
+                needed = used + self._charges.newcomer(one, alone=not self.sequences.admitted)
+            if needed > self._room:
+                if not (self.sequences.admitted or storing):
+                    if needed > self.limits.room:
+                        refused.append(self._refuse(one, needed))
+                elif now - one.since > _PATIENCE:
+                    break
+                continue
+            if self.entries.copied_bytes > max(self._room - needed, 0):
+                break
+            starts.append(self._start(one, source, self._room - needed))
+            if one.resting:
+                one.resting = False
+                self.masks.masked(one.mask_seconds)
+            used = self._used() + storing
+        return starts, refused
+
+    def _gathers(self, waiting: Sequence[SequenceState], free: int) -> bool:
+        """Whether to leave the free slots free until the next sequence ends.
+
+        The prompts that start then share one pass, and a pass of few tokens takes about as long as
+        one of PASS_TOKENS. That is worth it while more prompts wait than slots are free, and the
+        free slots would generate less in the meantime than in the time of a pass.
+
+        waiting: in the order in which they would start. free: slots.
+        """
+        speed = self.pace.tokens_per_second
+        running = self.sequences.of("decode")
+        if not (self.limits.together and speed and running) or len(waiting) <= free:
+            return False
+        if len(running) < len(self.sequences.admitted):
+            return False  # the pass of one in prefill can be shared now
+        steps = min(one.arrived.limit - len(one.generated) for one in running)
+        if steps * self._step_seconds * free / self.limits.slots >= PASS_TOKENS / speed:
+            return False
+        return all(
+            one.target - self._sources.match(one).length < PASS_TOKENS
+            for one in waiting[: free + 1]
+        )
+
+    def _urgency(self, one: SequenceState, now: float) -> float:
+        left = one.target - self._sources.match(one).length
+        return self.pace.urgency(left, now - one.since)
+
+    def _start(self, one: SequenceState, source: Source | None, left: int) -> Start:
+        """Admit a sequence. left: bytes beside all that is admitted then."""
+        if source is not None and source.kind == "entry":
+            self._shrink(left, source.number)
+            if self.entries.index.nbytes > max(left, 0) and not source.move:
+                # The entry and its copy do not fit side by side.
+                if self.entries.index.places(source.number) is None:
+                    source = Source("entry", source.number, source.length, move=True)
+                else:
+                    self._shrink(0)
+                    source = None
+        else:
+            self._shrink(left)
+        one.filled = source.length if source else 0
+        known = self._sources.places_in(source)
+        if source is not None and source.kind == "entry":
+            self.entries.serve(source)
+        if not self.limits.trims:
+            self._choose_snapshots(one, known, left)
+        one.state, one.on_disk, one.known = "prefill", 0, one.total
+        self.sequences.admitted[one.number] = one
+        tokens = (*one.arrived.tokens, *one.generated)
+        return Start(one.number, tokens, source, one.width, tuple(sorted(one.snapshots)))
+
+    def _choose_snapshots(
+        self, one: SequenceState, known: Collection[int] | None, left: int
+    ) -> None:
+        """Which snapshots are taken, and which come along with the prefix.
+
+        known: the lengths at which its source can be cut; None: at any.
+
+        No more than fit in the bytes that are left, than a bounded part of the prompt cache, and
+        than weigh as much as the KV of the prompt, beside a few.
+        """
+        cost = self.limits.cost
+        size = max(cost.snapshot(one.prompt), 1)
+        fair = one.prompt * cost.per_token // size + _FEW_SNAPSHOTS
+        if not cost.per_token:
+            fair = _MOST_SNAPSHOTS  # state alone: there is nothing else that could be kept
+        share = max(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, 1)
+        spare = max(left - self.entries.copied_bytes, 0) // size
+        most = min(fair, share, spare, _MOST_SNAPSHOTS)
+        one.places, one.snapshots = set(), set()
+        if self.limits.prompt_cache and one.arrived.keep:
+            last, shared = one.prompt - 1, self._sources.match(one).shared
+            expected = [*one.arrived.places[:1], last, shared, *one.arrived.places[1:]]
+            one.places, one.snapshots = snapshot_places(
+                expected, known, one.filled, last, most, one.uncut
+            )
+        self._shrink(left - (len(one.snapshots) + one.wanted_snapshots) * size)
+
+    # Prefill and decode.
+
+    def _join(self) -> list[Join]:
+        joins: list[Join] = []
+        for one in self.sequences.of("prefill"):
+            if one.arrived.joins and one.filled >= one.target:
+                one.batch = self._batch_for(one)
+                one.state = "decode"
+                joins.append(Join(one.number, one.batch))
+        if joins:
+            self._shrink(self._room - self._used())
+        return joins
+
+    def _batch_for(self, one: SequenceState) -> int:
+        """A batch in which the padding stays small, or a new one.
+
+        A batch is a rectangle: every sequence takes as much memory as the longest.
+        """
+        left = (
+            self._room - self._used() - self.entries.copied_bytes + self._charges.row(one.charged)
+        )
+        padding: dict[int, float] = {}
+        batches = self.sequences.batches()
+        for number, members in batches.items():
+            lengths = [member.charged for member in (*members, one)]
+            whole = len(lengths) * self._charges.row(max(lengths))
+            if whole - len(members) * self._charges.row(max(lengths[:-1])) > left:
+                continue  # The padding would cost somebody its place.
+            wasted = 1 - sum(map(self._charges.row, lengths)) / max(whole, 1)
+            uneven = max(lengths) - min(lengths)
+            padding[number] = 0.0 if uneven <= UNEVEN else wasted
+        if padding:
+            best = min(padding, key=lambda number: (padding[number], number))
+            if padding[best] <= _WASTE or len(batches) >= _MOST_BATCHES:
+                return best
+        self._batches += 1
+        return self._batches
+
+    def _guess(self, left: int) -> dict[int, int]:
+        """How many guesses each batch may check, within the bytes that are left."""
+        widths: dict[int, int] = {}
+        if not self.limits.guesses:
+            return widths
+        for number, members in sorted(self.sequences.batches().items()):
+            if len(members) > 1 and not self.limits.together:
+                continue  # several tokens of several sequences in a pass: the model cannot
+            most = min(max(one.arrived.guesses for one in members), self.limits.guesses)
+            longest = max(one.total for one in members)
+            while most and self._charges.guesses(len(members), most, longest) > left:
+                most //= 2
+            if most and (width := self.widths.choose(len(members), longest, most)):
+                widths[number] = width
+                left -= self._charges.guesses(len(members), width, longest)
+        return widths

@@ -1,0 +1,185 @@
+"""Decides which prompts a step prefills, how many tokens of each, and which share a pass.
+
+A step may take only as long as running streams may wait, so prompts take turns. Plain Python
+without MLX, like the planner, which uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backend.engine.planning.charges import Charges
+from backend.engine.planning.pace import PASS_TOKENS, SMALLEST_STEP, Pace
+from backend.engine.planning.plan import Limits, Prefill, Score
+from backend.engine.planning.sequence_state import SequenceState
+
+UNEVEN = 1024  # tokens by which the lengths in a pass may differ, whatever the padding costs
+_SHARE = 0.75  # maximum share of the device's time for prefill while sequences decode
+_REST = 1.5  # factor of the usual length of a step, if that leaves nothing to prefill
+
+
+class PrefillTurns:
+    """The prefill passes of one loaded model, step by step."""
+
+    def __init__(self, limits: Limits, charges: Charges, pace: Pace) -> None:
+        self._together, self._longest = limits.together, limits.prefill_chunk
+        self._charges, self._pace = charges, pace
+        self._owed_to_decode = 0.0  # seconds
+        self._formed = 0  # number of groups of sequences that shared a pass
+        self._scored = False  # in the latest step that had time for prefill
+        self._shortest_next = False  # whether a step is too small for two prompts
+
+    def prefilled(self, seconds: float) -> None:
+        """Record the seconds of a pass."""
+        self._owed_to_decode += seconds * (1 - _SHARE) / _SHARE
+
+    def decoded(self, seconds: float) -> None:
+        """Record the seconds of a decode step."""
+        self._owed_to_decode = max(self._owed_to_decode - seconds, 0.0)
+
+    def choose(
+        self, filling: Sequence[SequenceState], now: float, room: int, *, running: bool
+    ) -> tuple[list[tuple[Prefill, ...]], list[Score], int]:
+        """The prefill passes of this step, within the pause allowed for running streams.
+
+        filling: the sequences in prefill. room: bytes beside the admitted sequences. running:
+        whether others decode. Also returns the bytes that the passes take in all, because they may
+        be in MLX's queue together.
+        """
+        if not running:
+            self._owed_to_decode = 0.0
+        if self._owed_to_decode > 0:
+            return [], [], 0
+        order = self._order(filling, now)
+        # share of the usual length of a step
+        pause = self._longer(order) if order and not running else 1.0
+        self._scored = False
+        halved = self._let_shortest_in(order, running=running)
+        passes: list[tuple[Prefill, ...]] = []
+        scores: list[Score] = []
+        left = room
+        while order:
+            one = order.pop(0)
+            whole = self._pace.tokens(running=running, behind=one.filled)
+            budget = round(pause * whole)
+            if budget <= 0:
+                break
+            if one.filled >= one.target:
+                if fitting := self._charges.fitting(one, budget, left):
+                    left -= self._charges.prefill_pass(one, fitting, one.charged)
+                    scores.append(Score(one.number, fitting))
+                    self._scored = True
+                break
+            most = budget // 2 if halved else budget
+            halved = False
+            fitting = self._charges.fitting(one, max(most, SMALLEST_STEP), left)
+            if fitting < (min(PASS_TOKENS, one.target - one.filled) if passes else 1):
+                continue
+            group = self._group(one, fitting, order, budget, left)
+            members = [member for member, _ in group]
+            order = [other for other in order if other not in members]
+            parts = [part for _, part in group]
+            passes.append(tuple(parts))
+            pause -= max(_padded(parts), PASS_TOKENS) / whole
+            left -= self._bytes(group)
+            self._formed += len(group) > 1
+            for member in members:
+                member.group = self._formed if len(group) > 1 else 0
+        return passes, scores, room - left
+
+    def _order(self, filling: Sequence[SequenceState], now: float) -> list[SequenceState]:
+        """The sequences that this step may prefill, the most urgent first."""
+        able = [one for one in filling if one.filled < one.target]
+        # How long scoring takes is unknown, so scoring and prompts take turns.
+        if not (able and self._scored):
+            able += [one for one in filling if one.filled >= one.target and one.arrived.scores]
+
+        def urgency(one: SequenceState) -> tuple[float, int]:
+            return self._pace.urgency(one.target - one.filled, now - one.since), one.number
+
+        return sorted(able, key=urgency)
+
+    def _longer(self, able: Sequence[SequenceState]) -> float:
+        """The factor by which a step without streams may be longer, if that completes the prefill.
+
+        Otherwise a small rest would be prefilled beside the others' decode steps, much later.
+        """
+        rests = [one.target - one.filled for one in able]
+        whole = self._pace.tokens(running=False, behind=max(one.filled for one in able))
+        most = min(_REST * whole, self._longest)
+        if whole < sum(rests) <= most:
+            return min(len(rests) * max(rests), most) / whole
+        return 1.0
+
+    def _let_shortest_in(self, order: list[SequenceState], *, running: bool) -> bool:
+        """Give half of the step to the shortest prompt, if a long one has waited for its turn.
+
+        Otherwise every new prompt would wait until the long one is done. Returns whether the first
+        in order gets half.
+        """
+        shortest = min(order, key=lambda one: one.target - one.filled, default=None)
+        if shortest is None or shortest is order[0]:
+            return False
+        order.remove(shortest)
+        self._shortest_next = not self._shortest_next
+        half = self._pace.tokens(running=running, behind=order[0].filled) // 2
+        first = half < PASS_TOKENS and self._shortest_next
+        order.insert(0 if first else 1, shortest)
+        return True
+
+    def _group(
+        self,
+        first: SequenceState,
+        tokens: int,
+        others: Sequence[SequenceState],
+        budget: int,
+        left: int,
+    ) -> list[tuple[SequenceState, Prefill]]:
+        """The next chunk of a prompt, with those of others that share its pass with little padding.
+
+        All take as long as the longest, so none may be more than twice as long as another. tokens:
+        of the first. budget: tokens of all. left: bytes.
+        """
+        group = [(first, stretch(first, tokens))]
+        if not self._together or first.arrived.alone:
+            return group
+        able = [
+            (other, stretch(other, budget))
+            for other in others
+            if not other.arrived.alone and other.filled < other.target
+        ]
+        for added in sorted(able, key=lambda pair: _size(pair[1])):
+            more = [*group, added]
+            parts = [part for _, part in more]
+            sizes = list(map(_size, parts))
+            ends = [part.end for part in parts]
+            # After few tokens, this many take about as long as the first alone.
+            free = PASS_TOKENS if max(ends) <= UNEVEN else 0
+            if max(sizes) > 2 * min(sizes) or _padded(parts) > max(budget, free):
+                continue
+            if max(ends) - min(ends) > UNEVEN:
+                continue  # Its KV would be copied into rows of the longest prompt's length.
+            if self._bytes(more) <= left:
+                group = more
+        return group
+
+    def _bytes(self, group: Sequence[tuple[SequenceState, Prefill]]) -> int:
+        members = [one for one, _ in group]
+        longest = max(_size(part) for _, part in group)
+        return self._charges.shared_pass(members, longest, max(part.end for _, part in group))
+
+
+def stretch(one: SequenceState, budget: int) -> Prefill:
+    """The next chunk of a prompt. It ends where a snapshot should be taken."""
+    end = min(one.filled + budget, one.target)
+    end = min([end, *(place for place in one.places if place > one.filled)])
+    return Prefill(one.number, one.filled, end, snapshot=end in one.places)
+
+
+def _size(part: Prefill) -> int:
+    return part.end - part.start
+
+
+def _padded(group: Sequence[Prefill]) -> int:
+    """Tokens that a pass computes, padding included."""
+    return len(group) * max(map(_size, group))

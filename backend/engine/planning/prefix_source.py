@@ -1,0 +1,112 @@
+"""Decides where a sequence's first tokens come from: an entry, another sequence, or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from backend.engine.planning.pace import PASS_TOKENS
+from backend.engine.planning.plan import Limits, Source
+from backend.engine.planning.prefix_index import Match
+from backend.engine.planning.sequence_state import SequenceState
+from backend.engine.planning.sequence_table import SequenceTable
+from backend.engine.planning.snapshot_places import LEAST_STORED
+from backend.engine.planning.stored_entries import StoredEntries
+
+
+class PrefixSource:
+    """Finds the longest prefix that has KV, or will have it soon."""
+
+    def __init__(self, limits: Limits, sequences: SequenceTable, entries: StoredEntries) -> None:
+        self._limits, self._sequences, self._entries = limits, sequences, entries
+
+    def match(self, one: SequenceState) -> Match:
+        """The best entry for a prompt, found once, and again when relevant entries change."""
+        if one.match is None:
+            one.match = self._entries.index.find(one.arrived.key)
+        return one.match
+
+    def choose(self, one: SequenceState) -> Source | None:
+        """The longest prefix that has KV, wherever it is."""
+        if one.arrived.fresh or not (self._limits.prompt_cache or one.on_disk):
+            return None
+        index = self._entries.index
+        best: Source | None = None
+        match = self.match(one)
+        if match.entry is not None:
+            length = one.uncut(match.length)
+            if length == match.length or index.places(match.entry) is None:
+                move = length == index.length(match.entry) and self._only_user(one, match.entry)
+                best = Source("entry", match.entry, length, move)
+        for other in self._sequences.admitted.values() if self._limits.prompt_cache else ():
+            length = self._served_by(one, other)
+            if length > (best.length if best else 0):
+                best = Source("sequence", other.number, length)
+        if one.on_disk > (best.length if best else 0):
+            best = Source("disk", 0, one.on_disk)
+        return best if best is not None and best.length > 0 else None
+
+    def expects(self, one: SequenceState, source: Source | None) -> bool:
+        """Whether to wait until the prefix that it shares with another is computed or stored."""
+        if one.arrived.fresh or one.generated or not self._limits.prompt_cache:
+            return False
+        for other in self._sequences.of("prefill"):
+            length = min(_shared(one, other), other.target)
+            if other.filled >= length or other.width > 1:
+                continue
+            own = source is not None and source.kind == "sequence" and source.number == other.number
+            if length < PASS_TOKENS + (0 if source is None or own else source.length):
+                continue
+            if not self._limits.trims:
+                other.places.add(length)
+            return True
+        known = source.length if source else 0
+        # An entry is stored after one more step, so a few tokens are worth the wait.
+        return any(
+            self._cut_back(other, min(_shared(one, other), filled)) >= known + LEAST_STORED
+            for other, filled in self._entries.storing.values()
+        )
+
+    def places_in(self, source: Source | None) -> Collection[int] | None:
+        """The lengths at which a source has snapshots; None: it can be truncated to any length."""
+        if source is None or source.kind == "disk":
+            return ()
+        if source.kind == "sequence":
+            return self._sequences.by_number[source.number].snapshots
+        return self._entries.index.places(source.number)
+
+    def _only_user(self, one: SequenceState, entry: int) -> bool:
+        """Whether the entry may be moved: no other sequence needs it.
+
+        Its continuation is stored and serves as much.
+        """
+        if not one.arrived.keep or self._entries.index.places(entry) is not None:
+            return False
+        return not any(
+            other is not one and self.match(other).entry == entry
+            for other in self._sequences.of("waiting")
+        )
+
+    def _served_by(self, one: SequenceState, other: SequenceState) -> int:
+        """How many tokens of a running sequence's KV can be copied for another one."""
+        if other.width > 1:
+            return 0
+        filled = other.filled if other.state == "prefill" else other.prompt
+        shared = self._cut_back(other, min(_shared(one, other), filled))
+        return one.uncut(shared) if self._limits.trims else shared
+
+    def _cut_back(self, other: SequenceState, shared: int) -> int:
+        """The length, of at most `shared` tokens, to which a sequence's KV can be truncated."""
+        if self._limits.trims:
+            return shared
+        return max((place for place in other.snapshots if place <= shared), default=0)
+
+
+def _shared(one: SequenceState, other: SequenceState) -> int:
+    """Length of the prefix that both prompts share.
+
+    It has no half images and not the last token, whose pass gives the logits for sampling.
+    """
+    if other.number not in one.shared:
+        length = min(one.arrived.key.shared(other.arrived.key), one.prompt - 1)
+        one.shared[other.number] = one.uncut(length)
+    return one.shared[other.number]

@@ -1,0 +1,108 @@
+"""The planner's data about one sequence, without MLX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from backend.engine.planning.pace import SMALLEST_STEP
+from backend.engine.planning.plan import Arrived
+from backend.engine.planning.prefix_index import Match
+from backend.engine.planning.snapshot_places import LEAST_STORED
+
+AHEAD = 512  # tokens of output charged before they are generated
+
+
+@dataclass(eq=False, slots=True)
+class SequenceState:
+    """The planner's data about one sequence.
+
+    state: `waiting`, `prefill` or `decode`. filled: tokens in its KV during prefill. least: tokens
+    of the smallest prefill pass for which there must be room. places: prompt lengths at which a
+    snapshot should be taken; snapshots: those that were taken. on_disk: tokens that a file provides
+    when the sequence first starts. batch: the one in which it decodes. group: number of the group
+    that shared its latest prefill pass; 0: none did. known: tokens that it had when it started,
+    which are prefilled. mask_seconds: its grammar's time for the latest token; postponed: whether
+    there was no time for its next mask; resting: whether it was preempted because of its grammar.
+    prompt: its number of tokens.
+    """
+
+    arrived: Arrived
+    since: float
+    width: int
+    state: str = "waiting"
+    filled: int = 0
+    least: int = SMALLEST_STEP
+    generated: list[int] = field(default_factory=list)
+    places: set[int] = field(default_factory=set)
+    snapshots: set[int] = field(default_factory=set)
+    on_disk: int = 0
+    batch: int = 0
+    group: int = 0
+    known: int = 0
+    mask_seconds: float = 0.0
+    postponed: bool = False
+    resting: bool = False
+    preempted_in: int = -1
+    match: Match | None = None
+    shared: dict[int, int] = field(default_factory=dict)
+    prompt: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.prompt = len(self.arrived.tokens)
+
+    @property
+    def number(self) -> int:
+        return self.arrived.sequence
+
+    @property
+    def total(self) -> int:
+        """Tokens of the prompt and the answer so far."""
+        return self.prompt + len(self.generated)
+
+    @property
+    def target(self) -> int:
+        """Tokens to prefill. The pass that ends with the last one chooses what follows it; scoring
+        feeds the last one itself."""
+        known = self.known or self.total
+        return known if self.arrived.joins else known - 1
+
+    @property
+    def charged(self) -> int:
+        """Tokens for which memory is charged."""
+        generated = len(self.generated)
+        left = max(self.arrived.limit - generated, 0)
+        ahead = AHEAD if left > AHEAD and not self.arrived.scores else left
+        return self.prompt + generated + ahead
+
+    @property
+    def fewest(self) -> int:
+        """The minimum number of tokens of a pass: one per row."""
+        return max(self.width - 1, 1) if self.arrived.scores else 1
+
+    @property
+    def storable(self) -> int:
+        """How many tokens an entry with its KV would have; 0 if that is too few to store."""
+        if self.state == "waiting" or not self.arrived.keep:
+            return 0
+        filled = self.total if self.state == "decode" else self.filled
+        return filled if filled >= LEAST_STORED else 0
+
+    @property
+    def wanted_snapshots(self) -> int:
+        """How many snapshots are still to be taken."""
+        return sum(place > self.filled for place in self.places - self.snapshots)
+
+    def uncut(self, length: int) -> int:
+        """The longest prefix of at most `length` tokens that does not end inside media."""
+        for start, stop in self.arrived.spans:
+            if start < length < stop:
+                return start
+        return length
+
+    def wait_again(self, step: int) -> None:
+        """Return to waiting after losing the KV; it will be prefilled with its answer so far."""
+        self.state, self.filled, self.group, self.known = "waiting", 0, 0, 0
+        self.preempted_in = step
+        self.least = SMALLEST_STEP
+        self.snapshots.clear()
+        self.match = None

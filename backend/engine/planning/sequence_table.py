@@ -1,0 +1,44 @@
+"""The sequences of one loaded model, by number, state and rectangle."""
+
+from __future__ import annotations
+
+from backend.engine.planning.sequence_state import SequenceState
+
+
+class SequenceTable:
+    """by_number: all sequences, by arrival. admitted: those in prefill or decode, by admission."""
+
+    def __init__(self) -> None:
+        self.by_number: dict[int, SequenceState] = {}
+        self.admitted: dict[int, SequenceState] = {}
+
+    def of(self, state: str) -> list[SequenceState]:
+        """The sequences in a state: `waiting` ones by arrival, the others by admission."""
+        among = self.by_number if state == "waiting" else self.admitted
+        return [one for one in among.values() if one.state == state]
+
+    def groups(self) -> list[list[SequenceState]]:
+        """The sequences in prefill, grouped by shared passes."""
+        groups: dict[int, list[SequenceState]] = {}
+        for one in self.of("prefill"):
+            groups.setdefault(one.group or -one.number, []).append(one)
+        return list(groups.values())
+
+    def batches(self) -> dict[int, list[SequenceState]]:
+        """The decoding sequences, by the number of their batch."""
+        batches: dict[int, list[SequenceState]] = {}
+        for one in self.of("decode"):
+            batches.setdefault(one.batch, []).append(one)
+        return batches
+
+    def preempt(self, one: SequenceState, step: int) -> None:
+        """Return a sequence to waiting; it loses its KV in this step."""
+        self.admitted.pop(one.number, None)
+        one.wait_again(step)
+
+    def remove(self, number: int) -> SequenceState | None:
+        """Remove a sequence; returns its data."""
+        self.admitted.pop(number, None)
+        for other in self.by_number.values():
+            other.shared.pop(number, None)
+        return self.by_number.pop(number, None)

@@ -1,0 +1,110 @@
+"""The planner's view of the prompt cache: entries that are stored, being stored, or evicted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from backend.engine.planning.charges import Charges
+from backend.engine.planning.plan import Limits, Source, Stored
+from backend.engine.planning.prefix_index import PrefixIndex
+from backend.engine.planning.sequence_state import SequenceState
+from backend.engine.planning.sequence_table import SequenceTable
+
+
+class StoredEntries:
+    """The stored entries of one loaded model.
+
+    index: finds the entry for a prompt. storing: entries that exist after the next step, by number:
+    a sequence and how many of its tokens. copied: entries that the current plan copies, so they
+    cannot be evicted. unstored: number of times that KV was larger than the whole prompt cache.
+    """
+
+    def __init__(self, limits: Limits, charges: Charges, sequences: SequenceTable) -> None:
+        self._limits, self._charges, self._sequences = limits, charges, sequences
+        self.index = PrefixIndex(limits.prompt_cache, limits.max_entries)
+        self.storing: dict[int, tuple[SequenceState, int]] = {}
+        self.copied: set[int] = set()
+        self.unstored = 0
+        self._evicted: list[int] = []  # since the latest plan
+        self._entries = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to report to the executor in the next step."""
+        return bool(self.storing or self._evicted)
+
+    @property
+    def storing_bytes(self) -> int:
+        """Bytes of entries being stored.
+
+        No sequence yields to them, because entries yield first.
+        """
+        return sum(self._charges.entry(one, filled) for one, filled in self.storing.values())
+
+    @property
+    def copied_bytes(self) -> int:
+        return sum(map(self.index.size, self.copied))
+
+    def number_for(self, one: SequenceState, filled: int) -> int | None:
+        """A number for an entry with the sequence's KV, if that is worth storing."""
+        if not self._limits.prompt_cache:
+            return None
+        if self._limits.cost.of(filled) > self._limits.prompt_cache:
+            self.unstored += 1
+            return None
+        if filled <= one.prompt:
+            key = one.arrived.key.prefix(filled)
+            known = self.index.covers(key, trimmable=self._limits.trims)
+            if known is not None:
+                self.index.touch(known)
+                return None
+        self._entries += 1
+        self.storing[self._entries] = (one, filled)
+        return self._entries
+
+    def stored(self, event: Stored) -> None:
+        one, _ = self.storing.pop(event.entry)
+        key = one.arrived.key
+        key = key.prefix(event.length) if event.length <= len(key) else key.extended(event.after)
+        if event.nbytes > self._limits.prompt_cache:
+            self.unstored += 1
+            self._evicted.append(event.entry)
+            return
+        self._evict(self.index.add(event.entry, key, event.nbytes, places=event.places))
+        for other in self._sequences.of("waiting"):
+            if other.match is not None and other.arrived.key.shared(key) > other.match.length:
+                other.match = None
+
+    def serve(self, source: Source) -> None:
+        """Use an entry for a sequence: move it, or keep it until it was copied."""
+        if source.move:
+            self.copied.discard(source.number)
+            self.index.remove(source.number)
+            self._unmatch((source.number,))
+        else:
+            self.copied.add(source.number)
+            self.index.touch(source.number)
+
+    def shrink(self, room: int, *pinned: int) -> None:
+        """Evict until entries take at most this many bytes."""
+        most = max(min(room, self._limits.prompt_cache), 0)
+        if self.index.nbytes > most:
+            self._evict(self.index.shrink(most, {*pinned, *self.copied}))
+
+    def clear(self) -> None:
+        self._evict(self.index.clear())
+
+    def take_evicted(self) -> tuple[int, ...]:
+        """The entries evicted since the latest call."""
+        evicted, self._evicted = self._evicted, []
+        return tuple(evicted)
+
+    def _evict(self, entries: Collection[int]) -> None:
+        self._evicted += entries
+        self._unmatch(entries)
+
+    def _unmatch(self, entries: Collection[int]) -> None:
+        """Search again for the prompts that these entries would have served."""
+        for one in self._sequences.of("waiting") if entries else ():
+            if one.match is not None and one.match.entry in entries:
+                one.match = None

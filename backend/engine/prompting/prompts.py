@@ -1,0 +1,414 @@
+"""Turns prompts into tokens: chat template, BOS token, context limit.
+
+Runs on the prompt threads, because rendering and tokenising a long prompt may take seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+from backend.engine.errors import InvalidRequest, PromptTooLong
+from backend.engine.prompting.control_tokens import ControlTokens
+from backend.engine.prompting.infill import infill_of
+from backend.engine.prompting.prompt_places import TokenPlaces, continuations, shared_text
+from backend.engine.prompting.quoted_text import QuotedText
+from backend.engine.prompting.template_limits import CostlyTemplate
+from backend.engine.request import (
+    Attachments,
+    ChatPrompt,
+    InfillPrompt,
+    Prompt,
+    RawPrompt,
+    TokenPrompt,
+)
+from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
+from common.tool_text import in_words, speaks_of_calls
+
+if TYPE_CHECKING:
+    from backend.engine.prompting.tool_support import ToolSupport
+    from backend.engine.vision.media_prompts import MediaPrompts, Shown
+
+_log = logging.getLogger(__name__)
+
+REASONING_WORDS: Mapping[str, Sequence[Any]] = {
+    "reasoning_effort": ("low", "high"),
+    "thinking_budget": (512, 4096),
+}
+"""Template variables that control reasoning, each with different values to test it with."""
+_SAMPLE = ({"role": "user", "content": "Hello"},)
+_MOST_LOGPROBS = 1 << 18  # about 25 MB of JSON; a gRPC message holds 50 MiB
+_COUNTED_CONTEXTS = 16  # a prompt that is only counted may be this many times the context
+_TAIL = 512  # characters of the prompt's end that show which block the model continues
+# Unicode's noncharacters do not occur in text, and no client knows the random number.
+_END = f"\ufdee{secrets.token_hex(16)}\ufdee"
+# Templates written in Python use assert, and raise NotImplementedError for unknown roles.
+_TEMPLATE_FAULTS = (
+    TypeError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    IndexError,
+    AssertionError,
+    NotImplementedError,
+)
+_UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltPrompt:
+    """A prompt in tokens.
+
+    tail: the end of its text, which shows whether reasoning is open. media: images and sounds among
+    the tokens, if any. places: for models that need snapshots, prompt lengths that later prompts
+    are likely to share, the likeliest first.
+    """
+
+    tokens: list[int]
+    tail: str
+    media: MediaPlan | None = None
+    places: tuple[int, ...] = ()
+
+
+def require_returnable(tokens: int, alternatives: int) -> None:
+    """Raise InvalidRequest if a prompt's log-probabilities would be too large for a response."""
+    entries = tokens * (1 + alternatives)
+    if entries > _MOST_LOGPROBS:
+        raise InvalidRequest(
+            f"{tokens} prompt tokens with {alternatives} alternatives each are {entries}"
+            f" log-probabilities, but at most {_MOST_LOGPROBS} are returned: shorten the prompt, or"
+            " send a smaller TopLogprobs",
+            "TopLogprobs",
+        )
+
+
+def _open_ended(messages: tuple[Mapping[str, Any], ...]) -> tuple[Mapping[str, Any], ...]:
+    """The messages, with a mark at the end of the last one's text."""
+    last = messages[-1]
+    return (*messages[:-1], {**last, "content": f"{last['content']}{_END}"})
+
+
+def _up_to_the_end(rendered: str) -> str:
+    """The rendered text before the mark. Raises InvalidRequest if there is no mark."""
+    text, mark, _ = rendered.rpartition(_END)
+    if not mark:
+        raise InvalidRequest(
+            "the model's chat template does not show the end of the last message, so it cannot be"
+            " continued"
+        )
+    return text.replace(_END, "")
+
+
+class CostlyPrompt(InvalidRequest):
+    """The chat template takes more time or memory than a prompt may."""
+
+
+class PromptBuilder:
+    """Turns prompts into token ids for one loaded model.
+
+    tokenizer: mlx-lm's TokenizerWrapper. context_size: tokens of prompt and output together.
+    model_vocabulary: number of ids that the model has; a tokenizer may have more. trims: whether
+    the model's caches can be truncated to any length; if not, prompts are built with `places`.
+    """
+
+    def __init__(
+        self, tokenizer: Any, context_size: int, model_vocabulary: int, *, trims: bool = True
+    ) -> None:
+        self._trims = trims
+        self._media: MediaPrompts | None = None
+        self._support: ToolSupport | None = None
+        self._model_vocabulary = model_vocabulary
+        self._tokenizer = tokenizer
+        self._context_size = context_size
+        self._vocabulary_size = max(tokenizer.get_vocab().values(), default=-1) + 1
+        bos = tokenizer.bos_token_id
+        self._adds_bos = bos is not None and tokenizer.encode("a")[:1] == [bos]
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._control = ControlTokens(
+            tokenizer.added_tokens_decoder
+            if backend is None
+            else backend.get_added_tokens_decoder()
+        )
+        self._quoted = QuotedText(self._control, backend, self.tokenize)
+        self._longest_piece = max(map(len, tokenizer.get_vocab()), default=1)
+        self.infill = infill_of(tokenizer.get_vocab())
+
+    @property
+    def control(self) -> ControlTokens:
+        """The control strings of the tokenizer."""
+        return self._control
+
+    def take_media(self, media: MediaPrompts) -> None:
+        """Accept images and sounds in prompts from now on."""
+        self._media = media
+
+    def write_tools(self, support: ToolSupport) -> None:
+        """From now on, describe tools and calls in words if the template does not render them."""
+        self._support = support
+
+    def build(
+        self,
+        prompt: Prompt,
+        attachments: Attachments | None = None,
+        *,
+        counted: bool = False,
+    ) -> BuiltPrompt:
+        """Build a prompt. Raises InvalidRequest.
+
+        counted: its tokens are only counted, so it need not fit in the context.
+        """
+        most = self._context_size * (_COUNTED_CONTEXTS if counted else 1)
+        shown: list[Shown] = []
+        items: list[MediaItem] = []
+        places: tuple[int, ...] = ()
+        seen = _TAIL
+        if attachments is not None:
+            assert self._media is not None, "only models with media get requests with media"
+            shown = self._media.items(attachments)
+        if isinstance(prompt, TokenPrompt):
+            text, tokens = "", list(prompt.tokens)
+        elif isinstance(prompt, InfillPrompt):
+            text, tokens = "", self._filled_in(prompt, most)
+        elif isinstance(prompt, RawPrompt):
+            text = prompt.text
+            if shown and self._media is not None:
+                items = list(chain.from_iterable(shown))
+                text = self._media.surrounded(self._media.marked(text, shown), items)
+            bos = self._tokenizer.bos_token
+            self._require_short(len(text), most)
+            tokens = self._encode(text, special=not (bos and text.startswith(bos)))
+        else:
+            # Each step below copies the text, and the search for control strings stops every
+            # other thread. Templates show the message to be answered, trimmed at most.
+            if (last := prompt.messages[-1])["role"] == "user":
+                self._require_short(len(str(last["content"]).strip()), most)
+            # A template writes its own BOS; adding the tokenizer's would double it.
+            quoted = self._control.quote(prompt.messages)
+            messages = _open_ended(quoted.messages) if prompt.continues else quoted.messages
+            if self._media is not None:
+                given = attachments or Attachments()
+                messages, items = self._media.attach(messages, given, shown)
+            # Media refer to messages by their indices in the request.
+            attached = replace(prompt, messages=messages)
+            marked = self.render(self._in_words(attached))
+            if prompt.continues:
+                marked = _up_to_the_end(marked)
+                seen += len(str(prompt.messages[-1]["content"]))
+            if items and self._media is not None:
+                marked = self._media.surrounded(marked, items)
+            self._require_short(len(marked), most)
+            text = marked.replace(quoted.mark, "") if quoted.mark else marked
+            if text == marked:
+                tokens = self._encode(text, special=False)
+            else:
+                tokens = self._quoted.tokenize(marked, quoted.mark)
+            if not (self._trims or counted):
+                cuts = self._cuts(attached, marked, items)
+                places = TokenPlaces(marked, tokens, self._control.ids, self.tokenize).of(cuts)
+        media = None
+        if items and self._media is not None:
+            markers = self._media.places(tokens, items)
+            items = self._media.numbered(items)
+            places = tuple(grown(place, markers, items) for place in places)
+            tokens, spans = spliced(tokens, markers, items)
+            media = MediaPlan(tokens, spans)
+        if not tokens:
+            raise InvalidRequest("the prompt is empty: it has no tokens")
+        if len(tokens) >= most:
+            raise self._too_long(f"{len(tokens)} tokens")
+        self._require_known(tokens)
+        if media is not None and media.spans[-1].stop == len(tokens):
+            raise InvalidRequest(
+                "the prompt ends with an image, a video or a sound: write text after it"
+            )
+        return BuiltPrompt(tokens, text[-seen:], media, places)
+
+    def _filled_in(self, prompt: InfillPrompt, most: int) -> list[int]:
+        if self.infill is None:
+            raise InvalidRequest(
+                "Metadata mlx.infill asks for the text between two others, but the loaded model has"
+                " no tokens for that: load a model such as Qwen2.5-Coder, or leave it out",
+                "Metadata mlx.infill",
+            )
+        texts = (prompt.prefix, prompt.suffix, *(text for _, text in prompt.files))
+        self._require_short(sum(map(len, texts)), most)
+        tokens = self.infill.tokens(prompt, self._quoted.literal)
+        return [self._tokenizer.bos_token_id, *tokens] if self._adds_bos else tokens
+
+    def _cuts(self, prompt: ChatPrompt, text: str, items: Sequence[MediaItem]) -> Iterator[int]:
+        """The number of characters that each likely continuation shares with a rendered prompt."""
+        lists = self._media is not None and self._media.lists
+        for messages in continuations(prompt.messages, lists=lists):
+            try:
+                # No generation prompt: these conversations are not about to be answered.
+                goes_on = replace(prompt, messages=messages, continues=True)
+                other = self.render(self._in_words(goes_on))
+            except InvalidRequest:
+                continue
+            if items and self._media is not None:
+                other = self._media.surrounded(other, items)
+            yield shared_text(text, other.replace(_END, ""))
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """The chat template's text for these messages. Raises InvalidRequest."""
+        if not self._tokenizer.has_chat_template:
+            raise InvalidRequest(
+                "Messages cannot be used with this model: it has no chat template; send Prompt",
+                "Messages",
+            )
+        arguments: dict[str, Any] = dict(prompt.template_arguments)
+        if prompt.tools is not None:
+            arguments["tools"] = [dict(tool) for tool in prompt.tools]
+        named = self._tokenizer.chat_template
+        if isinstance(named, dict) and not named.keys() & {
+            "default",
+            *(("tool_use",) if prompt.tools is not None else ()),
+        }:
+            raise InvalidRequest(
+                "Messages cannot be used with this model as they are: its chat templates are named"
+                f" {', '.join(sorted(named))}, and none of them is the default; send Prompt"
+                f"{', or Tools' if 'tool_use' in named else ''}",
+                "Messages",
+            )
+        try:
+            text = self._apply(prompt, arguments)
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest(
+                "Messages, Tools or the template's arguments contain half of a surrogate pair"
+                " (\\ud800 to \\udfff), which is not a character: remove it"
+            ) from None
+        except CostlyTemplate as cost:
+            raise CostlyPrompt(f"the model's chat template was stopped: {cost}") from None
+        except TemplateError as refusal:
+            raise InvalidRequest(
+                f"the model's chat template refused Messages: {refusal.message}"
+            ) from None
+        except _TEMPLATE_FAULTS as fault:
+            raise InvalidRequest(
+                f"the model's chat template cannot render Messages: {fault}"
+            ) from None
+        return text
+
+    def _apply(self, prompt: ChatPrompt, arguments: dict[str, Any]) -> str:
+        """Render the prompt without the arguments that a template does not accept.
+
+        Jinja ignores unknown arguments, but a template written in Python raises TypeError. Unknown
+        arguments are removed one at a time, but never `tools`.
+        """
+        while True:
+            try:
+                return str(
+                    self._tokenizer.apply_chat_template(
+                        [dict(message) for message in prompt.messages],
+                        tokenize=False,
+                        add_generation_prompt=not prompt.continues,
+                        **arguments,
+                    )
+                )
+            except TypeError as fault:
+                unknown = _UNKNOWN_ARGUMENT.search(str(fault))
+                if unknown is None or unknown[1] not in arguments or unknown[1] == "tools":
+                    raise
+                _log.warning("the chat template has no argument %s: it is left out", unknown[1])
+                del arguments[unknown[1]]
+
+    def _in_words(self, prompt: ChatPrompt) -> ChatPrompt:
+        """The prompt with tools and calls described in messages if the template omits them."""
+        support = self._support
+        if support is None or not (
+            prompt.tools or (not support.calls and speaks_of_calls(prompt.messages))
+        ):
+            return prompt
+        lists = self._media is not None and self._media.lists
+        messages = in_words(prompt.messages, prompt.tools or (), system=support.system, lists=lists)
+        return replace(prompt, messages=messages, tools=None)
+
+    def sample(
+        self,
+        messages: tuple[Mapping[str, Any], ...] = _SAMPLE,
+        tools: tuple[Mapping[str, Any], ...] | None = None,
+    ) -> str:
+        """A short conversation as the template renders it, or '' if it cannot.
+
+        Raises CostlyPrompt: if even this costs too much, every prompt will.
+        """
+        try:
+            if self._media is not None:
+                messages, _ = self._media.attach(messages, Attachments(), ())
+            return self.render(ChatPrompt(messages, tools))
+        except CostlyPrompt:
+            raise
+        except (InvalidRequest, RecursionError):
+            return ""
+
+    def known_words(self) -> frozenset[str]:
+        """Which of `REASONING_WORDS` change what the template renders."""
+        return frozenset(
+            word for word, values in REASONING_WORDS.items() if self._changes_text(word, values)
+        )
+
+    def _changes_text(self, word: str, values: Sequence[Any]) -> bool:
+        texts = set()
+        for value in values:
+            arguments = {"enable_thinking": True, word: value}
+            try:
+                texts.add(self.render(ChatPrompt(_SAMPLE, template_arguments=arguments)))
+            except InvalidRequest:
+                return False
+        return len(texts) > 1
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text; special tokens in it are recognised, and none is added."""
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+
+    def detokenize(self, tokens: list[int]) -> str:
+        """Text of token ids. Raises InvalidRequest."""
+        for place, token in enumerate(tokens):
+            if not 0 <= token < self._vocabulary_size:
+                raise InvalidRequest(
+                    f"tokens[{place}] is {token}, but the vocabulary ends at"
+                    f" {self._vocabulary_size - 1}",
+                    f"tokens[{place}]",
+                )
+        return str(self._tokenizer.decode(tokens))
+
+    def encode_open(self, text: str) -> list[int]:
+        """Tokens of a raw prompt: with the BOS token as in `build`, without an end token."""
+        self._require_short(len(text), self._context_size)
+        tokens = self._encode(text, special=False)
+        self._require_known(tokens)
+        if not self._adds_bos or text.startswith(self._tokenizer.bos_token):
+            return tokens
+        return [self._tokenizer.bos_token_id, *tokens]
+
+    def _require_known(self, tokens: list[int]) -> None:
+        if (highest := max(tokens, default=0)) >= self._model_vocabulary:
+            piece = self._tokenizer.convert_ids_to_tokens(highest)
+            raise InvalidRequest(
+                f"the prompt contains the token {piece!r} ({highest}), which the tokenizer has but"
+                f" the model does not: its vocabulary ends at {self._model_vocabulary - 1}"
+            )
+
+    def _encode(self, text: str, *, special: bool) -> list[int]:
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=special)]
+
+    def _require_short(self, characters: int, most: int) -> None:
+        # No token is longer than the longest piece of the vocabulary. This refuses a text that is
+        # far too long without tokenising it, which could take minutes.
+        at_least = characters // self._longest_piece
+        if at_least >= most:
+            raise self._too_long(f"at least {at_least} tokens")
+
+    def _too_long(self, length: str) -> PromptTooLong:
+        return PromptTooLong(
+            f"the prompt has {length}, but the context holds {self._context_size} with at least"
+            " one of output: shorten the prompt or load the model with a larger context_size"
+        )

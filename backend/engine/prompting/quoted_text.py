@@ -1,0 +1,135 @@
+"""Tokenises a rendered prompt in which control strings are quoted (`engine.control_tokens`).
+
+The text is cut at the control tokens that the template wrote. A stretch that holds a mark goes
+through a second tokenizer, equal to the first except that it knows no control token; everything
+else goes through the first, exactly as if nothing were quoted.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from backend.engine.errors import InvalidRequest
+from backend.engine.prompting.control_tokens import ControlTokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """A piece of the prompt. quotes: whether it quoted control strings; its marks are removed."""
+
+    text: str
+    quotes: bool
+    begins: bool = False
+
+
+class QuotedText:
+    """The two tokenizers of one model; the second is built when it is first needed.
+
+    backend: the underlying `tokenizers.Tokenizer`, or None if the tokenizer has none.
+    encode: the first tokenizer.
+    """
+
+    def __init__(
+        self, control: ControlTokens, backend: Any, encode: Callable[[str], list[int]]
+    ) -> None:
+        self._control = control
+        self._backend = backend
+        self._encode = encode
+        self._literal: Any = None
+        self._lock = threading.Lock()
+        # No text contains names made from this random number.
+        secret = secrets.token_hex(16)
+        self._hidden, self._boundary = f"\ufdd0{secret}\ufdd0", f"\ufdd0{secret}\ufdd1"
+
+    def tokenize(self, text: str, mark: str) -> list[int]:
+        """Tokens of a text that was rendered with marks. Raises InvalidRequest."""
+        tokens: list[int] = []
+        for stretch in self._stretches(text, mark):
+            tokens += self._literally(stretch) if stretch.quotes else self._encode(stretch.text)
+        return tokens
+
+    def literal(self, text: str) -> list[int]:
+        """Tokens of a text that follows a control token and contains none."""
+        return self._literally(_Stretch(text, quotes=True)) if text else []
+
+    def _stretches(self, text: str, mark: str) -> Iterator[_Stretch]:
+        plain = start = 0
+        strip_next = False
+        for found in [*self._control.written(mark).finditer(text), None]:
+            end = len(text) if found is None else found.start()
+            token = None if found is None else self._control.tokens[found[0]]
+            between = text[start:end]
+            if mark in between:
+                if plain < start:
+                    yield _Stretch(text[plain:start], quotes=False)
+                # Control tokens may absorb adjacent spaces.
+                between = between.lstrip() if strip_next else between
+                between = between.rstrip() if token is not None and token.lstrip else between
+                yield _Stretch(between.replace(mark, ""), quotes=True, begins=start == 0)
+                plain = end
+            strip_next = token is not None and token.rstrip
+            start = end if found is None else found.end()
+        if plain < len(text):
+            yield _Stretch(text[plain:], quotes=False)
+
+    def _literally(self, stretch: _Stretch) -> list[int]:
+        tokenizer = self._literal_tokenizer()
+        # A tokenizer may treat the beginning of a text differently, so unless the piece is the
+        # beginning of the prompt, it is tokenised after another token.
+        before = "" if stretch.begins else self._boundary
+        encoding = tokenizer.encode(before + stretch.text, add_special_tokens=False)
+        tokens: list[int] = encoding.ids
+        return tokens if stretch.begins else tokens[1:]
+
+    def _literal_tokenizer(self) -> Any:
+        if self._backend is None:
+            raise InvalidRequest(
+                "Messages hold the text of a control token, which this model's tokenizer cannot"
+                " read as plain text: remove it from the content of users and tools",
+                "Messages",
+            )
+        with self._lock:
+            if self._literal is None:
+                from tokenizers import AddedToken, Tokenizer
+
+                written = _without(self._backend.to_str(), set(self._control.tokens), self._hidden)
+                self._literal = Tokenizer.from_str(written)
+                self._literal.add_special_tokens([AddedToken(self._boundary, normalized=False)])
+            return self._literal
+
+
+def _without(tokenizer: str, control: set[str], hidden: str) -> str:
+    """The tokenizer's JSON with the control strings renamed to strings that no text contains.
+
+    All ids stay the same. The strings may also be in the tokenizer model's own vocabulary, so they
+    are renamed there too.
+    """
+    data = json.loads(tokenizer)
+    data["post_processor"] = data["truncation"] = data["padding"] = None
+
+    def renamed(text: str) -> str:
+        return f"{hidden}{text}" if text in control else text
+
+    for token in data["added_tokens"]:
+        token["content"] = renamed(token["content"])
+    model = data["model"]
+    vocabulary = model.get("vocab")
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {renamed(piece): token for piece, token in vocabulary.items()}
+    elif vocabulary is not None:
+        model["vocab"] = [[renamed(piece), score] for piece, score in vocabulary]
+    if isinstance(model.get("unk_token"), str):
+        model["unk_token"] = renamed(model["unk_token"])
+    if "merges" in model:
+        pairs = (pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"])
+        model["merges"] = [
+            [left, right]
+            for left, right in pairs
+            if control.isdisjoint((left, right, left + right))
+        ]
+    return json.dumps(data, ensure_ascii=False)

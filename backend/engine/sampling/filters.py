@@ -1,0 +1,176 @@
+"""Sampling filters: which tokens may be sampled. Rows with the same reach run in one pass.
+
+The order is that of llama.cpp's sampler chain: top_k, typical_p (https://arxiv.org/abs/2202.00666),
+top_p, min_p, XTC. Each filter uses the probabilities, at temperature 1, of the tokens that the
+filter before it kept. Every filter keeps at least one token.
+
+A filter that needs sorted tokens sees only the row's best tokens, as many as its *reach*, because
+sorting a vocabulary takes longer than a small model's forward pass on a CPU. The reach depends only
+on the row's own settings, so the other rows of a batch do not change a row's result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from backend.engine.device import may_wait_within_a_step
+from backend.engine.request import Sampling
+from backend.engine.sampling.ranking import best
+
+_NEVER = float("-inf")
+_EVERY_RANK = (1 << 31) - 1
+_LEAST_REACH = 64
+_NUCLEUS_REACH = 1024
+_LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The tokens that the filters kept.
+
+    logits: [rows, n] float32; -inf for removed tokens. ids: [rows, n], the token of each column;
+    None if the column is the token id. complete: [rows] bool, whether no token beyond the reach
+    would have been kept; None if that holds for all rows.
+    """
+
+    logits: mx.array
+    ids: mx.array | None = None
+    complete: mx.array | None = None
+
+
+def reach(row: Sampling, vocabulary: int) -> int:
+    """The number of best tokens, sorted, that a row's filters see; 0 means all tokens, unsorted.
+
+    It is exact for top_k. For top_p it is an estimate that is nearly always enough and is checked
+    afterwards (`Candidates.complete`). For typical_p, and for top_p where the host cannot wait for
+    that check, it is the whole vocabulary. min_p and XTC need no order, but are faster on few
+    tokens if both are set.
+    """
+    if 0 < row.top_k < vocabulary:
+        return min(max(_LEAST_REACH, 1 << (row.top_k - 1).bit_length()), vocabulary)
+    if row.typical_p < 1:
+        return vocabulary
+    if row.top_p < 1 or (row.min_p > 0 and row.xtc_probability > 0):
+        return min(_NUCLEUS_REACH if may_wait_within_a_step() else vocabulary, vocabulary)
+    return 0
+
+
+class BatchFilters:
+    """The filters of a fixed set of sampled rows that have the same reach."""
+
+    def __init__(self, rows: Sequence[Sampling], reach: int) -> None:
+        self._reach = reach
+        self._top_k = _column(rows, "top_k", 0, _EVERY_RANK)
+        self._typical_p = _column(rows, "typical_p", 1)
+        self._top_p = _column(rows, "top_p", 1)
+        self._min_p = _column(rows, "min_p", 0)
+        self._xtc = _column(rows, "xtc_probability", 0)
+        self._xtc_threshold = mx.array([[row.xtc_threshold] for row in rows])
+
+    def __call__(self, logits: mx.array, uniform: mx.array) -> Candidates:
+        """Apply the filters.
+
+        logits: [rows, vocabulary] float32; tokens with -inf are never kept. uniform: [rows, 1], a
+        random number in [0, 1) for each row; XTC runs if it is below the row's xtc_probability.
+        """
+        ids = complete = None
+        left = logits
+        if self._reach:
+            ids = best(logits, self._reach)
+            left = mx.take_along_axis(logits, ids, axis=-1)
+        if self._top_k is not None:
+            left = _only(mx.arange(self._reach) < self._top_k, left)
+        if self._typical_p is not None:
+            left = _only(_typical(_shares(left), self._typical_p), left)
+        if self._top_p is not None:
+            weight = likelihood(left)
+            upto = mx.cumsum(weight, axis=-1)
+            wanted = self._top_p * self._total(logits, upto)
+            # The first token is always kept, even if rounding or a tiny top_p would remove it. A
+            # row without top_p keeps all tokens, whatever their probabilities add up to.
+            before = upto - weight
+            left = _only((before < wanted) | (before <= 0) | (self._top_p >= 1), left)
+        if self._min_p is not None:
+            least = mx.max(left, axis=-1, keepdims=True) + mx.log(self._min_p)
+            left = _only(left >= least, left)
+        if self._guesses(logits):
+            # Without top_k, the filters keep the best tokens: if the last one of the reach was
+            # removed, all tokens beyond it would be too.
+            complete = left[:, -1] == _NEVER
+        if self._xtc is not None:
+            out = _excluded(left, self._xtc_threshold)
+            left = _only(~(out & (uniform < self._xtc)), left)
+        return Candidates(left, ids, complete)
+
+    def _guesses(self, logits: mx.array) -> bool:
+        """Whether a row's filters may keep tokens beyond the reach."""
+        return self._top_k is None and 0 < self._reach < logits.shape[-1]
+
+    def _total(self, logits: mx.array, upto: mx.array) -> mx.array:
+        """The sum of the weights of all tokens that top_p chooses from, [rows, 1]."""
+        if self._guesses(logits):
+            return mx.sum(likelihood(logits), axis=-1, keepdims=True)
+        return upto[:, -1:]
+
+
+def likelihood(logits: mx.array, temperature: mx.array | float = 1.0) -> mx.array:
+    """Each token's probability relative to that of the row's best token, in the logits' shape.
+
+    It is computed as a power of 2 because MLX's exp takes three times as long on an x86 CPU. With a
+    tiny temperature the exponent becomes -infinity, which leaves only the best token.
+    """
+    below = logits - mx.max(logits, axis=-1, keepdims=True)
+    return mx.power(2.0, below / temperature * _LOG2_E)
+
+
+def _column(
+    rows: Sequence[Sampling], name: str, off: float, instead: float | None = None
+) -> mx.array | None:
+    """A setting of every row, shape [rows, 1], or None where it is off for all of them."""
+    values = [getattr(row, name) for row in rows]
+    if all(value == off for value in values):
+        return None
+    if instead is not None:
+        values = [instead if value == off else value for value in values]
+    return mx.array(values)[:, None]
+
+
+def _only(kept: mx.array, logits: mx.array) -> mx.array:
+    return mx.where(kept, logits, _NEVER)
+
+
+def _shares(logits: mx.array) -> mx.array:
+    weight = likelihood(logits)
+    return weight / mx.sum(weight, axis=-1, keepdims=True)
+
+
+def _typical(share: mx.array, most: mx.array) -> mx.array:
+    """A mask of the tokens whose information is nearest to the entropy.
+
+    Tokens are added until their probabilities reach `most`.
+    """
+    information = -mx.log(mx.maximum(share, 1e-38))
+    entropy = mx.sum(share * information, axis=-1, keepdims=True)
+    strange = mx.where(share > 0, mx.abs(information - entropy), float("inf"))
+    order = mx.argsort(strange, axis=-1)
+    ordered = mx.take_along_axis(share, order, axis=-1)
+    before = mx.cumsum(ordered, axis=-1) - ordered
+    kept = (before < most) | (before <= 0) | (most >= 1)
+    return mx.put_along_axis(mx.zeros(kept.shape, dtype=mx.bool_), order, kept, axis=-1)
+
+
+def _excluded(logits: mx.array, threshold: mx.array) -> mx.array:
+    """XTC ("exclude top choices", oobabooga/text-generation-webui#6335).
+
+    A mask of all tokens above the threshold except the least likely of them. With fewer than two
+    such tokens, none is excluded.
+    """
+    likely = (_shares(logits) >= threshold) & (logits > _NEVER)
+    lowest = mx.min(mx.where(likely, logits, float("inf")), axis=-1, keepdims=True)
+    # Equal logits are in the order of their ids, whether columns are sorted or are ids.
+    place = mx.arange(logits.shape[-1])
+    last = mx.max(mx.where(likely & (logits == lowest), place, -1), axis=-1, keepdims=True)
+    return likely & (place != last)

@@ -1,0 +1,128 @@
+"""Computes the logits of selected tokens only.
+
+The output projection is a model's largest matrix product, and a prompt needs it only for its last
+token. mlx-lm's and mlx-vlm's models compute it for every token, so the projection layer is patched
+to receive only the selected tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
+
+from backend.engine.caching import kv
+
+_TRIAL = (1, 2, 3)
+_TOLERANCE = 1 / 16  # of the largest logit: different kernels round differently
+
+
+class LogitsHead:
+    """The output projection of a model.
+
+    found: whether the layer was found; if not, all logits are computed. What a model does to the
+    logits after that layer (a softcap, a scale) still happens. project: the layer itself: logits of
+    [..., vocabulary] from states of [..., size].
+    """
+
+    project: Callable[[mx.array], mx.array]
+
+    def __init__(self, model: Any, vocabulary: int) -> None:
+        self._places: mx.array | None = None
+        self._seen: list[mx.array] | None = None
+
+        def run() -> mx.array:
+            logits: mx.array = model(mx.array([_TRIAL]), cache=kv.new_row(model))
+            mx.eval(logits)  # before the next pass: ranks need one order
+            return logits
+
+        whole = run()
+        self.found = any(
+            self._narrows(layer, run, whole) for layer in _candidates(model, vocabulary)
+        )
+
+    def last(self, run: Callable[[], mx.array], counts: Sequence[int]) -> mx.array:
+        """Logits of [rows, vocabulary]: of each row's last token.
+
+        run: calls the model on [rows, tokens] and returns logits of that shape; row i has
+        `counts[i]` tokens, and then padding.
+        """
+        places = [count - 1 for count in counts]
+        self._places = mx.array(places) if self.found else None
+        try:
+            logits = run()
+        finally:
+            self._places = None
+        if logits.shape[1] == 1:
+            return logits[:, 0]
+        return _at(logits, mx.array(places))[:, 0]
+
+    @contextmanager
+    def watched(self) -> Iterator[list[mx.array]]:
+        """Collects the states, [rows, tokens, size], that calls of the model inside project."""
+        seen: list[mx.array] = []
+        self._seen = seen
+        try:
+            yield seen
+        finally:
+            self._seen = None
+
+    def _narrows(self, layer: Any, run: Callable[[], mx.array], whole: mx.array) -> bool:
+        """Patch a layer; returns whether the model then computes only the selected logits."""
+        kind = type(layer)
+        name = "as_linear" if hasattr(kind, "as_linear") else "__call__"
+        own = getattr(kind, name)
+
+        def narrowed(of: Any, states: mx.array) -> Any:
+            if self._seen is not None:
+                self._seen.append(states)
+            if self._places is not None and states.ndim == 3:
+                states = _at(states, self._places)
+            return own(of, states)
+
+        layer.__class__ = type(kind.__name__, (kind,), {name: narrowed})
+        self._places = mx.array([1])
+        try:
+            found = run()
+            fits = found.shape == (1, 1, whole.shape[-1]) and _close(found[0, 0], whole[0, 1])
+        except ValueError:  # shapes that the model cannot process
+            fits = False
+        finally:
+            self._places = None
+        if fits:
+            self.project = lambda states: own(layer, states)
+        else:
+            layer.__class__ = kind
+        return fits
+
+
+def _at(states: mx.array, places: mx.array) -> mx.array:
+    """One token of each row: [rows, 1, size] from [rows, tokens, size]."""
+    return mx.take_along_axis(states, places[:, None, None], axis=1)
+
+
+def _candidates(model: Any, vocabulary: int) -> Iterator[Any]:
+    """Layers as wide as the vocabulary: linear layers first, then embeddings (tied weights).
+
+    Layers in lists (a model's blocks) are left out: ranks of a pipeline have different ones, and
+    each try is a pass of all ranks.
+    """
+    kinds = (Linear, QuantizedLinear, Embedding, QuantizedEmbedding)
+    wide = [
+        layer
+        for path, layer in model.named_modules()
+        if isinstance(layer, kinds)
+        and layer.weight.shape[0] >= vocabulary
+        and not any(map(str.isdigit, path.split(".")))
+    ]
+    yield from sorted(wide, key=lambda layer: hasattr(layer, "as_linear"))
+
+
+def _close(one: mx.array, other: mx.array) -> bool:
+    one, other = one.astype(mx.float32), other.astype(mx.float32)
+    return bool((mx.abs(one - other).max() <= mx.abs(other).max() * _TOLERANCE).item())

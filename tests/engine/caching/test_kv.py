@@ -1,0 +1,393 @@
+"""Sequences in batches of every history, each compared with itself alone on its own row cache."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.engine.caching import kv
+from backend.engine.caching.gather import gathered
+from tests.engine.kv_models import MODELS, kv_model, words
+from tests.long import TEST_LONG
+
+ATTENTION = ("attention", "window", "latent", "quantised")
+
+
+@pytest.fixture(autouse=True)
+def _no_compiler() -> Iterator[None]:
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+@dataclass
+class Text:
+    """A prompt and the model's tokens after it; the first `fed` of them are in a cache."""
+
+    prompt: tuple[int, ...]
+    tokens: list[int] = field(default_factory=list)
+    fed: int = 0
+
+    def __post_init__(self) -> None:
+        self.tokens = self.tokens or list(self.prompt)
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the prompt before its last, which decoding feeds."""
+        return max(len(self.prompt) - 1 - self.fed, 0)
+
+    def copy(self) -> Text:
+        return Text(self.prompt, list(self.tokens), self.fed)
+
+
+@cache
+def _alone(kind: str, prompt: tuple[int, ...], count: int) -> list[int]:
+    """The prompt and `count` greedy tokens, on a row cache of mlx-lm's own where it has one."""
+    model, row, tokens = kv_model(kind), kv.new_row(kv_model(kind)), list(prompt)
+    for start in range(0, len(prompt) - 1, 32):
+        model(mx.array([prompt[start : min(start + 32, len(prompt) - 1)]]), cache=row)
+    for _ in range(count):
+        logits = model(mx.array([tokens[-1:]]), cache=row)
+        tokens += _best(logits)
+    return tokens
+
+
+def _best(logits: mx.array) -> list[int]:
+    best: Any = mx.argmax(logits[:, -1], axis=-1).tolist()
+    return list(best)
+
+
+class Floor:
+    """Prefills texts in one group, decodes them in another, and stores them."""
+
+    def __init__(self, kind: str) -> None:
+        self.model = kv_model(kind)
+        self.ragged = kv.can_prefill_together(self.model)
+        self.group, self.reading = kv.BatchCache(), list[Text]()
+        self.batch, self.running = kv.BatchCache(), list[Text]()
+        self.stored: list[tuple[Text, kv.RowCache]] = []
+        self.gone: list[Text] = []
+
+    def arrive(self, texts: Sequence[Text]) -> None:
+        self.group.join([(kv.new_row(self.model), 0) for _ in texts])
+        self.reading += texts
+
+    def read(self, most: Sequence[int]) -> None:
+        """Prefill a chunk of each prompt; finished ones join the batch."""
+        done = [at for at, text in enumerate(self.reading) if not text.unread]
+        self.batch.absorb(self.group, done)
+        self.running += [self.reading[at] for at in done]
+        self.reading = [text for text in self.reading if text.unread]
+        if not self.reading:
+            return
+        counts = [min(text.unread, most[at % len(most)]) for at, text in enumerate(self.reading)]
+        if not self.ragged:
+            counts = [min(counts)] * len(counts)
+        chunks = [
+            text.prompt[text.fed : text.fed + count] + (0,) * (max(counts) - count)
+            for text, count in zip(self.reading, counts, strict=True)
+        ]
+        with self.group.prefill(counts) as layers:
+            self.model(mx.array(chunks), cache=layers)
+        for text, count in zip(self.reading, counts, strict=True):
+            text.fed += count
+
+    def step(self) -> None:
+        if self.running:
+            fed = mx.array([[text.tokens[-1]] for text in self.running])
+            logits = self.model(fed, cache=self.batch.layers)
+            for text, token in zip(self.running, _best(logits), strict=True):
+                text.fed += 1
+                text.tokens.append(token)
+
+    def store(self, place: int) -> None:
+        self.stored.append((self.running[place].copy(), self.batch.extract(place)))
+
+    def leave(self, places: Sequence[int]) -> None:
+        self.gone += [self.running[place] for place in places]
+        self.batch.leave(places)
+        self.running = [text for at, text in enumerate(self.running) if at not in places]
+
+    def return_(self, places: Sequence[int]) -> None:
+        """Continue stored texts; they stay stored."""
+        self.batch.join([(kv.clone(self.stored[place][1]), 0) for place in places])
+        self.running += [self.stored[place][0].copy() for place in places]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@settings(max_examples=25)
+@given(st.data())
+def test_a_sequence_gets_the_same_tokens_as_alone(kind: str, data: st.DataObject) -> None:
+    floor = Floor(kind)
+    lengths = st.lists(st.sampled_from([1, 2, 9, 30, 45]), min_size=1, max_size=3)
+    for _ in range(data.draw(st.integers(4, 16))):
+        match data.draw(st.sampled_from("arrive read read step step step leave return".split())):
+            case "arrive":
+                starts = st.integers(1, 3)
+                prompts = [words(count, data.draw(starts)) for count in data.draw(lengths)]
+                floor.arrive([Text(tuple(prompt)) for prompt in prompts])
+            case "read":
+                floor.read(data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=3)))
+            case "step":
+                for _ in range(data.draw(st.sampled_from([1, 1, 5]))):
+                    floor.step()
+            case "leave" if floor.running:
+                leaving = data.draw(st.sets(st.integers(0, len(floor.running) - 1), max_size=2))
+                for place in leaving:
+                    if data.draw(st.booleans()):
+                        floor.store(place)
+                floor.leave(sorted(leaving))
+            case "return" if floor.stored:
+                anyone = st.integers(0, len(floor.stored) - 1)
+                floor.return_(data.draw(st.lists(anyone, min_size=1, max_size=2)))
+    while floor.reading:
+        floor.read([17])
+    floor.step()
+    floor.step()
+    for text in [*floor.gone, *floor.running, *(text for text, _ in floor.stored)]:
+        said = len(text.tokens) - len(text.prompt)
+        assert text.tokens == _alone(kind, text.prompt, said)
+        assert text.fed == len(text.prompt) - 1 + said or text.unread
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_padding_is_skipped_if_the_model_can(kind: str) -> None:
+    assert kv.can_prefill_together(kv_model(kind)) is (kind != "convolved attention")
+
+
+def _filled(kind: str, count: int, start: int = 1, **changes: Any) -> kv.RowCache:
+    model = kv_model(kind, **changes)
+    row = kv.new_row(model)
+    mx.eval(model(mx.array([words(count, start)]), cache=row))
+    return row
+
+
+def _masks(batch: kv.BatchCache, tokens: int) -> list[Any]:
+    return [layer.make_mask(tokens, window_size=None) for layer in batch.layers]
+
+
+@pytest.mark.parametrize("kind", ATTENTION)
+def test_a_mask_is_an_array_only_where_lengths_differ(kind: str) -> None:
+    """An array keeps MLX from its fused decode kernels."""
+    batch = kv.BatchCache([_filled(kind, 9), _filled(kind, 9, 2)])
+    assert _masks(batch, 1) == [None, None]
+    assert _masks(batch, 3) == ["causal", "causal"]
+    batch.join([(_filled(kind, 5), 0)])
+    assert all(isinstance(mask, mx.array) for mask in _masks(batch, 1) + _masks(batch, 3))
+    batch.leave([2])
+    assert _masks(batch, 1) == [None, None]
+
+
+def test_a_full_window_needs_no_mask() -> None:
+    batch = kv.BatchCache([_filled("window", 40), _filled("window", 60)])
+    window, whole = _masks(batch, 1)
+    assert window is None
+    assert isinstance(whole, mx.array)
+
+
+def test_a_lone_sequence_keeps_its_own_row() -> None:
+    row = _filled("attention", 9)
+    group, batch = kv.BatchCache([row]), kv.BatchCache()
+    assert group.layers is row
+    batch.absorb(group, [0])
+    assert batch.layers is row
+    assert not len(group)
+    batch.join([(_filled("attention", 5), 0)])
+    batch.leave([1])
+    assert [type(layer) for layer in batch.layers] == [type(layer) for layer in row]
+    assert batch.nbytes == 9 * kv.cost(kv_model("attention")).per_token
+
+
+def test_caches_for_one_sequence_are_not_batched() -> None:
+    model = kv_model("compressed")
+    batch = kv.BatchCache([kv.new_row(model)])
+    with pytest.raises(ValueError, match="one sequence at a time"):
+        batch.join([(kv.new_row(model), 0)])
+    with batch.prefill([3]) as layers:
+        model(mx.array([[1, 2, 3]]), cache=layers)
+    assert batch.extract(0)[0].offset == 3
+    assert not kv.can_prefill_together(model)
+
+
+@pytest.mark.parametrize("counts", [[1], [1, 0], [1, 2, 3]])
+def test_every_sequence_of_a_prefill_gets_at_least_one_token(counts: list[int]) -> None:
+    batch = kv.BatchCache([_filled("attention", 3), _filled("attention", 4)])
+    with pytest.raises(ValueError, match="2 sequences cannot take"), batch.prefill(counts):
+        pass
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_joining_and_leaving_copies_once_and_does_not_wait(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The running step continues while sequences come and go."""
+    batch = kv.BatchCache([_filled(kind, 3 + at) for at in range(4)])
+    joining, made = _filled(kind, 5), []
+
+    def counted(members: Any) -> Any:
+        made.append(members)
+        return gathered(members)
+
+    def wait(*_: Any) -> None:
+        raise AssertionError("the host waited for the device")
+
+    monkeypatch.setattr("backend.engine.caching.kv.gathered", counted)
+    for name in ("tolist", "item"):
+        monkeypatch.setattr(mx.array, name, wait)
+    monkeypatch.setattr(mx, "eval", wait)
+    batch.extract(1)
+    batch.leave([1])
+    assert not made
+    batch.join([(joining, 0)])
+    assert len(made) == len(batch.layers) == len(joining)
+    batch.leave([0, 3])
+    assert len(batch.layers) == len(joining)
+    assert len(made) == 2 * len(joining)
+
+
+def test_a_failed_join_changes_nothing() -> None:
+    model = kv_model("attention")
+    batch, twin = (
+        kv.BatchCache([_filled("attention", 9), _filled("attention", 5, 2)]) for _ in range(2)
+    )
+    alien = _filled("attention", 4)
+    alien[1].keys = mx.zeros((1, 3, 4, 8))  # of a model with three heads
+    with pytest.raises(ValueError, match="broadcast"):
+        batch.join([(_filled("attention", 7), 0), (alien, 0)])
+    assert len(batch) == 2
+    fed = mx.array([[3], [4]])
+    assert mx.array_equal(model(fed, cache=batch.layers), model(fed, cache=twin.layers))
+
+
+LARGE: dict[str, dict[str, Any]] = {
+    "attention": {"num_key_value_heads": 4, "head_dim": 128},
+    "window": {"num_key_value_heads": 4, "head_dim": 256, "sliding_window": 60},
+    "state space": {"num_heads": 32, "head_dim": 64, "state_size": 64, "ssm_state_size": 64},
+    "latent": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.parametrize("seed", range(3 if TEST_LONG else 1))
+def test_what_is_stored_holds_the_bytes_that_are_counted(kind: str, seed: int) -> None:
+    dice, stored = random.Random(seed), list[kv.RowCache]()
+    model = kv_model(kind, **LARGE[kind])
+    _fill_store(model, dice, stored[:], 1)  # what MLX keeps from a first run
+    gc.collect()
+    mx.synchronize()
+    before = mx.get_active_memory()
+    _fill_store(model, dice, stored, 25)
+    gc.collect()
+    mx.synchronize()
+    held = mx.get_active_memory() - before
+    counted = sum(map(kv.nbytes, stored))
+    assert counted > 3_000_000
+    assert held == pytest.approx(counted, rel=0.03)
+
+
+def _fill_store(model: Any, dice: random.Random, stored: list[kv.RowCache], rounds: int) -> None:
+    """Store rows from the middle of a prefill, and from a batch that they leave."""
+    batch = kv.BatchCache()
+    for _ in range(rounds):
+        lengths = [dice.randrange(20, 120) for _ in range(dice.choice([0, 1, 3]))]
+        if lengths:
+            group = kv.BatchCache([kv.new_row(model) for _ in lengths])
+            tokens = [words(max(lengths), dice.randrange(9)) for _ in lengths]
+            with group.prefill(lengths) as layers:
+                mx.eval(model(mx.array(tokens), cache=layers))
+            stored.append(group.extract(0))
+            batch.absorb(group, range(len(group)))
+        if stored and dice.random() < 0.3:
+            batch.join([(kv.clone(dice.choice(stored)), 0)])
+        for _ in range(dice.choice([0, 1, 4])):
+            if len(batch):
+                mx.eval(model(mx.array([[5]] * len(batch)), cache=batch.layers))
+        while len(batch) > 3:
+            place = dice.randrange(len(batch))
+            stored.append(batch.extract(place))
+            batch.leave([place])
+
+
+@pytest.mark.parametrize("kind", [*MODELS, "compressed"])
+def test_a_row_costs_what_was_estimated(kind: str) -> None:
+    """Up to the room behind its last token, and what a chunk adds to a full window."""
+    model = kv_model(kind)
+    cost, row = kv.cost(model), kv.new_row(model)
+    for tokens in range(100, 1300, 100):
+        mx.eval(model(mx.zeros((1, 100), mx.int32), cache=row))
+        window = sum(size for size, _ in cost.windowed) * 99
+        assert kv.nbytes(row) <= cost.of(tokens + 255) + window
+    assert cost.of(1200) < 1.4 * kv.nbytes(row)
+
+
+@pytest.mark.parametrize("length", [3, 30])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_pass_that_is_taken_back_leaves_no_trace(kind: str, rows: int, length: int) -> None:
+    """Rows keep all, some or none of what they were fed; what they lose is fed again."""
+    model = kv_model(kind)
+    if not kv.can_prefill_together(model):
+        rows = 1  # side by side, they cannot be fed different numbers of tokens
+    texts = [words(length + 12, start) for start in range(rows)]
+    filled = [_fed(model, own[:length]) for own in texts]
+    batch = kv.BatchCache([kv.clone(row) for row in filled])
+    done = [length] * rows
+    for want in (2, 4, 0, 1):
+        counts = [max(4 - place, 1) for place in range(rows)]
+        wrong = [
+            [*own[at : at + min(want, count)], *[9] * (count - min(want, count)), *[0] * 4][:4]
+            for own, at, count in zip(texts, done, counts, strict=True)
+        ]
+        fed = [row[: max(counts)] for row in wrong]
+        mx.eval(model(mx.array(fed), cache=batch.begin(counts)))
+        kept = batch.end([min(want, count) for count in counts])
+        done = [at + count for at, count in zip(done, kept, strict=True)]
+    after = model(mx.array([[own[at]] for own, at in zip(texts, done, strict=True)]), batch.layers)
+    for row, (own, at) in enumerate(zip(texts, done, strict=True)):
+        expected = model(mx.array([own[at : at + 1]]), _fed(model, own[:at]))
+        assert mx.allclose(after[row], expected[0], atol=1e-3)
+    assert max(done) > length
+
+
+def _fed(model: Any, tokens: Sequence[int]) -> kv.RowCache:
+    row = kv.new_row(model)
+    mx.eval(model(mx.array([tokens]), cache=row))
+    return row
+
+
+def _addresses(layers: Sequence[Any]) -> list[int]:
+    parts = [part for layer in layers for part in (layer.keys, layer.values)]
+    return [np.asarray(part).__array_interface__["data"][0] for part in parts]
+
+
+def test_a_sequence_that_waits_for_a_pass_does_not_cause_a_copy_of_the_kv() -> None:
+    model = kv_model("attention")
+    batch = kv.BatchCache([_filled("attention", 9), _filled("attention", 9, 2)])
+    mx.eval([layer.state for layer in batch.layers])
+    before = _addresses(batch.layers)
+    for _ in range(3):
+        model(mx.array([[3, 4], [5, 6]]), cache=batch.layers)
+        mark = batch.marker()
+        model(mx.array([[7], [8]]), cache=batch.layers)
+        mx.eval([layer.keys for layer in batch.layers], [layer.values for layer in batch.layers])
+        mx.eval(mark)
+    assert _addresses(batch.layers) == before
+
+
+def test_a_batch_that_is_taken_over_as_a_whole_is_not_copied() -> None:
+    group = kv.BatchCache([_filled("attention", 9), _filled("attention", 5)])
+    layers = group.layers
+    batch = kv.BatchCache()
+    batch.absorb(group, [0, 1])
+    assert batch.layers is layers
+    assert not len(group)

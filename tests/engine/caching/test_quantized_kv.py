@@ -1,0 +1,338 @@
+"""Quantised caches against a plain model of them, in batches of every history, and at load."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import random
+import threading
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_map
+
+from backend.engine.caching import kv
+from backend.engine.caching.cache_form import use_cache_kind
+from backend.engine.caching.cache_kind import CacheKind, cache_kind
+from backend.engine.caching.quantized_kv import QuantizedRow
+from backend.engine.engine import Engine
+from backend.engine.errors import InvalidRequest
+from backend.engine.events import Finished
+from backend.engine.load_request import LoadRequest
+from backend.engine.loading.loader import load
+from backend.engine.planning.plan import CacheCost
+from backend.engine.request import ChatPrompt, GenerationRequest
+from backend.engine.settings import Settings
+from tests.engine.loading_models import write_model
+from tests.engine.loads import at_once
+from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
+from tests.engine.rounds import engine_model
+from tests.engine.test_parity import check_schedule
+from tests.long import TEST_LONG
+
+pytestmark = pytest.mark.usefixtures("small_grammars")
+EIGHT = CacheKind(8, 32)
+FOUR = CacheKind(4, 32)
+LAYERS = 2
+
+
+@pytest.fixture(autouse=True)
+def _no_compiler() -> None:
+    mx.disable_compile()
+
+
+@cache
+def model_of(kind: CacheKind, config: str = "full", **changes: Any) -> Any:
+    """A random model with heads of 64 values whose caches are of the kind."""
+    sizes = CONFIGS[config] | {"head_dim": 64} | changes
+    module = importlib.import_module(f"mlx_lm.models.{sizes['model_type']}")
+    model = module.Model(module.ModelArgs.from_dict(sizes))
+    keys = iter(mx.random.split(mx.random.key(7), 100))
+    model.update(tree_map(lambda weight: _random(weight, next(keys)), model.parameters()))
+    mx.eval(model.parameters())
+    use_cache_kind(model, kind)
+    return model
+
+
+def _random(weight: mx.array, key: mx.array) -> mx.array:
+    if weight.ndim < 2:
+        return 1 + 0.1 * mx.random.normal(weight.shape, key=key)
+    return 0.2 * mx.random.normal(weight.shape, key=key)
+
+
+def prefilled(model: Any, tokens: list[int], cut: int = 0) -> kv.RowCache:
+    """A row with the KV of the tokens, computed in two steps at `cut` if given."""
+    row = kv.new_row(model)
+    for part in (tokens[:cut], tokens[cut:]):
+        if part:
+            model(mx.array([part]), cache=row)
+            kv.evaluate(row)
+    return row
+
+
+def same(left: kv.RowCache, right: kv.RowCache) -> bool:
+    """Whether two rows hold equal keys and values.
+
+    The same sums in another order can differ in their last bit, and where that crosses the border
+    between two steps of the quantisation, a value ends up one step away, and so do a few values
+    computed from it. Another token would move all of them by many steps.
+    """
+    pairs = zip(left, right, strict=True)
+    return all(
+        mine.offset == other.offset and _alike(getattr(mine, name), getattr(other, name), mine)
+        for mine, other in pairs
+        for name in ("keys", "values")
+    )
+
+
+def _alike(mine: Any, other: Any, row: QuantizedRow) -> bool:
+    values = []
+    for packed in (mine, other):
+        weights, scales, biases = (part[0, :, : row.offset] for part in packed)
+        values.append(
+            mx.dequantize(weights, scales, biases, group_size=row.group_size, bits=row.bits)
+        )
+    step = mx.abs(other[1]).max()
+    moved = mx.abs(values[0] - values[1])
+    return bool(((moved > step / 100).mean() < 0.03).item() and (moved.max() < 2 * step).item())
+
+
+@pytest.mark.parametrize(("kind", "schedules"), [(EIGHT, 8), (FOUR, 5), (CacheKind(5, 32), 2)])
+def test_every_row_gets_the_same_tokens_as_alone(kind: CacheKind, schedules: int) -> None:
+    model = engine_model(model_of(kind))
+    schedules = schedules if TEST_LONG else (schedules + 1) // 2
+    seen: Counter[str] = Counter()
+    for seed in range(schedules):
+        seen += check_schedule(model, random.Random(seed))
+    assert seen["rows served from the prefix cache"] > schedules
+    assert seen["rows preempted"] > 0
+
+
+def test_eight_bits_are_close_to_none_and_four_less_so() -> None:
+    """Each bit halves the error: over the same range, a step of 4 bits is 17 times one of 8."""
+    tokens = mx.array([[token * 7 % VOCABULARY for token in range(1, 80)]])
+    exact = model_of(CacheKind())(tokens)
+    errors = []
+    for kind in (EIGHT, FOUR):
+        model = model_of(kind)
+        difference = model(tokens, cache=kv.new_row(model)) - exact
+        errors.append(difference.square().mean().sqrt().item() / exact.std().item())
+    assert 0 < errors[0] < 0.01
+    assert 8 < errors[1] / errors[0] < 34
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("group", [32, 64])
+def test_a_row_costs_the_bytes_of_its_packed_values(bits: int, group: int) -> None:
+    """64 values of a head take 64 x bits / 8 bytes, and a float32 scale and bias per group."""
+    model = model_of(CacheKind(bits, group))
+    per_head = 64 * bits // 8 + 64 // group * 8
+    per_token = LAYERS * 2 * 2 * per_head
+    cost = kv.cost(model)
+    assert cost == CacheCost(per_token, 0)
+    plain = kv.cost(model_of(CacheKind()))
+    assert plain.per_token == LAYERS * 2 * 2 * 64 * 4 > cost.per_token
+    row = prefilled(model, list(range(1, 40)))
+    assert kv.nbytes(row) == cost.of(39)
+    assert kv.nbytes(kv.BatchCache([row]).extract(0)) == 39 * per_token
+    assert kv.BatchCache([row, row]).nbytes == 2 * cost.of(39)
+
+
+def test_a_trimmed_prefix_equals_recomputation() -> None:
+    model = model_of(EIGHT)
+    tokens = list(range(1, 60))
+    batch = kv.BatchCache([prefilled(model, tokens[:30]), prefilled(model, tokens[10:25])])
+    for token in tokens[30:]:
+        model(mx.array([[token], [5]]), cache=batch.layers)
+    stored = batch.extract(0)
+    kv.evaluate(stored)
+    assert kv.can_trim(stored)
+    assert kv.always_trims(stored)
+    copy = kv.clone(stored)
+    assert kv.trim(copy, 19)
+    assert kv.nbytes(copy) == 40 * kv.cost(model).per_token
+    model(mx.array([[70, 71]]), cache=copy)
+    assert same(copy, prefilled(model, [*tokens[:40], 70, 71]))
+    assert same(stored, prefilled(model, tokens)), "the copy changed the original"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 17])
+def test_how_a_prompt_is_divided_does_not_matter(cut: int) -> None:
+    model = model_of(EIGHT)
+    tokens = list(range(1, 40))
+    assert same(prefilled(model, tokens, cut), prefilled(model, tokens))
+
+
+def test_tokens_fed_at_once_see_what_they_see_one_by_one() -> None:
+    """As when drafts are verified: several tokens for rows in a batch."""
+    model = model_of(EIGHT)
+    rows = [list(range(1, 30)), list(range(40, 52))]
+    together = kv.BatchCache([prefilled(model, row) for row in rows])
+    fed = [[60, 61, 62, 63], [70, 71, 72, 73]]
+    logits = model(mx.array(fed), cache=together.layers)
+    for at, row in enumerate(rows):
+        single = prefilled(model, row)
+        steps = [model(mx.array([[token]]), cache=single) for token in fed[at]]
+        assert mx.allclose(logits[at], mx.concatenate(steps, axis=1)[0], atol=0.02)
+        assert same(together.extract(at), single)
+
+
+def test_an_empty_row_joins_and_leaves_like_others() -> None:
+    model = model_of(EIGHT)
+    batch = kv.BatchCache([kv.new_row(model), kv.new_row(model), prefilled(model, [1, 2, 3])])
+    model(mx.array([[4], [5], [6]]), cache=batch.layers)
+    assert same(batch.extract(1), prefilled(model, [5]))
+    batch.leave([0, 2])
+    assert same(batch.layers, prefilled(model, [5]))
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [("window", "sliding window"), ("hybrid", "recurrent state"), ("recurrent", "recurrent state")],
+)
+def test_a_model_with_other_state_is_refused(config: str, why: str) -> None:
+    model = random_model(config)
+    with pytest.raises(InvalidRequest, match=why):
+        use_cache_kind(model, EIGHT)
+    assert kv.cost(model).fixed or kv.cost(model).windowed, "the model lost its own caches"
+
+
+def test_unsupported_attention_is_refused_and_leaves_the_model_unchanged() -> None:
+    """gemma2 caps its attention's logits, in code of its own."""
+    changes = {"model_type": "gemma2", "query_pre_attn_scalar": 8}
+    model = model_of(CacheKind(), **changes)
+    with pytest.raises(InvalidRequest, match="does not go through"):
+        use_cache_kind(model, EIGHT)
+    assert kv.cost(model) == kv.cost(model_of(CacheKind()))
+
+
+def test_attention_sinks_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlx_lm.models import base, qwen3
+
+    model = model_of(CacheKind())
+    sinks = mx.zeros((4,))
+    monkeypatch.setattr(
+        qwen3,
+        "scaled_dot_product_attention",
+        lambda *args, **rest: base.scaled_dot_product_attention(*args, **rest, sinks=sinks),
+    )
+    with pytest.raises(InvalidRequest, match="attention sinks"):
+        use_cache_kind(model, EIGHT)
+
+
+@pytest.mark.parametrize(
+    ("size", "wish", "chosen"), [(128, 0, 64), (64, 0, 64), (96, 0, 32), (32, 0, 32), (128, 32, 32)]
+)
+def test_the_group_size_divides_the_head_size(size: int, wish: int, chosen: int) -> None:
+    model = model_of(CacheKind(), head_dim=size)
+    try:
+        assert use_cache_kind(model, CacheKind(8, wish)) == CacheKind(8, chosen)
+        assert {layer.group_size for layer in kv.new_row(model)} == {chosen}
+    finally:
+        del model.make_cache
+
+
+@pytest.mark.parametrize(("size", "wish", "why"), [(8, 0, "8 values"), (96, 64, "64 does not")])
+def test_heads_that_do_not_divide_are_refused(size: int, wish: int, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        use_cache_kind(model_of(CacheKind(), head_dim=size), CacheKind(8, wish))
+
+
+def test_a_cache_dtype_must_be_that_of_the_model() -> None:
+    model = model_of(CacheKind())
+    assert use_cache_kind(model, CacheKind(dtype="float32")) == CacheKind(dtype="float32")
+    with pytest.raises(InvalidRequest, match=r"cannot be bfloat16: .* float32"):
+        use_cache_kind(model, CacheKind(dtype="bfloat16"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "options", "kind"),
+    [
+        ("", "", {}, CacheKind()),
+        ("F16", "", {}, CacheKind()),
+        ("f32", "", {}, CacheKind(dtype="float32")),
+        ("f16", "bf16", {}, CacheKind(dtype="bfloat16")),
+        ("q8_0", "Q8_0", {}, CacheKind(8, 32)),
+        ("q4_0", "q4_1", {}, CacheKind(4, 32)),
+        ("q5_1", "q5_1", {"kv_group_size": 64}, CacheKind(5, 64)),
+        ("", "", {"kv_bits": 6}, CacheKind(6)),
+        ("", "", {"kv_bits": 8, "kv_group_size": 128}, CacheKind(8, 128)),
+        ("q8_0", "q8_0", {"kv_bits": 8}, CacheKind(8, 32)),
+    ],
+)
+def test_names_and_options_select_a_kind(
+    key: str, value: str, options: dict[str, Any], kind: CacheKind
+) -> None:
+    assert cache_kind(Settings(**options), key, value) == kind
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "options", "why"),
+    [
+        ("q8", "q8", {}, "CacheTypeKey is 'q8'"),
+        ("", "iq4_nl", {}, "CacheTypeValue is 'iq4_nl'"),
+        ("q8_0", "", {}, "CacheTypeValue is 'f16'.* alike"),
+        ("q8_0", "q4_0", {}, "alike"),
+        ("f32", "bf16", {}, "in one type"),
+        ("f16", "f16", {"kv_bits": 8}, "kv_bits is 8, but"),
+        ("q4_0", "q4_0", {"kv_bits": 8}, "kv_bits is 8, but"),
+        ("", "", {"kv_bits": 7}, "kv_bits is 7"),
+        ("", "", {"kv_bits": 8, "kv_group_size": 48}, "kv_group_size is 48"),
+        ("", "", {"kv_group_size": 32}, "not quantised"),
+    ],
+)
+def test_unsupported_quantisations_are_refused(
+    key: str, value: str, options: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        cache_kind(Settings(**options), key, value)
+
+
+async def _answers(engine: Engine, questions: list[str]) -> list[str]:
+    async def answer(question: str) -> str:
+        prompt = ChatPrompt(({"role": "user", "content": question},))
+        async with engine.submit(GenerationRequest(question, prompt, max_tokens=60)) as generation:
+            events = [event async for event in generation]
+        return "".join(event.text for event in events if not isinstance(event, Finished))
+
+    return list(await asyncio.gather(*map(answer, questions)))
+
+
+async def test_a_trained_model_answers_the_same_with_every_cache(tmp_path: Path) -> None:
+    """Through the real engine; a load that fails leaves model and cache unchanged."""
+    model = str(Path(__file__).parents[2] / "models" / "tiny_text")
+    window = write_model(tmp_path / "window", **CONFIGS["window"])
+    questions = ["Hello!", "Count to 12.", "What is 3 + 4?", "Count to 30."]
+    engine = Engine()
+    engine.start()
+    try:
+        await engine.load(LoadRequest("plain", model))
+        expected = await _answers(engine, questions)
+        assert expected[1] == "1 2 3 4 5 6 7 8 9 10 11 12"
+        await engine.load(LoadRequest("m", model, cache_type_key="q8_0", cache_type_value="q8_0"))
+        assert await _answers(engine, questions) == expected
+        with pytest.raises(InvalidRequest, match="sliding window"):
+            await engine.load(LoadRequest("window", str(window), settings={"kv_bits": 8}))
+        with pytest.raises(InvalidRequest, match="iq4_nl"):
+            await engine.load(LoadRequest("n", model, cache_type_key="iq4_nl"))
+        assert engine.require_model().name == "m"
+        assert await _answers(engine, questions[:1]) == expected[:1]
+    finally:
+        await engine.stop(10)
+
+
+def test_a_load_prepares_the_requested_cache() -> None:
+    model = str(Path(__file__).parents[2] / "models" / "tiny_text")
+    costs = {}
+    for name in ("", "q8_0", "q4_0"):
+        request = LoadRequest("m", model, cache_type_key=name, cache_type_value=name)
+        engine, _, _ = at_once(load(request, 1, threading.Event()))
+        assert engine is not None
+        costs[name] = engine.cost.per_token
+        assert engine.slots == 16
+    # 4 layers, 2 heads, keys and values of 32 numbers: float32, or packed with scale and bias
+    assert costs == {"": 16 * 128, "q8_0": 16 * (32 + 8), "q4_0": 16 * (16 + 8)}

@@ -1,0 +1,103 @@
+"""The number of guesses follows measured costs and gains, and is 0 where none pays."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from backend.engine.planning.guess_width import WIDTHS, GuessWidth
+
+Cost = Callable[[int], float]  # seconds of a step, by the guesses for each sequence
+
+
+class Play:
+    """Decodes by counting; a guess after a right one is right with a fixed probability."""
+
+    def __init__(self, cost: Cost, chance: float, rows: int = 1, most: int = 8) -> None:
+        self.widths = GuessWidth(most)
+        self.cost, self.chance, self.rows, self.most = cost, chance, rows, most
+        self.dice = random.Random(1)
+        self.before = -1
+        self.length = 100
+
+    def run(self, tokens: int) -> tuple[float, list[int]]:
+        """Seconds for that many tokens of each sequence, and the widths that were chosen."""
+        seconds, chosen, done = 0.0, list[int](), 0.0
+        while done < tokens:
+            width = self.widths.choose(self.rows, self.length, self.most)
+            right = [self._right(width) for _ in range(self.rows)]
+            took = self.cost(width) * self.dice.uniform(0.97, 1.03)
+            timed = took if width == self.before else 0.0
+            self.widths.learn(self.rows, self.length, width, width * self.rows, right, timed)
+            self.before = width
+            seconds += took
+            chosen.append(width)
+            done += 1 + sum(right) / self.rows
+        return seconds / done * tokens, chosen
+
+    def _right(self, width: int) -> int:
+        return next((at for at in range(width) if self.dice.random() >= self.chance), width)
+
+
+def flat(width: int) -> float:
+    """The time of a step on a GPU with compute to spare."""
+    return 0.02 * (1 + 0.02 * width)
+
+
+def steep(width: int) -> float:
+    """The time of a step in which each token costs nearly as much as a whole step."""
+    return 0.02 * (1 + 0.95 * width)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8])
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.9])
+@pytest.mark.parametrize("cost", [flat, steep])
+def test_it_is_near_the_best_fixed_width_and_never_slower_than_none(
+    cost: Cost, chance: float, rows: int
+) -> None:
+    seconds, _ = Play(cost, chance, rows).run(2000)
+    expected = {
+        width: cost(width) / sum(chance**at for at in range(width + 1))
+        for width in WIDTHS
+        if width <= 8
+    }
+    assert seconds / 2000 < 1.12 * min(expected.values())
+    assert seconds / 2000 < 1.03 * expected[0]
+
+
+def test_predictable_text_is_noticed() -> None:
+    play = Play(flat, 0.0)
+    assert set(play.run(600)[1][-100:]) <= {0, 1, 2}
+    play.chance = 0.95
+    play.run(600)
+    assert max(play.run(100)[1]) == 8
+
+
+def test_a_slower_machine_is_noticed() -> None:
+    play = Play(flat, 0.7)
+    assert play.run(600)[1][-1] > 0
+    play.cost = steep
+    play.run(600)
+    chosen = play.run(600)[1]
+    assert sum(width == 0 for width in chosen) > 0.8 * len(chosen)
+
+
+def test_the_same_events_give_the_same_widths() -> None:
+    assert Play(flat, 0.6).run(500) == Play(flat, 0.6).run(500)
+
+
+def test_no_width_exceeds_what_fits() -> None:
+    play = Play(flat, 0.95, most=3)
+    play.widths = GuessWidth(64)
+    assert max(play.run(500)[1]) == 2
+
+
+def test_the_report_has_the_gain() -> None:
+    play = Play(flat, 0.9)
+    play.run(500)
+    report = play.widths.report
+    assert report.width == 8
+    assert 0.6 < report.accepted / report.proposed < 0.9
+    assert 3 < report.gain < 6

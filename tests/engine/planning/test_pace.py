@@ -1,0 +1,84 @@
+"""The pace of prefill."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend.engine.planning.pace import SMALLEST_STEP, Pace
+
+
+def test_a_slow_model_gets_short_steps_while_streams_run() -> None:
+    pace = Pace(512, stall_ms=250)
+    for _ in range(20):
+        pace.measured(64, 64 * 0.005)
+    assert pace.tokens(running=True) == 48
+    assert pace.tokens(running=False) == 200
+
+
+def test_a_fast_model_gets_the_configured_maximum() -> None:
+    pace = Pace(512, stall_ms=250)
+    for _ in range(20):
+        pace.measured(64, 64 * 1e-5)
+    assert pace.tokens(running=True) == 512
+
+
+def test_if_even_a_few_tokens_take_long_steps_are_small_and_still_measured() -> None:
+    """Far into a long prompt, on a CPU, 32 tokens would delay a stream for 0.8 seconds."""
+    pace = Pace(512, stall_ms=250)
+    for _ in range(20):
+        tokens = pace.tokens(running=True, behind=3600)
+        pace.measured(tokens, tokens * 0.026, behind=3600)
+    assert pace.tokens(running=True, behind=3600) == 8
+    for _ in range(20):
+        tokens = pace.tokens(running=True, behind=3600)
+        pace.measured(tokens, tokens * 0.005, behind=3600)
+    assert pace.tokens(running=True, behind=3600) >= 32
+
+
+def test_a_handful_of_tokens_is_not_measured() -> None:
+    pace = Pace(512, stall_ms=250)
+    pace.measured(64, 64 * 1e-5)
+    pace.measured(1, 0.5)
+    assert pace.tokens(running=True) == 512
+
+
+@given(st.floats(1e-6, 1.0), st.integers(1, 8192), st.booleans())
+def test_a_step_is_never_empty_and_never_above_the_maximum(
+    seconds: float, most: int, running: bool
+) -> None:
+    pace = Pace(most, stall_ms=250)
+    pace.measured(64, 64 * seconds)
+    assert SMALLEST_STEP <= pace.tokens(running=running) <= max(most, SMALLEST_STEP)
+
+
+@pytest.mark.parametrize(("level", "slope"), [(1e-4, 1e-8), (1e-4, 0.0), (2e-3, 1e-7)])
+def test_short_and_very_long_prompts_take_turns_within_the_stall_limit(
+    level: float, slope: float
+) -> None:
+    dice, pace = random.Random(1), Pace(100_000, stall_ms=250)
+    taken: list[float] = []
+    for course in range(200):
+        total, behind = dice.choice([100, 100, 500, 60_000]), 0
+        while behind < total:
+            most = pace.tokens(running=True, behind=behind)
+            tokens = min(most, total - behind)
+            seconds = tokens * (level + slope * behind) * dice.uniform(0.9, 1.1)
+            if course > 5 and most > SMALLEST_STEP:
+                taken.append(seconds / 0.25)
+            pace.measured(tokens, seconds, behind)
+            behind += tokens
+    assert max(taken) < 1.3
+
+
+def test_a_slower_machine_is_noticed_at_any_length() -> None:
+    pace = Pace(100_000, stall_ms=250)
+    for slower in (1, 8):
+        for behind in (0, 500, 40_000) * 10:
+            pace.measured(128, 128 * slower * (1e-4 + 1e-8 * behind), behind)
+        for behind in (0, 40_000):
+            expected = 0.25 / (slower * (1e-4 + 1e-8 * behind))
+            assert abs(pace.tokens(running=True, behind=behind) - expected) < 32 + 0.1 * expected

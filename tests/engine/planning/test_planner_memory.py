@@ -1,0 +1,134 @@
+"""What the planner guarantees about memory: cases that the simulation found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from backend.engine.planning.pace import SMALLEST_STEP
+from backend.engine.planning.plan import (
+    Arrived,
+    CacheCost,
+    Limits,
+    OtherBytes,
+    PassCost,
+    PlannerEvent,
+    Prefilled,
+    PrefillTimed,
+    Started,
+)
+from backend.engine.planning.planner import Planner
+from backend.engine.planning.prefix_index import PrefixKey
+
+
+def limits(room: int, **changes: object) -> Limits:
+    settings: dict[str, object] = {
+        "cost": CacheCost(1, 0),
+        "slots": 8,
+        "room": room,
+        "prompt_cache": room,
+        "max_entries": 0,
+        "prefill_chunk": 512,
+        "stall_ms": 250.0,
+    }
+    return Limits(**(settings | changes))  # type: ignore[arg-type]
+
+
+def arrived(number: int, tokens: list[int]) -> Arrived:
+    return Arrived(number, PrefixKey(tokens), tokens, limit=512)
+
+
+def test_an_entry_that_a_sequence_starts_from_is_removed_in_a_later_step() -> None:
+    stored = list(range(1, 1001))
+    planner = Planner(limits(3328 + 500))
+    planner.entries.index.add(7, PrefixKey(stored), 1024)
+    continued = arrived(1, [*stored[:600], *range(5000, 5100)])
+    other = arrived(2, list(range(9000, 9700)))
+    plan = planner.plan(0.0, [continued, other])
+    assert [(start.sequence, start.source is not None) for start in plan.start] == [(1, True)]
+    assert plan.evict == ()
+    later = planner.plan(0.1, [])
+    assert later.evict == (7,)
+    assert [start.sequence for start in later.start] == [2]
+
+
+HYBRID = CacheCost(per_token=1, fixed=2000)
+
+
+def test_snapshots_of_running_sequences_are_charged() -> None:
+    """With 512 bytes of KV each, snapshots of 2000 bytes are what fills the memory."""
+    planner = Planner(limits(20_000, cost=HYBRID, trims=False))
+    plan = planner.plan(0.0, [arrived(number, [number] * 200) for number in range(1, 8)])
+    rows = sum(HYBRID.of(one.charged) for one in planner.sequences.admitted.values())
+    wanted = sum(len(one.places) for one in planner.sequences.admitted.values())
+    assert plan.start
+    assert rows + wanted * 2000 <= 20_000
+
+
+def test_the_turns_of_a_conversation_do_not_pile_up_snapshots() -> None:
+    planner = Planner(limits(1 << 30, cost=HYBRID, trims=False))
+    tokens = list(range(5000))
+    key = PrefixKey(tokens)
+    planner.entries.index.add(7, key, 100_000, places=range(100, 5000, 100))
+    plan = planner.plan(0.0, [arrived(1, [*tokens, 1, 2, 3])])
+    (start,) = plan.start
+    assert start.source is not None
+    assert start.source.length == 5000
+    assert 0 < len(start.snapshots) <= 5
+
+
+def test_bytes_that_will_soon_be_freed_refuse_no_sequence() -> None:
+    planner = Planner(limits(2000))
+    plan = planner.plan(0.0, [OtherBytes(1000), arrived(1, [1] * 1000)])
+    assert (plan.start, plan.refuse) == ((), ())
+    plan = planner.plan(0.1, [OtherBytes(0)])
+    assert [start.sequence for start in plan.start] == [1]
+
+
+def test_features_are_dropped_for_a_sequence() -> None:
+    planner = Planner(limits(2000))
+    plan = planner.plan(0.0, [OtherBytes(0, features=1000), arrived(1, [1] * 1000)])
+    assert [start.sequence for start in plan.start] == [1]
+    assert plan.features == 2000 - 1536
+
+
+def test_passes_shrink_as_attention_scores_grow() -> None:
+    """At 4,000 tokens a pass of 512 would need 2 MB for attention scores, where 1 MB is left."""
+    passes = PassCost(per_pair=1.0)
+    planner = Planner(limits(5000 + (1 << 20), prefill_chunk=512, passes=passes))
+    events: list[PlannerEvent] = [PrefillTimed(512, 0.01), arrived(1, [1] * 4000)]
+    sizes: list[int] = []
+    now = 0.0
+    while not planner.sequences.of("decode"):
+        plan = planner.plan(now, events)
+        events = [Started(start.sequence, 0) for start in plan.start]
+        for part in (part for group in plan.prefill for part in group):
+            sizes.append(part.end - part.start)
+            assert sizes[-1] * part.end <= 1 << 20
+            events.append(Prefilled(1, part.end))
+        now += 0.1
+    assert sizes[0] == 512
+    assert SMALLEST_STEP <= min(sizes[:-1]) < 512
+
+
+def test_a_lone_sequence_is_prefilled_token_by_token_rather_than_refused() -> None:
+    passes = PassCost(per_token=100)
+    kv = CacheCost(1, 0).of(300 + 512)
+    planner = Planner(limits(kv + 100 + 150, passes=passes))
+    plan = planner.plan(0.0, [arrived(1, [1] * 300)])
+    assert [part.end for group in plan.prefill for part in group] == [1]
+
+
+@pytest.mark.parametrize(("spare", "guesses"), [(3999, {}), (4100, {1: 4})])
+def test_the_states_from_before_a_step_with_guesses_are_charged_for(
+    spare: int, guesses: dict[int, int]
+) -> None:
+    """A row's state, once more as it was and once mixed: 4000 bytes."""
+    planner = Planner(limits(1 << 20, cost=HYBRID, trims=False, guesses=4, prompt_cache=0))
+    planner.widths.choose = lambda rows, longest, most: most  # type: ignore[method-assign]
+    one = replace(arrived(1, [1] * 200), guesses=4)
+    start = planner.plan(0.0, [one]).start[0]
+    planner.plan(0.1, [Started(start.sequence, 0)])
+    planner.limits = replace(planner.limits, room=HYBRID.of(200 + 512) + spare)
+    assert planner.plan(0.2, [Prefilled(1, 200)]).guess == guesses

@@ -1,0 +1,460 @@
+"""The index against a simple model that compares each entry token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from backend.engine.planning.prefix_index import BLOCK, Match, PrefixIndex, PrefixKey
+from tests.long import TEST_LONG
+
+Tokens = tuple[int, ...]
+
+# Runs of one token with lengths around block boundaries, so that most sequences share much.
+RUNS = st.tuples(
+    st.sampled_from([-(1 << 31), 0, 1, (1 << 31) - 1]),
+    st.sampled_from([1, 1, 2, BLOCK - 1, BLOCK, BLOCK + 1]),
+)
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> Tokens:
+    runs = draw(st.lists(RUNS, max_size=5))
+    return tuple(token for token, count in runs for _ in range(count))
+
+
+SEQUENCES = sequences()
+SHORT = st.lists(st.integers(0, 1), max_size=3).map(tuple)
+
+
+def common(left: Tokens, right: Tokens) -> int:
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))
+
+
+def whole_blocks(key: PrefixKey) -> list[bytes]:
+    return key.digests[: len(key) // BLOCK]
+
+
+# Keys
+
+
+@given(SEQUENCES, SEQUENCES)
+def test_keys_share_the_common_prefix_of_their_tokens(left: Tokens, right: Tokens) -> None:
+    shared = common(left, right)
+    assert PrefixKey(left).shared(PrefixKey(right)) == shared
+    assert PrefixKey(right).shared(PrefixKey(left)) == shared
+
+
+@given(SEQUENCES, SEQUENCES)
+def test_keys_are_ordered_like_their_tokens(left: Tokens, right: Tokens) -> None:
+    assert (PrefixKey(left) < PrefixKey(right)) == (left < right)
+
+
+@given(SEQUENCES, SEQUENCES, st.data())
+def test_a_key_cut_and_extended_is_the_key_of_its_tokens(
+    tokens: Tokens, more: Tokens, data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(0, len(tokens)))
+    whole = PrefixKey(tokens)
+    key = whole.prefix(cut).extended(more)
+    expected = PrefixKey((*tokens[:cut], *more))
+    assert key.tokens.tolist() == expected.tokens.tolist()
+    assert whole_blocks(key) == whole_blocks(expected)
+    assert whole.tokens.tolist() == list(tokens)
+    assert whole_blocks(whole) == whole_blocks(PrefixKey(tokens))
+
+
+@given(SEQUENCES, SEQUENCES, st.data())
+def test_prefixes_of_keys_share_no_more_than_their_length(
+    left: Tokens, right: Tokens, data: st.DataObject
+) -> None:
+    cut = data.draw(st.integers(0, len(left)))
+    assert PrefixKey(left).prefix(cut).shared(PrefixKey(right)) == common(left[:cut], right)
+
+
+def test_a_prefix_copies_nothing() -> None:
+    key = PrefixKey(range(10 * BLOCK))
+    prefix = key.prefix(7 * BLOCK + 3)
+    assert len(prefix) == 7 * BLOCK + 3
+    assert np.shares_memory(prefix.tokens, key.tokens)
+    assert prefix.digests is key.digests
+
+
+def test_a_key_does_not_change_with_its_source_array() -> None:
+    array = np.arange(3, dtype=np.int32)
+    key = PrefixKey(array)
+    array[0] = 9
+    assert key.tokens.tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="read-only"):
+        key.prefix(2).tokens[0] = 9
+
+
+@pytest.mark.parametrize("token", [1 << 31, -(1 << 31) - 1, 1 << 32])
+def test_a_token_that_does_not_fit_is_refused_and_never_wrapped(token: int) -> None:
+    for tokens in ([token], np.array([token], dtype=np.int64)):
+        with pytest.raises(ValueError, match="32 bits"):
+            PrefixKey(tokens)
+        with pytest.raises(ValueError, match="32 bits"):
+            PrefixKey([1]).extended(tokens)
+
+
+# The index
+
+
+@dataclass
+class Stored:
+    """places: lengths at which it serves, including its end; None: any length."""
+
+    tokens: Tokens
+    nbytes: int
+    places: frozenset[int] | None
+
+    def serves(self, prompt: Tokens) -> int:
+        shared = min(common(self.tokens, prompt), max(len(prompt) - 1, 0))
+        if self.places is None:
+            return shared
+        return max((place for place in self.places if place <= shared), default=0)
+
+    def replaces(self, old: Stored) -> bool:
+        """Whether it serves everything that an older entry served, or nearly."""
+        shared = common(self.tokens, old.tokens)
+        if old.places is None:
+            return self.places is None and shared == len(old.tokens)
+        if not any(place <= shared for place in old.places):
+            return False
+        served = sorted(old.places)
+        return all(self.nearly_serves(place, shared) for place in served[:-1] or served)
+
+    def nearly_serves(self, place: int, shared: int) -> bool:
+        most = min(place, shared)
+        if self.places is not None:
+            most = max((own for own in self.places if own <= most), default=0)
+        return place - most <= max(16, min(place, len(self.tokens) - place) // 2)
+
+
+class Model:
+    """The expected behaviour. entries: by id, the least recently used first."""
+
+    def __init__(self, max_bytes: int, max_entries: int) -> None:
+        self.max_bytes, self.max_entries = max_bytes, max_entries
+        self.entries: dict[int, Stored] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(entry.nbytes for entry in self.entries.values())
+
+    def touch(self, entry: int) -> None:
+        self.entries[entry] = self.entries.pop(entry)
+
+    def covering(self, tokens: Tokens, trimmable: bool) -> set[int]:
+        def covers(entry: Stored) -> bool:
+            if entry.places is None:
+                return True
+            return not trimmable and len(tokens) in entry.places
+
+        return {
+            number
+            for number, entry in self.entries.items()
+            if entry.tokens[: len(tokens)] == tokens and covers(entry)
+        }
+
+    def add(self, number: int, new: Stored, pinned: Collection[int]) -> set[int]:
+        replaced = {
+            old for old, entry in self.entries.items() if old not in pinned and new.replaces(entry)
+        }
+        for old in replaced:
+            del self.entries[old]
+        self.entries[number] = new
+        return replaced | set(self.evict(self.max_bytes, {*pinned, number}))
+
+    def evict(self, max_bytes: int, pinned: Collection[int]) -> list[int]:
+        gone = []
+        for number in list(self.entries):
+            if self.nbytes <= max_bytes and not 0 < self.max_entries < len(self.entries):
+                break
+            if number not in pinned:
+                del self.entries[number]
+                gone.append(number)
+        return gone
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Any order of calls. Most keys are trimmed and extended from earlier ones, as in chats."""
+
+    @initialize(
+        max_bytes=st.integers(40, 400),
+        max_entries=st.sampled_from([0, 0, 3, 6]),
+        kinds=st.sampled_from([(False,), (True,), (False, True)]),
+    )
+    def start(self, max_bytes: int, max_entries: int, kinds: tuple[bool, ...]) -> None:
+        self.kinds = kinds
+        self.bounds = max_bytes, max_entries
+        self.index, self.model = PrefixIndex(max_bytes, max_entries), Model(max_bytes, max_entries)
+        self.next = 0
+        self.course: list[tuple[Callable[[PrefixIndex], object], object]] = []
+
+    def ask(self, call: Callable[[PrefixIndex], Any]) -> Any:
+        answer = call(self.index)
+        self.course.append((call, answer))
+        return answer
+
+    def teardown(self) -> None:
+        """Replaying the same calls gives the same answers."""
+        if hasattr(self, "course"):
+            index = PrefixIndex(*self.bounds)
+            assert [call(index) for call, _ in self.course] == [said for _, said in self.course]
+
+    def key(self, data: st.DataObject) -> tuple[Tokens, PrefixKey]:
+        known = [entry.tokens for entry in self.model.entries.values()]
+        start = data.draw(st.sampled_from([(), *known]))
+        start = start[: data.draw(st.integers(0, len(start)) | st.just(len(start)))]
+        more = data.draw(SHORT | SEQUENCES)
+        return (*start, *more), PrefixKey(start).extended(more)
+
+    def pins(self, data: st.DataObject) -> set[int]:
+        if not self.model.entries:
+            return set()
+        return data.draw(st.sets(st.sampled_from(list(self.model.entries)), max_size=3))
+
+    def one(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from(list(self.model.entries)))
+
+    @rule(data=st.data(), nbytes=st.integers(1, 40), covered=st.booleans())
+    def add(self, data: st.DataObject, nbytes: int, covered: bool) -> None:
+        tokens, key = self.key(data)
+        trimmable = data.draw(st.sampled_from(self.kinds))
+        pinned = self.pins(data)
+        # Callers skip covered entries; the index must stay consistent if one does not.
+        if not tokens or (not covered and self.model.covering(tokens, trimmable)):
+            return
+        places = None
+        if not trimmable:
+            places = frozenset(data.draw(st.sets(st.integers(1, len(tokens)), max_size=4)))
+        number, self.next = self.next, self.next + 1
+        gone = self.ask(lambda index: index.add(number, key, nbytes, places=places, pinned=pinned))
+        assert len(gone) == len(set(gone))
+        served = None if places is None else places | {len(tokens)}
+        assert set(gone) == self.model.add(number, Stored(tokens, nbytes, served), pinned)
+
+    @rule(data=st.data())
+    def find(self, data: st.DataObject) -> None:
+        self.look(*self.key(data))
+        for entry in self.model.entries.values():
+            prompt = (*entry.tokens, *data.draw(SHORT))
+            self.look(prompt, PrefixKey(prompt))
+
+    def look(self, tokens: Tokens, key: PrefixKey) -> None:
+        entries = self.model.entries
+        length = max((entry.serves(tokens) for entry in entries.values()), default=0)
+        limit = max(len(tokens) - 1, 0)
+        shared = max((common(entry.tokens, tokens) for entry in entries.values()), default=0)
+        match = self.ask(lambda index: index.find(key))
+        assert (match.length, match.shared) == (length, min(shared, limit))
+        assert (match.entry is None) == (length == 0)
+        assert match.entry is None or entries[match.entry].serves(tokens) == length
+
+    @rule(data=st.data(), trimmable=st.booleans())
+    def cover(self, data: st.DataObject, trimmable: bool) -> None:
+        tokens, key = self.key(data)
+        covering = self.model.covering(tokens, trimmable)
+        found = self.ask(lambda index: index.covers(key, trimmable=trimmable))
+        assert found in covering if covering else found is None
+
+    @precondition(lambda self: self.model.entries)
+    @rule(data=st.data())
+    def touch(self, data: st.DataObject) -> None:
+        number = self.one(data)
+        self.ask(lambda index: index.touch(number))
+        self.model.touch(number)
+
+    @precondition(lambda self: self.model.entries)
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        number = self.one(data)
+        self.ask(lambda index: index.remove(number))
+        del self.model.entries[number]
+
+    @rule(data=st.data(), max_bytes=st.integers(0, 400))
+    def shrink(self, data: st.DataObject, max_bytes: int) -> None:
+        pinned = self.pins(data)
+        gone = self.ask(lambda index: index.shrink(max_bytes, pinned))
+        assert gone == self.model.evict(max_bytes, pinned)
+
+    @rule(data=st.data())
+    def clear_sometimes(self, data: st.DataObject) -> None:
+        if data.draw(st.integers(0, 19)) == 19:
+            assert self.ask(lambda index: index.clear()) == list(self.model.entries)
+            self.model.entries.clear()
+
+    @invariant()
+    def what_is_stored(self) -> None:
+        assert (self.index.nbytes, len(self.index)) == (self.model.nbytes, len(self.model.entries))
+        for number, entry in self.model.entries.items():
+            assert self.index.length(number) == len(entry.tokens)
+            assert self.index.size(number) == entry.nbytes
+            places = None if entry.places is None else tuple(sorted(entry.places))
+            assert self.index.places(number) == places
+
+
+IndexMachine.TestCase.settings = settings(
+    max_examples=150 if TEST_LONG else 50, stateful_step_count=40, deadline=None
+)
+TestIndex = IndexMachine.TestCase
+
+ANYWHERE = None
+AT_ITS_END = ()
+
+
+def index_of(
+    *entries: tuple[Iterable[int], Collection[int] | None], max_bytes: int = 1000
+) -> PrefixIndex:
+    index = PrefixIndex(max_bytes)
+    for number, (tokens, places) in enumerate(entries):
+        index.add(number, PrefixKey(list(tokens)), 10, places=places)
+    return index
+
+
+def test_an_empty_index_finds_nothing() -> None:
+    for tokens in ([], [1], [1, 2]):
+        assert PrefixIndex(10).find(PrefixKey(tokens)) == Match(None, 0, 0)
+
+
+def test_the_last_token_of_a_prompt_is_never_served() -> None:
+    index = index_of(([1, 2, 3], ANYWHERE))
+    assert index.find(PrefixKey([1, 2, 3])) == Match(0, 2, 2)
+    index = index_of(([1, 2, 3], AT_ITS_END))
+    assert index.find(PrefixKey([1, 2, 3])) == Match(None, 0, 2)
+    assert index.find(PrefixKey([1, 2, 3, 4])) == Match(0, 3, 3)
+
+
+def test_an_entry_serves_its_longest_place_within_the_shared_prefix() -> None:
+    index = index_of((range(1, 101), [20, 60]))
+    assert index.places(0) == (20, 60, 100)
+    for shared, length in ((100, 100), (99, 60), (60, 60), (59, 20), (20, 20), (19, 0)):
+        found = index.find(PrefixKey([*range(1, shared + 1), 500, 501]))
+        assert (found.length, found.shared) == (length, shared)
+
+
+def test_an_entry_with_the_same_places_and_more_replaces_another() -> None:
+    index = index_of((range(1, 101), [30, 60]), (range(201, 301), [30]))
+    assert index.add(7, PrefixKey([*range(1, 91), *range(500, 600)]), 10, places=[30, 60]) == [0]
+    assert index.add(8, PrefixKey([*range(201, 301), 1]), 10, places=[90]) == []
+
+
+def test_a_longer_conversation_replaces_its_prefix_unless_that_is_pinned() -> None:
+    index = index_of(([1, 2], ANYWHERE), ([1], AT_ITS_END))
+    assert index.add(7, PrefixKey([1, 2, 3]), 10, pinned=[0]) == [1]
+    assert index.add(8, PrefixKey([1, 2, 3, 4]), 10) == [7, 0]
+
+
+def test_the_last_used_entry_is_evicted_last() -> None:
+    index = index_of(([1], ANYWHERE), ([2], ANYWHERE), max_bytes=20)
+    index.find(PrefixKey([2, 2]))
+    index.touch(0)
+    assert index.add(2, PrefixKey([3]), 10) == [1]
+
+
+def test_one_entry_may_use_the_whole_budget() -> None:
+    index = index_of(([1], ANYWHERE), ([2], ANYWHERE), max_bytes=20)
+    assert index.add(2, PrefixKey([3]), 20) == [0, 1]
+
+
+def test_an_id_is_stored_once_and_unknown_ones_are_errors() -> None:
+    index = index_of(([1], ANYWHERE))
+    with pytest.raises(ValueError, match="0"):
+        index.add(0, PrefixKey([2]), 10)
+    for call in (index.touch, index.remove, index.length, index.size, index.places):
+        with pytest.raises(KeyError):
+            call(5)
+    assert index.find(PrefixKey([1, 2])) == Match(0, 1, 1)
+
+
+# Cost, in comparisons
+
+
+class CountedDigest(bytes):
+    """Counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedDigest.compared += 1
+        return bytes.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        CountedDigest.compared += 1
+        return bytes.__ne__(self, other)
+
+    __hash__ = bytes.__hash__
+
+
+def counted(tokens: list[int]) -> PrefixKey:
+    key = PrefixKey(tokens)
+    key.digests[:] = [CountedDigest(digest) for digest in key.digests]
+    return key
+
+
+@pytest.mark.parametrize("blocks", [4, 64, 1024])
+def test_two_keys_are_compared_in_a_logarithm_of_their_blocks(blocks: int) -> None:
+    left = counted([1] * (blocks * BLOCK))
+    for parted in (0, blocks // 2, blocks - 1):
+        tokens = [1] * (blocks * BLOCK)
+        tokens[parted * BLOCK + 5] = 2
+        right = counted(tokens)
+        CountedDigest.compared = 0
+        assert left.shared(right) == parted * BLOCK + 5
+        assert 0 < CountedDigest.compared <= blocks.bit_length()
+
+
+@pytest.mark.parametrize("trimmable", [True, False])
+@pytest.mark.parametrize("entries", [8, 64, 512])
+def test_a_prompt_is_compared_with_a_logarithm_of_the_entries(
+    monkeypatch: pytest.MonkeyPatch, entries: int, trimmable: bool
+) -> None:
+    prefix = PrefixKey([1] * (2 * BLOCK))
+    index = PrefixIndex(1 << 20)
+    for number in range(entries):
+        # Every other key extends the one before it.
+        key = prefix.extended([2] * (number // 2) + [3] * (number % 2))
+        index.add(number, key, 1, places=None if trimmable else ())
+    calls = 0
+    shared = PrefixKey.shared
+
+    def counting(self: PrefixKey, other: PrefixKey) -> int:
+        nonlocal calls
+        calls += 1
+        return shared(self, other)
+
+    monkeypatch.setattr(PrefixKey, "shared", counting)
+    for number in range(0, entries, max(1, entries // 16)):
+        calls = 0
+        match = index.find(prefix.extended([2] * (number // 2) + [4, 4]))
+        assert match.length == 2 * BLOCK + number // 2
+        # whole entries, and the lengths at which they serve
+        assert 0 < calls <= 2 * (entries.bit_length() + 2)
+
+
+def test_a_look_from_another_thread_survives_whatever_happens_meanwhile() -> None:
+    """Prompt threads look while the engine thread stores and evicts."""
+    index = PrefixIndex(1 << 20)
+    for entry in range(64):
+        index.add(entry, PrefixKey([entry, *range(40)]), 1)
+
+    class Meddling(PrefixKey):
+        def __lt__(self, other: PrefixKey) -> bool:
+            index.clear()
+            return super().__lt__(other)
+
+        def prefix(self, length: int) -> PrefixKey:
+            return Meddling(self.tokens[:length])
+
+    assert index.find(Meddling([63, *range(40), 1])).length in (0, 41)
+    assert len(index) == 0

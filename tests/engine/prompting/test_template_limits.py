@@ -1,0 +1,116 @@
+"""A bounded template renders what an unbounded one does, or reports that it is too costly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from backend.engine.prompting import template_limits
+from backend.engine.prompting.template_limits import BoundedEnvironment, CostlyTemplate
+
+TINY = Path(__file__).parents[2] / "models" / "tiny_chat_template.jinja"
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "image"}]},
+    {"role": "assistant", "content": "a" * 100, "tool_calls": [{"name": "f", "arguments": {}}]},
+    {"role": "user", "content": "Go on"},
+]
+TEMPLATES = [
+    TINY.read_text(),
+    "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{% endfor %}",
+    "{% for m in messages if m.role == 'user' %}{{ loop.revindex }}{{ m.content }}{% endfor %}",
+    "{% for m in nothing %}x{% else %}none{% endfor %}",
+    "{% for key, value in messages[0].items() %}{{ key ~ '=' ~ value ~ 1 ~ none }}{% endfor %}",
+    "{% for m in messages recursive %}{{ m.role }}{{ loop(m.tool_calls or []) }}{% endfor %}",
+    "{{ messages[2].content.replace('aa', 'b') | upper | indent(4) | trim }}",
+    "{{ messages | map(attribute='role') | join(', ') }}{{ ', '.join(['a', 'b']) }}",
+    "{{ '%s is %d' % ('x', 3) }}{{ '{:>5}'.format('a') }}{{ '%05d' | format(3) }}",
+    "{{ [1, 2] * 3 }}{{ 'ab' * 3 }}{{ 2 ** 10 }}{{ 7 % 4 }}{{ [1] + [2] }}{{ 1 + 1.5 }}",
+    "{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m(messages | length) }}{{ m(x=none) }}",
+    "{% set x = namespace(a='') %}{% for m in [1] %}{% set x.a = x.a ~ m %}{% endfor %}{{ x.a }}",
+    "{{ range(3) | list }}{{ nothing }}{{ true }}{{ none }}{{ 1.0 }}",
+    "{{ messages | selectattr('role', 'equalto', 'user') | list }}{{ {'a': [1]} | string }}",
+    "{{ messages[0] | dictsort }}{{ messages | groupby('role') | list }}",
+    "{{ 'a-b'.split('-') }}",
+    "{% filter upper %}abc{% endfilter %}{% set x %}block{{ 1 }}{% endset %}{{ x }}",
+]
+COSTLY = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "calls": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
+    "{{ m(40) }}",
+    "product": "{{ 'a' * 10 ** 10 }}",
+    "literal": "{{ 'a' | center(10000000000) }}",
+    "list": "{{ ([1] * 2 ** 20) * 2 ** 20 }}",
+    "doubling": "{% set ns = namespace(x='ab') %}{% for a in range(60) %}"
+    "{% set ns.x = ns.x ~ ns.x %}"
+    "{% endfor %}",
+    "sum": "{% set ns = namespace(x='ab') %}{% for a in range(60) %}{% set ns.x = ns.x + ns.x %}"
+    "{% endfor %}",
+    "nested": "{% set ns = namespace(x=['ab']) %}{% for a in range(60) %}"
+    "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    "nested-json": "{% set ns = namespace(x=['ab']) %}{% for a in range(60) %}"
+    "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
+    "output": "{% for a in range(99999) %}" + "a" * 100_000 + "{% endfor %}",
+    "macro": "{% macro m() %}{% for a in range(99999) %}"
+    + "a" * 100_000
+    + "{% endfor %}{% endmacro %}"
+    "{{ m() | length }}",
+    "width": "{{ '%9999999999d' % 1 }}",
+    "format": "{{ '{:9999999999}'.format(1) }}",
+    "filter-format": "{{ '%9999999999d' | format(1) }}",
+    "replace": "{{ ('a' * 99999).replace('', 'b' * 99999) }}",
+    "replace-filter": "{{ ('a' * 99999) | replace('a', 'b' * 99999) }}",
+    "join": "{{ (['a' * 99999] * 99999) | join }}",
+    "join-method": "{{ ('a' * 99999).join(['b'] * 99999) }}",
+    "tabs": "{{ ('\t' * 99999).expandtabs(99999) }}",
+    "number": "{{ 10 ** (10 ** 10) }}",
+    "kept": "{% set ns = namespace(x=[]) %}{% for a in range(99999) %}"
+    "{% set ns.x = ns.x + ['a' * 60000000] %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_cheap_templates_render_as_usual(template: str) -> None:
+    given: dict[str, Any] = {"messages": MESSAGES, "add_generation_prompt": True}
+    plain = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    bounded = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    assert bounded.from_string(template).render(given) == plain.from_string(template).render(given)
+
+
+@pytest.mark.parametrize("case", COSTLY)
+def test_costly_templates_are_stopped(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limits, "SECONDS", 0.3)
+    template = BoundedEnvironment().from_string(COSTLY[case])
+    with pytest.raises(CostlyTemplate):
+        template.render()
+
+
+def test_a_filter_that_is_added_later_is_limited_too() -> None:
+    environment = BoundedEnvironment()
+    environment.filters["doubled"] = lambda text: text * 2
+    template = environment.from_string("{% for a in x %}{{ a | doubled }}{% endfor %}")
+    assert template.render(x=["ab"]) == "abab"
+    with pytest.raises(CostlyTemplate):
+        template.render(x=[["a" * (1 << 20)] * 100])
+
+
+@pytest.mark.parametrize(
+    ("opening", "middle", "closing", "levels"),
+    [
+        ("(", "1", ")", 5000),
+        ("{% if x %}", "", "{% endif %}", 3000),
+        ("{% for a in [1] %}", "", "{% endfor %}", 40),
+        ("{% set b %}", "", "{% endset %}", 2000),
+    ],
+)
+def test_a_template_that_is_nested_too_deeply_is_refused(
+    opening: str, middle: str, closing: str, levels: int
+) -> None:
+    text = opening * levels + middle + closing * levels
+    if opening == "(":
+        text = "{{ " + text + " }}"
+    with pytest.raises(CostlyTemplate, match="nested too deeply"):
+        BoundedEnvironment().from_string(text).render()
