@@ -8,8 +8,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import pytest
-
 import backend.engine
 
 ENGINE = Path(backend.engine.__file__).parent
