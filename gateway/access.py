@@ -54,8 +54,7 @@ class AccessMiddleware:
         except Exception as failure:
             logs.error("uncaught", request=seen.request_id, traceback=traceback_of(failure))
             if seen.status:
-                # The head of an answer has been sent, so only cutting the connection shows the
-                # failure.
+                # The head was sent already, so only a cut connection can show the failure.
                 raise ConnectionAbortedError from None
             await response_of(_broken(seen.request_id), scope["path"])(scope, receive, watched)
         finally:

@@ -182,9 +182,7 @@ def _origin(text: str) -> str:
 
 def _check(settings: GatewaySettings) -> None:
     if not settings.host:
-        raise BadArgument(
-            "--host is empty: give an address, for instance 127.0.0.1 for this machine only"
-        )
+        raise BadArgument("--host is empty: give an address, such as 127.0.0.1 for this machine")
     if not settings.api_keys:
         if settings.host != "localhost" and not is_loopback(settings.host):
             raise BadArgument(

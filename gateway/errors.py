@@ -150,8 +150,7 @@ def of_rpc(error: grpc.aio.AioRpcError, names: Names) -> ApiError:
     )
     for _, place in reversed([each for each in trailers if each[0] == _FIELD]):
         known, rest = found_in(names, place)
-        # A setting without a field on the wire has the name used in requests, unless `names`
-        # differ.
+        # A setting without a field on the wire is named as in requests, unless `names` differ.
         known = known.removeprefix("Metadata ").removeprefix("mlx.")
         refusal = renamed(refusal, place, known + rest)
     return refusal

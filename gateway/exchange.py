@@ -34,8 +34,7 @@ class Exchange:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     strict: bool = False  # whether fields without meaning are refused
-    # names of the fields that were left out, in order
-    ignored: dict[str, None] = field(default_factory=dict)
+    ignored: dict[str, None] = field(default_factory=dict)  # fields that were left out, in order
 
     @property
     def seconds(self) -> float:

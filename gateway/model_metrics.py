@@ -19,14 +19,9 @@ from wire import backend_pb2 as pb
 
 _LOOK_LIMIT = 1.0  # seconds; a backend that is busy loading must not block the scrape
 _G, _C = GaugeMetricFamily, CounterMetricFamily
-# By field of MetricsResponse or key of its trailing metadata, which has mlx-draft-* only if the
-# model drafts.
+# By field of MetricsResponse, or key of its trailing metadata (mlx-draft-*: if the model drafts).
 _COUNTED = {
-    "tokens_per_second": (
-        _G,
-        "tokens_per_second",
-        "In its latest period of decoding, all answers together.",
-    ),
+    "tokens_per_second": (_G, "tokens_per_second", "Of all answers, in the latest decoding."),
     "tokens_generated": (_C, "generated_tokens", "Tokens generated since its start."),
     "prompt_tokens_processed": (_C, "prompt_tokens", "Prompt tokens computed since its start."),
     "mlx-draft-width": (_G, "draft_width", "Guesses that a step may check for each sequence."),
@@ -64,9 +59,7 @@ class _Models(Collector):
         self._models = models
 
     def collect(self) -> Iterable[Metric]:
-        state = _G(
-            "gateway_model_state", "1 for the model's current state.", None, ("model", "state")
-        )
+        state = _G("gateway_model_state", "1 for the current state.", None, ("model", "state"))
         memory = _family(_G, "memory_bytes", "Memory that its backend reported last.")
         leases = _family(_G, "leases", "Requests that use the model, or wait for it.")
         restarts = _family(_C, "restarts", "Starts of its backend after a crash.")

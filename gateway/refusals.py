@@ -20,10 +20,7 @@ _NO_PLACE = ("body", "query", "path", "header", "cookie")
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """How an API writes errors.
-
-    name, schema: of the error object in the OpenAPI document. body: builds it.
-    """
+    """How an API writes errors: their name and schema in OpenAPI, and `body`, which builds them."""
 
     name: str
     schema: Mapping[str, Any]

@@ -44,8 +44,7 @@ def is_public(address: Address) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Fetcher:
-    """The addresses from which media may be fetched. Tests allow a local server instead of the
-    internet.
+    """The addresses from which media may be fetched; tests allow a local server instead.
 
     `ports`: of http and of https.
     """

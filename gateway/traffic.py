@@ -29,10 +29,7 @@ class Traffic:
                 self._idle.set()
 
     async def drain(self, patience: float) -> bool:
-        """Accept no more requests and wait for the running ones, at most `patience` seconds;
-
-        True if all ended.
-        """
+        """Accept no more requests; whether all running ones end within `patience` seconds."""
         self.draining = True
         try:
             async with asyncio.timeout(patience):

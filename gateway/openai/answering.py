@@ -28,10 +28,7 @@ async def events_of(
     wanted: Sequence[pb.PredictOptions],
     gateway: Gateway,
 ) -> AsyncGenerator[tuple[int, Event], None]:
-    """The events of the answers, each with its choice.
-
-    Raises ApiError with the client's field names.
-    """
+    """Yield the answers' events, each with its choice. Raises ApiError with the client's names."""
 
     def lend() -> AbstractAsyncContextManager[Lease]:
         return gateway.supervisor.lease(request.model, request.adapters, request.draft_model)

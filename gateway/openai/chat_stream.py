@@ -1,8 +1,7 @@
 """A streamed chat answer: `chat.completion.chunk` events, in the order that clients expect.
 
 Per choice: one chunk with the role, deltas, one chunk with the finish reason. After all choices
-the usage, if it was asked for, and `[DONE]`. A failure is raised, because it is not a finish
-reason.
+the usage, if it was asked for, and `[DONE]`. A failure is raised: it has no finish reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The answers' schemas for the OpenAPI document.
-
-No answer is built with them; answers are dicts.
-"""
+"""The schemas of answers in the OpenAPI document. The answers themselves are plain dicts."""
 
 from __future__ import annotations
 

@@ -34,10 +34,7 @@ class Conversation:
         self._images: list[Part] = []
 
     def system(self, texts: Sequence[str], place: str) -> None:
-        """One system message with several texts.
-
-        Many chat templates allow one, at the beginning.
-        """
+        """One system message of several texts: many templates allow one, at the beginning."""
         self.add({"role": "system", "content": "\n\n".join(texts)}, place)
 
     def user(self, parts: Sequence[Part], place: str) -> None:

@@ -152,9 +152,7 @@ class TextConfig(Strict):
 
 class ReasoningConfig(Strict):
     effort: ReasoningEffort | None = None
-    max_tokens: Budget = Field(
-        None, description="Maximum tokens of reasoning; not an OpenAI field."
-    )
+    max_tokens: Budget = Field(None, description="Maximum tokens of reasoning; not OpenAI's.")
 
 
 def _known(wanted: str) -> str:

@@ -52,8 +52,7 @@ class Store:
         self._clock = clock
         # The least recently used first: the size and the time of the last use of each.
         self._kept: OrderedDict[str, tuple[Stored, int, float]] = OrderedDict()
-        # for each item, the responses that contain it
-        self._holders: dict[str, dict[str, None]] = {}
+        self._holders: dict[str, dict[str, None]] = {}  # the responses that contain each item
         self._sizes: dict[str, int] = {}  # for each item, which many conversations may share
         self._bytes = 0
 

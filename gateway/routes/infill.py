@@ -63,10 +63,7 @@ async def infill(body: InfillRequest, gateway: GatewayDep) -> Response:
 
 
 async def _answer(body: InfillRequest, gateway: Gateway) -> AsyncGenerator[Json, None]:
-    """Parts of the text.
-
-    An empty one as soon as the request is accepted, the last with the totals.
-    """
+    """Parts of the text: an empty one once the request is accepted, the last with the totals."""
     config = gateway.supervisor.resolve(body.model)
     model = body.model or config.name
     plan = completion_plan(body, config)

@@ -40,9 +40,7 @@ class RerankRequest(Request):
     model: str | None = Field(None, description=MODEL)
     query: str = Field(min_length=1)
     documents: list[AnyDocument] = Field(min_length=1, max_length=_MOST_DOCUMENTS)
-    top_n: int | None = Field(
-        None, ge=1, description="Return only this number of best documents; all by default."
-    )
+    top_n: int | None = Field(None, ge=1, description="Best documents to return; default: all.")
     return_documents: bool | None = Field(
         None, description="Whether results include their text; they do by default."
     )

@@ -72,10 +72,7 @@ class Backend:
             raise LoadFailed(self.process.exited.result())
 
     async def load(self, model: pb.ModelOptions) -> None:
-        """LoadModel.
-
-        Raises LoadFailed, with the last line of the process if that ended meanwhile.
-        """
+        """LoadModel. Raises LoadFailed, with the process's last line if the process has ended."""
         try:
             await self.connection.load(model)
         except ConnectionError:

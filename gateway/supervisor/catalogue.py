@@ -11,8 +11,7 @@ from gateway.models.reading import PLAIN_NAME, ModelFolder, read_folder, stamp_o
 from gateway.supervisor import failures
 
 HUB_ID = re.compile(rf"{PLAIN_NAME.pattern}/{PLAIN_NAME.pattern}", re.ASCII)
-# the name that clients of mlx_lm.server send for the model that it was started with
-UNNAMED = "default_model"
+UNNAMED = "default_model"  # what clients of mlx_lm.server send for the model it started with
 _log = logging.getLogger("gateway.supervisor")
 
 

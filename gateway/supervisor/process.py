@@ -37,8 +37,7 @@ class BackendProcess:
         self.token = ""
         self.port = 0
         self.last_line = ""
-        # MiB already downloaded, and in all, once the download has begun
-        self.download: tuple[int, int] | None = None
+        self.download: tuple[int, int] | None = None  # MiB downloaded so far, and in all
         self._child = child
         self._name = name
         self._bound = asyncio.Event()

@@ -25,10 +25,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """The current state of one model.
-
-    `progress` and `error` may contain paths, so clients do not get them.
-    """
+    """The state of one model. `progress` and `error` may contain paths: clients do not get them."""
 
     name: str
     state: State

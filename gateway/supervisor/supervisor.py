@@ -41,8 +41,7 @@ class Lease:
     config: ModelConfig
     stub: Stub
     identity: str  # the ModelIdentity to send with requests
-    # The backend seems to be dead (True: without its model), so it is checked before it is leased
-    # again.
+    # The backend seems dead (True: without its model), so it is checked before the next lease.
     doubt: Callable[[bool], None]
 
 

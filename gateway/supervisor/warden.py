@@ -80,10 +80,7 @@ _log = logging.getLogger("gateway.supervisor")
 
 
 class Warden:
-    """Starts processes.
-
-    The warden itself is started with the first one, and again if it was killed.
-    """
+    """Starts processes. The warden's own starts with the first one, and again if it was killed."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -92,14 +89,10 @@ class Warden:
     async def spawn(
         self, command: Sequence[str], folder: Path, environ: Mapping[str, str]
     ) -> Child:
-        """Start a command in a folder.
-
-        Raises OSError or LoadFailed, and leaves nothing behind then.
-        """
+        """Start a command in a folder. Raises OSError or LoadFailed; then nothing is left over."""
         request = json.dumps([list(command), str(folder), dict(environ)])
         with contextlib.ExitStack() as failed, contextlib.ExitStack() as passed:
-            # macOS may lose a descriptor that is closed before it is received, so `passed` waits
-            # for the answer.
+            # macOS may lose a descriptor that is closed too early: `passed` waits for the answer.
             ours, pen = os.pipe()
             stderr = failed.enter_context(FileIO(ours))
             passed.callback(os.close, pen)

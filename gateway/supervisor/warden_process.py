@@ -101,8 +101,7 @@ def _start(link: socket.socket, stderr: int) -> _Backend | None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
-            # The group can be signalled as a whole, and gets no signals that are meant for the
-            # gateway.
+            # The group can be signalled as a whole, and gets no signals meant for the gateway.
             start_new_session=True,
         )
     except OSError as problem:
