@@ -402,10 +402,10 @@ def tiny_model(model_type: str) -> Any:
     model = module.Model(module.ModelArgs.from_dict(configuration(model_type)))
     found: Any = tree_flatten(model.parameters())
     keys = mx.random.split(mx.random.key(7), len(found))
-    drawn = [
+    weights = [
         (name, drawn(name, value, key)) for (name, value), key in zip(found, keys, strict=True)
     ]
-    model.update(tree_unflatten(drawn))
+    model.update(tree_unflatten(weights))
     model.eval()
     fit_row_masks(model)
     mx.eval(model.parameters())
