@@ -109,5 +109,5 @@ def test_every_row_gets_the_same_tokens_as_without_guesses(
         except BaseException as fault:
             fault.add_note(f"seed {seed}")
             raise
-    assert recorded["right"] > 10 * SCHEDULES
-    assert recorded["wrong"] > 10 * SCHEDULES
+    assert recorded["right"] > 2 * SCHEDULES
+    assert recorded["wrong"] > 2 * SCHEDULES

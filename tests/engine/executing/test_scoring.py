@@ -137,7 +137,7 @@ def test_a_preempted_score_starts_again() -> None:
         rounds.step()
     rounds.score(1, PLAN)
     rounds.step()
-    while rounds.scheduler.planner.sequences.admitted[2].filled < len(PREFIX) - 1:
+    while rounds.scheduler.planner.sequences.admitted[1].filled < len(PREFIX) - 1:
         rounds.step()
     rounds.step()
     limits = rounds.scheduler.planner.limits
