@@ -40,9 +40,7 @@ async def test_a_killed_warden_takes_the_backend_along_and_is_replaced(
         first.kill()
         await until(lambda: status_of(supervisor, "tiny").pid is None)
         await until(lambda: has_ended(backend))
-        assert "the process that watches over backends was killed" in (
-            status_of(supervisor, "tiny").error
-        )
+        assert "the process that starts backends was killed" in status_of(supervisor, "tiny").error
 
         assert await ask(supervisor, "tiny") == text
         assert "the warden has ended (-9): starting another" in caplog.text
