@@ -34,7 +34,7 @@ from tests.engine.test_parity import check_schedule
 from tests.long import TEST_LONG
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("small_grammars")]
-SCHEDULES = int(os.environ.get("GUESS_SCHEDULES", "40" if TEST_LONG else "2"))
+SCHEDULES = int(os.environ.get("GUESS_SCHEDULES", "40" if TEST_LONG else "4"))
 
 
 @pytest.fixture(autouse=True)
