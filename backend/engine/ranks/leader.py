@@ -380,7 +380,6 @@ class Leader:
         if self._closing:
             return
         sentence = f"{self.place.name(rank)} {why}"
-        follower.link.close()
         with self._changed:
             if self._forming:
                 first, self.broken = not self.broken, self.broken or sentence
@@ -390,6 +389,7 @@ class Leader:
                     del self._followers[rank]
                 _log.warning("%s", sentence)
             self._changed.notify_all()
+        follower.link.close()  # Only now: its reader takes a closed connection for the cause.
         if first:
             self._failed(sentence)
 

@@ -110,6 +110,25 @@ def test_a_refusal_that_rank_0_cannot_heed_ends_the_group(ranks: Ranks) -> None:
         other.receive()
 
 
+def test_the_cause_of_a_loss_is_not_that_its_connection_was_closed_for_it(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = ranks.joined()
+    at_once(ranks.leader.form(threading.Event()))
+    follower = ranks.leader._followers[1]
+    close = follower.link.close
+
+    def close_and_let_the_reader_see_it() -> None:
+        monkeypatch.setattr(follower.link, "close", close)
+        close()
+        ranks.until(lambda: ranks.leader.broken)
+
+    monkeypatch.setattr(follower.link, "close", close_and_let_the_reader_see_it)
+    ranks.leader._lose(1, follower, "has refused the load")
+    assert ranks.causes == ["rank 1 (b) has refused the load"]
+    other.close()
+
+
 def test_a_refusal_ends_the_load_between_two_stages(ranks: Ranks) -> None:
     other = ranks.joined()
     at_once(ranks.leader.form(threading.Event()))
