@@ -287,7 +287,7 @@ class DecodeBatch:
         self.sequences: list[ExecutorSequence] = []
         self.width = self.proposed = 0
         self.right: list[int] = []
-        self._cache = kv.BatchCache()
+        self._cache = kv.BatchCache(holes=model.drafting is None or model.drafting.holes)
         # Of each sequence, known tokens behind its `history`, which wait to be fed again.
         self._again: list[list[int]] = []
         # By the sequences' numbers, the states that their latest tokens were chosen from.

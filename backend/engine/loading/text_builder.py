@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from backend.engine import device
 from backend.engine.blas_threads import blas_threads
+from backend.engine.caching import kv
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.disk_cache.cache import open_disk_cache
 from backend.engine.drafting.draft_loading import load_drafting
@@ -111,6 +112,9 @@ def build(
         here,
         dtype=request.dtype,
     )
+    if drafting is not None and batches and traits.together:
+        drafting = replace(drafting, holes=kv.can_leave_holes(loaded.model))
+        yield "engine"
     taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
     if open_senses is not None:
         # Half of it is for the processor; features, the other half, are dropped for sequences.
