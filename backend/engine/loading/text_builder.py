@@ -119,6 +119,13 @@ def build(
     if open_senses is not None:
         # Half of it is for the processor; features, the other half, are dropped for sequences.
         taken += settings.vision_cache_mib * MIB // 2
+        if taken >= (limit := device.memory_limit(here, settings)):
+            raise ModelRejected.because(
+                loaded.name,
+                f"its weights and {settings.vision_cache_mib // 2} MiB of vision_cache_mib take"
+                f" {taken // MIB} MiB, but the limit is {limit // MIB} MiB: lower"
+                " vision_cache_mib, or raise memory_limit_mib",
+            )
     plan = device.memory_plan(here, settings, taken)
     if ranks is not None:
         room = min(plan.limit - taken, traits.room)
