@@ -146,7 +146,7 @@ def test_a_trial_out_of_time_judges_the_answers_so_far(
     with caplog.at_level(logging.INFO, serving_trial.__name__):
         _, right = tried(kv_model("attention"), seconds=2.0)
     assert right
-    assert "right answers: alone; not tried, for want of time: in company, from" in caplog.text
+    assert "right answers: alone; not tried, for lack of time: in company, from" in caplog.text
     _, right = tried(_Repeats(kv_model("attention")), seconds=5.0)
     assert not right
 
