@@ -22,7 +22,7 @@ from gateway.tolerance import tolerable
 
 
 def _flat(nested: dict[str, Any]) -> dict[str, Any] | None:
-    """A tool, or a choice of one, in the form of chat requests."""
+    """A tool, or a choice of one, in chat form, converted to this API's form."""
     function = nested.get("function")
     return {**function, "type": "function"} if isinstance(function, dict) else None
 

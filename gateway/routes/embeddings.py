@@ -130,7 +130,7 @@ async def vectors_of(
 def in_parts(name: str, entries: Iterable[Any], others: dict[str, Any]) -> Response:
     """A JSON object whose list `name` is written entry by entry, before its other fields.
 
-    Writing millions of numbers takes seconds, in which streams would be blocked.
+    Writing millions of numbers at once takes seconds, during which streams would be blocked.
     """
 
     async def written() -> AsyncIterator[bytes]:

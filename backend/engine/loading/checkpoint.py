@@ -40,7 +40,8 @@ _TOKENIZER_FILES = (
     "tokenizer*.jsonl",
 )
 _COUNTED = re.compile(r"(layers?|depth|experts)$")
-_FEW_PARTS = 4096  # this many are built at once
+# layers or experts; smaller counts are always allowed, because building so few is quick
+_FEW_PARTS = 4096
 _SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -54,15 +55,16 @@ _MOST_SIZE = (1 << 31) - 1  # of one dimension of an array in MLX
 
 
 class IncompleteError(ModelRejected):
-    """Files are missing or truncated; another download may bring them."""
+    """Files are missing or truncated; another download may fix that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A directory that can be loaded, as far as its files show.
 
-    weights_bytes: as stored; a cast at load time changes them. kind: what it is for. media: whether
-    it generates text from images or sounds too, and is loaded with its encoders.
+    weights_bytes: as stored; a cast at load time changes them. kind: the kind of request it
+    answers. media: whether it also accepts images or sounds, and is loaded with the encoders for
+    them.
     """
 
     path: Path
@@ -80,7 +82,7 @@ class Checkpoint:
 
 
 def inspect(path: Path, name: str, settings: Settings) -> Checkpoint:
-    """Do all cheap checks. Raises ModelRejected."""
+    """Do all checks that need no MLX. Raises ModelRejected."""
     try:
         files = frozenset(entry.name for entry in path.iterdir())
         require_files(name, files)
@@ -142,13 +144,14 @@ def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
 def _require_buildable(name: str, config: dict[str, Any], tensors: int) -> None:
     """Refuse impossible sizes, and numbers of layers that do not fit the weights.
 
-    Each layer takes time to build.
+    Building each layer takes time, so a wrong number could stall the load.
     """
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for key, count in part.items():
             if key in _SIZES and isinstance(count, int) and not 0 <= count <= _MOST_SIZE:
                 raise ModelRejected.because(
-                    name, f"{key} is {shown(count)} in config.json, which is no size of an array"
+                    name,
+                    f"{key} is {shown(count)} in config.json, which cannot be the size of an array",
                 )
             parts = _COUNTED.search(key)
             if parts and isinstance(count, int) and count > max(tensors, _FEW_PARTS):

@@ -150,7 +150,7 @@ class PromptBuilder:
         self._media = media
 
     def write_tools(self, support: ToolSupport) -> None:
-        """From now on, describe tools and calls in words if the template does not render them."""
+        """From now on, describe tools and calls as text if the template does not render them."""
         self._support = support
 
     def build(
@@ -185,8 +185,9 @@ class PromptBuilder:
             self._require_short(len(text), most)
             tokens = self._encode(text, special=not (bos and text.startswith(bos)))
         else:
-            # Each step below copies the text, and the search for control strings stops every
-            # other thread. Templates show the message to be answered, trimmed at most.
+            # Each step below copies the text, and the search for control strings blocks all other
+            # threads, so a message that cannot fit is refused first. Templates render the last
+            # message in full, except for space around it.
             if (last := prompt.messages[-1])["role"] == "user":
                 self._require_short(len(str(last["content"]).strip()), most)
             # A template writes its own BOS; adding the tokenizer's would double it.
@@ -247,7 +248,7 @@ class PromptBuilder:
         lists = self._media is not None and self._media.lists
         for messages in continuations(prompt.messages, lists=lists):
             try:
-                # No generation prompt: these conversations are not about to be answered.
+                # No generation prompt, because nothing answers these conversations.
                 goes_on = replace(prompt, messages=messages, continues=True)
                 other = self.render(self._in_words(goes_on))
             except InvalidRequest:
@@ -321,7 +322,7 @@ class PromptBuilder:
                 del arguments[unknown[1]]
 
     def _in_words(self, prompt: ChatPrompt) -> ChatPrompt:
-        """The prompt with tools and calls described in messages if the template omits them."""
+        """The prompt with tools and calls described as text if the template omits them."""
         support = self._support
         if support is None or not (
             prompt.tools or (not support.calls and speaks_of_calls(prompt.messages))
@@ -336,7 +337,7 @@ class PromptBuilder:
         messages: tuple[Mapping[str, Any], ...] = _SAMPLE,
         tools: tuple[Mapping[str, Any], ...] | None = None,
     ) -> str:
-        """A short conversation as the template renders it, or '' if it cannot.
+        """A short conversation as the template renders it; '' if the template cannot.
 
         Raises CostlyPrompt: if even this costs too much, every prompt will.
         """
@@ -381,7 +382,7 @@ class PromptBuilder:
         return str(self._tokenizer.decode(tokens))
 
     def encode_open(self, text: str) -> list[int]:
-        """Tokens of a raw prompt: with the BOS token as in `build`, without an end token."""
+        """The tokens of a raw prompt: with the BOS token as in `build`, without an end token."""
         self._require_short(len(text), self._context_size)
         tokens = self._encode(text, special=False)
         self._require_known(tokens)
