@@ -174,8 +174,12 @@ class BatchCache:
     changed. MLX computes lazily, so a lack of memory shows only when the layers are evaluated.
     """
 
-    def __init__(self, rows: Sequence[RowCache] = ()) -> None:
-        """Take over the rows; a single one is used without a copy."""
+    def __init__(self, rows: Sequence[RowCache] = (), *, holes: bool = True) -> None:
+        """Take over the rows; a single one is used without a copy.
+
+        holes: what `can_leave_holes` says of the model, which matters only if `end` is called.
+        """
+        self._holes = holes
         self._layers: list[Any] = []
         self._rows: list[int] = []  # for each sequence, its index in `_layers`
         self._settled = True  # whether `_layers` are these sequences, ready for the next tokens
@@ -199,7 +203,7 @@ class BatchCache:
         layers = self.layers
         for leaf in leaves(layers):
             if isinstance(leaf, Rectangle):
-                leaf.make_room(tokens)
+                leaf.make_room(tokens, holes=self._holes)
         return layers
 
     def drop(self, tokens: Sequence[int]) -> None:
@@ -413,6 +417,41 @@ def can_prefill_together(model: Any, *, tried: bool | None = None) -> bool:
     return can_batch(row) and (not tried or _skips_padding(model))
 
 
+def can_leave_holes(model: Any) -> bool:
+    """Whether wrong guesses may leave columns without a token between those with one.
+
+    Attention that keeps to `make_mask` does not see them. Some models of mlx-vlm 0.7.10 (Qwen3.5,
+    inkling) compute a mask of their own from `left_padding`, which cannot tell where the holes are,
+    so every model is tried on a few tokens. False for a model that fails in a batch, which the
+    trial at load finds out.
+    """
+    rows = [new_row(model), new_row(model)]
+    if not (can_batch(rows[0]) and takes_back(rows[0])):
+        return True
+    try:
+        return _reads_past_holes(model, rows)
+    except Exception:
+        return False
+
+
+def _reads_past_holes(model: Any, rows: Sequence[RowCache]) -> bool:
+    """Run two texts together, drop a wrong guess of one, and compare with each text alone."""
+    for row, text in zip(rows, ([1, 2, 3, 4], [4, 3]), strict=True):
+        feed_tokens(model, row, [text])
+    alone = list(map(clone, rows))
+    for row, text in zip(alone, ([5, 6, 7, 8], [5, 8]), strict=True):
+        feed_tokens(model, row, [text])
+    batch = BatchCache(rows)
+    feed_tokens(model, batch.begin([3, 3]), [[5, 6, 7]] * 2)
+    again = [] if batch.end([3, 1])[1] else [5]  # a recurrent layer has gone back further
+    counts = [1, len(again) + 1]
+    feed_tokens(model, batch.begin(counts), [[8, 0][: counts[1]], [*again, 8]])
+    batch.end(counts)
+    together = feed_tokens(model, batch.layers_for(1), [[9], [9]])[:, -1]
+    each = [feed_tokens(model, row, [[9]])[:, -1] for row in alone]
+    return _close(together, mx.concatenate(each))
+
+
 def _skips_padding(model: Any) -> bool:
     """Run two texts together, then each alone, and compare the resulting caches."""
     texts = [[1, 2, 3, 4], [4, 3, 2, 1]]
@@ -499,13 +538,15 @@ def feed(model: Any, row: RowCache, tokens: int) -> None:
     feed_tokens(model, row, [[0] * tokens])
 
 
-def feed_tokens(model: Any, layers: Sequence[Any], tokens: Sequence[Sequence[int]]) -> None:
-    """Run a pass and wait for it.
+def feed_tokens(model: Any, layers: Sequence[Any], tokens: Sequence[Sequence[int]]) -> mx.array:
+    """Run a pass and wait for it; returns the logits.
 
     MLX may compute unrelated passes in any order, but all ranks that divide a model must use the
     same order.
     """
-    mx.eval(model(mx.array([*map(list, tokens)]), cache=layers), [layer.state for layer in layers])
+    logits: mx.array = model(mx.array([*map(list, tokens)]), cache=layers)
+    mx.eval(logits, [layer.state for layer in layers])
+    return logits
 
 
 def leaves(cache: Sequence[Any]) -> Iterator[Any]:

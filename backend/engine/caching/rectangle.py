@@ -119,9 +119,10 @@ class Rectangle:
         pairs = zip(self.lengths, self._right_padding, strict=True)
         self.lengths = [length - padding for length, padding in pairs]
 
-    def make_room(self, tokens: int) -> None:
-        """Prepare for a pass over this many tokens: close the holes if that avoids growing."""
-        if any(self.holes) and self._idx + tokens > self.parts[0].shape[2]:
+    def make_room(self, tokens: int, *, holes: bool = True) -> None:
+        """Prepare for a pass over this many tokens: close the holes if that avoids growing, or if
+        the model does not see them."""
+        if any(self.holes) and not (holes and self._idx + tokens <= self.parts[0].shape[2]):
             spans = [self.span(row) for row in range(len(self.lengths))]
             self.parts = packed(spans, whole_steps(max(self.lengths) + tokens))
             self._idx, self.holes = max(self.lengths), [()] * len(self.lengths)

@@ -42,7 +42,8 @@ class Drafting:
     most: guesses at a time if a request does not set NDraft. new_guessers: creates the guessers of
     a batch, the cheapest first. weights_bytes: of the draft model or prediction head. cost: of its
     KV per sequence; None if there is neither. reads_states: whether a guesser needs the hidden
-    states of tokens. names: of the guessers, for logs.
+    states of tokens. names: of the guessers, for logs. holes: what
+    `kv.can_leave_holes` says of the model.
     """
 
     most: int
@@ -51,6 +52,7 @@ class Drafting:
     cost: CacheCost | None = None
     reads_states: bool = False
     names: str = LOOKUP
+    holes: bool = True
 
 
 def load_drafting(

@@ -291,7 +291,7 @@ class DecodeBatch:
         self.sequences: list[ExecutorSequence] = []
         self.width = self.proposed = 0
         self.right: list[int] = []
-        self._cache = kv.BatchCache()
+        self._cache = kv.BatchCache(holes=model.drafting is None or model.drafting.holes)
         # Per sequence, known tokens after its `history` that have to be fed again.
         self._again: list[list[int]] = []
         # By sequence number, the hidden states that its latest tokens were chosen from.

@@ -28,7 +28,7 @@ import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.commands import Submit
-from backend.engine.errors import EngineError
+from backend.engine.errors import EngineError, Overloaded
 from backend.engine.events import Event, Finished, TextDelta, TokenLogprob
 from backend.engine.gauges import Gauges
 from backend.engine.loading.stages import Stages
@@ -105,7 +105,7 @@ class _Row:
 
 @dataclass(slots=True)
 class _Answer:
-    """A request's answer so far. failed: whether it ended with an error.
+    """A request's answer so far. failed: whether the model failed.
 
     left: whether a step has passed since its end, so that its KV is stored as an entry.
     """
@@ -349,7 +349,7 @@ class ServingTrial:
             self._name,
             seconds,
             tried or "nothing",
-            f"; not tried, for lack of time: {untried}" if untried else "",
+            f"; not tried, for lack of time or memory: {untried}" if untried else "",
         )
 
     def _failed(self, where: str, fault: BaseException) -> None:
@@ -393,6 +393,8 @@ class _Conversation:
                     asked[ticket].logprobs += sampled
                 case Finished(logprobs=sampled):
                     asked[ticket].logprobs = list(sampled or ())
+                case Overloaded():
+                    pass  # for want of memory, which says nothing about the model
                 case EngineError():
                     asked[ticket].failed = True
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from backend.engine import device
 from backend.engine.blas_threads import blas_threads
+from backend.engine.caching import kv
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.disk_cache.cache import open_disk_cache
 from backend.engine.drafting.draft_loading import load_drafting
@@ -111,10 +112,20 @@ def build(
         here,
         dtype=request.dtype,
     )
+    if drafting is not None and batches and traits.together:
+        drafting = replace(drafting, holes=kv.can_leave_holes(loaded.model))
+        yield "engine"
     taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
     if open_senses is not None:
         # The processor's cache takes one half; the other half, features, is freed for sequences.
         taken += settings.vision_cache_mib * MIB // 2
+        if taken >= (limit := device.memory_limit(here, settings)):
+            raise ModelRejected.because(
+                loaded.name,
+                f"its weights and {settings.vision_cache_mib // 2} MiB of vision_cache_mib take"
+                f" {taken // MIB} MiB, but the limit is {limit // MIB} MiB: lower"
+                " vision_cache_mib, or raise memory_limit_mib",
+            )
     plan = device.memory_plan(here, settings, taken)
     if ranks is not None:
         room = min(plan.limit - taken, traits.room)

@@ -17,7 +17,7 @@ from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.executing.pass_cost import pass_cost
 from backend.engine.loading.stages import Stages, at_once
-from backend.engine.loading.weights import LoadedModel
+from backend.engine.loading.weights import LoadedModel, reason_of
 from backend.engine.planning.plan import CacheCost, PassCost
 from backend.engine.ranks.member import Member, Value
 from backend.engine.sampling.logits_head import LogitsHead
@@ -112,7 +112,7 @@ def measure(
     except Exception as fault:
         _log.warning("model %s: the first token failed", shown(loaded.name), exc_info=True)
         raise ModelRejected.because(
-            loaded.name, f"it failed on its first token ({type(fault).__name__})"
+            loaded.name, f"it failed on its first token: {reason_of(fault)}"
         ) from None
 
 

@@ -115,7 +115,13 @@ def load_model(
         _log.warning(
             "model %s: its weights cannot be loaded", shown(checkpoint.name), exc_info=True
         )
-        refusal = ModelRejected.because(checkpoint.name, _reason(error, checkpoint.path))
+        reason = reason_of(error, checkpoint.path)
+        if method := _foreign_method(checkpoint.config):
+            reason = (
+                f"its weights are quantised by {shown(method)}, in a form that cannot be read for"
+                f" this model type: use a version that was made for MLX ({reason})"
+            )
+        refusal = ModelRejected.because(checkpoint.name, reason)
     # The frames of a traceback would keep the half-loaded model for as long as the error lives.
     refusal.__context__ = refusal.__cause__ = None
     raise refusal.with_traceback(None)
@@ -133,6 +139,7 @@ def _load(
     yield "files"
     from mlx_lm.utils import load_model as open_text_model
 
+    from backend.engine.loading.dense import unread_layer
     from backend.engine.ranks.sharding import keep_heads, keep_layers, way_of
 
     tokenizer = load_tokenizer(checkpoint, settings)
@@ -143,6 +150,8 @@ def _load(
         model, config = open_text_model(
             checkpoint.path, lazy=True, trust_remote_code=settings.trust_remote_code
         )
+    if unread := unread_layer(model):
+        raise ValueError(f"the weights of {unread} are whole numbers without a scale")
     shard: Shard | None = None
     if member is not None:
         way = way_of(model, checkpoint.name, settings.parallelism, member.place)
@@ -196,7 +205,8 @@ def cast(model: Any, name: str) -> None:
     """Cast all floating-point weights, including scales and biases, when they are evaluated.
 
     Some weights must stay in float32 (a router's correction, a recurrence's decay): a model lists
-    them in its `cast_predicate`. Packed integers and integer scales are not changed.
+    them in its `cast_predicate`. So must the scales of whole experts (nvfp4's `global_scale`),
+    which MLX's kernels take in no other type. Packed integers and integer scales are not changed.
     """
     import mlx.core as mx
     from mlx.utils import tree_map_with_path
@@ -206,7 +216,8 @@ def cast(model: Any, name: str) -> None:
 
     def cast_one(path: str, value: mx.array) -> mx.array:
         floating = mx.issubdtype(value.dtype, mx.floating)
-        if floating and (target == mx.float32 or may_cast(path)):
+        castable = may_cast(path) and not path.endswith(".global_scale")
+        if floating and (target == mx.float32 or castable):
             return value.astype(target)
         return value
 
@@ -316,8 +327,19 @@ def _template_of(tokenizer: TokenizerWrapper) -> str | None:
     return "" if tokenizer.has_chat_template else None
 
 
-def _reason(error: BaseException, path: Path) -> str:
-    """The first line of an error, without paths of this machine.
+def _foreign_method(config: dict[str, Any]) -> str:
+    """The method by which another program quantised the weights; '' if MLX did, or none."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        described = part.get("quantization_config")
+        if isinstance(described, dict) and not part.get("quantization"):
+            return str(described.get("quant_method") or "")
+    return ""
+
+
+def reason_of(error: BaseException, path: Path | None = None) -> str:
+    """The first line of an error and, if that announces a list, the list; without paths of this
+    machine.
 
     Hosts take any message that contains `unimplemented` for a method that does not exist.
     """
@@ -325,7 +347,13 @@ def _reason(error: BaseException, path: Path) -> str:
         return "its model type needs a Python package that is not installed"
     if isinstance(error, RecursionError):
         return "one of its JSON files is nested too deeply"
-    text = str(error).strip().partition("\n")[0].replace(str(path), "its folder")
+    if isinstance(error, KeyError):
+        return f"its files lack {error}"
+    text, _, listed = str(error).strip().partition("\n")
+    if text.rstrip().endswith(":"):
+        text = " ".join([text.rstrip(), *listed.split()])
+    if path is not None:
+        text = text.replace(str(path), "its folder")
     text = re.sub(r"(?<![\w.])/[\w.+@/-]*/[\w.+@-]+", "a file", text)
     text = re.sub("unimplemented", "not implemented", text, flags=re.IGNORECASE)
-    return text[:300] or type(error).__name__
+    return (f"{text[:299]}…" if len(text) > 300 else text) or type(error).__name__
