@@ -25,8 +25,10 @@ KINDS = {"attention": "full", "hybrid": "hybrid", "sliding window": "window"}
 
 
 def measure(model: Path, tokenizer: Path) -> Iterator[Figure]:
-    """model: answers a long prompt twice. tokenizer: the folder with the tokenizer and template for
-    the small models of `KINDS`."""
+    """Measure both. model: answers a long prompt twice.
+
+    tokenizer: the folder with the tokenizer and template for the small models of `KINDS`.
+    """
     yield _first_token(model)
     for name, kind in KINDS.items():
         with TemporaryDirectory() as folder:

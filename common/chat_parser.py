@@ -69,7 +69,7 @@ class ChatParser:
         self._reading = Reading(self._cursor, self._answer, ToolSchemas(tools or ()), before)
         self._grammar = format.grammar.read(self._reading)
         self._finished = False
-        self._known = ""  # the events that the client's own text would still produce
+        self._known = ""  # text of `begun` that is still to be removed from events
         if begun:
             self.feed(begun)
             self._known = self._answer.pending + self._cursor.pending
@@ -130,7 +130,10 @@ class ChatParser:
         return [new for event in events if (new := self._unknown(event)) is not None]
 
     def _unknown(self, event: ChatEvent) -> ChatEvent | None:
-        """The event without the text that the client itself has sent."""
+        """The event without text that the client sent as the beginning of the answer;
+
+        None if none is left.
+        """
         known, self._known = self._known, ""
         if not known or not isinstance(event, Content | Reasoning):
             return event

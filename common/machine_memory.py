@@ -6,12 +6,14 @@ advance. Groups are nested, and each limits all groups inside it.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-# The folder of the groups, and the names of the files with limit and use, in cgroup versions 2, 1.
+# For each kind of cgroup hierarchy: its folder, and the files with a group's limit and use.
 _VERSIONS = {
     "": ("sys/fs/cgroup", "memory.max", "memory.current"),
     "hybrid": ("sys/fs/cgroup/unified", "memory.max", "memory.current"),
@@ -50,6 +52,12 @@ def address_room(root: Path = Path("/")) -> int | None:
     """Bytes of address space that are left to this process (RLIMIT_AS); None without a limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else max(limit - _statm(root)[0], 0)
+
+
+def return_freed_memory() -> None:
+    """Have glibc return freed blocks to the system; it keeps those between blocks in use."""
+    with contextlib.suppress(AttributeError, OSError):  # other C libraries
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _statm(root: Path) -> tuple[int, int]:

@@ -109,9 +109,10 @@ def _of_object(choice: dict[str, Any]) -> ToolChoice:
 
 
 def meant(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
-    """The choice, given these tools.
+    """The choice without LocalAI's mistranslation of `required`.
 
-    If a tool is strict, LocalAI sends the choice `required` as a function of that name.
+    If a tool is strict, LocalAI sends the mode as the name of a function to call. A name that is a
+    mode, and not a tool, is therefore read as that mode.
     """
     mode = _MODES.get(choice.name.lower()) if choice.name else None
     if mode is None or choice.name in {tool["function"]["name"] for tool in tools}:

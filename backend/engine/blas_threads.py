@@ -16,7 +16,7 @@ from pathlib import Path
 
 _INTERVAL = 0.2  # seconds between two readings; the system counts in hundredths of a second
 _FORGOTTEN = 1.0  # seconds after which an earlier reading is outdated
-_SPARE = 0.5  # the share of a core that others may use while a thread of ours still gains from it
+_SPARE = 0.5  # cores that others may use while a thread of ours on that core still helps
 _SMALL_BYTES = 1 << 20  # products with fewer bytes of weights end before another thread wakes up
 _STAT = Path("/proc/stat")
 _IDLE_FIELDS = (3, 4)  # of a line in /proc/stat, after the name: idle, waiting for a disk
@@ -81,7 +81,7 @@ class BlasThreads:
         apply(self._threads)
 
     def follow(self) -> None:
-        """Adjust the number regularly until `rest`, also within long steps.
+        """Adjust the number regularly until `rest`, also during long steps.
 
         Repeated calls are cheap. The number may change while a product runs: OpenBLAS reads it when
         a product begins, and starts all its threads with the first product.

@@ -46,7 +46,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Encode rows (Embedding, Rerank, TokenClassify) with the model of this `epoch`."""
+    """Encode rows (Embedding, Rerank, TokenClassify). epoch: as in `Submit`."""
 
     epoch: int
     ticket: int

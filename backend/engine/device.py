@@ -40,7 +40,8 @@ _WEIGHT_TYPES: dict[str, WeightType] = {
     "bfloat16": "bfloat16",
 }
 
-_OF_THE_REST = 1.25  # factor for the process's other memory, which grows while it serves
+# factor on the process's memory outside MLX, to allow for its growth while serving
+_OF_THE_REST = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class MemoryPlan:
 
 
 def detect(root: Path = Path("/")) -> Device:
-    """The device that MLX uses by default in this process; call it on the engine thread."""
+    """The device that MLX uses by default in this process. For the engine thread."""
     import mlx.core as mx
 
     info = mx.device_info()
@@ -222,10 +223,11 @@ def apply(plan: MemoryPlan) -> None:
 
 
 def release_memory() -> None:
-    """Return the memory of dropped arrays to the system; call it on the engine thread.
+    """Return the memory of dropped arrays to the system. For the engine thread.
 
-    Building a model creates random weights that are never evaluated, because the checkpoint's
-    replace them. Each extends the lazy graph of MLX's random key, which only a new key releases.
+    Building a model creates random weights, which are never evaluated because those of the
+    checkpoint replace them. Each extends the lazy graph of MLX's random key, which only a new key
+    releases.
     """
     import mlx.core as mx
 

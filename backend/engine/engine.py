@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from backend.engine.ranks.leader import Leader
 
 _SAVE_SECONDS_AT_FREE = 3.0  # LocalAI waits 5 seconds for the answer to Free
-_LOOK_SECONDS = 1.0  # how long Status waits for a step to end
+_LOOK_SECONDS = 1.0  # how long Status waits for the engine thread's step to end
 _FAILED = "the engine has failed and the backend ends: send the request again in a while"
 _FILES_GRACE = 1.0  # how long a cancelled load may take to end its work on files
 _MOST_LEFT_BEHIND = 4
@@ -97,7 +97,7 @@ class Engine:
             self._leader.open(self._fatal_threadsafe, self.heartbeat)
 
     def _lead(self, request: LoadRequest) -> None:
-        """Become rank 0 of the ranks that a load names. Raises InvalidRequest."""
+        """Connect to the other ranks that a load names. Raises InvalidRequest."""
         hostfile = request.settings.get("hostfile", "")
         if not hostfile or self._leader is not None:
             return
@@ -122,7 +122,10 @@ class Engine:
         return self._require()
 
     def require_text_model(self, rpc: str) -> ServedModel:
-        """The loaded model, if it generates text. Raises WrongKind besides."""
+        """The loaded model, if it generates text.
+
+        Raises WrongKind, and what `require_model` raises.
+        """
         served = self.require_model()
         if served.kind is not ModelKind.TEXT:
             raise _wrong_kind(rpc, served)
@@ -136,12 +139,12 @@ class Engine:
         return served.reader
 
     async def load(self, request: LoadRequest) -> ServedModel:
-        """Load a model; serialised. Raises ModelNotFound, ModelRejected, InvalidRequest.
+        """Load a model. Raises ModelNotFound, ModelRejected, InvalidRequest.
 
-        If a load fails, the current model stays loaded, unless ranks divide it: ranks take their
-        steps together, so they drop the current model first. Cancelling the awaiting task cancels
-        the load, including a download. If its work on files does not end even then, the thread is
-        abandoned.
+        Loads run one after the other. If a load fails, the current model stays loaded, unless ranks
+        divide it: ranks take their steps together, so they drop the current model first. Cancelling
+        the awaiting task cancels the load, including a download. If its work on files does not end
+        even then, the thread is abandoned.
         """
         self._refuse_when_stopping()
         async with self._slot:
@@ -209,7 +212,7 @@ class Engine:
         return self._queue(Generation, self._preparer.generation(request))
 
     async def encode(self, read: Callable[[], list[Piece]]) -> Encoded:
-        """The model's output for the rows that `read` returns (it runs on a prompt thread).
+        """Run the loaded model on the rows that `read` returns; `read` runs on a prompt thread.
 
         Cancelling the caller cancels the request. Raises what `read` raises, Overloaded, NotLoaded.
         """
@@ -249,8 +252,8 @@ class Engine:
     async def status(self) -> EngineStatus:
         """State and memory. The total is all memory that MLX has allocated, in use or for reuse.
 
-        The engine thread measures memory after the current step; if that takes long, the previous
-        measurement is returned.
+        The engine thread measures memory after the current step; if the step takes long, the
+        previous measurement is returned.
         """
         state = self._state()
         if state is not EngineState.FAILED:
@@ -351,7 +354,7 @@ class Engine:
             self._on_files = False
 
     def _returned(self, stages: Stages[Any], abandoned: threading.Event) -> None:
-        """Release what an abandoned stage has read, now that it has ended."""
+        """Release what an abandoned stage has read, once it has ended."""
         assert self._loop is not None
         self._worker.send(Load(stages, abandoned))
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -361,7 +364,7 @@ class Engine:
         self._left_behind -= 1
 
     async def _answered(self, done: concurrent.futures.Future[Answer]) -> Answer:
-        """Wait for the engine thread's answer to a command; cancelling the wait does not stop it.
+        """Wait for the engine thread's answer; cancelling the wait does not cancel the command.
 
         Raises ShuttingDown if the thread will not answer any more.
         """
@@ -374,7 +377,10 @@ class Engine:
         return answer.result()
 
     def _require(self) -> ServedModel:
-        """The model that serves; during a load, the one before. Raises NotLoaded, ShuttingDown."""
+        """The model that serves; during a load, the previous one.
+
+        Raises NotLoaded, ShuttingDown.
+        """
         self._refuse_when_stopping()
         if self._served is not None:
             return self._served
@@ -426,7 +432,7 @@ class Engine:
             self._loop.call_soon_threadsafe(self.fail, cause)
 
     def fail(self, cause: str) -> None:
-        """The engine has failed, by an error or because it hangs. The first cause counts."""
+        """Mark the engine as failed, by an error or because it hangs. The first cause counts."""
         if self._failure is not None and not self._failure.done():
             self._failure.set_result(cause)
 

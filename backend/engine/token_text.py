@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 _REPLACEMENT = "\ufffd"
-_UNFINISHED = 8  # tokens without complete text that are held back; a character has four bytes
+_UNFINISHED = 8  # tokens without complete text that are held back; a character has up to four bytes
 _SENTENCEPIECE = [
     {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
     {"type": "ByteFallback"},

@@ -21,7 +21,7 @@ from backend.rpc.server import Server
 from backend.rpc.watchdog import Watchdog
 
 _ENGINE_GRACE = 5.0
-_ENGINE_LIMIT = 6.0  # for an engine that has not stopped within its grace period
+_ENGINE_LIMIT = 6.0  # seconds after which an engine that has not stopped is abandoned
 _ANSWER_GRACE = 1.0
 _LAST_LOOK = 1.0  # seconds during which Status and Health report a failure before calls end
 _ECHO = 0.1

@@ -37,7 +37,7 @@ class Watchdog:
         heartbeat.move(mmap.mmap(self._file, BYTES))
 
     async def watch(self) -> None:
-        """Check once per tick, for ever."""
+        """Check once per tick until the task is cancelled."""
         heartbeat, engine = self._heartbeat, Standstill()
         reported = False
         while True:

@@ -78,7 +78,7 @@ def _members(text: str) -> dict[str, str]:
 
 
 def _first(keys: tuple[str, ...], members: Collection[str]) -> str:
-    """The key that comes first, for the same reason."""
+    """The first member whose key is one of `keys`; '' if there is none."""
     return next((key for key in members if key in keys), "")
 
 

@@ -54,7 +54,7 @@ def _choice(first: pb.PredictOptions, seed: int) -> pb.PredictOptions:
 
 
 def _write_form(options: pb.PredictOptions, request: ChatCompletionRequest) -> None:
-    """Tools and the form of the answer: the form applies to content, not to calls."""
+    """Write the tools and the format of the answer; the format applies to content, not to calls."""
     offer = offer_of(request)
     constraint = constraint_of(request)
     write_tools(options, offer, single=is_single_call(request))
@@ -106,7 +106,7 @@ async def _write_prompt(
 
 
 def _require_one_beginning(request: ChatCompletionRequest) -> None:
-    """Either the template begins the answer's message, or the last message is its beginning."""
+    """Require that either the template begins the answer's message, or the last message does."""
     continues = bool(request.continue_final_message)
     if request.add_generation_prompt == continues and request.add_generation_prompt is not None:
         raise bad_field(

@@ -1,8 +1,8 @@
 """The fields that an answer's objects and chunks share, and their JSON text.
 
-A chunk is sent for every few letters of every stream, so writing one is the gateway's hot path: one
-small object to JSON, and no models. ASCII only, because some clients take U+2028 for the end of a
-line.
+A chunk is sent for every few letters of every stream, so writing one is the gateway's hot path: it
+encodes one small object and uses no pydantic models. The text is ASCII, because some clients treat
+U+2028 as the end of a line.
 """
 
 from __future__ import annotations

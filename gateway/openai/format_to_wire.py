@@ -16,7 +16,7 @@ _ANY_OBJECT = '{"type":"object"}'
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """A requested format. `field`: its name in the request."""
+    """A requested format. `field`: the name of its field in the request."""
 
     field: str
     kind: str  # json_schema, gbnf, lark or regex, as `mlx.grammar_type` names them
@@ -24,7 +24,7 @@ class Constraint:
 
 
 def constraint_of(fields: FormatFields) -> Constraint | None:
-    """The requested format. Raises ApiError for two, or for a malformed one."""
+    """The requested format. Raises ApiError if there are two, or if it is malformed."""
     wishes = list(_wishes(fields))
     if len(wishes) > 1:
         raise bad_field(

@@ -34,7 +34,7 @@ MAX_TEXT = 256 * 1024
 """Maximum number of characters of a grammar, or of tools as JSON."""
 _TEXTS_KEPT = 4 * MIB
 """Maximum number of characters of the grammars that are kept after they were read."""
-_FREE_SHARE = 4  # grammars may take one part in so many of the memory that is free
+_FREE_SHARE = 4  # grammars may use 1/_FREE_SHARE of the memory that is free
 
 Try = Callable[[str, Mapping[str, Any]], dict[str, Any]]
 
@@ -163,7 +163,7 @@ class ConstraintCompiler:
             return self._ready
 
     def _grammar(self, spec: ConstraintSpec, table: TokenTable, attempt: Try) -> Mapping[str, Any]:
-        """The constrained part, as an llguidance grammar."""
+        """The constrained part of the answer, as an llguidance grammar."""
         try:
             sent = json.dumps(spec.tools) if spec.kind == "calls" else spec.text
         except RecursionError:
@@ -195,7 +195,7 @@ class ConstraintCompiler:
     def _compile(
         self, grammars: str, spec: ConstraintSpec, table: TokenTable, attempt: Try
     ) -> Compiled:
-        """A list of grammars (JSON), compiled now or lately."""
+        """The compiled grammar, new or from the cache. grammars: a JSON list of them."""
         if (known := self._compiled.get(grammars)) is not None:
             return known
         reply = attempt(f"the {_WHAT[spec.kind]}", {"grammars": grammars})

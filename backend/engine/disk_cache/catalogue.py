@@ -49,7 +49,7 @@ class Prefix:
     trimmable: bool
 
     def spares(self, prompt: PrefixKey) -> int:
-        """How many tokens of a prompt need no prefill; the last one always does."""
+        """How many tokens of a prompt would need no prefill; the last one always needs it."""
         shared = min(self.key.shared(prompt), len(prompt) - 1)
         return shared if self.trimmable or shared == len(self.key) else 0
 
@@ -60,7 +60,7 @@ class Prefix:
         )
 
     def replaces(self, other: Prefix) -> bool:
-        """Whether the other is a prefix of this one and adds nothing to it."""
+        """Whether the other entry is a prefix of this one that is no longer needed."""
         return self.trimmable and self.key.shared(other.key) == len(other.key)
 
 
@@ -116,7 +116,10 @@ class Catalogue:
             return self.entries
 
     def look_at(self, path: Path) -> Entry | None:
-        """The entry in a file; None if it belongs to another model or its head is damaged."""
+        """The entry in a file;
+
+        None if it belongs to another model or its head is damaged. Waits for the disk.
+        """
         with self._looking:
             return self._look_at(path)
 
@@ -137,7 +140,7 @@ class Catalogue:
         return None
 
     def complain(self, path: Path, reason: str) -> None:
-        """Log why a file is not used, once for each state of the file."""
+        """Log why a file is not used, once per version of the file."""
         with self._looking:
             self._complain(path, reason)
 

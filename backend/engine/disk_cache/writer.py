@@ -44,11 +44,11 @@ class Save:
 
 
 class Writer:
-    """A queue of saves and chores, and the thread that runs them while there are any.
+    """A queue of saves and other small tasks, and the thread that runs them while there are any.
 
-    A writer without an owner thus finishes its work and is then garbage-collected. folder: of the
-    entries; None means that only files named by requests are written. max_bytes: maximum size of
-    all files in the folder. max_waiting: maximum bytes of queued KV.
+    The thread keeps the writer alive while there is work, so a writer without an owner still
+    finishes it. folder: of the entries; None means that only files named by requests are written.
+    max_bytes: maximum size of all files in the folder. max_waiting: maximum bytes of queued KV.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A smaller model that reads the same tokens, and guesses the next ones."""
+"""A smaller model that reads the same tokens and guesses the next ones."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import CacheCost
 from common.prefixes import common_prefix
 
-# the lowest probability, according to the draft model, at which a guess is made
+# lowest probability, according to the draft model, at which a guess is made
 LEAST_PROBABILITY = 0.5
-_NEAR = 32  # tokens that a sequence may be behind and still run with the others
+_NEAR = 32  # tokens that a sequence may be behind and still be fed together with the others
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftModel:
     """A loaded draft model.
 
-    vocabulary: width of its logits. main_vocabulary: the same of the main model; padding may make
-    them differ. longest: the draft model's own context, in tokens. cost: of its KV of one sequence.
+    vocabulary: width of its logits. main_vocabulary: width of the main model's logits; padding may
+    make them differ. longest: the draft model's own context, in tokens. cost: of its KV per
+    sequence.
     """
 
     name: str
@@ -41,7 +42,7 @@ class DraftModel:
 class _Followed:
     """A sequence in the draft model's KV. cached: its tokens there; guessed: guesses after those.
 
-    row: a KV of its own while it catches up; None if it is in the batch.
+    row: its own KV while it catches up; None once it is in the batch.
     """
 
     sequence: int
@@ -86,7 +87,7 @@ class ModelGuesser:
         return [found.get(one.sequence) if one.sequence in able else [] for one in asked]
 
     def _reads(self, one: Asked) -> bool:
-        """Whether the draft model has all the tokens, and room for one more."""
+        """Whether the draft model knows all these token ids and has room for one more token."""
         known = next((at for at in self._batch if at.sequence == one.sequence), None)
         known = known or self._behind.get(one.sequence)
         new = one.tokens[known.cached if known else 0 :]
@@ -95,7 +96,7 @@ class ModelGuesser:
         )
 
     def _agree(self, asked: dict[int, Asked]) -> None:
-        """Keep the KV of right guesses and drop the rest.
+        """Keep the KV of right guesses and drop that of wrong ones.
 
         At least the last token is left to be fed.
         """

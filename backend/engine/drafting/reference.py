@@ -65,7 +65,7 @@ def own_settings(settings: Settings) -> Settings:
 
 @contextmanager
 def in_its_name() -> Iterator[None]:
-    """Name the draft model in its refusals, so that they are not taken for the main model's."""
+    """Name the draft model in errors raised inside; they would seem to be about the main model."""
     refusal: EngineError
     try:
         yield

@@ -122,7 +122,10 @@ def text_embedder(
 
 
 def _opener(checkpoint: Checkpoint) -> OpenModel | None:
-    """What opens the model with mlx-vlm; None for rerankers that answer yes or no (mlx-lm's)."""
+    """The function that opens the model with mlx-vlm;
+
+    None for rerankers that answer yes or no, which mlx-lm opens.
+    """
     family = FAMILIES[checkpoint.kind][checkpoint.config["model_type"]]
     if not family:
         return None

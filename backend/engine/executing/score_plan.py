@@ -1,4 +1,4 @@
-"""Prepares a Score request: the tokens whose log-probabilities are wanted.
+"""Prepares a Score request: the tokens whose log-probabilities are requested.
 
 The prompt and each candidate are tokenised as one text, because the tokens where they meet may
 differ from those of the two texts alone. A candidate's tokens begin at the first token that differs
@@ -20,7 +20,7 @@ MOST_CHARACTERS = 1 << 24  # of the prompt and a candidate, over all candidates
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """A Score request: texts whose log-probabilities after a prompt are wanted.
+    """A Score request: candidate texts to score after a prompt.
 
     Call `require_bounded` to check it. stable_bytes: how many bytes of the prompt (UTF-8) later
     requests will share; 0 means unknown.

@@ -40,11 +40,11 @@ _log = logging.getLogger(__name__)
 def load(
     request: LoadRequest, epoch: int, cancelled: threading.Event, leader: Leader | None = None
 ) -> Stages[Built]:
-    """Begins on `files`, and ends on `engine`.
+    """Load a model. Begins on `files`, and ends on `engine`.
 
-    cancelled: ends a download. leader: the other ranks, if there are any, which load their parts of
-    the model. Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled, and ShuttingDown if
-    ranks do not join.
+    cancelled: ends a download. leader: the connections to other ranks, which load their parts of
+    the model; None if there are none. Raises ModelNotFound, ModelRejected, InvalidRequest,
+    Cancelled, and ShuttingDown if ranks do not join.
     """
     order = find(request, epoch, cancelled)
     import_mlx_lm()
@@ -91,7 +91,7 @@ def _build(order: LoadOrder) -> Stages[Built]:
 
 
 def find(request: LoadRequest, epoch: int, cancelled: threading.Event) -> LoadOrder:
-    """Everything that can be refused by looking at files."""
+    """Find the files of a load, and make all checks that need only files."""
     settings = Settings.from_values(
         request.settings | ({"trust_remote_code": True} if request.trust_remote_code else {})
     )

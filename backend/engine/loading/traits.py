@@ -1,7 +1,7 @@
 """Measures, on a model's first tokens, the figures on which scheduling depends.
 
-Ranks that divide a model take the same steps together, because each of their forward passes needs
-all of them; and they agree on one set of figures, because rank 0 plans for all.
+Ranks that divide a model measure together, because each of their forward passes needs all of them.
+They agree on one set of figures, because rank 0 plans for all.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 class Traits:
     """The fields of `EngineModel` with these names.
 
-    room: bytes beside the weights on the rank that has the least. shards: the fields of each rank's
-    `Shard`, and `bytes` of weights.
+    room: bytes left after the weights, on the rank with the least. shards: for each rank, the
+    fields of its `Shard`, and `bytes` of its weights.
     """
 
     vocabulary: int
@@ -47,8 +47,11 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a model keeps KV. recurrent: some layers keep a state. known: all its sizes can be
-    measured on one token."""
+    """How a model keeps KV.
+
+    recurrent: some layers keep a state. known: the size of every layer can be measured with one
+    token.
+    """
 
     batches: bool
     trims: bool
@@ -59,7 +62,7 @@ class _Form:
 def measure(
     loaded: LoadedModel, kind: CacheKind, limit: int, member: Member | None = None
 ) -> Stages[Traits]:
-    """A stage for each; ends on `engine`. limit: bytes that MLX may use.
+    """Measure a loaded model, in several stages; ends on `engine`. limit: bytes that MLX may use.
 
     Raises ModelRejected, InvalidRequest.
     """
@@ -80,8 +83,8 @@ def measure(
                     " divided among ranks: serve it with one rank",
                 )
         figures = _figures(model, form)
-        # Ranks must all compute it or none: a load that ended between two stages on one of them
-        # would leave the others in a collective.
+        # Either all ranks compute it or none: if the load ended between two stages on one of them,
+        # the others would wait in a collective for ever.
         cost, together, vocabulary, head, passes = (
             at_once(figures) if member is not None else (yield from figures)
         )
@@ -114,7 +117,7 @@ def measure(
 
 
 def _figures(model: Any, form: _Form) -> Stages[tuple[CacheCost, bool, int, LogitsHead, PassCost]]:
-    """What takes forward passes."""
+    """The figures that need forward passes."""
     yield "engine"
     cost = kv.cost(model)
     yield "engine"
@@ -143,7 +146,7 @@ def _cost_of(value: Value) -> CacheCost:
 
 
 def _largest_cost(costs: Sequence[CacheCost]) -> CacheCost:
-    """At least what a row costs on any rank."""
+    """A cost that is at least that of a row on any rank."""
     windowed = max((one.windowed for one in costs), key=lambda all_: sum(s * m for s, m in all_))
     return CacheCost(max(one.per_token for one in costs), max(one.fixed for one in costs), windowed)
 

@@ -1,8 +1,8 @@
-"""The step from a checked directory to a model in memory.
+"""Loads a checked directory as a model in memory.
 
-Weights are opened lazily, cast, and evaluated a slice at a time: the peak stays near the final
-size, and running streams and a cancelled load wait for one slice. Nothing lazy is left: an array
-that was recorded on one thread cannot be evaluated on another.
+Weights are opened lazily, cast, and evaluated a slice at a time. The peak of memory stays near the
+final size, and running streams and a cancelled load wait for one slice only. Nothing stays lazy: an
+array that was recorded on one thread cannot be evaluated on another.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class LoadedModel:
     """A model that is ready to compute, and its properties.
 
     dtype: of the floating-point weights, e.g. `bfloat16`; of the scales if they are quantised.
-    dequantized: whether the weights were quantised in the checkpoint, and are dense now.
+    dequantized: whether the weights are quantised in the checkpoint and dense in memory.
     context_size: the model's own. chat_template: None if it has none. adapter_digest: identifies
-    its adapters, for the keys of caches; "" without any. shard: the part of the model that this
-    rank has; None if it has the whole.
+    its adapters, for the keys of caches; '' if there are none. shard: this rank's part of the
+    model; None if it has the whole model.
     """
 
     name: str
@@ -75,7 +75,7 @@ class LoadedModel:
 
     @property
     def arithmetic(self) -> str:
-        """How the weights are computed with, in words; models that differ here differ in KV."""
+        """The data type of computations, in words; models that differ in it have different KV."""
         return f"{self.dtype}, dequantised" if self.dequantized else self.dtype
 
     @property
@@ -101,10 +101,9 @@ def load_model(
 ) -> Stages[LoadedModel]:
     """Load a checkpoint with its adapters; ends on `engine`. Raises ModelRejected, InvalidRequest.
 
-    member: the rank whose part is loaded; None: the whole model.
-
-    `dtype` is the load request's own field. open_model: makes the model, its weights still lazy,
-    and tells its configuration; None leaves that to mlx-lm. After any error nothing is kept.
+    dtype: the load request's own field. open_model: creates the model, with weights still lazy, and
+    returns its configuration too; None means mlx-lm's function. member: the rank whose part is
+    loaded; None means the whole model. After an error nothing stays in memory.
     """
     wanted = weight_type(device, weight_dtype(settings, dtype))
     try:
@@ -180,7 +179,8 @@ def _load(
             " memory_limit_mib or use a smaller or more quantised model",
         )
     yield from evaluate(model, size)
-    # A pass that is not computed to its end must not begin where ranks hand it on to each other.
+    # Starting a layer early would start a pass that may never be completed, and between ranks that
+    # must not happen.
     if starts_layers_early(device) and member is None:
         from backend.engine.loading.early_layers import start_layers_early
 
@@ -202,7 +202,7 @@ def _load(
 
 
 def cast(model: Any, name: str) -> None:
-    """Cast all floating-point weights, scales and biases included, when they are evaluated.
+    """Cast all floating-point weights, including scales and biases, when they are evaluated.
 
     Some weights must stay in float32 (a router's correction, a recurrence's decay): a model lists
     them in its `cast_predicate`. So must the scales of whole experts (nvfp4's `global_scale`),
@@ -250,7 +250,7 @@ def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
 
 
 def evaluate(model: Any, total: int) -> Stages[None]:
-    """Compute the weights, so many bytes, a slice in each stage; ends on `engine`."""
+    """Compute the weights, a slice in each stage; ends on `engine`. total: their bytes."""
     import mlx.core as mx
 
     started = reported = time.monotonic()
@@ -301,8 +301,11 @@ def _parameters(model: Any) -> list[mx.array]:
 
 
 def _arrays(tree: Any) -> list[mx.array]:
-    """Every array of a tree. A module is a tree that holds private arrays too, such as rope
-    frequencies, which are not among its parameters."""
+    """Every array of a tree.
+
+    A module is a tree too. It also has private arrays, such as rope frequencies, which are not
+    among its parameters.
+    """
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
@@ -312,8 +315,10 @@ def _arrays(tree: Any) -> list[mx.array]:
 
 
 def _template_of(tokenizer: TokenizerWrapper) -> str | None:
-    """The source of the chat template, of all where there are several under names; "" where the
-    model renders chats with code of its own."""
+    """The source of the chat template, or of all templates if there are several.
+
+    '' if the model renders chats with code of its own.
+    """
     template = tokenizer.chat_template
     if isinstance(template, str):
         return template
@@ -336,7 +341,7 @@ def reason_of(error: BaseException, path: Path | None = None) -> str:
     """The first line of an error and, if that announces a list, the list; without paths of this
     machine.
 
-    Hosts look for `unimplemented` in any message and take it for a missing call.
+    Hosts take any message that contains `unimplemented` for a method that does not exist.
     """
     if isinstance(error, SystemExit):
         return "its model type needs a Python package that is not installed"

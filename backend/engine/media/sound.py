@@ -39,7 +39,7 @@ def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
 
 
 class _File(BytesIO):
-    """A file for libsndfile that tolerates a seek to before its beginning (in broken files).
+    """A file for libsndfile that accepts seeks to before its beginning, which broken files cause.
 
     An exception cannot pass through libsndfile's callbacks: it would be printed on stderr.
     """

@@ -1,4 +1,4 @@
-"""The program that takes frames from one video, run as a child process; see `video`.
+"""The program that extracts frames from one video, run as a child process; see `video`.
 
 Standard input is the video as a regular file; the first argument is `Asked` as JSON. The program
 writes one line of JSON: `refusal`, or the fields of `Found`, followed by the frames (8-bit RGB, row
@@ -38,7 +38,8 @@ FORMATS = tuple(_DEMUXERS)
 _DECODERS = "h264,hevc,vp8,libvpx,vp9,libvpx-vp9,mpeg4,mpeg2video,h263,mjpeg,gif"
 _CODECS = {b"h264", b"hevc", b"VP80", b"VP90", b"FMP4", b"mpg2", b"h263", b"MJPG", b"gif "}
 _BROKEN = "cannot be decoded: its data is broken"
-_WHOLE = 0.9  # of the frames that the header states; with fewer, the video counts as truncated
+# minimum share of the frames that the header states; with fewer, the video counts as truncated
+_WHOLE = 0.9
 _WATCH_SECONDS = 0.02
 
 

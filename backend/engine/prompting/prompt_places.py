@@ -56,8 +56,8 @@ class TokenPlaces:
     """Maps positions in a rendered prompt's text to token counts, without tokenising it again.
 
     Tokenizers split text at control tokens first, so the text after a control token does not change
-    the tokens before it. The control strings in the text are paired with those among the tokens, in
-    order.
+    the tokens before it. The control strings in the text are matched with those among the tokens,
+    in order.
 
     control: the ids of the control strings. encode: tokenises a piece of text.
     """

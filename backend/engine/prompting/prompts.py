@@ -46,6 +46,7 @@ REASONING_WORDS: Mapping[str, Sequence[Any]] = {
 _SAMPLE = ({"role": "user", "content": "Hello"},)
 _MOST_LOGPROBS = 1 << 18  # about 25 MB of JSON; a gRPC message holds 50 MiB
 _COUNTED_CONTEXTS = 16  # a prompt that is only counted may be this many times the context
+_SHOWN = frozenset({"user", "tool"})
 _TAIL = 512  # characters of the prompt's end that show which block the model continues
 # Unicode's noncharacters do not occur in text, and no client knows the random number.
 _END = f"\ufdee{secrets.token_hex(16)}\ufdee"
@@ -106,6 +107,16 @@ def _up_to_the_end(rendered: str) -> str:
     return text.replace(_END, "")
 
 
+def _trimmed_length(text: str) -> int:
+    """`len(text.strip())` without a copy of the text."""
+    begin, end = 0, len(text)
+    while begin < end and text[begin].isspace():
+        begin += 1
+    while begin < end and text[end - 1].isspace():
+        end -= 1
+    return end - begin
+
+
 class CostlyPrompt(InvalidRequest):
     """The chat template takes more time or memory than a prompt may."""
 
@@ -150,7 +161,7 @@ class PromptBuilder:
         self._media = media
 
     def write_tools(self, support: ToolSupport) -> None:
-        """From now on, describe tools and calls in words if the template does not render them."""
+        """From now on, describe tools and calls as text if the template does not render them."""
         self._support = support
 
     def build(
@@ -185,10 +196,11 @@ class PromptBuilder:
             self._require_short(len(text), most)
             tokens = self._encode(text, special=not (bos and text.startswith(bos)))
         else:
-            # Each step below copies the text, and the search for control strings stops every
-            # other thread. Templates show the message to be answered, trimmed at most.
-            if (last := prompt.messages[-1])["role"] == "user":
-                self._require_short(len(str(last["content"]).strip()), most)
+            # Each step below copies the text, and the search for control strings blocks all other
+            # threads, so messages that cannot fit are refused first. Templates render what users
+            # and tools say in full, except for space around it.
+            given = (each["content"] for each in prompt.messages if each["role"] in _SHOWN)
+            self._require_short(sum(_trimmed_length(str(text)) for text in given), most)
             # A template writes its own BOS; adding the tokenizer's would double it.
             quoted = self._control.quote(prompt.messages)
             messages = _open_ended(quoted.messages) if prompt.continues else quoted.messages
@@ -247,7 +259,7 @@ class PromptBuilder:
         lists = self._media is not None and self._media.lists
         for messages in continuations(prompt.messages, lists=lists):
             try:
-                # No generation prompt: these conversations are not about to be answered.
+                # No generation prompt, because nothing answers these conversations.
                 goes_on = replace(prompt, messages=messages, continues=True)
                 other = self.render(self._in_words(goes_on))
             except InvalidRequest:
@@ -321,7 +333,7 @@ class PromptBuilder:
                 del arguments[unknown[1]]
 
     def _in_words(self, prompt: ChatPrompt) -> ChatPrompt:
-        """The prompt with tools and calls described in messages if the template omits them."""
+        """The prompt with tools and calls described as text if the template omits them."""
         support = self._support
         if support is None or not (
             prompt.tools or (not support.calls and speaks_of_calls(prompt.messages))
@@ -336,7 +348,7 @@ class PromptBuilder:
         messages: tuple[Mapping[str, Any], ...] = _SAMPLE,
         tools: tuple[Mapping[str, Any], ...] | None = None,
     ) -> str:
-        """A short conversation as the template renders it, or '' if it cannot.
+        """A short conversation as the template renders it; '' if the template cannot.
 
         Raises CostlyPrompt: if even this costs too much, every prompt will.
         """
@@ -381,7 +393,7 @@ class PromptBuilder:
         return str(self._tokenizer.decode(tokens))
 
     def encode_open(self, text: str) -> list[int]:
-        """Tokens of a raw prompt: with the BOS token as in `build`, without an end token."""
+        """The tokens of a raw prompt: with the BOS token as in `build`, without an end token."""
         self._require_short(len(text), self._context_size)
         tokens = self._encode(text, special=False)
         self._require_known(tokens)

@@ -1,8 +1,9 @@
-"""Tokenises a rendered prompt in which control strings are quoted (`engine.control_tokens`).
+"""Tokenises a rendered prompt in which control strings are quoted.
 
-The text is cut at the control tokens that the template wrote. A stretch that holds a mark goes
-through a second tokenizer, equal to the first except that it knows no control token; everything
-else goes through the first, exactly as if nothing were quoted.
+`engine.prompting.control_tokens` inserts the marks. The text is cut at the control tokens that the
+template wrote. A piece with a mark goes through a second tokenizer, equal to the first except that
+it knows no control tokens; everything else goes through the first, exactly as if nothing were
+quoted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from backend.engine.prompting.control_tokens import ControlTokens
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """A piece of the prompt. quotes: whether it quoted control strings; its marks are removed."""
+    """A piece of the prompt. quotes: whether it quotes control strings; its marks are removed."""
 
     text: str
     quotes: bool
@@ -89,7 +90,7 @@ class QuotedText:
     def _literal_tokenizer(self) -> Any:
         if self._backend is None:
             raise InvalidRequest(
-                "Messages hold the text of a control token, which this model's tokenizer cannot"
+                "Messages contain the text of a control token, which this model's tokenizer cannot"
                 " read as plain text: remove it from the content of users and tools",
                 "Messages",
             )

@@ -1,8 +1,8 @@
-"""How a model is divided among ranks, by the methods that mlx-lm gives it.
+"""How a model is divided among ranks, by methods that mlx-lm's models have.
 
 Tensor: every rank has a part of each layer (`shard`), and the ranks add up their results twice per
-layer. Pipeline: every rank has some of the layers (`pipeline`), and sends its results on once per
-pass; the last layers are on rank 0.
+layer. Pipeline: every rank has some of the layers (`pipeline`), and sends its results to the next
+one once per pass; the last layers are on rank 0.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def way_of(model: Any, name: str, wished: str, place: Place) -> Way:
 def split_of(layers: int, memories: Sequence[int]) -> list[int]:
     """How many layers each rank gets: at least one, in proportion to its memory.
 
-    Amounts of memory that differ by less than a tenth count as equal, since each is a snapshot.
+    Amounts of memory that differ by less than a tenth count as equal, because each was measured at
+    one moment.
     """
     if max(memories) * _UNEVEN <= min(memories):
         memories = [1] * len(memories)

@@ -94,7 +94,7 @@ class MediaPrefill:
     def look(self, start: int, stop: int) -> int:
         """Get the features for a chunk, encoding at most one item; returns that item's tokens.
 
-        Call it until it returns 0, once per step.
+        Call it once per step until it returns 0.
         """
         for span in self._within(start, stop):
             if span.start not in self._features:
@@ -104,7 +104,7 @@ class MediaPrefill:
         return 0
 
     def run(self, start: int, stop: int, cache: list[Any]) -> mx.array:
-        """Run a chunk whose features are all there (`look` returned 0); returns its logits."""
+        """Run a chunk whose features are available (`look` returned 0); returns its logits."""
         model = self._reader.model
         chunk = _joined(self._pieces(start, stop))
         features: dict[str, Any] = {"inputs_embeds": chunk.embeddings[None]}

@@ -208,7 +208,7 @@ def test_a_head_of_other_sizes_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        ({}, "models of type llama have none that is known here"),
+        ({}, "models of type llama have none that this backend knows"),
         (CONFIGS["qwen3_5"], "its checkpoint has no weights of one"),
     ],
 )
