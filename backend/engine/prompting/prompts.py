@@ -257,7 +257,7 @@ class PromptBuilder:
     def _cuts(self, prompt: ChatPrompt, text: str, items: Sequence[MediaItem]) -> Iterator[int]:
         """The number of characters that each likely continuation shares with a rendered prompt."""
         lists = self._media is not None and self._media.lists
-        for messages in continuations(prompt.messages, lists=lists):
+        for messages in continuations(prompt.messages, lists=lists, calls=bool(prompt.tools)):
             try:
                 # No generation prompt, because nothing answers these conversations.
                 goes_on = replace(prompt, messages=messages, continues=True)

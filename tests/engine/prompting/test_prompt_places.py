@@ -48,7 +48,23 @@ OPENED = """\
 <|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n
 {%- endfor -%}
 {%- if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif -%}"""
-TEMPLATES = {"own": None, "folded": FOLDED, "moving": MOVING, "opened": OPENED}
+# Only answers in words have a header, as in some conversions of DeepSeek R1.
+HEADLESS = """\
+{%- for message in messages -%}
+{%- if message.tool_calls -%}
+<tool_call>{{ message.tool_calls | tojson }}<|im_end|>
+{%- else -%}
+<|im_start|>{{ message.role }} has this to say:\n{{ message.content }}<|im_end|>\n
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant has this to say:\n{% endif -%}"""
+TEMPLATES = {
+    "own": None,
+    "folded": FOLDED,
+    "moving": MOVING,
+    "opened": OPENED,
+    "headless": HEADLESS,
+}
 
 TOOLS: tuple[Message, ...] = (
     {
@@ -112,6 +128,8 @@ def test_the_next_prompt_shares_a_place(name: str, text: list[str], steps: int) 
     answer = {"role": "assistant", "content": text[7], "reasoning_content": text[8]}
     asked = {"role": "user", "content": text[9]}
     _require_place(built, _built(name, [*talk, answer, asked]))
+    if name != "folded":  # it renders no calls
+        _require_place(built, _built(name, [*talk, *_looked(text[2], text[8], text[9])]))
     _require_place(built, _built(name, [system, {"role": "user", "content": text[9]}]))
     _require_place(built, _built(name, [*talk[:-1], {**talk[-1], "content": text[9]}]))
 
