@@ -199,8 +199,8 @@ class PromptBuilder:
             # Each step below copies the text, and the search for control strings blocks all other
             # threads, so messages that cannot fit are refused first. Templates render what users
             # and tools say in full, except for space around it.
-            given = (each["content"] for each in prompt.messages if each["role"] in _SHOWN)
-            self._require_short(sum(_trimmed_length(str(text)) for text in given), most)
+            rendered = (one["content"] for one in prompt.messages if one["role"] in _SHOWN)
+            self._require_short(sum(_trimmed_length(str(text)) for text in rendered), most)
             # A template writes its own BOS; adding the tokenizer's would double it.
             quoted = self._control.quote(prompt.messages)
             messages = _open_ended(quoted.messages) if prompt.continues else quoted.messages
