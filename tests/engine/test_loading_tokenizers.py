@@ -163,6 +163,61 @@ def test_a_continuation_keeps_the_space_of_its_first_word(wild: Any) -> None:
     assert "dog" in told
 
 
+def test_runs_of_spaces_that_are_added_tokens_are_spaces(tmp_path: Path) -> None:
+    """As in Gemma's vocabulary."""
+    made = _sentencepiece(strips=False)
+    made.add_tokens([AddedToken("▁▁▁▁", normalized=False)])
+    tokenizer = _loaded(_folder(tmp_path / "it", made))
+    tokens = [tokenizer.convert_tokens_to_ids("▁▁▁▁"), *tokenizer.encode("fox")]
+    assert _streamed(tokenizer, tokens) == "    fox" == tokenizer.decode(tokens)
+
+
+_AS_USUAL = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+_UNUSUAL: dict[str, Callable[[], Tokenizer]] = {
+    "two spaces": lambda: _decoded_by(_sentencepiece(True), *_AS_USUAL, decoders.Strip(" ", 2, 0)),
+    "another letter": lambda: _decoded_by(
+        _sentencepiece(True), decoders.Replace("q", "Q"), *_AS_USUAL
+    ),
+    "a letter of bytes": lambda: _decoded_by(
+        _byte_level(), decoders.Replace("q", "Q"), decoders.ByteLevel()
+    ),
+}
+
+
+def _decoded_by(tokenizer: Tokenizer, *parts: Any) -> Tokenizer:
+    tokenizer.decoder = decoders.Sequence([*parts])
+    return tokenizer
+
+
+def _streamed(tokenizer: Any, tokens: list[int]) -> str:
+    stream = TokenTexts(tokenizer).stream(False)
+    return "".join([*(stream.add(token) for token in tokens), stream.finish()])
+
+
+@pytest.mark.parametrize("unusual", list(_UNUSUAL))
+def test_an_unusual_decoder_is_followed(tmp_path: Path, unusual: str) -> None:
+    tokenizer = _loaded(_folder(tmp_path / "it", _UNUSUAL[unusual]()))
+    tokens = tokenizer.encode("  the quick fox", add_special_tokens=False)
+    assert _streamed(tokenizer, tokens) == tokenizer.decode(tokens)
+
+
+def test_a_stream_gives_spaces_before_punctuation_that_cleaning_up_would_take_back(
+    tmp_path: Path,
+) -> None:
+    tokenizer = _loaded(_folder(tmp_path / "it", _unigram(), clean_up_tokenization_spaces=True))
+    tokens = tokenizer.encode("the quick !", add_special_tokens=False)
+    kept = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+    assert _streamed(tokenizer, tokens) == kept != tokenizer.decode(tokens)
+
+
+def test_a_decoder_that_panics_fails_its_row_alone(tmp_path: Path) -> None:
+    """A panic is not an Exception: it would end the engine thread."""
+    made = _decoded_by(_sentencepiece(True), *_AS_USUAL, decoders.Strip(" ", 1, 1))
+    tokenizer = _loaded(_folder(tmp_path / "it", made))
+    with pytest.raises(RuntimeError, match="the tokenizer cannot decode"):
+        TokenTexts(tokenizer).stream(False).add(tokenizer.convert_tokens_to_ids("▁"))
+
+
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 
 

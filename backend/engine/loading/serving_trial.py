@@ -394,7 +394,7 @@ class _Conversation:
                 case Finished(logprobs=sampled):
                     answers_by_ticket[ticket].logprobs = list(sampled or ())
                 case Overloaded():
-                    pass  # for want of memory, which says nothing about the model
+                    pass  # a lack of memory says nothing about the model
                 case EngineError():
                     answers_by_ticket[ticket].failed = True
 

@@ -46,6 +46,7 @@ REASONING_WORDS: Mapping[str, Sequence[Any]] = {
 _SAMPLE = ({"role": "user", "content": "Hello"},)
 _MOST_LOGPROBS = 1 << 18  # about 25 MB of JSON; a gRPC message holds 50 MiB
 _COUNTED_CONTEXTS = 16  # a prompt that is only counted may be this many times the context
+_SHOWN = frozenset({"user", "tool"})
 _TAIL = 512  # characters of the prompt's end that show which block the model continues
 # Unicode's noncharacters do not occur in text, and no client knows the random number.
 _END = f"\ufdee{secrets.token_hex(16)}\ufdee"
@@ -104,6 +105,16 @@ def _up_to_the_end(rendered: str) -> str:
             " continued"
         )
     return text.replace(_END, "")
+
+
+def _trimmed_length(text: str) -> int:
+    """`len(text.strip())` without a copy of the text."""
+    begin, end = 0, len(text)
+    while begin < end and text[begin].isspace():
+        begin += 1
+    while begin < end and text[end - 1].isspace():
+        end -= 1
+    return end - begin
 
 
 class CostlyPrompt(InvalidRequest):
@@ -186,10 +197,10 @@ class PromptBuilder:
             tokens = self._encode(text, special=not (bos and text.startswith(bos)))
         else:
             # Each step below copies the text, and the search for control strings blocks all other
-            # threads, so a message that cannot fit is refused first. Templates render the last
-            # message in full, except for space around it.
-            if (last := prompt.messages[-1])["role"] == "user":
-                self._require_short(len(str(last["content"]).strip()), most)
+            # threads, so messages that cannot fit are refused first. Templates render what users
+            # and tools say in full, except for space around it.
+            rendered = (one["content"] for one in prompt.messages if one["role"] in _SHOWN)
+            self._require_short(sum(_trimmed_length(str(text)) for text in rendered), most)
             # A template writes its own BOS; adding the tokenizer's would double it.
             quoted = self._control.quote(prompt.messages)
             messages = _open_ended(quoted.messages) if prompt.continues else quoted.messages
