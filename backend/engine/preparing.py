@@ -162,7 +162,7 @@ class Preparer:
                     request,
                     served.prompts.encode_open,
                     served.context_size,
-                    wanted=lambda: ticket in self._owners,
+                    still_needed=lambda: ticket in self._owners,
                 )
             if ticket not in self._owners:
                 return

@@ -127,8 +127,8 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
         yield from _read_json_call(reading, ends)
         with cursor.ahead():
             surplus = yield from cursor.run(_SURPLUS)
-            mended = yield from cursor.at(ends)
-        cursor.take(len(surplus) if mended else 0)
+            closes = yield from cursor.at(ends)
+        cursor.take(len(surplus) if closes else 0)
         return
     yield from cursor.space()
     while True:

@@ -213,7 +213,7 @@ class ConstraintCompiler:
             made = on_stack(STACK + MARGIN, lambda: matcher_of(table.tokens, grammars))
             error = made.get_error()
         if error:
-            raise InvalidRequest(_complaint(spec, error))
+            raise InvalidRequest(_error_message(spec, error))
         compiled = Compiled(made, reply["bytes"])
         with self._in_use_lock:
             self._in_use.add(compiled)
@@ -252,7 +252,7 @@ _WHAT = {
 }
 
 
-def _complaint(spec: ConstraintSpec, error: str) -> str:
+def _error_message(spec: ConstraintSpec, error: str) -> str:
     """llguidance's error as an error message with the position in the user's text."""
     subject = f"the {_WHAT[spec.kind]} cannot be enforced"
     if regex := _REGEX_PLACE.search(error):

@@ -56,7 +56,7 @@ def load(
     try:
         member = leader.begin(request, epoch, order.settings.rank_timeout, cancelled)
         stages = _build(replace(order, ranks=RankLoad(leader, member)))
-        return (yield from leader.heeding(stages))
+        return (yield from leader.stages_until_refused(stages))
     except Exception as fault:
         raise leader.ended(epoch, fault) from None
     except BaseException:

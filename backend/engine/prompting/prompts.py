@@ -31,7 +31,7 @@ from backend.engine.request import (
     TokenPrompt,
 )
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
-from common.tool_text import in_words, speaks_of_calls
+from common.tool_text import mentions_calls, with_tools_as_text
 
 if TYPE_CHECKING:
     from backend.engine.prompting.tool_support import ToolSupport
@@ -210,7 +210,7 @@ class PromptBuilder:
                 messages, items = self._media.attach(messages, given, shown)
             # Media refer to messages by their indices in the request.
             attached = replace(prompt, messages=messages)
-            marked = self.render(self._in_words(attached))
+            marked = self.render(self._with_tools_as_text(attached))
             if prompt.continues:
                 marked = _up_to_the_end(marked)
                 seen += len(str(prompt.messages[-1]["content"]))
@@ -262,7 +262,7 @@ class PromptBuilder:
             try:
                 # No generation prompt, because nothing answers these conversations.
                 goes_on = replace(prompt, messages=messages, continues=True)
-                other = self.render(self._in_words(goes_on))
+                other = self.render(self._with_tools_as_text(goes_on))
             except InvalidRequest:
                 continue
             if items and self._media is not None:
@@ -333,15 +333,17 @@ class PromptBuilder:
                 _log.warning("the chat template has no argument %s: it is left out", unknown[1])
                 del arguments[unknown[1]]
 
-    def _in_words(self, prompt: ChatPrompt) -> ChatPrompt:
+    def _with_tools_as_text(self, prompt: ChatPrompt) -> ChatPrompt:
         """The prompt with tools and calls described as text if the template omits them."""
         support = self._support
         if support is None or not (
-            prompt.tools or (not support.calls and speaks_of_calls(prompt.messages))
+            prompt.tools or (not support.calls and mentions_calls(prompt.messages))
         ):
             return prompt
         lists = self._media is not None and self._media.lists
-        messages = in_words(prompt.messages, prompt.tools or (), system=support.system, lists=lists)
+        messages = with_tools_as_text(
+            prompt.messages, prompt.tools or (), system=support.system, lists=lists
+        )
         return replace(prompt, messages=messages, tools=None)
 
     def sample(
