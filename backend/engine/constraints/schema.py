@@ -85,11 +85,11 @@ def enforceable(schema: Mapping[str, Any], text: str = "") -> dict[str, Any]:
                 f"the JSON schema's {keyword!r} cannot be enforced{_place(text, pointer)}: leave it"
                 " out, or use type, properties, items, enum, anyOf or pattern instead"
             )
-        meant = _KEYWORDS.get(keyword.lower(), keyword)
-        if meant != keyword:
+        known_spelling = _KEYWORDS.get(keyword.lower(), keyword)
+        if known_spelling != keyword:
             raise InvalidRequest(
                 f"the JSON schema's {keyword!r} is not a keyword{_place(text, pointer)}: did you"
-                f" mean {meant!r}?"
+                f" mean {known_spelling!r}?"
             )
     cleaned: dict[str, Any] = _cleaned(schema)
     return {**cleaned, "x-guidance": dict(OPTIONS)}

@@ -370,7 +370,7 @@ class DecodeBatch:
                 accept(one, token, fed.chosen.faults)
         return _delivered(sampled_of(self.sequences, fed.chosen, tokens))
 
-    def give_up(self, one: ExecutorSequence) -> list[Sampled]:
+    def remove_before_read(self, one: ExecutorSequence) -> list[Sampled]:
         """Remove a sequence whose latest token has not been read; returns that token.
 
         Its grammar gets the token now, because the token will be prefilled with the others. The

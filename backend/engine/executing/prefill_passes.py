@@ -142,7 +142,7 @@ class PrefillPasses:
             end = min(end, start + prompt_logprobs.longest_chunk(self._model.vocabulary))
         media = one.media_prefill if start < len(one.prompt) else None
         if media is not None:
-            if media.look(start, end):
+            if media.get_features(start, end):
                 return  # Encoding an image or a sound is a pass of its own: it cannot be cut.
             end = min(end, len(one.prompt))
         tokens = one.tokens[start:end]
@@ -229,7 +229,7 @@ class PrefillPasses:
             for one in whole:
                 one.first = chosen
         snapshots: list[kv.Snapshot] = []
-        group.cache.let_go()
+        group.cache.own_states()
         for at, (one, part, end) in enumerate(ends):
             kept = part.snapshot and end == part.end
             if kept:

@@ -58,7 +58,7 @@ def test_candidates_are_ordered_by_the_tokens_they_save(
     order = [(-length, entry.size) for length, entry in zip(lengths, found, strict=True)]
     assert order == sorted(order), "of equals the smaller file comes first"
     for length, entry in zip(lengths, found, strict=True):
-        assert entry.prefix.spares(PrefixKey(prompt)) == length
+        assert entry.prefix.reusable(PrefixKey(prompt)) == length
 
 
 @given(STORED, TEXTS, st.booleans(), TEXTS)
