@@ -128,7 +128,8 @@ class Constraint:
         """
         if self._accepted == list(tokens):
             return
-        self.matcher.reset()
+        # A new copy and not `reset`, which some grammars do not support (max_tokens, stop).
+        self.matcher = self.source.matcher.deep_copy()
         self._accepted.clear()
         for token in tokens:
             self.accept(token)
