@@ -134,6 +134,10 @@ class Executor:
                 self._decode(batch, plan.guess.get(number, 0))
         self._times.decode_launched()
         self._only_decodes = plan.only_decodes and not (plan.join or plan.score)
+        plain = (
+            one.constraint is None and one.batch is not None for one in self.sequences.values()
+        )
+        self._passes.delays = any(plain)
         for group in plan.prefill:
             self._prefill(group, events)
         self._scores = plan.score

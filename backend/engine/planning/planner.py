@@ -241,7 +241,7 @@ class Planner:
         if not self.limits.prompt_cache:
             return []
         decoding = self.sequences.of("decode")
-        resting = [one for one in decoding if one.postponed]
+        resting = [one for one in self.sequences.admitted.values() if one.postponed]
         seconds = {one.number: one.mask_seconds for one in decoding if not one.postponed}
         resting += [self.sequences.by_number[number] for number in self.masks.too_costly(seconds)]
         leaving: list[Leave] = []
