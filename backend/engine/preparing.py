@@ -23,6 +23,7 @@ from backend.engine.executing.score_plan import ScoreRequest
 from backend.engine.generation import Generation
 from backend.engine.outbox import Publication
 from backend.engine.prompting.prompts import require_returnable
+from backend.engine.prompting.unreadable_text import tokenizing
 from backend.engine.request import (
     ChatPrompt,
     GenerationRequest,
@@ -181,7 +182,9 @@ class Preparer:
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             yield "long"
-            if pieces := read():
+            with tokenizing():
+                pieces = read()
+            if pieces:
                 self._worker.send(Encode(served.epoch, ticket, pieces))
             else:
                 self._publish([(ticket, Encoded(()))])

@@ -51,7 +51,9 @@ def _read_named(reading: Reading) -> Wait[None]:
     if (yield from cursor.peek()) != "{" and not marked:
         raise cursor.unreadable()
     reading.begin(name, identity)
-    arguments = yield from read_arguments(reading, (_CALLS,))
+    ended = not (yield from cursor.more()) and not reading.was_cut()
+    none = ended or (yield from cursor.at([_CALLS]))
+    arguments = "{}" if none else (yield from read_arguments(reading, (_CALLS,)))
     reading.call(Call(name, arguments, identity))
 
 

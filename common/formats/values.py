@@ -44,6 +44,8 @@ class Dialect:
 
 
 JSON = Dialect()
+MODEL_JSON = Dialect(_PYTHON_WORDS)
+"""JSON as models write it, which sometimes has Python's words for its constants."""
 GEMMA4 = Dialect(_PYTHON_WORDS, fence='<|"|>', bare=True)
 FUNCTION_GEMMA = Dialect(_PYTHON_WORDS, fence="<escape>", bare=True)
 PYTHON = Dialect(_PYTHON_WORDS, python=True)

@@ -26,14 +26,17 @@ from tokenizers import (
     trainers,
 )
 
+from backend.engine.constraints import compiler
+from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
 from backend.engine.loading.weights import _template_of
 from backend.engine.prompting.prompts import PromptBuilder
-from backend.engine.request import ChatPrompt
+from backend.engine.request import ChatPrompt, RawPrompt
 from backend.engine.settings import Settings
 from backend.engine.token_text import TokenTexts
+from common.chat_format import ChatFormat
 
 CORPUS = ["the quick brown fox", "a lazy dog jumps, twice!", "naïve café 好的 😀 élan"]
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_end|>"]
@@ -429,3 +432,29 @@ def test_a_normalizer_that_exhausts_memory_is_refused(
     tokenizer.normalizer = normalizers.Sequence(grows)
     with pytest.raises(ModelRejected, match=r"its tokenizer\.json can make"):
         _loaded(_folder(tmp_path / "it", tokenizer))
+
+
+def test_a_text_for_which_a_tokenizer_panics_is_refused(tmp_path: Path) -> None:
+    """A panic of Rust is not an Exception."""
+    tokenizer = _byte_level()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    prompts = _prompts(_loaded(_folder(tmp_path / "it", tokenizer)))
+    text = "a" * 28 + "b"
+    for read in (prompts.tokenize, lambda text: prompts.build(RawPrompt(text))):
+        with pytest.raises(InvalidRequest, match="the model's tokenizer fails for this text: Onig"):
+            read(text)
+
+
+def test_a_tokenizer_without_grammars_is_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = _byte_level()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?<=a|bc)b"), "isolated")
+    tokenizer = _loaded(_folder(tmp_path / "it", tokenizer))
+    tried: list[object] = []
+    monkeypatch.setattr(compiler, "Trial", tried.append)
+    plain = compiler.ConstraintCompiler(tokenizer, 320, [], ChatFormat.named("plain"))
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match=r"its tokenizer is not supported \("):
+            plain.compile(ConstraintSpec("regex", "a"))
+    assert len(tried) == 1

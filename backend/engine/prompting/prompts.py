@@ -21,6 +21,7 @@ from backend.engine.prompting.infill import infill_of
 from backend.engine.prompting.prompt_places import TokenPlaces, continuations, shared_text
 from backend.engine.prompting.quoted_text import QuotedText
 from backend.engine.prompting.template_limits import CostlyTemplate
+from backend.engine.prompting.unreadable_text import tokenizing
 from backend.engine.request import (
     Attachments,
     ChatPrompt,
@@ -380,8 +381,11 @@ class PromptBuilder:
         return len(texts) > 1
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text; special tokens in it are recognised, and none is added."""
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+        """Token ids of a text; special tokens in it are recognised, and none is added.
+
+        Raises UnreadableText.
+        """
+        return self._encode(text, special=False)
 
     def detokenize(self, tokens: list[int]) -> str:
         """Text of token ids. Raises InvalidRequest."""
@@ -392,7 +396,8 @@ class PromptBuilder:
                     f" {self._vocabulary_size - 1}",
                     f"tokens[{place}]",
                 )
-        return str(self._tokenizer.decode(tokens))
+        with tokenizing():
+            return str(self._tokenizer.decode(tokens))
 
     def encode_open(self, text: str) -> list[int]:
         """The tokens of a raw prompt: with the BOS token as in `build`, without an end token."""
@@ -412,7 +417,8 @@ class PromptBuilder:
             )
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=special)]
+        with tokenizing():
+            return [int(one) for one in self._tokenizer.encode(text, add_special_tokens=special)]
 
     def _require_short(self, characters: int, most: int) -> None:
         # No token is longer than the longest piece of the vocabulary. This refuses a text that is
