@@ -14,6 +14,7 @@ from mlx_lm.tokenizer_utils import load
 from backend.engine.prompting.prompt_places import TokenPlaces, shared_text
 from backend.engine.prompting.prompts import BuiltPrompt, PromptBuilder
 from backend.engine.request import ChatPrompt
+from common.prefixes import common_prefix
 from tests.engine.vision.seeing import MANY, seeing, shown, turns
 
 TINY_TEXT = Path(__file__).parents[2] / "models" / "tiny_text"
@@ -102,14 +103,9 @@ def _built(name: str, messages: list[Message]) -> BuiltPrompt:
     return _builder(TEMPLATES[name]).build(ChatPrompt(tuple(messages), TOOLS))
 
 
-def _shared(one: list[int], other: list[int]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
-
-
 def _require_place(built: BuiltPrompt, following: BuiltPrompt) -> None:
     """One place must be within the prefix that both share, and near its end."""
-    shared = _shared(built.tokens, following.tokens)
+    shared = common_prefix(built.tokens, following.tokens)
     lost = min((shared - at for at in built.places if at <= shared), default=shared)
     assert lost <= MOST_LOST, (shared, built.places)
 
@@ -188,7 +184,7 @@ async def test_places_after_an_image_count_its_tokens(monkeypatch: pytest.Monkey
     for other in (following, edited):
         assert built.media is not None
         assert other.media is not None
-        shared = _shared(list(built.media.key), list(other.media.key))
+        shared = common_prefix(list(built.media.key), list(other.media.key))
         assert min(shared - at for at in built.places if at <= shared) <= MOST_LOST
 
 
