@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+from backend.engine.loading.architectures import model_files
+from backend.engine.vision.families import why_not_seen
 from tests.architectures.test_architectures import (
     test_answers_equal_those_of_plain_forward_passes,
     test_quantised_answers_equal_those_of_plain_forward_passes,
@@ -55,6 +57,15 @@ _TESTS = [
         test_a_family_chooses_what_its_plain_passes_choose,
     )
 ]
+_REFUSED = """
+## With images, refused
+
+Families that mlx-vlm itself gets wrong, or that need what this backend does not do. The load fails
+with this reason.
+
+| family | reason |
+|---|---|
+"""
 _MARK = {"True": "yes", "False": "**no**"}
 
 
@@ -70,7 +81,22 @@ def main() -> None:
         for name, found in sorted(text.items())
     ]
     images = [f"| {name} | {_MARK[found['passed']]} |\n" for name, found in sorted(seeing.items())]
-    print("".join((head, _TEXT, *rows, _SEEING, *images)), end="")
+    refused = {
+        name.partition("-")[0]: found["refused"].partition(" cannot be loaded: ")[2]
+        for _, name, found in cases
+        if "refused" in found
+    }
+    refusals = [f"| {name} | {why} |\n" for name, why in sorted((_by_name() | refused).items())]
+    print("".join((head, _TEXT, *rows, _SEEING, *images, _REFUSED, *refusals)), end="")
+
+
+def _by_name() -> dict[str, str]:
+    """Why families are refused before they are loaded."""
+    found = {
+        path.parent.name: why_not_seen({"model_type": path.parent.name}).partition(" served: ")[2]
+        for path in model_files("mlx_vlm", "*/__init__.py")
+    }
+    return {name: why for name, why in found.items() if why}
 
 
 def _cases(report: Path) -> Iterator[tuple[str, str, Mapping[str, str]]]:

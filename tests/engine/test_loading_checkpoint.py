@@ -160,6 +160,44 @@ def test_vision_weights_are_served_and_their_text_part_is_an_option(
     assert not inspect(model, "mine", Settings(type="text")).media
 
 
+@pytest.mark.parametrize(
+    ("model_type", "tensor"),
+    [
+        ("molmo2", "model.vision_backbone.a.weight"),
+        ("phi3_v", "model.vision_embed_tokens.a.weight"),
+    ],
+)
+def test_weights_alone_show_the_vision_part_of_a_family_that_mlx_lm_lacks(
+    model: Path, tensor: str, model_type: str
+) -> None:
+    configure(model, model_type=model_type)
+    write_weights(model, read_weights(model) | {tensor: mx.zeros((2,))})
+    assert inspect(model, "mine", Settings()).media
+
+
+def test_original_weights_of_deepseek_vl2_hold_a_vision_part(model: Path) -> None:
+    configure(model, model_type="deepseek_vl_v2", **VISION)
+    write_weights(model, read_weights(model) | {"vision.blocks.0.weight": mx.zeros((2,))})
+    assert "its processor opens a prompt with a token of its own" in refusal(model)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gemma4_unified"},
+        {"model_type": "gemma4", "text_config": {"use_bidirectional_attention": "vision"}},
+    ],
+)
+def test_a_model_whose_images_see_ahead_is_refused_with_a_hint(
+    model: Path, config: dict[str, Any]
+) -> None:
+    configure(model, **VISION, **config)
+    write_weights(model, read_weights(model) | {"vision_tower.a.weight": mx.zeros((2,))})
+    refused = refusal(model)
+    assert "attend to each other in both directions" in refused
+    assert refused.endswith("set the option type:text")
+
+
 @pytest.mark.parametrize("model_type", ["smolvlm", "internvl_chat", "idefics3"])
 def test_a_family_that_takes_its_vision_tower_from_another_is_recognised(model_type: str) -> None:
     assert why_not_seen({"model_type": model_type}) == ""

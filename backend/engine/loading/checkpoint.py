@@ -255,12 +255,14 @@ def _takes_media(
     """Whether the model is served with its vision and audio parts. Raises ModelRejected.
 
     Conversions to text models keep the configuration of the whole model, so only the weights show
-    which parts exist.
+    which parts exist. Some configurations do not name the vision part at all (Molmo, Phi-3.5
+    Vision); for a family that mlx-lm does not have, the weights alone decide.
     """
     wanted = settings.type == "vision"
+    designed = is_multimodal(config) or config["model_type"] not in model_types()
     if settings.type == "text" or config.get("model_file"):
         return False
-    if not wanted and not (is_multimodal(config) and holds_media(tensors)):
+    if not wanted and not (designed and holds_media(tensors)):
         return False
     if wanted and tensors and not holds_media(tensors):
         raise ModelRejected.because(

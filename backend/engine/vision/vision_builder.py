@@ -130,7 +130,7 @@ def _open_senses(
         form = learn(_renderer(prompts), prompts.control, kinds, fallbacks, ends)
         if IMAGE in form.markers:
             first = prepares(_expanded(form)).prepare(_sample(IMAGE), f"the first {IMAGE}")
-            if first.encoded:
+            if first.encoded or len(first.whole) == 1:
                 yield "engine"
                 width = width_of(model, first)
                 yield "files"
