@@ -3,8 +3,8 @@
 mlx-lm 0.32.2 sets the limit of open files when it is imported: it lowers a larger limit, and if the
 hard limit is smaller, it raises an exception, which would make every load fail.
 
-transformers 5.23.0 lists the names in its 1,600 model files by reading them, once for
-`transformers` and once for `transformers.models`, which takes as long as the rest of the import.
+transformers 5.23.0 lists the names in its 1,600 model files by reading them all, once for
+`transformers` and again for `transformers.models`.
 """
 
 from __future__ import annotations
