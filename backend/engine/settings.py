@@ -156,7 +156,7 @@ class Settings:
         False,
         "Whether tokens are drafted by the model's own head for multi-token prediction (MTP), which"
         " does not change the output. Its weights must be in the checkpoint: Qwen3.5, Qwen3-Next,"
-        " DeepSeek-V3, GLM-4.5 and later as first published have them.",
+        " DeepSeek-V3, GLM-4.5 and later, and MiMo as first published have them.",
     )
     dtype: str = text(
         "auto",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,14 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_lm.models.cache import KVCache
 
 from backend.engine.caching import kv
+from backend.engine.drafting.draft_loading import Drafting
+from backend.engine.drafting.drafter import LookupGuesser
+from backend.engine.drafting.speculation import Speculation
 from backend.engine.errors import ModelRejected
+from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.loading import serving_trial
 from backend.engine.loading.serving_trial import ServingTrial, plain_pass
 from backend.engine.model import EngineModel
@@ -127,6 +133,61 @@ class _ForgetsAlone(_Around):
 def test_a_row_that_loses_its_generated_tokens_is_reported() -> None:
     _, right = tried(_ForgetsAlone(kv_model("attention")))
     assert not right
+
+
+class _NarrowOnly(_Around):
+    """Wrong in passes as wide as those that check guesses, and right in those of prompts."""
+
+    def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> Any:
+        logits = self._model(tokens, cache=cache)
+        return -logits if 1 < tokens.shape[1] <= 3 else logits
+
+
+class _KeepsGuesses(_Around):
+    """Does not take wrong guesses back."""
+
+    def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> Any:
+        return self._model(tokens, cache=cache)
+
+    def make_cache(self) -> list[Any]:
+        return [_Untrimmed() for _ in self._model.layers]
+
+
+class _Untrimmed(KVCache):  # type: ignore[misc]  # mlx-lm is untyped
+    def trim(self, n: int) -> int:
+        return n
+
+
+LOOKING = Drafting(4, lambda: [LookupGuesser()], weights_bytes=7)
+
+
+@pytest.mark.parametrize("kind", ["attention", "window", "latent", "short convolution"])
+def test_a_model_that_takes_wrong_guesses_back_drafts(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: Counter[str] = Counter()
+
+    def record(self: Speculation, one: ExecutorSequence, proposed: int, accepted: int) -> None:
+        seen["right"] += accepted
+        seen["wrong"] += proposed - accepted
+
+    monkeypatch.setattr(Speculation, "record", record)
+    served, right = tried(kv_model(kind), drafting=LOOKING)
+    assert right
+    assert served.drafting is LOOKING
+    assert seen["right"]
+    assert seen["wrong"]
+
+
+@pytest.mark.parametrize("wrong", [_NarrowOnly, _KeepsGuesses])
+def test_a_model_whose_answers_with_guesses_are_wrong_is_served_without_drafting(
+    wrong: type[_Around], caplog: pytest.LogCaptureFixture
+) -> None:
+    served, right = tried(wrong(kv_model("attention")), drafting=LOOKING, weights_bytes=107)
+    assert right
+    assert served.drafting is None
+    assert served.weights_bytes == 100
+    assert "so it is served without drafting" in caplog.text
 
 
 class _Clock:

@@ -32,6 +32,7 @@ Weights = dict[str, mx.array]
 
 
 _INNER = re.compile(r"(?:.+\.)?model\.((?:layers|norm)\..+)")
+_EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(.+)")
 
 
 class HeadError(Exception):
@@ -47,7 +48,7 @@ class _Family:
     layer. layer: prefix of the layer's parts in a model that consists of the head's layers.
     changes: what to change in the configuration to build such a model. depth: the configuration's
     entry with the number of layers per head; '' means one. centred: whether norms are published
-    without the 1 that mlx-lm adds at load.
+    without the 1 that mlx-lm adds at load. state_first: as in `PredictionHead`.
     """
 
     tensors: str
@@ -59,6 +60,7 @@ class _Family:
     changes: Mapping[str, Any]
     depth: str = ""
     centred: bool = False
+    state_first: bool = False
 
     def renamed(self, part: str) -> str:
         """The name of a part in `PredictionHead`.
@@ -83,7 +85,7 @@ _QWEN = _Family(
     of_state="pre_fc_norm_hidden",
     norm="norm",
     layer="model.",
-    changes={"full_attention_interval": 1},
+    changes={"full_attention_interval": 1, "decoder_sparse_step": 1, "mlp_only_layers": ()},
     depth="mtp_num_hidden_layers",
     centred=True,
 )
@@ -96,6 +98,17 @@ _NEXT_LAYER = _Family(
     layer="model.layers.0.",
     changes={"first_k_dense_replace": 0},
 )
+# After modeling_mimo.py of the checkpoints: the state comes before the token.
+_MIMO = _Family(
+    tensors=r"(?:.+\.)?mtp_layers\.0\.(.+)",
+    projection="input_proj",
+    of_token="token_layernorm",
+    of_state="hidden_layernorm",
+    norm="final_layernorm",
+    layer="model.layers.0.",
+    changes={},
+    state_first=True,
+)
 _FAMILIES = {
     "qwen3_5": _QWEN,
     "qwen3_5_moe": _QWEN,
@@ -103,6 +116,7 @@ _FAMILIES = {
     "deepseek_v3": _NEXT_LAYER,
     "glm4_moe": _NEXT_LAYER,
     "glm4_moe_lite": _NEXT_LAYER,
+    "mimo": _MIMO,
 }
 
 
@@ -110,6 +124,7 @@ class PredictionHead(Module):
     """The head of a model. Its KV is what `make_cache` returns.
 
     body: an mlx-lm model that consists of the head's layers only. embedding: the model's own.
+    state_first: whether the projection takes the state before the token, not after it.
     """
 
     projection: Any
@@ -118,7 +133,9 @@ class PredictionHead(Module):
     _embed: Any
     _new_cache: Any
 
-    def __init__(self, body: Any, embedding: Any, size: int, eps: float) -> None:
+    def __init__(
+        self, body: Any, embedding: Any, size: int, eps: float, *, state_first: bool = False
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         body.model.embed_tokens = lambda vectors: vectors  # the head creates its inputs itself
         if hasattr(body.model, "ssm_idx"):
@@ -131,6 +148,7 @@ class PredictionHead(Module):
         self._embed = lambda tokens: embedding(tokens)
         self._new_cache = lambda: make_prompt_cache(body)
         self._size = size
+        self._state_first = state_first
         self.cast_predicate = getattr(body, "cast_predicate", lambda _: True)
 
     @property
@@ -153,6 +171,8 @@ class PredictionHead(Module):
         if states is None:
             states = mx.zeros((*tokens.shape, self._size), embedded.dtype)
         pair = [self.of_token(embedded), self.of_state(states)]
+        if self._state_first:
+            pair.reverse()
         found: mx.array = self.inner(self.projection(mx.concatenate(pair, axis=-1)), cache)
         return found
 
@@ -185,7 +205,13 @@ def open_head(checkpoint: Checkpoint, model: Any, vocabulary: int) -> Prediction
         and isinstance(layer, (Embedding, QuantizedEmbedding))
         and layer.weight.shape[0] >= vocabulary
     )
-    head = PredictionHead(body, embedding, own["hidden_size"], own["rms_norm_eps"])
+    head = PredictionHead(
+        body,
+        embedding,
+        own["hidden_size"],
+        own["rms_norm_eps"],
+        state_first=family.state_first,
+    )
     weights = _as_served(weights, body, raw=raw and family.centred)
     quantisation = own.get("quantization") or {}
     if any(name.endswith(".scales") for name in weights):
@@ -241,7 +267,21 @@ def _as_served(weights: Weights, body: Any, *, raw: bool) -> Weights:
         own["model.layers.0.linear_attn.conv1d.weight"] = mx.zeros((1, 1, 2))
     if hasattr(body, "sanitize"):
         own = body.sanitize(own)
+    for place, experts in _experts(own).items():
+        own[place] = mx.stack([experts[number] for number in sorted(experts)])
     for name, value in own.items():
         if match := _INNER.fullmatch(name):
             beside[f"inner.{match[1]}"] = value
     return beside
+
+
+def _experts(weights: Weights) -> dict[str, dict[int, mx.array]]:
+    """The experts that mlx-lm has not stacked, by the name of their stack and by number.
+
+    Qwen3.5 publishes the experts of its head one by one, those of its own layers as one array.
+    """
+    found: dict[str, dict[int, mx.array]] = {}
+    for name, value in weights.items():
+        if match := _EXPERT.fullmatch(name):
+            found.setdefault(f"{match[1]}.switch_mlp.{match[3]}", {})[int(match[2])] = value
+    return found

@@ -40,6 +40,8 @@ _TOKENIZER_FILES = (
     "rwkv_vocab*.txt",
     "tokenizer*.jsonl",
 )
+# How the names of drafters differ from those of models; mlx-vlm's end as the last two do.
+_DRAFTER = re.compile(r".*(eagle-?3|dflash|dspark|speculator).*|.+_mtp|.+_assistant", re.IGNORECASE)
 _COUNTED = re.compile(r"(layers?|depth|experts)$")
 _MOST_PARTS = 4096  # layers, or experts
 _MOST_TENSORS = 128  # of each expert of a layer, quantised
@@ -108,6 +110,7 @@ def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
     files = frozenset(entry.name for entry in path.iterdir())
     config = _read_config(path, name)
     model_type = config.get("model_type")
+    _refuse_drafter(name, config)
     if not isinstance(model_type, str) or not model_type:
         raise ModelRejected.because(name, "config.json names no model_type")
     if own_code := config.get("model_file"):
@@ -140,6 +143,21 @@ def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
     if not _takes_media(name, config, tensors, settings):
         _require_text_family(name, model_type)
     return config
+
+
+def _refuse_drafter(name: str, config: dict[str, Any]) -> None:
+    """Refuse the layers that guess for one model and read its hidden states: EAGLE-3, DFlash."""
+    named = config.get("architectures")
+    names = named if isinstance(named, list) else [named]
+    for kind in (config.get("speculators_model_type"), config.get("model_type"), *names):
+        if isinstance(kind, str) and _DRAFTER.fullmatch(kind):
+            raise ModelRejected.because(
+                name,
+                f"it is not a whole model but a drafter ({shown(kind)}), which reads the hidden"
+                " states of the model that it was trained for; this version drafts with a smaller"
+                " model of the same family (DraftModel), with the model's own head (option mtp) or"
+                " with prompt_lookup",
+            )
 
 
 def _require_buildable(name: str, config: dict[str, Any], tensors: int) -> None:

@@ -7,6 +7,9 @@ join it, one with an image for models that accept images, and next turns that st
 Their log-probabilities are compared with those of one plain forward pass. The whole conversation
 costs about as much as twenty tokens.
 
+If the model drafts, the same requests are answered once more with guesses in every step, some right
+and some wrong, so that steps that take wrong guesses back are compared too.
+
 If an answer is wrong, the same requests are tried again while less and less is shared, until all
 answers are right; the model is then served in that way.
 
@@ -20,7 +23,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,11 +31,13 @@ import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.commands import Submit
+from backend.engine.drafting.drafter import GuessRequest
 from backend.engine.errors import EngineError, Overloaded
 from backend.engine.events import Event, Finished, TextDelta, TokenLogprob
 from backend.engine.gauges import Gauges
 from backend.engine.loading.stages import Stages
 from backend.engine.model import EngineModel
+from backend.engine.planning.guess_width import GuessWidth
 from backend.engine.planning.snapshot_places import LEAST_STORED
 from backend.engine.request import GenerationRequest, Sampling, TokenPrompt
 from backend.engine.scheduler import Scheduler
@@ -40,6 +45,7 @@ from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
 from common.wording import shown
 
 if TYPE_CHECKING:
+    from backend.engine.drafting.draft_loading import Drafting
     from backend.engine.loading.weights import LoadedModel
 
 _log = logging.getLogger(__name__)
@@ -62,6 +68,8 @@ _OF_CHANGE, _OF_CHANGE_IN_HALF = 1 / 64, 1 / 6  # share of that effect that may 
 _ROUNDING, _EPSILONS_IN_HALF = 1e-5, 2
 _WRONG = 1 / 3  # share of an answer's positions at which rounding may have selected another expert
 _OF_TIME = 0.7  # share of the time for the requests; the rest is for the plain passes
+_OF_TIME_WITH_GUESSES = 0.35  # the same for their answers with guesses, in addition
+_GUESSES = 2  # of each row in a step of those
 
 _ALONE: Mapping[str, Any] = {"slots": 1, "batches": False}
 _NO_STORE: Mapping[str, Any] = {"prompt_cache_bytes": 0}
@@ -151,6 +159,7 @@ class ServingTrial:
         self._seconds = seconds
         self.whole = False
         self._fault = ""  # of the latest request that failed, for the log
+        self._answered: Sequence[Sequence[int]] = ()  # prompts with the answers to them
 
     def run(self, model: EngineModel) -> Stages[bool]:
         """Restrict `model` to what it does correctly; returns whether a single row is correct.
@@ -158,16 +167,37 @@ class ServingTrial:
         Begins and ends on `engine`. What could not be tried in time stays allowed.
         """
         try:
-            return (yield from self._run(model))
+            right = yield from self._run(model)
+            if model.drafting is not None:
+                yield from self._draft(model, model.drafting)
+            return right
         except Exception:
             _log.warning("model %s: the load's trial failed", self._name, exc_info=True)
         finally:
             mx.clear_cache()
         return True
 
+    def _draft(self, model: EngineModel, drafting: Drafting) -> Stages[None]:
+        """Serve a model without `drafting` if its answers with guesses are wrong."""
+        guesser = _Recalling(self._answered, self._words)
+        known = replace(drafting, most=_GUESSES, new_guessers=lambda: [guesser], cost=None)
+        seconds = self._seconds * _OF_TIME_WITH_GUESSES
+        talks = yield from self._converse(model, self._rows(1), seconds, known)
+        if (yield from self._all_right(talks, model)):
+            return
+        _log.warning(
+            "model %s: its answers with draft tokens differ from those without%s, so it is served"
+            " without drafting",
+            self._name,
+            self._fault,
+        )
+        model.drafting = None
+        model.weights_bytes -= drafting.weights_bytes
+
     def _run(self, model: EngineModel) -> Stages[bool]:
         started = time.perf_counter()
         talks = yield from self._converse(model, self._rows(1), self._seconds * _OF_TIME)
+        self._answered = [(*one.prompt, *one.tokens) for answers in talks for one in answers]
         if (yield from self._all_right(talks, wrong=0)):
             self._report(model, talks, time.perf_counter() - started)
             return True
@@ -221,9 +251,10 @@ class ServingTrial:
         model: EngineModel,
         rows: Sequence[_Row],
         seconds: float = math.inf,
+        drafting: Drafting | None = None,
     ) -> Stages[list[list[_Answer]]]:
         """Each row's answer, and the answer of its next turn, as far as the time allows."""
-        conversation = _Conversation(model, rows, self._words, self._failed)
+        conversation = _Conversation(model, rows, self._words, self._failed, drafting)
         while conversation.unfinished and seconds > 0:
             yield "engine"
             started = time.perf_counter()
@@ -368,7 +399,7 @@ class ServingTrial:
 class _Conversation:
     """A scheduler for the requests of the trial, each with its next turn if prompts are stored.
 
-    report: logs a fault of the model.
+    report: logs a fault of the model. drafting: guesses for every step; None: for none.
     """
 
     def __init__(
@@ -377,6 +408,7 @@ class _Conversation:
         rows: Sequence[_Row],
         words: Sequence[int],
         report: Callable[[str, BaseException], None],
+        drafting: Drafting | None,
     ) -> None:
         self.answers: list[list[_Answer]] = [[] for _ in rows]
         self._rows = rows
@@ -398,8 +430,10 @@ class _Conversation:
                 case EngineError():
                     answers_by_ticket[ticket].failed = True
 
-        alone = replace(model, disk=None, drafting=None, repetition_guard=0)
+        alone = replace(model, disk=None, drafting=drafting, repetition_guard=0)
         self._scheduler = Scheduler(alone, take, report, Gauges())
+        if drafting is not None:
+            self._scheduler.planner.widths = _EveryStep(_GUESSES)
 
     @property
     def unfinished(self) -> bool:
@@ -445,6 +479,37 @@ class _Conversation:
         self._scheduler.submit(
             Submit(0, ticket, request, list(answer.prompt), answer.limit, media=media)
         )
+
+
+class _EveryStep(GuessWidth):
+    """Lets every step check guesses, whether that pays or not."""
+
+    def choose(self, rows: int, longest: int, most: int) -> int:  # noqa: ARG002, always as many
+        return min(most, _GUESSES)
+
+
+class _Recalling:
+    """A `Guesser` that knows the texts: by turns a wrong guess, and a right one before a wrong."""
+
+    nbytes = 0
+
+    def __init__(self, texts: Sequence[Sequence[int]], words: Sequence[int]) -> None:
+        self._texts = texts
+        self._words = words
+
+    def propose(self, asked: Sequence[GuessRequest]) -> list[list[int] | None]:
+        return [self._guesses(tuple(one.tokens), one.most) for one in asked]
+
+    def forget(self, sequences: Collection[int]) -> None:
+        """Do nothing: the texts stay known."""
+
+    def _guesses(self, tokens: Sequence[int], most: int) -> list[int]:
+        known = len(tokens)
+        following = next((text[known:] for text in self._texts if text[:known] == tokens), ())
+        right = following[: known % _GUESSES]
+        actual = following[len(right) :]
+        wrong = next(word for word in self._words if word not in actual[:1])
+        return [*right, wrong][:most]
 
 
 def plain_pass(model: Any) -> PlainPass:

@@ -206,6 +206,7 @@ def build(
                 " serve it",
             )
         warm = trial.whole
+        drafting = engine.drafting
     most = min(device.warm_up_tokens(here, settings), context_size // 2)
     yield from warm_up(engine, most, begun=warm)
     yield "engine"

@@ -148,7 +148,10 @@ def _load(
         model, config = open_model(checkpoint.path)
     else:
         model, config = open_text_model(
-            checkpoint.path, lazy=True, trust_remote_code=settings.trust_remote_code
+            checkpoint.path,
+            lazy=True,
+            get_model_classes=_classes,
+            trust_remote_code=settings.trust_remote_code,
         )
     if unread := unread_layer(model):
         raise ValueError(f"the weights of {unread} are whole numbers without a scale")
@@ -199,6 +202,29 @@ def _load(
         dequantized=dequantized,
         shard=shard,
     )
+
+
+def _classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+    """mlx-lm's classes of a model and of its configuration.
+
+    DeepSeek-V3 has a head for multi-token prediction as one more layer, which mlx-lm 0.32.2 drops
+    from the checkpoint where its number is 61. Smaller models of this type have it too, under the
+    number of their own layers.
+    """
+    from mlx_lm.utils import _get_classes
+
+    own, arguments = _get_classes(config)
+    if config["model_type"] != "deepseek_v3":
+        return own, arguments
+    heads = re.compile(rf"model\.layers\.{config['num_hidden_layers']}\..*")
+
+    def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        kept = {name: value for name, value in weights.items() if not heads.fullmatch(name)}
+        found: dict[str, mx.array] = own.sanitize(self, kept)
+        return found
+
+    made = type(own.__name__, (own,), {"sanitize": sanitize, "__module__": own.__module__})
+    return made, arguments
 
 
 def cast(model: Any, name: str) -> None:

@@ -16,9 +16,11 @@ WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64)
 MOST_AGAIN = 8  # tokens that a step with guesses feeds a sequence once more
 
 _GAIN = 1.03  # minimum gain over plain steps that makes up for the uneven times of guessing
-_TRIAL = 4  # steps with a width that has not been timed; the first of them is not counted
+_TRIAL = 4  # steps at width 0 that time it; the first one is not counted
+_FIRST_TRIAL = 3  # the same at a width that has not been timed
 _LOOK = 2  # the same if the steps only test whether guesses are right again
-_REFRESH = 256  # steps with guesses after which plain ones are timed again
+_FIRST_REFRESH = 32  # steps with guesses after which plain ones are timed again; it doubles
+_LONGEST_REFRESH = 256
 _SHORTEST_REST = 32  # plain steps between two such tests
 _LONGEST_REST = 256
 _PRIOR = 0.6  # assumed probability that a guess after a right one is right, until it is measured
@@ -70,6 +72,7 @@ class GuessWidth:
         self._trial: tuple[int, int] = (0, 0)
         self._plain = self._guessing = 0  # steps since the other kind was last tried
         self._rest = _SHORTEST_REST
+        self._refresh = _FIRST_REFRESH
         self.report = GuessReport()
 
     def choose(self, rows: int, longest: int, most: int) -> int:
@@ -78,7 +81,8 @@ class GuessWidth:
         longest: their greatest length in tokens. most: how many guesses fit into memory.
         """
         known = self._known(rows, longest)
-        width = max(each for each in self._widths if each <= min(self._decide(known), most))
+        fits = min(self._decide(known), most)
+        width = max(each for each in self._widths if each <= fits)
         if width:
             self._plain, self._guessing = 0, self._guessing + 1
         else:
@@ -103,8 +107,8 @@ class GuessWidth:
         guesses were right. seconds: since the previous step if that had the same width; 0 if
         unknown.
         """
+        known = self._known(rows, longest)
         if seconds:
-            known = self._known(rows, longest)
             mean = known.setdefault(width, _Mean())
             most = _OUTLIER * mean.value if mean.count else seconds
             mean.add(min(seconds, most), _MEMORY)
@@ -115,8 +119,11 @@ class GuessWidth:
         for at in range(width):
             share = sum(count > at for count in right) / max(rows, 1)
             self._first_right_shares[at].add(share, max(_TEXT // max(rows, 1), _LEAST_TEXT))
-        if sum(right) >= proposed > 0:
-            self._rest = _SHORTEST_REST
+        if not self._can_pay(known, width):
+            self._trial = width, 0
+        elif sum(right) >= proposed > 0:
+            if self._gain(known, width) >= 1:
+                self._rest = _SHORTEST_REST
             # a test continues as long as guesses are right
             self._trial = width, max(self._trial[1], 1)
         was = self.report
@@ -131,12 +138,14 @@ class GuessWidth:
             return width
         if known.get(0, _Mean()).count < _TRIAL - 1:
             return self._try(0)
-        if self._guessing >= _REFRESH:
+        if self._guessing >= self._refresh:
             self._guessing = 0
+            self._refresh = min(2 * self._refresh, _LONGEST_REFRESH)
+            known[0].count = 1  # the machine may have changed
             return self._try(0)
         best = max(self._widths, key=lambda width: (self._rate(known, width), -width))
         if best and self._gain(known, best) >= (_GAIN if self._plain else 1):
-            return best if best in known else self._try(best)
+            return best if best in known else self._try(best, _FIRST_TRIAL)
         if self._plain < self._rest:
             return 0
         self._rest = min(2 * self._rest, _LONGEST_REST)
@@ -186,6 +195,12 @@ class GuessWidth:
         if 0 not in known or not known[0].value:
             return 1.0
         return self._rate(known, width) * known[0].value if width else 1.0
+
+    def _can_pay(self, known: Mapping[int, _Mean], width: int) -> bool:
+        """Whether steps with right guesses only would be faster than plain ones."""
+        if width not in known or 0 not in known:
+            return True
+        return (1 + width) * known[0].value > known[width].value
 
     def _known(self, rows: int, longest: int) -> dict[int, _Mean]:
         """Times for this number of sequences and length.

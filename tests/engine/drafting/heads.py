@@ -21,10 +21,11 @@ from backend.engine.drafting.prediction_head import PredictionHead, open_head
 from backend.engine.loading.checkpoint import Checkpoint, inspect
 from backend.engine.sampling.logits_head import LogitsHead
 from backend.engine.settings import Settings
-from tests.engine.loading_models import write_model, write_weights
+from tests.engine.loading_models import read_weights, write_model, write_weights
 
 VOCABULARY = 96
-_TEXTS, _LENGTH, _STEPS = 32, 8, 50
+LENGTH = 20  # tokens of a text; attention learns no position beyond
+_TEXTS, _STEPS = 16, 60
 _SIZE = 32
 _SHARED: dict[str, Any] = {
     "hidden_size": _SIZE,
@@ -37,60 +38,106 @@ _SHARED: dict[str, Any] = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
 }
-CONFIGS: dict[str, dict[str, Any]] = {
-    "qwen3_5": _SHARED
-    | {
-        "model_type": "qwen3_5",
-        "num_hidden_layers": 2,
-        "linear_num_value_heads": 4,
-        "linear_num_key_heads": 2,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "linear_conv_kernel_dim": 4,
-        "full_attention_interval": 2,
-        "mtp_num_hidden_layers": 1,
-        "rope_parameters": {
-            "type": "default",
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.5,
-        },
-    },
-    "glm4_moe": _SHARED
-    | {
-        "model_type": "glm4_moe",
-        "num_hidden_layers": 2,
-        "num_nextn_predict_layers": 1,
-        "n_routed_experts": 4,
-        "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 1.0,
-        "partial_rotary_factor": 0.5,
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "norm_topk_prob": True,
+}
+_ROUTED: dict[str, Any] = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "num_nextn_predict_layers": 1,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "attention_bias": False,
+}
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+_DELTA: dict[str, Any] = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 2,
+    "mtp_num_hidden_layers": 1,
+}
+_ROTATED: dict[str, Any] = {
+    "rope_parameters": {
+        "type": "default",
         "rope_theta": 10000.0,
-        "rope_scaling": None,
-        "use_qk_norm": True,
-        "attention_bias": False,
+        "partial_rotary_factor": 0.5,
     },
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    kind: _SHARED | {"model_type": kind, "num_hidden_layers": 2} | own
+    for kind, own in {
+        "qwen3_5": _DELTA | _ROTATED,
+        "qwen3_5_moe": _DELTA | _ROTATED | _EXPERTS,
+        "qwen3_next": _DELTA
+        | _EXPERTS
+        # Its own first layer has no experts; the head's has some.
+        | {"decoder_sparse_step": 2, "mlp_only_layers": [0]}
+        | {"partial_rotary_factor": 0.5, "rope_theta": 10000.0},
+        "glm4_moe": _ROUTED | {"partial_rotary_factor": 0.5, "use_qk_norm": True},
+        "glm4_moe_lite": _ROUTED | _LATENT,
+        "deepseek_v3": _ROUTED | _LATENT,
+        "mimo": {"num_nextn_predict_layers": 1},
+    }.items()
+}
+# Of a model that is a head's layer alone.
+_ALONE: dict[str, Any] = {
+    "num_hidden_layers": 1,
+    "full_attention_interval": 1,
+    "first_k_dense_replace": 0,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+STATE_FIRST = ("mimo",)  # whose heads are fed the state in front of the token
+_QWEN = {
+    "projection": "mtp.fc",
+    "of_token": "mtp.pre_fc_norm_embedding",
+    "of_state": "mtp.pre_fc_norm_hidden",
+    "inner": "mtp",
+}
+_NEXT_LAYER = {
+    "projection": "model.layers.2.eh_proj",
+    "of_token": "model.layers.2.enorm",
+    "of_state": "model.layers.2.hnorm",
+    "inner.norm": "model.layers.2.shared_head.norm",
+    "inner.layers.0": "model.layers.2",
+}
+_MIMO = {
+    "projection": "model.mtp_layers.0.input_proj",
+    "of_token": "model.mtp_layers.0.token_layernorm",
+    "of_state": "model.mtp_layers.0.hidden_layernorm",
+    "inner.norm": "model.mtp_layers.0.final_layernorm",
+    "inner.layers.0": "model.mtp_layers.0",
 }
 # How checkpoints name what `PredictionHead` has.
 _NAMES = {
-    "qwen3_5": {
-        "projection": "mtp.fc",
-        "of_token": "mtp.pre_fc_norm_embedding",
-        "of_state": "mtp.pre_fc_norm_hidden",
-        "inner": "mtp",
-    },
-    "glm4_moe": {
-        "projection": "model.layers.2.eh_proj",
-        "of_token": "model.layers.2.enorm",
-        "of_state": "model.layers.2.hnorm",
-        "inner.norm": "model.layers.2.shared_head.norm",
-        "inner.layers.0": "model.layers.2",
-    },
+    "qwen3_5": _QWEN,
+    "qwen3_5_moe": _QWEN,
+    "qwen3_next": _QWEN,
+    "glm4_moe": _NEXT_LAYER,
+    "glm4_moe_lite": _NEXT_LAYER,
+    "deepseek_v3": _NEXT_LAYER,
+    "mimo": _MIMO,
 }
 
 
@@ -98,14 +145,61 @@ def write_checkpoint(directory: Path, kind: str, steps: int = _STEPS) -> Checkpo
     """A model and its head, trained together to go on as `follower` says, in float32."""
     write_model(directory, dtype="float32", **CONFIGS[kind])
     model = mlx_lm.load(str(directory))[0]
-    config = CONFIGS[kind] | {"num_hidden_layers": 1, "full_attention_interval": 1}
     module = importlib.import_module(f"mlx_lm.models.{kind}")
-    body = module.Model(module.ModelArgs.from_dict(config | {"first_k_dense_replace": 0}))
-    head = PredictionHead(body, model.model.embed_tokens, _SIZE, 1e-5)
+    body = module.Model(module.ModelArgs.from_dict(CONFIGS[kind] | _ALONE))
+    head = PredictionHead(
+        body, model.model.embed_tokens, _SIZE, 1e-5, state_first=kind in STATE_FIRST
+    )
     _train(model, head, steps)
     weights = dict(tree_flatten(model.parameters()))
     write_weights(directory, weights | published(head, kind))
     return inspect(directory, directory.name, Settings())
+
+
+def publish(checkpoint: Checkpoint, directory: Path) -> Checkpoint:
+    """The same model and head in the form in which its makers publish it.
+
+    Each expert has weights of its own, except in Qwen3.5, where two projections of all are one
+    array; latent attention has one projection from the latent to keys and values; the norms of
+    Qwen are without their 1, and its convolutions the other way round.
+    """
+    kind = checkpoint.config["model_type"]
+    write_model(directory, dtype="float32", **CONFIGS[kind])
+    weights = read_weights(checkpoint.path)
+    if kind.startswith("qwen"):
+        weights = {name: _of_qwen(name, value) for name, value in weights.items()}
+    found: dict[str, mx.array] = {}
+    for name, value in weights.items():
+        place, _, part = name.partition(".switch_mlp.")
+        if name.endswith(".unembed_out.weight"):
+            continue
+        if name.endswith(".embed_q.weight"):
+            place = name.removesuffix(".embed_q.weight")
+            both = [value.swapaxes(-1, -2), weights[f"{place}.unembed_out.weight"]]
+            joined = mx.concatenate(both, axis=1)
+            found[f"{place}.kv_b_proj.weight"] = joined.reshape(-1, joined.shape[-1])
+        elif not part:
+            found[name] = value
+        elif kind != "qwen3_5_moe" or place.startswith("mtp."):
+            for expert, own in enumerate(value):
+                found[f"{place}.experts.{expert}.{part}"] = own
+        elif part == "down_proj.weight":
+            found[f"{place}.experts.down_proj"] = value
+        elif part == "up_proj.weight":
+            pair = [weights[f"{place}.switch_mlp.gate_proj.weight"], value]
+            found[f"{place}.experts.gate_up_proj"] = mx.concatenate(pair, axis=1)
+    if "model.layers.2.eh_proj.weight" in found:
+        # The head's own copies of what it shares with the model.
+        found["model.layers.2.embed_tokens.weight"] = weights["model.embed_tokens.weight"]
+        found["model.layers.2.shared_head.head.weight"] = weights["lm_head.weight"]
+    write_weights(directory, found)
+    return inspect(directory, directory.name, Settings())
+
+
+def _of_qwen(name: str, value: mx.array) -> mx.array:
+    if value.ndim == 1 and "norm" in name and "linear_attn" not in name:
+        return value - 1
+    return value.moveaxis(2, 1) if name.endswith("conv1d.weight") else value
 
 
 def follower(token: int) -> int:
@@ -134,7 +228,7 @@ def _train(model: Any, head: PredictionHead, steps: int) -> None:
     step = value_and_grad(both, loss)
     dice = random.Random(1)
     for _ in range(steps):
-        _, gradients = step(both, mx.array([text(dice, _LENGTH) for _ in range(_TEXTS)]))
+        _, gradients = step(both, mx.array([text(dice, LENGTH) for _ in range(_TEXTS)]))
         optimizer.update(both, gradients)
         mx.eval(both.parameters(), optimizer.state)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,28 @@ async def test_a_draft_model_that_does_not_load_is_refused(tmp_path: Path) -> No
     (tmp_path / "half").mkdir()
     message = await _refusal(_load(draft_model=str(tmp_path / "half")))
     assert message == "DraftModel: model 'half' cannot be loaded: the folder is empty"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": None, "speculators_model_type": "eagle3"},
+        {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 100},
+        {"model_type": "qwen3", "architectures": ["DFlashDraftModel"]},
+        {"model_type": "qwen3_5_mtp"},
+        {"model_type": "gemma4_assistant"},
+    ],
+)
+async def test_a_drafter_that_reads_hidden_states_is_refused_as_one(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    drafter = write_model(tmp_path / "drafter")
+    written = json.loads((drafter / "config.json").read_text())
+    (drafter / "config.json").write_text(json.dumps(written | config))
+    message = await _refusal(_load(draft_model=str(drafter)))
+    assert message.startswith(
+        "DraftModel: model 'drafter' cannot be loaded: it is not a whole model but a drafter ("
+    )
 
 
 WINDOW: dict[str, Any] = {

@@ -51,6 +51,35 @@ def steep(width: int) -> float:
     return 0.02 * (1 + 0.95 * width)
 
 
+def dear(width: int) -> float:
+    """The time of a step in which each token costs more than a whole step, as with cold experts."""
+    return 0.02 * (1 + 1.5 * width)
+
+
+@pytest.mark.parametrize("chance", [0.3, 0.6, 1.0])
+def test_guesses_that_cannot_pay_cost_next_to_nothing(chance: float) -> None:
+    """Even right ones are slower than plain steps here, so a look does not go on for them."""
+    assert Play(dear, chance).run(800)[0] < 1.02 * 800 * dear(0)
+
+
+def test_a_trial_takes_its_steps() -> None:
+    """The first of four is not timed, so three times of plain steps are behind the choice."""
+    play = Play(flat, 0.9)
+    chosen = play.run(60)[1]
+    assert chosen[:5] == [0, 0, 0, 0, 1]
+    assert play.run(2000)[1].count(8) > 200
+    seconds = next(iter(play.widths._seconds.values()))
+    assert all(mean.count >= 2 for mean in seconds.values())
+
+
+def test_a_busy_moment_at_the_start_is_forgotten() -> None:
+    """Plain steps that were slow once make guesses look good, until plain ones are timed again."""
+    play = Play(lambda width: 2 * steep(width), 0.5)
+    play.run(6)
+    play.cost = steep
+    assert play.run(2000)[0] < 1.03 * 2000 * steep(0)
+
+
 @pytest.mark.parametrize("rows", [1, 4, 8])
 @pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.9])
 @pytest.mark.parametrize("cost", [flat, steep])
