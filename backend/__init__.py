@@ -1,1 +1,1 @@
-"""The backend process: one language model behind the wire of `backend.proto`."""
+"""The backend process: serves one model over the protocol in `backend.proto`."""

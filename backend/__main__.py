@@ -105,7 +105,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
 
 
 def _supervise(arguments: Sequence[str], environ: Mapping[str, str]) -> int | None:
-    """Start ranks and wait for their end; None where the command line asks for none."""
+    """Start the ranks and wait until they end; None if the command line asks for no ranks."""
     from backend.engine.ranks.hostfile import Misuse
     from backend.supervising.command_line import plan_of
 
@@ -128,7 +128,10 @@ def _leader(place: Place, secret: str) -> Leader:
 
 
 def _follow(place: Place, secret: str, environ: Mapping[str, str]) -> int:
-    """Be another rank. Rank 0 says when it ends; signals to the group are not meant for it."""
+    """Be a rank other than 0.
+
+    It ends when rank 0 says so and ignores signals to the process group.
+    """
     import signal
 
     from backend.engine.ranks.follower import follow

@@ -1,5 +1,7 @@
-"""`make bench`: runs the measurements and lists missed goals. BENCH="prefix lookup:json" runs
-only these."""
+"""`make bench`: runs the measurements and lists missed goals.
+
+BENCH="prefix lookup:json" runs only the measurements that it names.
+"""
 
 from __future__ import annotations
 

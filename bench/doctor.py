@@ -168,8 +168,11 @@ def difference(one: Answer, other: Answer) -> float | None:
 
 
 def judged(gaps: Sequence[float], count: int) -> tuple[Verdict, str]:
-    """The verdict on differences. A GPU's kernels may round differently for another batch size,
-    which may change the order only of nearly equal tokens."""
+    """The verdict on differences.
+
+    A GPU's kernels may round differently for another batch size, which may change the order only of
+    nearly equal tokens.
+    """
     if not gaps:
         return "ok", f"{count} of {count} answers are equal"
     detail = (

@@ -37,8 +37,11 @@ CODE = """class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A kind of text. key: its name in the name of a measurement. prompt: with a place for the
-    row's number. bounds: least ratios, by rows."""
+    """A kind of text.
+
+    key: its part in the name of a measurement. prompt: with a placeholder for the row's number.
+    bounds: (number of rows, least ratio).
+    """
 
     key: str
     name: str

@@ -1,4 +1,4 @@
-"""Whether the parts in `Status` add up to MLX's memory, while mixed requests run and afterwards."""
+"""Checks that the parts in `Status` add up to MLX's memory, during mixed requests and after."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from wire.backend_pb2_grpc import BackendStub
 
 REQUESTS = 12
 PARTS = ("weights", "kv_cache", "prompt_cache", "logits", "draft_kv_cache", "media_features")
-_EVERY = 0.05  # seconds between two looks
+_EVERY = 0.05  # seconds between two measurements
 
 
 def measure(model: Path) -> Iterator[Figure]:

@@ -13,7 +13,7 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-# The folder of the groups, and the names of the files with limit and use, in cgroup versions 2, 1.
+# For each kind of cgroup hierarchy: its folder, and the files with a group's limit and use.
 _VERSIONS = {
     "": ("sys/fs/cgroup", "memory.max", "memory.current"),
     "hybrid": ("sys/fs/cgroup/unified", "memory.max", "memory.current"),

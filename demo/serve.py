@@ -1,4 +1,4 @@
-"""`make serve`: the gateway on a models folder that has at least one model.
+"""`make serve`: the gateway with a models folder that has at least one model.
 
 `MODELS=` names the user's own folder, to which nothing is written. Otherwise the model, the default
 one or the one named by `MODEL=`, gets a folder of its own in the cache, with a file that may be

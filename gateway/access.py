@@ -54,7 +54,7 @@ class AccessMiddleware:
         except Exception as failure:
             logs.error("uncaught", request=seen.request_id, traceback=traceback_of(failure))
             if seen.status:
-                # The head was sent already, so only a cut connection can show the failure.
+                # The head has already been sent, so only a cut connection can show the failure.
                 raise ConnectionAbortedError from None
             await response_of(_broken(seen.request_id), scope["path"])(scope, receive, watched)
         finally:
@@ -97,7 +97,7 @@ class AccessMiddleware:
         fields |= {name: text for name, text in known.items() if text}
         if seen.prompt_tokens or seen.completion_tokens:
             fields |= {"prompt": seen.prompt_tokens, "completion": seen.completion_tokens}
-        # Frequent requests of probes, Prometheus and the page would drown the others.
+        # Frequent requests of probes, Prometheus and the page would hide the others.
         regular = is_open(seen.path) or seen.path.removeprefix("/v1") in _REGULAR
         (logs.debug if regular else logs.info)("request", **fields)
 
@@ -121,7 +121,7 @@ _DRAINING = ApiError(
 def _broken(request_id: str) -> ApiError:
     return ApiError(
         500,
-        f"the gateway failed at this request; its log says more under {request_id}",
+        f"the gateway failed on this request; its log has details under {request_id}",
         SERVER,
         "internal_error",
     )

@@ -48,7 +48,10 @@ def settings_from(
 
 
 def _of_environment(environ: Mapping[str, str]) -> list[str]:
-    """The flags for the environment's variables; those of the command line come later and win."""
+    """The environment's variables as flags.
+
+    Those of the command line come later and take precedence.
+    """
     flags = []
     for row in fields(GatewaySettings):
         name, kind = f"MLX_GATEWAY_{row.name.upper()}", row.metadata["rule"].kind

@@ -4,9 +4,9 @@ A request may be sent to a process in the milliseconds before its end is noticed
 an address that has been restarted or freed meanwhile. Such a request is sent again, after the
 supervisor has checked the backend.
 
-A prompt may also crash a backend, and so end everybody else's answers. So a request that a
-backend had begun to work on is not sent again, and one that was running when two backends died is
-refused for a while.
+A prompt may also crash a backend, which ends all its answers. So a request that a backend had begun
+to process is not sent again, and one that was running when two backends died is refused for a
+while.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def ask(
     for again in (False, True):
         SUSPECTS.check(request)
         try:
-            async with _lent(lend) as lease, aclosing(send(lease)) as sayings:
+            async with _checked_lease(lend) as lease, aclosing(send(lease)) as sayings:
                 async for event in sayings:
                     silent = False
                     yield event
@@ -72,7 +72,7 @@ async def ask_once(
 
 
 class Suspects:
-    """Requests that were running when a backend died: by digest, how often, and until when."""
+    """Requests that were running when a backend died: by digest, how often and until when."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -86,7 +86,7 @@ class Suspects:
         self._seen[key] = (count + 1, now + _REMEMBERED)
 
     def check(self, request: BaseModel) -> None:
-        """Raise ApiError for a request that was running at two deaths."""
+        """Raise ApiError for a request that was running when two backends died."""
         if not self._seen:
             return
         count, until = self._seen.get(_digest(request), (0, 0.0))
@@ -109,8 +109,13 @@ def _digest(request: BaseModel) -> bytes:
 
 
 @asynccontextmanager
-async def _lent(lend: Callable[[], AbstractAsyncContextManager[Lease]]) -> AsyncIterator[Lease]:
-    """A lease; if the backend or its model turns out to be gone, it is checked before the next."""
+async def _checked_lease(
+    lend: Callable[[], AbstractAsyncContextManager[Lease]],
+) -> AsyncIterator[Lease]:
+    """A lease.
+
+    If the backend or its model turns out to be lost, it is checked before the next lease.
+    """
     async with lend() as lease:
         try:
             yield lease

@@ -56,8 +56,8 @@ async def ask_all(
 def as_refusals(names: Names) -> Iterator[None]:
     """Raise ApiError, with the client's `names` of fields, if a call fails.
 
-    Closing a channel cancels its calls, and their readers get a CancelledError; only the
-    cancellation of the task itself is raised as one.
+    Closing a channel cancels its calls, and their readers get a CancelledError. Only the
+    cancellation of the task itself is raised as such.
     """
     try:
         yield

@@ -61,7 +61,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """What a gRPC status becomes. `says`: our message, where the backend's own is of no use."""
+    """What a gRPC status becomes. `says`: our message, used if the backend's own would not help."""
 
     status: int
     type: str = INVALID
@@ -76,7 +76,7 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
     grpc.StatusCode.INVALID_ARGUMENT: Row(400),
     grpc.StatusCode.OUT_OF_RANGE: Row(400),
     grpc.StatusCode.UNIMPLEMENTED: Row(400, code="unsupported"),
-    # The backend now has another model, as one at an address may: the next load reports it.
+    # The backend now has another model, as one at an address may have; the next load reports it.
     grpc.StatusCode.NOT_FOUND: Row(503, SERVER, NOT_LOADED, retry=True),
     grpc.StatusCode.UNAUTHENTICATED: Row(502, SERVER, "backend_refused", says=_REFUSED),
     grpc.StatusCode.PERMISSION_DENIED: Row(502, SERVER, "backend_refused", says=_REFUSED),
@@ -150,7 +150,8 @@ def of_rpc(error: grpc.aio.AioRpcError, names: Names) -> ApiError:
     )
     for _, place in reversed([each for each in trailers if each[0] == _FIELD]):
         known, rest = found_in(names, place)
-        # A setting without a field on the wire is named as in requests, unless `names` differ.
+        # A setting without a field in the protocol has the name used in requests, unless `names`
+        # differs.
         known = known.removeprefix("Metadata ").removeprefix("mlx.")
         refusal = renamed(refusal, place, known + rest)
     return refusal

@@ -1,6 +1,6 @@
-"""Reads a backend's answers: Replies become pieces, the end becomes one Done.
+"""Reads a backend's answers: Replies become pieces, and the end becomes one Done.
 
-All endpoints that generate read these events, whatever their own format is. Leaving the iterator
+All endpoints that generate read these events, whatever their own format is. Closing the iterator
 cancels the call, so the backend frees the slot within one step.
 """
 
@@ -67,7 +67,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer. `prompt_logprobs` only if they were requested."""
+    """The end of an answer. `prompt_logprobs`: None unless they were requested."""
 
     finish_reason: Literal["stop", "length"]
     usage: Usage
@@ -77,7 +77,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the prompt is, in tokens; the first one says that the request is accepted."""
+    """How much of the prompt is prefilled, in tokens.
+
+    The first event means that it was accepted.
+    """
 
     total: int
     cached: int
@@ -86,7 +89,7 @@ class Progress:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of the whole prompt, as in `Piece`."""
+        """The number of tokens of the whole prompt, as in `Piece`."""
         return self.total
 
 
@@ -94,7 +97,7 @@ Event = Progress | Piece | Done
 
 
 class WholeAnswer:
-    """An answer put together; `take` every event of its generation."""
+    """A complete answer. Pass every event of its generation to `take`."""
 
     def __init__(self) -> None:
         self._content: list[str] = []

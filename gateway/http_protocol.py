@@ -1,4 +1,4 @@
-"""uvicorn's HTTP parser with bounds on the head of a request, which is read before any key is."""
+"""uvicorn's HTTP parser with limits on a request's head, which is read before keys are checked."""
 
 from __future__ import annotations
 

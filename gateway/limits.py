@@ -105,7 +105,7 @@ async def read_body(headers: Headers, receive: Receive, largest: int) -> bytearr
             message = await asyncio.wait_for(receive(), BODY_SECONDS)
         except TimeoutError:
             raise ApiError(
-                408, f"no more of the body came for {BODY_SECONDS:.0f} s", code="request_timeout"
+                408, f"nothing of the body arrived for {BODY_SECONDS:.0f} s", code="request_timeout"
             ) from None
         if message["type"] == "http.disconnect":
             raise ApiError(400, "the body ended early", code="request_aborted")
@@ -151,13 +151,13 @@ async def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
 
 
 async def _let_others(body: bytes | bytearray) -> None:
-    """Let other streams continue between two steps, each of which takes long for a long body."""
+    """Let other streams continue between two steps, each of which is slow for a long body."""
     if len(body) > _LONG:
         await asyncio.sleep(0)
 
 
 def _objects(body: bytes | bytearray) -> int:
-    """How many lists and objects there are, at least if they are many and close together.
+    """The number of lists and objects, exact only if they are many and close together.
 
     An empty list takes 3 bytes of a body and 60 of memory, so 50 MiB could become 1 GiB.
     """
@@ -170,7 +170,7 @@ def _objects(body: bytes | bytearray) -> int:
 
 
 def _require_finite(parsed: dict[str, Any]) -> None:
-    """A number such as 1e999 is parsed as infinite, which cannot be written as JSON."""
+    """Refuse numbers such as 1e999, which are parsed as infinite and cannot be written as JSON."""
     inner: list[Any] = [parsed]
     while inner:
         node = inner.pop()
@@ -185,7 +185,7 @@ def _require_finite(parsed: dict[str, Any]) -> None:
 
 
 def return_large_blocks() -> None:
-    """Have glibc return freed blocks at once: it would keep the memory of long bodies."""
+    """Make glibc return freed blocks at once: it would keep the memory of long bodies."""
     with contextlib.suppress(AttributeError, OSError):  # other C libraries
         ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 4 * _LONG)
 

@@ -1,7 +1,7 @@
-"""The OpenAPI document: the refusals that every operation may answer are added here, once.
+"""The OpenAPI document: the errors that every operation may answer are added here, once.
 
 FastAPI documents its own 422 for bodies that do not validate; here that is a 400 like any other
-refusal, in OpenAI's error object.
+error, in OpenAI's error object.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ EVERYWHERE = {
     "401": "No API key, or a wrong one.",
     "403": "A web page or host that is not allowed.",
     "404": "There is no such model.",
-    "405": "The path takes another method.",
-    "408": "The body stopped coming.",
+    "405": "The path does not accept this method.",
+    "408": "The body stopped arriving.",
     "413": "The body is larger than the gateway takes.",
     "429": "The model's queue is full: retry after the given seconds.",
-    "500": "The gateway or a backend broke.",
+    "500": "The gateway or a backend failed.",
     "502": "A backend refused the gateway.",
     "503": "Loading, restarting or stopping: retry after the given seconds.",
     "504": "It took longer than a request may.",
@@ -57,7 +57,7 @@ def operation_id(route: APIRoute) -> str:
 
 
 def install(app: FastAPI) -> None:
-    """Serve the document with the gateway's refusals.
+    """Serve the document with the gateway's errors.
 
     Building the document takes a second, during which streams must continue: it is built once, on a
     thread, and FastAPI's own route, which would block, is replaced.

@@ -84,7 +84,7 @@ class OriginMiddleware:
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without port and brackets; "" if it is none."""
+    """The name in a Host header, without port and brackets; '' if there is none."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -92,7 +92,7 @@ def host_name(host: str) -> str:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether this is an address of loopback itself, and not a name that points at one."""
+    """Whether this is a loopback address itself, not a name that resolves to one."""
     try:
         return ip_address(name).is_loopback
     except ValueError:

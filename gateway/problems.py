@@ -64,7 +64,7 @@ def place_of(place: Place) -> Place:
 
 
 def _rank(problem: Problem, first: Place) -> int:
-    """Depth, among the problems of the field that the first one is in."""
+    """How deep the problem is, if it is about the same field as `first`; else -1."""
     place: Place = problem["loc"]
     return len(place) if _own(place) == _own(first) else -1
 

@@ -2,8 +2,8 @@
 
 The name is resolved once and the connection made to that address, so that the name cannot resolve
 to another one in between; all of its addresses must be public, again after each redirect. Size and
-time are limited while the bytes arrive. All failures have the same sentence, so that a client does
-not learn what answers behind this machine.
+time are limited while the bytes arrive. All failures have the same error message, so that a client
+cannot learn what answers inside the gateway's network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Fetched = Literal["image", "video"]
 MOST_REDIRECTS = 3
 SECONDS = 15.0  # seconds for everything together
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-# Public according to Python's tables, but they lead to an IPv4 address written inside them.
+# Public according to Python's tables, but each address leads to an IPv4 address inside it.
 _TUNNELS = tuple(
     ipaddress.IPv6Network(text)
     for text in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32", "::/96")
@@ -79,7 +79,7 @@ class Fetcher:
     async def _request(
         self, client: httpx.AsyncClient, parts: SplitResult, what: Fetched
     ) -> httpx.Request:
-        """A request to a checked address, which still asks for the host by name."""
+        """A request to a checked address, with the host's name in its headers."""
         host, port = self._place(parts, what)
         address = await self._resolve(host, port, what)
         target = f"[{address}]" if address.version == 6 else str(address)
@@ -95,7 +95,7 @@ class Fetcher:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise _refused(what, "must begin with http:// or https:// and name a host")
         if parts.username is not None or parts.password is not None:
-            raise _refused(what, "holds a user name: leave it out")
+            raise _refused(what, "contains a user name: leave it out")
         port = parts.port or (443 if parts.scheme == "https" else 80)
         if port not in self.ports:
             raise _refused(what, f"names port {port}: only 80 and 443 are allowed")

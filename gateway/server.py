@@ -1,7 +1,7 @@
 """The uvicorn server: SIGTERM drains and exits with 0, a second SIGTERM exits at once.
 
-While it drains, the gateway still listens, so that /ready can report it and new requests are asked
-to come back later instead of finding a closed port.
+While it drains, the gateway still listens, so that /ready can report it and clients are told to
+retry later instead of finding a closed port.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
 
-# After the drain nothing should be running; what still runs is cut off.
+# Nothing should be running after the drain; what still runs is cancelled.
 _LAST_SECONDS = 1
 _ECHO = 0.2  # seconds
 _BACKLOG = 2048
@@ -56,9 +56,10 @@ class Server(uvicorn.Server):
         self._echo_until = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
-        """Called inside a signal handler: begin to drain, or leave at once.
+        """Called inside a signal handler: begin to drain, or exit at once.
 
-        `make` and the like forward a signal that the whole group receives; such an echo is ignored.
+        `make` and similar programs forward a signal that the whole group receives; such an echo is
+        ignored.
         """
         if not self._traffic.draining:
             self._traffic.draining = True
@@ -67,7 +68,7 @@ class Server(uvicorn.Server):
             _leave_at_once()
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second: whether to end."""
+        """Called ten times a second. Returns whether to end."""
         if self._traffic.draining and self._drain is None:
             self._drain = asyncio.create_task(self._end_when_drained())
         return await super().on_tick(counter)
@@ -83,7 +84,7 @@ class Server(uvicorn.Server):
 def _leave_at_once() -> None:
     """On a second signal, do not wait, but leave no backend behind.
 
-    The warden stays to end what is being started at this moment, and then ends itself.
+    The warden stays to end a backend that is being started at this moment, and then ends itself.
     """
     me = psutil.Process()
     wardens = me.children()
@@ -95,7 +96,7 @@ def _leave_at_once() -> None:
 
 
 def allow_connections() -> None:
-    """Raise the soft limit of open files, which is made for programs of few connections."""
+    """Raise the soft limit of open files, whose default is too low for many connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -104,7 +105,7 @@ def allow_connections() -> None:
 
 
 class CannotListen(Exception):
-    """An address that cannot be used; the text says which and why."""
+    """An address that cannot be used; the text says which one and why."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -129,6 +130,6 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Its URL, without a path."""
+    """The listener's URL, without a path."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

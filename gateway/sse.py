@@ -1,11 +1,11 @@
 """Server-sent events: the only way in which answers stream to clients.
 
 The status line waits for the first event, which comes when the backend has accepted the request, so
-that a refusal keeps its own HTTP status. During silence (while a model is loaded, or a long prompt
-is computed) the stream regularly sends an event that the API's clients know: many of them give up
-on a stream that sends only comments. After that, a failure is an event of its own: a stream never
-just ends. If a client disconnects, the task that runs the response ends (`gateway.leaving`); the
-events are closed at once, and the work behind them is cancelled.
+that an earlier error keeps its own HTTP status. During silence (while a model is loaded, or a long
+prompt is computed) the stream regularly sends an event that the API's clients know: many of them
+give up on a stream that sends only comments. A failure after that is an event of its own: a stream
+never just ends. If a client disconnects, the task that runs the response is cancelled
+(`gateway.leaving`); this closes the events at once and cancels the work that produces them.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ def written(events: Iterable[dict[str, Any]]) -> str:
 
 
 class EventStream(Response, Generic[T]):
-    """The response that streams events; `write` gives the text of each, "" for none.
+    """The response that streams events; `write` gives the text of each, '' for none.
 
-    beat: the text of an event to send during silence, which may be the first event. on_error: the
-    event for a failure after the stream has begun; an earlier failure is raised.
+    beat: returns the text of an event to send during silence, which may be the first event.
+    on_error: returns the event for a failure after the stream has begun; an earlier failure is
+    raised.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class EventStream(Response, Generic[T]):
 
 
 class _Writer:
-    """Remembers what was sent, and when. Two tasks write here: the events and the clock."""
+    """Sends bytes, and records when. Two tasks write: the events and the keep-alive."""
 
     def __init__(self, send: Send, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.begun = False
@@ -127,7 +128,7 @@ class _Writer:
         self._last = self._clock()
 
     async def keep_alive(self, interval: float, beat: Callable[[], str]) -> None:
-        """Send a beat after every `interval` seconds of silence, for ever; 0: never."""
+        """Send a beat after every `interval` seconds of silence, until cancelled; 0 means never."""
         while interval > 0:
             async with self._lock:  # a client that reads slowly is not in silence
                 silence = self._clock() - self._last
@@ -137,5 +138,5 @@ class _Writer:
             await asyncio.sleep(interval - silence)
 
     async def end(self) -> None:
-        """Nothing more follows."""
+        """End the response."""
         await self.write(b"", more=False)

@@ -1,8 +1,8 @@
-"""Objects that name their own kind in `type`, checked as exactly that kind.
+"""Objects with a `type` field, validated as exactly the kind that they name.
 
 For a union, pydantic reports what is wrong with every member and puts the names of the members into
 the path of an error. Here the kind is looked up first, so that the path of an error exists in the
-body (messages[0].content[1].text) and its sentence is about the kind that was sent.
+body (messages[0].content[1].text) and the message is about the kind that was sent.
 """
 
 from __future__ import annotations
@@ -101,13 +101,16 @@ def _literals(annotation: Any) -> Iterator[str]:
 
 
 def drop(_: Any) -> Any:
-    """For `otherwise`: the object is left out."""
+    """For `otherwise`: the object is removed."""
     return DROPPED
 
 
 @dataclass(frozen=True, slots=True)
 class TextAs:
-    """Annotates a list of blocks, which may also be sent as one text: `block` makes it a block."""
+    """Annotates a list of blocks that may also be sent as a text;
+
+    `block` makes a block of the text.
+    """
 
     block: Callable[[str], dict[str, Any]]
 
@@ -124,10 +127,10 @@ class TextAs:
 
 
 def rather(form: Callable[[dict[str, Any]], dict[str, Any] | None], sentence: str) -> Any:
-    """A model's validator that also accepts an object in another API's form.
+    """A validator for a model that also accepts an object in another API's form.
 
-    `form` gives the object as the model expects it, or None for anything else; `sentence` is the
-    refusal with `--strict`.
+    `form` converts the object to the form that the model expects, or returns None for anything
+    else; `sentence` is the error with `--strict`.
     """
 
     def check(value: Any) -> Any:

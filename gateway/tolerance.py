@@ -29,7 +29,7 @@ _FORMS: tuple[Place, ...] = (
     ("text", "format"),
     ("output_config", "format"),
 )
-_ALTERNATIVES = frozenset({"logprobs", "top_logprobs", "n_probs"})  # this many are sufficient
+_ALTERNATIVES = frozenset({"logprobs", "top_logprobs", "n_probs"})  # reduced to their maximum
 # Well-behaved clients send these with every request, so `--strict` accepts them as well.
 NEUTRAL = frozenset(
     "user safety_identifier metadata request_id store service_tier priority prompt_cache_key"
@@ -53,7 +53,7 @@ class Repair:
 def tolerable(
     sentence: str, instead: Any = DROPPED, *, up: int = 0, lossless: bool = False
 ) -> PydanticCustomError:
-    """A refusal, for `--strict` alone: otherwise `instead` takes its place.
+    """An error that is raised only with `--strict`; otherwise `instead` replaces the object.
 
     `lossless`: the replacement means the same, so it is not listed.
     """
@@ -116,7 +116,7 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
 
 
 def _forms_the_answer(place: Place) -> bool:
-    """Whether it is inside a field that sets what the answer must look like."""
+    """Whether the place is inside a field that determines the form of the answer."""
     return any(place[: len(form)] == form and len(place) > len(form) for form in _FORMS)
 
 

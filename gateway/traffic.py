@@ -18,7 +18,7 @@ class Traffic:
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Counted while it is inside."""
+        """Count a request for the duration of the block."""
         self.running += 1
         self._idle.clear()
         try:
@@ -29,7 +29,10 @@ class Traffic:
                 self._idle.set()
 
     async def drain(self, patience: float) -> bool:
-        """Accept no more requests; whether all running ones end within `patience` seconds."""
+        """Accept no more requests.
+
+        Returns whether all running ones end within `patience` seconds.
+        """
         self.draining = True
         try:
             async with asyncio.timeout(patience):

@@ -108,7 +108,7 @@ def hidden(place: str) -> str:
     """A path of the same length that reveals nothing about this machine, and exists on no other.
 
     The last part stays, because linkers merge equal ends of strings: Python's version may be the
-    end of its folder's name. A folder of two parts, such as /usr/local, reveals nothing.
+    end of its folder's name. A path with a single folder, such as /usr/local, reveals nothing.
     """
     folder, _, name = place.rpartition("/")
     return f"{'/' * len(folder)}/{name}" if folder.count("/") > 1 else place
@@ -181,7 +181,7 @@ def build(package: Path, venv: Path) -> None:
 
 
 def main() -> int:
-    """0: the package is complete."""
+    """Build the package. Returns 0 if it is complete."""
     if len(sys.argv) != 2:
         print("usage: scripts/python scripts/package.py DIRECTORY", file=sys.stderr)
         return 2

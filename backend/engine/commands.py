@@ -46,7 +46,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Encode rows (Embedding, Rerank, TokenClassify) with the model of this `epoch`."""
+    """Encode rows (Embedding, Rerank, TokenClassify). epoch: as in `Submit`."""
 
     epoch: int
     ticket: int
@@ -86,10 +86,10 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class MeasureMemory:
     """Measure memory use, in bytes by purpose, between two steps."""
 
     done: Future[dict[str, int]] = field(default_factory=Future)
 
 
-Command = Submit | Encode | Cancel | Load | Free | Look | Stop
+Command = Submit | Encode | Cancel | Load | Free | MeasureMemory | Stop

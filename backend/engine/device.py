@@ -40,7 +40,8 @@ _WEIGHT_TYPES: dict[str, WeightType] = {
     "bfloat16": "bfloat16",
 }
 
-_OF_THE_REST = 1.25  # factor for the process's other memory, which grows while it serves
+# factor on the process's memory outside MLX, to allow for its growth while serving
+_OF_THE_REST = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class MemoryPlan:
 
 
 def detect(root: Path = Path("/")) -> Device:
-    """The device that MLX uses by default in this process; call it on the engine thread."""
+    """The device that MLX uses by default in this process. For the engine thread."""
     import mlx.core as mx
 
     info = mx.device_info()
@@ -145,28 +146,28 @@ def prepare(device: Device, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def weight_type(
-    device: Device, wanted: str, environ: Mapping[str, str] = os.environ
+    device: Device, type_name: str, environ: Mapping[str, str] = os.environ
 ) -> WeightType | None:
     """The type that floating-point weights are cast to; None keeps the checkpoint's own.
 
     On a CPU half precision is emulated: a quantised product with float16 scales takes 30 to 50
-    times as long as with float32 scales. `wanted` is a name given by the user, or `auto`.
+    times as long as with float32 scales. `type_name` is a name given by the user, or `auto`.
     """
-    if wanted in _WEIGHT_TYPES:
-        return _WEIGHT_TYPES[wanted]
+    if type_name in _WEIGHT_TYPES:
+        return _WEIGHT_TYPES[type_name]
     if device.kind == "cpu" and environ.get(KEEP_HALF_ON_CPU) != "0":
         return "float32"
     return None
 
 
-def dequantizes(device: Device, wish: bool | None, type_: WeightType | None) -> bool:
+def dequantizes(device: Device, user_setting: bool | None, type_: WeightType | None) -> bool:
     """Whether quantised weights are converted to dense ones at load.
 
     MLX's quantised kernels for CPUs are far slower than BLAS: on x86 a product with 64 rows takes
-    over 20 times as long, and one with a single row is no faster either. wish: the user's setting,
-    or None. type_: what `weight_type` returned.
+    over 20 times as long, and one with a single row is no faster either.
+    user_setting: None if it is not set. type_: what `weight_type` returned.
     """
-    return (device.kind == "cpu" and type_ == "float32") if wish is None else wish
+    return (device.kind == "cpu" and type_ == "float32") if user_setting is None else user_setting
 
 
 def dense_room(device: Device, limit: int, taken: int, root: Path = Path("/")) -> int:
@@ -222,10 +223,11 @@ def apply(plan: MemoryPlan) -> None:
 
 
 def release_memory() -> None:
-    """Return the memory of dropped arrays to the system; call it on the engine thread.
+    """Return the memory of dropped arrays to the system. For the engine thread.
 
-    Building a model creates random weights that are never evaluated, because the checkpoint's
-    replace them. Each extends the lazy graph of MLX's random key, which only a new key releases.
+    Building a model creates random weights, which are never evaluated because those of the
+    checkpoint replace them. Each extends the lazy graph of MLX's random key, which only a new key
+    releases.
     """
     import mlx.core as mx
 

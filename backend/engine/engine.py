@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from backend.engine.commands import Cancel, Free, Load, Look, Stop
+from backend.engine.commands import Cancel, Free, Load, MeasureMemory, Stop
 from backend.engine.embedding.encoding import Encoded, Encoding, Piece
 from backend.engine.embedding.kind import ModelKind
 from backend.engine.embedding.readers import Reader
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from backend.engine.ranks.leader import Leader
 
 _SAVE_SECONDS_AT_FREE = 3.0  # LocalAI waits 5 seconds for the answer to Free
-_LOOK_SECONDS = 1.0  # how long Status waits for a step to end
+_MEASURE_SECONDS = 1.0  # how long Status waits for the engine thread's step to end
 _FAILED = "the engine has failed and the backend ends: send the request again in a while"
 _FILES_GRACE = 1.0  # how long a cancelled load may take to end its work on files
 _MOST_LEFT_BEHIND = 4
@@ -68,14 +68,14 @@ class Engine:
         self._texts = TextCalls()
         self._files = _thread_for_files()
         self._on_files = False
-        self._left_behind = 0
+        self._abandoned_loads = 0
         self._tickets = itertools.count(1)
         self._epochs = itertools.count(1)
         self._served: ServedModel | None = None
         self._abandoned = threading.Event()
         self._loading = False
         self._stopping = False
-        self._look: asyncio.Future[dict[str, int]] | None = None
+        self._measurement: asyncio.Future[dict[str, int]] | None = None
         self._memory: dict[str, int] = {}
         self._slot = asyncio.Lock()
         self._before_load: Callable[[], None] = lambda: None
@@ -96,8 +96,8 @@ class Engine:
         if self._leader is not None:
             self._leader.open(self._fatal_threadsafe, self.heartbeat)
 
-    def _lead(self, request: LoadRequest) -> None:
-        """Become rank 0 of the ranks that a load names. Raises InvalidRequest."""
+    def _connect_ranks(self, request: LoadRequest) -> None:
+        """Connect to the other ranks that a load names. Raises InvalidRequest."""
         hostfile = request.settings.get("hostfile", "")
         if not hostfile or self._leader is not None:
             return
@@ -122,7 +122,10 @@ class Engine:
         return self._require()
 
     def require_text_model(self, rpc: str) -> ServedModel:
-        """The loaded model, if it generates text. Raises WrongKind besides."""
+        """The loaded model, if it generates text.
+
+        Raises WrongKind, and what `require_model` raises.
+        """
         served = self.require_model()
         if served.kind is not ModelKind.TEXT:
             raise _wrong_kind(rpc, served)
@@ -136,23 +139,23 @@ class Engine:
         return served.reader
 
     async def load(self, request: LoadRequest) -> ServedModel:
-        """Load a model; serialised. Raises ModelNotFound, ModelRejected, InvalidRequest.
+        """Load a model. Raises ModelNotFound, ModelRejected, InvalidRequest.
 
-        If a load fails, the current model stays loaded, unless ranks divide it: ranks take their
-        steps together, so they drop the current model first. Cancelling the awaiting task cancels
-        the load, including a download. If its work on files does not end even then, the thread is
-        abandoned.
+        Loads run one after the other. If a load fails, the current model stays loaded, unless ranks
+        divide it: ranks take their steps together, so they drop the current model first. Cancelling
+        the awaiting task cancels the load, including a download. If its work on files does not end
+        even then, the thread is abandoned.
         """
         self._refuse_when_stopping()
         async with self._slot:
             self._refuse_when_stopping()
-            if self._left_behind >= _MOST_LEFT_BEHIND:
+            if self._abandoned_loads >= _MOST_LEFT_BEHIND:
                 raise Overloaded(
-                    f"{self._left_behind} cancelled loads are still waiting for the disk: check the"
-                    " disk, and restart the backend"
+                    f"{self._abandoned_loads} cancelled loads are still waiting for the disk: check"
+                    " the disk, and restart the backend"
                 )
             self._before_load()
-            self._lead(request)
+            self._connect_ranks(request)
             if self._leader is not None:
                 await self._drop_model()
             abandoned = self._abandoned = threading.Event()
@@ -209,7 +212,7 @@ class Engine:
         return self._queue(Generation, self._preparer.generation(request))
 
     async def encode(self, read: Callable[[], list[Piece]]) -> Encoded:
-        """The model's output for the rows that `read` returns (it runs on a prompt thread).
+        """Run the loaded model on the rows that `read` returns; `read` runs on a prompt thread.
 
         Cancelling the caller cancels the request. Raises what `read` raises, Overloaded, NotLoaded.
         """
@@ -249,14 +252,14 @@ class Engine:
     async def status(self) -> EngineStatus:
         """State and memory. The total is all memory that MLX has allocated, in use or for reuse.
 
-        The engine thread measures memory after the current step; if that takes long, the previous
-        measurement is returned.
+        The engine thread measures memory after the current step; if the step takes long, the
+        previous measurement is returned.
         """
         state = self._state()
         if state is not EngineState.FAILED:
-            if self._look is None or self._look.done():
-                self._look = self._begin_look()
-            await asyncio.wait({self._look}, timeout=_LOOK_SECONDS)
+            if self._measurement is None or self._measurement.done():
+                self._measurement = self._begin_measurement()
+            await asyncio.wait({self._measurement}, timeout=_MEASURE_SECONDS)
         memory = dict(self._memory)
         total = memory.get("mlx_active", 0) + memory.get("mlx_cache", 0)
         if self._served is not None:
@@ -264,12 +267,12 @@ class Engine:
         ranks = self._leader.report() if self._leader is not None else ()
         return EngineStatus(state, total, memory, ranks)
 
-    def _begin_look(self) -> asyncio.Future[dict[str, int]]:
+    def _begin_measurement(self) -> asyncio.Future[dict[str, int]]:
         def seen(look: asyncio.Future[dict[str, int]]) -> None:
             if not look.cancelled() and look.exception() is None:
                 self._memory = look.result()
 
-        command = Look()
+        command = MeasureMemory()
         self._worker.send(command)
         look = asyncio.wrap_future(command.done)
         look.add_done_callback(seen)
@@ -344,24 +347,24 @@ class Engine:
         except asyncio.CancelledError:
             self._files.shutdown(wait=False)
             self._files = _thread_for_files()
-            self._left_behind += 1
+            self._abandoned_loads += 1
             stage.add_done_callback(lambda _: self._returned(stages, abandoned))
             raise
         finally:
             self._on_files = False
 
     def _returned(self, stages: Stages[Any], abandoned: threading.Event) -> None:
-        """Release what an abandoned stage has read, now that it has ended."""
+        """Release what an abandoned stage has read, once it has ended."""
         assert self._loop is not None
         self._worker.send(Load(stages, abandoned))
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._forget_left_behind)
+            self._loop.call_soon_threadsafe(self._forget_abandoned)
 
-    def _forget_left_behind(self) -> None:
-        self._left_behind -= 1
+    def _forget_abandoned(self) -> None:
+        self._abandoned_loads -= 1
 
     async def _answered(self, done: concurrent.futures.Future[Answer]) -> Answer:
-        """Wait for the engine thread's answer to a command; cancelling the wait does not stop it.
+        """Wait for the engine thread's answer; cancelling the wait does not cancel the command.
 
         Raises ShuttingDown if the thread will not answer any more.
         """
@@ -374,7 +377,10 @@ class Engine:
         return answer.result()
 
     def _require(self) -> ServedModel:
-        """The model that serves; during a load, the one before. Raises NotLoaded, ShuttingDown."""
+        """The model that serves; during a load, the previous one.
+
+        Raises NotLoaded, ShuttingDown.
+        """
         self._refuse_when_stopping()
         if self._served is not None:
             return self._served
@@ -426,7 +432,7 @@ class Engine:
             self._loop.call_soon_threadsafe(self.fail, cause)
 
     def fail(self, cause: str) -> None:
-        """The engine has failed, by an error or because it hangs. The first cause counts."""
+        """Mark the engine as failed, by an error or because it hangs. The first cause counts."""
         if self._failure is not None and not self._failure.done():
             self._failure.set_result(cause)
 

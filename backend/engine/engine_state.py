@@ -20,7 +20,7 @@ class EngineState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """State plus memory figures in bytes, as MLX reports them. ranks: a line for each."""
+    """State plus memory figures in bytes, as MLX reports them. ranks: one line of text per rank."""
 
     state: EngineState
     total_bytes: int

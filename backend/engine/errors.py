@@ -80,7 +80,7 @@ class ShuttingDown(EngineError):
 
 
 class RankLost(ShuttingDown):
-    """A rank that has a part of the model is gone, so nothing can be computed any more."""
+    """A rank that has a part of the model has ended, so nothing can be computed any more."""
 
 
 class Cancelled(EngineError):

@@ -84,8 +84,8 @@ class Finished:
 class Progress:
     """Prefill progress, sent before the first text if requested.
 
-    The first one is sent when the prompt has been tokenised, before it has a slot. processed:
-    prompt tokens with KV, including the cached part.
+    The first event is sent when the prompt has been tokenised, before the request has a slot.
+    processed: prompt tokens with KV, including the cached part.
     """
 
     usage: Usage

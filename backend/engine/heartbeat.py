@@ -1,8 +1,8 @@
 """Records the engine's progress in memory that can be shared with another process.
 
-It is written on every step, so without locks and system calls. The engine thread writes the numbers
-about steps, the event loop all others. The watchdog only compares a number with its last value, so
-reading one while it is being written does no harm.
+It is written on every step, so it uses no locks and no system calls. The engine thread writes the
+numbers about steps, the event loop all others. The watchdog only compares a number with its last
+value, so reading one while it is being written does no harm.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Heartbeat:
         return heartbeat
 
     def move(self, memory: mmap.mmap) -> None:
-        """Use other memory from now on. Call it before the engine thread starts."""
+        """Use other memory from now on. Must be called before the engine thread starts."""
         memory[:BYTES] = self._memory[:BYTES]
         self._memory = memory
         self._numbers = memoryview(memory)[:_NAME].cast("Q")
@@ -63,7 +63,7 @@ class Heartbeat:
 
     @property
     def running(self) -> bool:
-        """Whether a step runs now."""
+        """Whether a step is running."""
         return bool(self._numbers[_RUNNING])
 
     @property
@@ -100,8 +100,8 @@ class Heartbeat:
         return self.limit > 0 and not (self.patient and self._numbers[_LOADS])
 
     @property
-    def complaint(self) -> str:
-        """The error message for a latest step that hangs."""
+    def hang_message(self) -> str:
+        """The error message if the latest step hangs."""
         return f"the engine hangs: {self.step} has not ended within {self.limit} s"
 
 
@@ -113,7 +113,7 @@ def counted(count: int, noun: str) -> str:
 class Standstill:
     """Counts how many times in a row a number was unchanged although it should have changed.
 
-    Looks are counted, not seconds: while a process is stopped or a machine is suspended, the clock
+    It counts checks, not seconds: while a process is stopped or a machine is suspended, the clock
     may advance although nothing could run.
     """
 
@@ -121,8 +121,11 @@ class Standstill:
         self._number = -1
         self._looks = 0
 
-    def look(self, number: int, *, due: bool) -> int:
-        """Compare the number; returns the count. due: whether the number should be changing."""
+    def check(self, number: int, *, due: bool) -> int:
+        """Compare the number with its last value.
+
+        Returns the count. due: whether it should have changed.
+        """
         self._looks = self._looks + 1 if due and number == self._number else 0
         self._number = number
         return self._looks

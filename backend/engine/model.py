@@ -31,11 +31,11 @@ class EngineModel:
     number of sequences that decode together. batches: whether the caches can be batched. trims:
     whether all caches can be truncated. together: whether prompts of different lengths can share a
     prefill pass. memory_limit: bytes that MLX may use in all, including weights_bytes. drafting:
-    speculative decoding for a single sequence. disk: the prompt cache on disk. media: encodes
-    images and sounds. stream_interval_ms: how long text may be collected before it is sent. blas:
-    the number of OpenBLAS threads on a CPU. repetition_guard: tokens of repetition after which an
-    answer ends; 0 means never. leader: the other ranks, if ranks divide the model. spread: gives
-    all ranks the tokens of rank 0, inside the graph.
+    speculative decoding, if the model drafts. disk: the prompt cache on disk. media: encodes images
+    and sounds. stream_interval_ms: how long text may be collected before it is sent. blas: the
+    number of OpenBLAS threads on a CPU. repetition_guard: tokens of repetition after which an
+    answer ends; 0 means never. leader: the connections to the other ranks, if ranks divide the
+    model. spread: replaces tokens by those that rank 0 chose, inside the graph.
     """
 
     model: Any

@@ -15,17 +15,18 @@ from backend.engine.embedding.encoding import Encoded
 from backend.engine.errors import EngineError
 from backend.engine.events import Event, TextDelta
 
-PER_ANSWER = 1.25e-3  # seconds; a Reply takes about 0.1 ms of it on the event loop
+PER_ANSWER = 1.25e-3  # seconds; a Reply takes the event loop about 0.1 ms of this
 
 Publication: TypeAlias = tuple[int, Event | Encoded | EngineError]
 
 
 class Outbox:
-    """deliver: called with publications, in order. clock: returns seconds.
+    """Events that have not been delivered yet.
 
-    interval: minimum seconds between two deliveries of text; it is raised to PER_ANSWER for each
-    streaming answer. 0 delivers every token by itself. The first text of an answer, its end and an
-    error are delivered at once, together with any text that is waiting.
+    deliver: called with publications, in order. clock: returns seconds. interval: minimum seconds
+    between two deliveries of text; it is raised to PER_ANSWER for each streaming answer. 0 delivers
+    every token by itself. The first text of an answer, its end and an error are delivered at once,
+    together with any text that is waiting.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Outbox:
             self._urgent = True
 
     def cancelled(self, ticket: int) -> None:
-        """Note that no more events will come for this ticket."""
+        """Record that no more events will come for this ticket."""
         self._begun.discard(ticket)
 
     def flush(self, *, everything: bool = False) -> None:

@@ -69,8 +69,10 @@ class Output:
         return Progress(self.usage(), processed)
 
     def finish_unstarted(self) -> Sequence[Event]:
-        """The end of a sequence that generates nothing: only its prompt was wanted, or its
-        grammar matches the empty text and nothing else."""
+        """The end of a sequence that generates no token.
+
+        Either only its prompt was requested, or its grammar matches nothing but the empty text.
+        """
         return self._end("length" if self.sequence.request.prompt_only else "stop", "")
 
     def take(
@@ -83,9 +85,9 @@ class Output:
     ) -> Sequence[Event]:
         """Account for one generated token; returns the events for its owner, in order.
 
-        over: whether the sequence's grammar ends with it: it then needs no end-of-sequence token.
-        That token is not counted: a natural stop at the limit stays a stop, as in LocalAI's
-        llama.cpp backend.
+        over: whether the sequence's grammar ends with this token; the sequence then needs no
+        end-of-sequence token. An end-of-sequence token is not counted: a natural stop at the limit
+        has the finish reason `stop`, as in LocalAI's llama.cpp backend.
         """
         request = self.sequence.request
         self._last_token_at = self.clock()

@@ -2,8 +2,8 @@
 
 Nothing here touches MLX. Each kind of request has one method, which ends by sending a command to
 the engine thread. Each kind of work has its own threads, so that a short prompt never waits behind
-a slow image, grammar or file; a stage ends by yielding the threads for the next. A request that is
-cancelled meanwhile stops after its current stage.
+a slow image, grammar or file; a stage ends by yielding the name of the threads for the next one. A
+request that is cancelled meanwhile stops after its current stage.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from backend.engine.executing.score_plan import ScoreRequest
 from backend.engine.generation import Generation
 from backend.engine.outbox import Publication
 from backend.engine.prompting.prompts import require_returnable
+from backend.engine.prompting.unreadable_text import tokenizing
 from backend.engine.request import (
     ChatPrompt,
     GenerationRequest,
@@ -49,13 +50,13 @@ _THREADS: dict[Stage, int] = {
     "slow_grammar": 2,
     "disk": 1,
 }
-_LONG = 1 << 15  # characters; rendering and tokenising more takes a noticeable time
+_LONG = 1 << 15  # characters; rendering and tokenising longer texts takes a noticeable time
 _TOO_DEEP = (
     "the request is nested too deeply to be read: send messages, tools and template arguments with"
-    " fewer levels of objects and lists in each other"
+    " less nesting of objects and lists"
 )
 
-# A generator that yields the threads on which its next stage must run.
+# A generator that yields the name of the threads on which its next stage must run.
 Work = Callable[["ServedModel", int], Iterator[Stage]]
 
 
@@ -152,7 +153,7 @@ class Preparer:
         return work
 
     def score(self, request: ScoreRequest) -> Work:
-        """Tokenise the candidates, and find their common prefix."""
+        """Tokenise the candidates of a Score, and find their common prefix."""
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             yield "long"
@@ -161,7 +162,7 @@ class Preparer:
                     request,
                     served.prompts.encode_open,
                     served.context_size,
-                    wanted=lambda: ticket in self._owners,
+                    still_needed=lambda: ticket in self._owners,
                 )
             if ticket not in self._owners:
                 return
@@ -177,11 +178,13 @@ class Preparer:
         return work
 
     def encoding(self, read: Callable[[], list[Piece]]) -> Work:
-        """Tokenise the rows, of which there may be none."""
+        """Tokenise the rows; there may be none."""
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             yield "long"
-            if pieces := read():
+            with tokenizing():
+                pieces = read()
+            if pieces:
                 self._worker.send(Encode(served.epoch, ticket, pieces))
             else:
                 self._publish([(ticket, Encoded(()))])
@@ -190,7 +193,7 @@ class Preparer:
 
     def _go_on(self, work: Iterator[Stage], stage: Stage, ticket: int) -> None:
         """Run the next stage of the work on its threads."""
-        with suppress(RuntimeError):  # they are shut down: the process is stopping
+        with suppress(RuntimeError):  # the threads are shut down: the process is stopping
             self._threads[stage].submit(self._guarded, work, ticket)
 
     def _guarded(self, work: Iterator[Stage], ticket: int) -> None:

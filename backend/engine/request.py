@@ -36,7 +36,7 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class InfillPrompt:
-    """The text before and after the requested one; files: name and text of others."""
+    """A gap in a text: the text before and after it. files: names and texts of other files."""
 
     prefix: str
     suffix: str
@@ -64,10 +64,10 @@ Prompt = RawPrompt | TokenPrompt | InfillPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True)
 class Attachments:
-    """The images, sounds and videos of a request as they came, still encoded.
+    """The images, sounds and videos of a request, still encoded.
 
-    image_messages, audio_messages, video_messages: the message of each, as an index into Messages;
-    None: unknown.
+    image_messages, audio_messages, video_messages: the message of each item, as an index into
+    Messages; None if the request does not say.
     """
 
     images: tuple[str, ...] = ()

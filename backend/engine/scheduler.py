@@ -59,17 +59,18 @@ class Flush(Protocol):
 
 Report = Callable[[str, BaseException], None]
 
-# llguidance reports no size. After 30 tokens of a schema with 30 properties it was 0.06 MiB.
+# llguidance reports no size. A matcher of a schema with 30 properties took 0.06 MiB after 30
+# tokens.
 _MATCHER_BYTES = 1 << 20
-_BREATH = 0.05  # seconds between two checks for bytes that are being written to disk
-_TIDY_EVERY = 512  # steps between two times at which freed buffers are returned to the system
+_BREATH = 0.05  # seconds for which an engine without other work waits for writes to disk
+_TIDY_EVERY = 512  # steps between two returns of freed buffers to the system
 
 
 class Scheduler:
     """The planner, the executor and the answers of one loaded model.
 
     publish: sends an event or an error to a sequence's owner. flush: delivers what was published,
-    before a step takes its time. report: logs a fault with its exception.
+    before a step that takes time. report: logs a fault with its exception.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Scheduler:
         self._outputs: dict[int, Output] = {}
         self._events: list[PlannerEvent] = []
         self._retried: set[int] = set()
-        self._unstarted: set[int] = set()  # sequences that generate nothing
+        self._unstarted: set[int] = set()  # sequences that will generate nothing
         self._watched: set[int] = set()  # sequences whose owners requested prompt progress
         self.executor = (
             Executor(model) if model.leader is None else LeadingExecutor(model, model.leader)
@@ -176,7 +177,10 @@ class Scheduler:
         )
 
     def _guesses(self, command: Submit) -> int:
-        """Most guesses at a time for a sequence; 0 with media, which guessers do not see."""
+        """Maximum number of guesses at a time for a sequence;
+
+        0 with media, which guessers do not see.
+        """
         if self._model.drafting is None or command.media is not None:
             return 0
         return command.request.n_draft or self._model.drafting.most
@@ -186,7 +190,7 @@ class Scheduler:
         return self._model.media.needs(media)
 
     def cancel(self, ticket: int) -> None:
-        """End a sequence. Nothing is published, because its owner knows."""
+        """End a sequence. Nothing is published, because its owner cancelled it."""
         if self._outputs.pop(ticket, None) is not None:
             self._events.append(Ended(ticket))
 
@@ -207,11 +211,11 @@ class Scheduler:
         self._settle()
 
     def step(self) -> None:
-        """One round: every decoding sequence gets a token, and prefill gets its share."""
+        """Run one step: every decoding sequence gets a token, and prefill gets its share."""
         plan = self.planner.plan(self._now(), self._take_events())
         self._gauges.heartbeat.begin(str(plan))
         if plan == StepPlan(plan.number) and self._model.disk is not None:
-            self._model.disk.drain(_BREATH)  # no sequence can continue until they are written
+            self._model.disk.drain(_BREATH)  # no sequence can continue until the writes are done
         for refusal in plan.refuse:
             self._refuse(refusal)
         if not plan.only_decodes:
@@ -278,7 +282,7 @@ class Scheduler:
             self._events.append(Ended(number))
 
     def _finish_unstarted(self) -> None:
-        """End the sequences that only needed their prompt, or scores."""
+        """End the sequences that only needed their prompt or scores."""
         for number in [number for number in self._unstarted if number in self._outputs]:
             output = self._outputs[number]
             sequence = output.sequence
@@ -325,7 +329,7 @@ class Scheduler:
                 self._fail(number, failure.where, failure.fault, short=short)
 
     def _fail(self, number: int, where: str, fault: Exception, *, short: bool = False) -> None:
-        """A fault in one sequence ends only that sequence."""
+        """Handle a fault that affects one sequence. short: whether memory was short."""
         if self._outputs.pop(number, None) is None:
             return
         self._events.append(Ended(number, failed=True))
@@ -390,18 +394,18 @@ class Scheduler:
         self._gauges.guessing = replace(report, guessers=drafting.names) if drafting else None
 
     def lend(self, nbytes: int) -> int:
-        """Reserve this many bytes for other work from the next step on.
+        """Reserve memory for other work from the next step on.
 
-        Returns how many are granted.
+        Returns how many bytes are granted.
         """
-        if nbytes != self.executor.lent:
-            self.executor.lent = nbytes
-            self._events += self.executor.weigh_other()
+        if nbytes != self.executor.embedding_bytes:
+            self.executor.embedding_bytes = nbytes
+            self._events += self.executor.other_memory_events()
             return 0
         return nbytes + self.planner.spare
 
     def memory(self) -> dict[str, int]:
-        """What MLX holds for this model beside its weights, in bytes, between two steps."""
+        """What MLX holds for this model besides its weights, in bytes, between two steps."""
         parts = {
             "kv_cache": self.executor.row_bytes,
             "prompt_cache": self.executor.entry_bytes,
@@ -415,7 +419,7 @@ class Scheduler:
 
 
 def _is_allocation_failure(fault: Exception) -> bool:
-    """Whether MLX, or Python, could not get memory; mlx 0.32.4 has no exception class for it."""
+    """Whether MLX or Python could not get memory; mlx 0.32.4 has no exception class for that."""
     text = str(fault).lower()
     return isinstance(fault, MemoryError) or any(
         sign in text for sign in ("allocat", "out of memory", "bad_alloc", "insufficient memory")

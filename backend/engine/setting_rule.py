@@ -14,7 +14,10 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The values of one setting. A default of None is written `auto`: it depends on the device."""
+    """The values of one setting.
+
+    A default of None is written as `auto`; the device then decides.
+    """
 
     kind: type
     default: Any
@@ -25,7 +28,7 @@ class Rule:
 
     @property
     def expects(self) -> str:
-        """The accepted values, in words."""
+        """The accepted values, for messages and documentation."""
         if self.choices:
             return "one of " + ", ".join(choice or '""' for choice in self.choices)
         words = _KINDS[self.kind]

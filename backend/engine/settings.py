@@ -300,9 +300,9 @@ SPECIAL_TOKENS = (
 
 
 def weight_dtype(settings: Settings, field_value: str) -> str:
-    """The wanted dtype: the setting, else the DType field of the load request, else `auto`.
+    """The requested dtype: the setting, else the DType field of the load request, else `auto`.
 
-    The field serves several engines, so their names for the same types are accepted too.
+    DType serves several engines, so their names for the same types are accepted too.
     """
     if settings.dtype != "auto":
         return settings.dtype
@@ -329,7 +329,7 @@ def checked(source: str, name: str, value: Any) -> Any:
 
 
 def unknown_setting(source: str, name: str) -> str:
-    """The error message for an unknown name; source: where it was given."""
+    """The error message for an unknown name. source: where the name was given."""
     hint = did_you_mean(name, RULES)
     return f"unknown {source} {shown(name)}{hint or '; docs/options.md lists all settings'}"
 

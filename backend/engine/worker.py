@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from backend.engine.commands import Cancel, Command, Encode, Free, Load, Look, Stop, Submit
+from backend.engine.commands import Cancel, Command, Encode, Free, Load, MeasureMemory, Stop, Submit
 from backend.engine.device import release_memory
 from backend.engine.errors import Cancelled, EngineError, NotLoaded, ShuttingDown
 from backend.engine.gauges import Gauges
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_GATHER_SECONDS = 0.025  # maximum time that the first of several announced prompts waits
+_GATHER_SECONDS = 0.025  # maximum time for which the first of several announced prompts waits
 _LINGER_SECONDS = 0.01  # maximum time that a prompt waits for others that are not announced yet
 _LINGER_SHARE = 0.1  # the same, as a share of the prompt's prefill time
 _GLANCE_SECONDS = 0.002  # interval of checks for prompts that are being prepared
 
 
 class Worker:
-    """Runs the loop. All public methods may be called from any thread.
+    """Runs the engine thread. All public methods may be called from any thread.
 
     deliver: takes the publications of a round, in order. fatal: called once, with the cause, when
-    the engine has failed; the thread ends.
+    the engine has failed; the thread then ends.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Worker:
         self._inbox.put(command)
 
     def announce(self, ticket: int) -> None:
-        """Note that a short prompt is being prepared: its command comes within milliseconds."""
+        """Announce that a short prompt is being prepared: its command comes within milliseconds."""
         self._announced.add(ticket)
 
     def withdraw(self, ticket: int) -> None:
-        """End an announcement: the command was sent, or will not come soon."""
+        """Withdraw an announcement: the command was sent, or will not come soon."""
         self._announced.discard(ticket)
 
     def in_memory(self, prompt: Sequence[int]) -> int:
@@ -126,7 +126,7 @@ class Worker:
             self.gauges.heartbeat.begin(f"command {type(command).__name__}", loads=loads)
             self._handle(command)
             if loads or self._stopping:
-                return  # a step comes between two stages of a load
+                return  # one step runs between two stages of a load
 
     def _next_command(self, *, block: bool) -> Command | None:
         """The next command; None if there is none to wait for.
@@ -152,7 +152,7 @@ class Worker:
 
     @property
     def _only_waiting(self) -> bool:
-        """Whether there are requests, all of them waiting."""
+        """Whether there are requests and all of them are waiting."""
         if self._scheduler is None or (self._encoder is not None and self._encoder.busy):
             return False
         return self._scheduler.waiting and not self._scheduler.planner.sequences.admitted
@@ -176,7 +176,7 @@ class Worker:
                 self._end_all(Cancelled("the model was unloaded"))
                 self._drop_model()
                 done.set_result(None)
-            case Look(done):
+            case MeasureMemory(done):
                 if done.set_running_or_notify_cancel():
                     done.set_result(self._memory())
             case Stop():
@@ -281,9 +281,9 @@ class Worker:
                 case Free(done=free):
                     if free.set_running_or_notify_cancel():
                         free.set_exception(ShuttingDown())
-                case Look(done=look):
-                    if look.set_running_or_notify_cancel():
-                        look.set_exception(ShuttingDown())
+                case MeasureMemory(done=measurement):
+                    if measurement.set_running_or_notify_cancel():
+                        measurement.set_exception(ShuttingDown())
 
     def _end_all(self, error: EngineError) -> None:
         for rows in (self._scheduler, self._encoder):
@@ -302,7 +302,10 @@ class Worker:
         self._suspect = True
 
     def _probe(self) -> None:
-        """After a fault, check that MLX still computes; if not, no request can be served."""
+        """After a fault, check that MLX still computes.
+
+        If it does not, no request can be served.
+        """
         import mlx.core as mx
 
         self._suspect = False

@@ -15,7 +15,7 @@ def json_object(name: str, text: str, what: str = "a JSON object") -> dict[str, 
     """The decoded object; blank text and null count as an empty object.
 
     name, what: the field's name and the expected content, for InvalidRequest. The error does not
-    quote the text, because it is logged and the text may come from a user.
+    quote the text, because errors are logged and the text may be a user's.
     """
     if not text.strip():
         return {}

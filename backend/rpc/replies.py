@@ -24,7 +24,7 @@ _REPLACEMENT = "\ufffd"
 
 
 def piece(event: ChatEvent, usage: Usage, logprobs: bytes = b"") -> pb.Reply:
-    """The next event of a stream."""
+    """A Reply with the next event of a stream."""
     reply = last(usage, logprobs)
     match event:
         case Content(text):
@@ -39,7 +39,7 @@ def piece(event: ChatEvent, usage: Usage, logprobs: bytes = b"") -> pb.Reply:
 
 
 def last(usage: Usage, logprobs: bytes = b"") -> pb.Reply:
-    """The end of a stream: the final totals, and the log-probabilities."""
+    """The last Reply of a stream: the final totals, and the log-probabilities."""
     return pb.Reply(
         logprobs=logprobs,
         tokens=usage.completion_tokens,
@@ -50,7 +50,7 @@ def last(usage: Usage, logprobs: bytes = b"") -> pb.Reply:
 
 
 def progress(event: Progress) -> pb.Reply:
-    """Prompt progress, without any text."""
+    """A Reply with prompt progress, without any text."""
     counts = {
         "total": event.usage.prompt_tokens,
         "cached": event.usage.cached_tokens,

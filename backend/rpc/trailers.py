@@ -1,8 +1,8 @@
 """Trailing metadata, for what the protocol has no field for.
 
 After Predict and PredictStream a host needs to know why an answer ended, how many prompt tokens
-came from the cache, and how many answer tokens were reasoning. Status and GetMetrics show what
-drafting does, where the model drafts, and Status the ranks, where there are several. Only
+came from the cache, and how many answer tokens were reasoning. Status and GetMetrics report the
+results of drafting if the model drafts, and Status reports the ranks if there are several. Only
 successful calls have these trailers, and hosts may ignore them.
 """
 
@@ -41,7 +41,7 @@ def of(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | bytes], .
 
 
 def of_guessing(report: GuessReport | None) -> tuple[tuple[str, str], ...]:
-    """The trailers of Status and GetMetrics."""
+    """The trailers of Status and GetMetrics about drafting."""
     if report is None:
         return ()
     return (

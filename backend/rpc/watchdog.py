@@ -37,17 +37,17 @@ class Watchdog:
         heartbeat.move(mmap.mmap(self._file, BYTES))
 
     async def watch(self) -> None:
-        """Check once per tick, for ever."""
+        """Check once per tick until the task is cancelled."""
         heartbeat, engine = self._heartbeat, Standstill()
         reported = False
         while True:
             await asyncio.sleep(TICK_SECONDS)
             heartbeat.tick()
             due = heartbeat.guarded and heartbeat.running
-            looks = engine.look(heartbeat.steps, due=due)
-            if due and looks >= heartbeat.limit and not reported:
+            checks = engine.check(heartbeat.steps, due=due)
+            if due and checks >= heartbeat.limit and not reported:
                 reported = True
-                self._hangs(heartbeat.complaint)
+                self._hangs(heartbeat.hang_message)
 
     def start_monitor(self) -> None:
         """Start the second process unless it is already running.

@@ -32,8 +32,8 @@ LAST_LOAD = "MLX_BACKEND_LAST_LOAD"  # defined in backend.rpc.last_load too, whi
 _GRACE = 10.0  # seconds that rank 0 gets to shut down; it takes 7 at most
 _REPORTS = 4.0  # seconds that rank 0 gets to report the loss of a rank
 _FOLLOWERS_GRACE = 1.0  # seconds that the others get to notice that rank 0 has ended
-_LOOK_SECONDS = 2.0  # seconds between two checks whether a rank was stopped by a signal
-_MOST_STOPPED = 8.0  # seconds; together with the check before, a rank's time-out
+_LOOK_SECONDS = 2.0  # seconds between two checks whether a signal has stopped a rank
+_MOST_STOPPED = 8.0  # maximum seconds; together with the check before, it is a rank's time-out
 # seconds; ranks that end sooner than this several times in a row are not started again
 _SHORT_LIFE = 20.0
 _MOST_SHORT_LIVES = 3
@@ -56,7 +56,10 @@ class Supervisor:
         os.set_blocking(self._woken, False)
 
     def run(self) -> int:
-        """Returns the exit code of rank 0, or of the rank that was started."""
+        """Run until the ranks have ended.
+
+        Returns the exit code of rank 0, or of the rank started here.
+        """
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         for number in (*_SIGNALS, signal.SIGCHLD):
             signal.signal(number, self._note)
@@ -125,8 +128,8 @@ class Supervisor:
                 if self._asked is not None:
                     return self._stop(first)
                 if any(other.poll() is not None for other in others):
-                    # Rank 0 notices too, and reports it before it ends, unless rank 0 itself was
-                    # silent.
+                    # Rank 0 notices too, and reports the loss before it ends, unless rank 0 itself
+                    # was silent.
                     grace = 0.0 if is_stopped(first.pid) else _REPORTS
                     return _ended(first, grace) or _GIVEN_UP
                 self._pause(_LOOK_SECONDS)
@@ -156,10 +159,10 @@ class Supervisor:
 
 
 def _kill_stopped(processes: Sequence[subprocess.Popen[bytes]], since: dict[int, float]) -> None:
-    """Kill a rank that somebody has stopped for longer than a rank may be silent.
+    """Kill a rank that a signal has stopped for longer than a rank may be silent.
 
-    Ranks that are not connected yet cannot notice that. since: when each rank was first seen
-    stopped.
+    The ranks cannot notice that themselves before they are connected. since: when each rank was
+    first seen stopped.
     """
     now = time.monotonic()
     for process in processes:

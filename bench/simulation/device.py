@@ -136,7 +136,9 @@ class SimulatedDevice:
         for start in plan.start:
             copied += self._start(start, ran)
         copied += self._join(plan.join)
-        _check(set(plan.decode) == set(self._batches), "a batch is left out, or is not there")
+        _check(
+            set(plan.decode) == set(self._batches), "the plan omits a batch or names an unknown one"
+        )
         seconds = self._setup.copy_seconds(copied)
         seconds += self._decode(1, ran)
         ran.tokens_after = seconds

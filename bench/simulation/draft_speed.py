@@ -2,7 +2,7 @@
 
 A step with guesses reads the weights once for all its tokens, as a prefill pass does. A row with a
 recurrent state that guessed wrong is fed its right tokens again in its next step. Each guess is a
-pass of the head over all rows. The published shares of right guesses are taken as they are.
+pass of the head over all rows. Published shares of right guesses are used unchanged.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ CONTEXT = 2048  # tokens before each row's next one
 
 
 def tokens(draft: Draft, width: int) -> float:
-    """Expected of a row in a step with so many guesses."""
+    """Expected number of tokens of a row in a step with `width` guesses."""
     return 1 + sum(draft.held[:width])
 
 
 def fed_again(draft: Draft, width: int) -> float:
-    """Tokens that a row is expected to be fed once more in a step."""
+    """Expected number of tokens that a step has to feed a row again."""
     if not (width and draft.model.state):
         return 0.0
-    chances = (1.0, *draft.held[:width])  # that the first so many guesses are right
+    chances = (1.0, *draft.held[:width])  # probabilities that the first 0, 1, 2 … guesses are right
     return sum((chances[at] - chances[at + 1]) * (1 + at) for at in range(width))
 
 
 def step_seconds(draft: Draft, rows: int, width: int) -> float:
-    """Seconds of a step that checks so many guesses of each row."""
+    """Seconds of a step that checks `width` guesses for each row."""
     plain = draft.setup.decode_seconds(rows, CONTEXT)
     if not width:
         return plain
@@ -42,7 +42,7 @@ def step_seconds(draft: Draft, rows: int, width: int) -> float:
 
 
 def gain(draft: Draft, rows: int, width: int) -> float:
-    """Tokens per second over those of plain steps."""
+    """Tokens per second relative to those of plain steps."""
     plain = step_seconds(draft, rows, 0)
     return tokens(draft, width) * plain / step_seconds(draft, rows, width)
 

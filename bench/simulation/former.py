@@ -1,4 +1,4 @@
-"""The policy that the planner replaced: first come, first served; one batch; one prompt per pass.
+"""The policy that preceded the planner: first come, first served; one batch; one prompt per pass.
 
 It stores and finds prefixes like the planner, so only its decisions differ: the order of admission,
 memory charged as the number of rows times the longest row, round robin in prefill, and answers that

@@ -46,8 +46,9 @@ def tokens_per_second(
 
 
 def tables() -> Iterator[Table]:
-    """A table for each model on its machine: links and kinds of parallelism against numbers of
-    ranks.
+    """A table for each model on its machine.
+
+    Rows are links and kinds of parallelism, columns are numbers of ranks.
     """
     for setup in setups():
         header = [

@@ -5,7 +5,7 @@ longest; between two such passes, up to 32 sequences decode one token. Memory is
 requests are accepted every half second. At most 10 prompts are stored. By default their size is not
 limited; here the option --prompt-cache-bytes limits it to the memory that the weights leave.
 
-The simulation flatters it: padding of prompts is not charged, clients that disconnect are removed
+The simulation favours it: padding of prompts is not charged, clients that disconnect are removed
 from the queue at once, and it does not crash when memory is full.
 """
 
@@ -187,7 +187,9 @@ class Server:
         while self._entries and sum(entry.nbytes for entry in self._entries.values()) > left:
             oldest = self._oldest()
             if oldest in copied:
-                break  # goes with the next requests: entries are evicted before they are copied
+                # it is released when the next requests start, because entries are evicted before
+                # they are copied
+                break
             self._evict(oldest)
 
     def _pass(self) -> tuple[tuple[tuple[Prefill, ...], ...], list[Leave]]:

@@ -167,8 +167,10 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A model that drafts with its own head, on a machine. Units and sources are in
-    `setups.toml`."""
+    """A model that drafts with its own head, on a machine.
+
+    Units and sources are in `setups.toml`.
+    """
 
     machine: Machine
     model: Model
@@ -193,7 +195,7 @@ def setups() -> list[Setup]:
 
 
 def drafts() -> list[Draft]:
-    """All that the file holds, in its order."""
+    """All drafting models in the file, in order."""
     return [Draft(**values | {"held": tuple(values["held"])}) for values in _on_machines("drafts")]
 
 

@@ -83,7 +83,7 @@ def _rounds(
         with clients.overtaken(dice):
             load(stub, chosen[1].path, ContextSize=CONTEXT, Options=OPTIONS)
         clients.work(chosen[1], seed)
-        clients.repeat(chosen[1])  # so that the same work comes before every measurement
+        clients.repeat(chosen[1])  # so that the same work precedes every measurement
         looks.append(_look(stub, pid))
     return looks
 

@@ -86,7 +86,7 @@ def _members(text: str) -> dict[str, str]:
 
 
 def _first(keys: tuple[str, ...], members: Collection[str]) -> str:
-    """The key that comes first, for the same reason."""
+    """The first member whose key is one of `keys`; '' if there is none."""
     return next((key for key in members if key in keys), "")
 
 
@@ -135,8 +135,8 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
         yield from _read_json_call(reading, ends)
         with cursor.ahead():
             surplus = yield from cursor.run(_SURPLUS)
-            mended = yield from cursor.at(ends)
-        cursor.take(len(surplus) if mended else 0)
+            closes = yield from cursor.at(ends)
+        cursor.take(len(surplus) if closes else 0)
         return
     yield from cursor.space()
     while True:

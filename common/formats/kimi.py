@@ -56,7 +56,7 @@ _SECTION = Section(
 _SINGULAR = replace(
     _SECTION, opener="<|tool_call_section_begin|>", closer="<|tool_call_section_end|>"
 )
-"""Some checkpoints of K2 write the markers of a section so; vLLM reads both."""
+"""Section markers of some K2 checkpoints; vLLM accepts both spellings too."""
 _XTML = CallTags(
     call="<|open|>call",
     call_close="<|close|>call<|sep|>",

@@ -24,7 +24,7 @@ class Section:
     call_close: str
     read_call: Callable[[Reading], Wait[Call]]
     unmarked: tuple[str, ...] = ()
-    """Recognises a call without its marker; if None, the marker is required."""
+    """Texts with which a call begins if its marker is missing; () if the marker is required."""
 
     @property
     def openers(self) -> tuple[str, ...]:

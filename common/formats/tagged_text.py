@@ -169,7 +169,10 @@ class TaggedText:
                 if (
                     mentioned
                     or (in_code and (yield from self._code_ends(reading)))
-                    or (answer.reasoning and not (yield from self._meant(reading, own_line)))
+                    or (
+                        answer.reasoning
+                        and not (yield from self._are_real_calls(reading, own_line))
+                    )
                 ):
                     quoted = length
                     raise Unreadable
@@ -204,7 +207,7 @@ class TaggedText:
             yield from reading.cursor.run(_REST_OF_CODE)
             return (yield from reading.cursor.peek()) == "`"
 
-    def _meant(self, reading: Reading, own_line: bool) -> Wait[bool]:
+    def _are_real_calls(self, reading: Reading, own_line: bool) -> Wait[bool]:
         """Whether calls inside reasoning are real, and not an example in a sentence."""
         if not all(call.name in reading.tools for call in reading.pending_calls or ()):
             return False

@@ -1,7 +1,7 @@
 """Builds an Anthropic message: the events of its stream, and the whole object.
 
 Content blocks follow each other: thinking, text, and one block for each call. How much of a prompt
-was remembered is known at the end only, so `message_start` counts the whole prompt as read, and
+was cached is known only at the end, so `message_start` counts the whole prompt as uncached, and
 `message_delta` separates the two.
 """
 
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 class Answer:
-    """The message so far. `take` every event of the generation, in order."""
+    """The message so far. Pass every event of the generation to `take`, in order."""
 
     def __init__(self, request: MessagesRequest, model: str) -> None:
         self._request = request
@@ -55,7 +55,7 @@ class Answer:
         ]
 
     def take(self, event: Event) -> list[Json]:
-        """The events that an event of the generation becomes."""
+        """The stream's events for an event of the generation."""
         events: list[Json] = []
         if not self._started:
             counted = event.usage.prompt_tokens if isinstance(event, Done) else event.prompt_tokens
@@ -73,7 +73,7 @@ class Answer:
         return events
 
     def message(self) -> Json:
-        """The whole message, after Done: without a call that was not written to its end."""
+        """The whole message, available after Done, without a call that was not completed."""
         content = [block for block in self._content if not isinstance(block.get("input"), str)]
         return self._message | {"content": content}
 
@@ -99,7 +99,7 @@ class Answer:
         return events
 
     def _switch(self, kind: str | int, block: Json) -> list[Json]:
-        """End the open block and begin another, if the next part belongs to another one."""
+        """End the open block and begin another, if the next part belongs to another block."""
         if self._open == kind:
             return []
         events = self._close()

@@ -1,7 +1,7 @@
 """Translates an Anthropic request to the equivalent chat request.
 
-So sampling, tools, images and formats are handled in one place, gateway/openai. Rules of
-Anthropic's for which chat requests have no field:
+Sampling, tools, images and formats are thus handled in one place, gateway/openai. These rules of
+Anthropic's have no field in chat requests:
 
 - A failed tool result (`is_error`) begins with "Error:", because chat templates show text only.
 - `input_examples` of a tool become `examples` of its schema, which chat templates show.
@@ -210,9 +210,9 @@ def _choice(request: CountTokensRequest) -> Json:
     return chosen
 
 
-def _output(wanted: OutputConfig) -> Json:
-    fields: Json = {"reasoning_effort": wanted.effort}
-    if wanted.format is not None:
-        form = {"name": "answer", "schema": wanted.format.schema_, "strict": True}
+def _output(config: OutputConfig) -> Json:
+    fields: Json = {"reasoning_effort": config.effort}
+    if config.format is not None:
+        form = {"name": "answer", "schema": config.format.schema_, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": form}
     return fields

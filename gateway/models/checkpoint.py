@@ -44,7 +44,7 @@ class Checkpoints:
         return config.model_copy(update={"parameters": given.model_copy(update=new)})
 
     def weight_bytes(self, config: ModelConfig) -> int:
-        """Roughly how much memory a model will need; 0 if that is known only after a download.
+        """Approximate memory that a model will need; 0 if it is known only after a download.
 
         During a download the index of the weights arrives first, so the size is known early.
         """
@@ -58,7 +58,10 @@ class Checkpoints:
         return max(present, _indexed(folder / "model.safetensors.index.json"))
 
     def _folder(self, config: ModelConfig) -> Path:
-        """The folder of the checkpoint, now or after the download; a file stands for its folder."""
+        """The checkpoint's folder, which may not be downloaded yet.
+
+        A file stands for its folder.
+        """
         name = config.parameters.model
         local = self._models_dir / name
         if local.is_file():
@@ -118,7 +121,7 @@ def _revision(config: ModelConfig) -> str:
 def _sampling(content: Any) -> dict[str, Any]:
     """The values under the names of a model's file; those out of range are ignored."""
     if not isinstance(content, dict):
-        raise ValueError("it is no object")
+        raise ValueError("it is not a JSON object")
     found: dict[str, Any] = {}
     for ours in UNSAID:
         theirs = _THEIRS.get(ours, ours)

@@ -13,7 +13,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Strict(BaseModel):
-    """A section of a model file: nothing unknown, nothing of another type, nothing changed."""
+    """A section of a model file: unknown keys and values of other types are refused."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=()
@@ -34,7 +34,10 @@ UNSAID = {
 
 
 class Parameters(Strict):
-    """None means not set in the file: then the checkpoint's value applies, else UNSAID."""
+    """Sampling.
+
+    None means not set in the file; the checkpoint's value applies then, else UNSAID's.
+    """
 
     model: str = Field(
         min_length=1,
@@ -84,7 +87,7 @@ class Parameters(Strict):
     rope_freq_scale: float = Field(default=0, description="Passed to LoadModel.")
 
     def chosen(self, name: str, given: float | None = None) -> float:
-        """The value of a request, else the model's, else that of UNSAID."""
+        """The request's value, else the model's, else that of UNSAID."""
         value: float | None = getattr(self, name) if given is None else given
         return UNSAID[name] if value is None else value
 

@@ -1,8 +1,8 @@
 """Keys of LocalAI's model files that this gateway knows but does not use.
 
 Files written for LocalAI work unchanged. A key without meaning for a language model on MLX is
-ignored; a key whose effect would be missed is refused, with advice what to do instead. Both tables
-are part of docs/models.md.
+ignored; a key whose effect would be missed is refused, with advice on what to do instead. Both
+tables are part of docs/models.md.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ REFUSED = _by_key(
 def without_foreign(given: Any, section: str = "") -> Any:
     """The section without ignored keys. Raises ValueError for a key that is refused.
 
-    An empty, zero or false value asks for nothing, so it is never refused.
+    A key whose value is empty, zero or false is never refused.
     """
     if not isinstance(given, dict):
         return given

@@ -31,7 +31,7 @@ def generate_part(content: str, thinking: str, _: list[Json]) -> Json:
 
 
 class Answer:
-    """The answer so far. `take` every event of the generation, in order.
+    """The answer so far. Pass every event of the generation to `take`, in order.
 
     streams: whether it is sent in parts; otherwise the last line has all of it.
     """
@@ -64,7 +64,7 @@ class Answer:
         return self._line(self._part("", "", []), False)
 
     def empty(self, reason: str) -> Json:
-        """The answer to a request that only loads or unloads."""
+        """The answer to a request that only loads or unloads a model."""
         return self._line(self._part("", "", []), True) | {"done_reason": reason}
 
     def _end(self, done: Done, part: Json) -> Json:

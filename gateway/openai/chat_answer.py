@@ -1,4 +1,4 @@
-"""What a chat answer contains, and a whole one: `chat.completion`, once all choices end."""
+"""The options of a chat answer, and a whole one: `chat.completion`, once all choices have ended."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def form_of(request: ChatCompletionRequest) -> ChatForm:
 
 
 def wants_logprobs(request: ChatCompletionRequest) -> bool:
-    """Whether log-probabilities are requested: a number of 0 or below turns them off."""
+    """Whether log-probabilities are requested; a number of 0 or below means no."""
     return request.logprobs is True or (request.logprobs or 0) > 0 or (request.n_probs or 0) > 0
 
 

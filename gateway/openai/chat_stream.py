@@ -1,7 +1,8 @@
 """A streamed chat answer: `chat.completion.chunk` events, in the order that clients expect.
 
 Per choice: one chunk with the role, deltas, one chunk with the finish reason. After all choices
-the usage, if it was asked for, and `[DONE]`. A failure is raised: it has no finish reason.
+come the usage, if requested, and `[DONE]`. A failure is raised as an exception, because OpenAI has
+no finish reason for it.
 """
 
 from __future__ import annotations
@@ -64,14 +65,14 @@ class _Choice:
         self._logprobs: list[dict[str, Any]] = []
 
     def begin(self) -> list[dict[str, Any]]:
-        """The choice for the first chunk, unless it has been sent."""
+        """The entry for the first chunk; empty if it has been sent."""
         if self._begun:
             return []
         self._begun = True
         return [self.nothing({"role": "assistant", "content": ""})]
 
     def nothing(self, delta: Delta | None = None) -> dict[str, Any]:
-        """A choice that adds nothing to the answer."""
+        """An entry that adds nothing to the answer."""
         return {"index": self._index, "delta": delta or {}, "logprobs": None, "finish_reason": None}
 
     def chunks(self, event: Piece | Done) -> Iterator[dict[str, Any]]:
@@ -100,7 +101,7 @@ class _Choice:
             yield self._call(part)
 
     def _call(self, part: ToolCallPiece) -> Delta:
-        """A part of a call: always with index; id, type and name only in the first part."""
+        """A part of a call. Every part has the index; only the first has id, type and name."""
         function = {"arguments": part.arguments}
         first = part.index not in self._calls
         self._calls.setdefault(part.index, []).append(part.arguments)

@@ -54,7 +54,7 @@ def _choice(first: pb.PredictOptions, seed: int) -> pb.PredictOptions:
 
 
 def _write_form(options: pb.PredictOptions, request: ChatCompletionRequest) -> None:
-    """Tools and the form of the answer: the form applies to content, not to calls."""
+    """Write the tools and the format of the answer; the format applies to content, not to calls."""
     offer = offer_of(request)
     constraint = constraint_of(request)
     write_tools(options, offer, single=is_single_call(request))
@@ -70,17 +70,17 @@ def _write_logprobs(options: pb.PredictOptions, request: ChatCompletionRequest) 
         ("top_logprobs", request.top_logprobs),
         ("n_probs", request.n_probs or None),
     )
-    wanted = wants_logprobs(request)
-    if alternatives and not wanted:
+    requested = wants_logprobs(request)
+    if alternatives and not requested:
         raise bad_field("top_logprobs", "top_logprobs needs logprobs: send logprobs true")
-    if wanted and request.include_reasoning is False:
+    if requested and request.include_reasoning is False:
         # The entries of a token are sent with the next text, of whatever kind.
         raise bad_field(
             "include_reasoning",
             "include_reasoning is false and log-probabilities are asked for: those of the"
             " reasoning cannot be separated from those of the answer, so leave out one of the two",
         )
-    if wanted:
+    if requested:
         options.Logprobs = 1
         options.TopLogprobs = alternatives or 0
         options.Metadata["mlx.stream_logprobs"] = "true"
@@ -106,7 +106,7 @@ async def _write_prompt(
 
 
 def _require_one_beginning(request: ChatCompletionRequest) -> None:
-    """Either the template begins the answer's message, or the last message is its beginning."""
+    """Require that either the template begins the answer's message, or the last message does."""
     continues = bool(request.continue_final_message)
     if request.add_generation_prompt == continues and request.add_generation_prompt is not None:
         raise bad_field(

@@ -116,7 +116,7 @@ def _nothing(index: int) -> dict[str, Any]:
 
 
 class _Choice:
-    """One answer: the part that has arrived but was not sent."""
+    """One answer: the part that has arrived but has not been sent."""
 
     def __init__(self, index: int, plan: CompletionPlan) -> None:
         self._index = index

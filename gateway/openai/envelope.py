@@ -1,8 +1,8 @@
 """The fields that an answer's objects and chunks share, and their JSON text.
 
-A chunk is sent for every few letters of every stream, so writing one is the gateway's hot path: one
-small object to JSON, and no models. ASCII only, because some clients take U+2028 for the end of a
-line.
+A chunk is sent for every few letters of every stream, so writing one is the gateway's hot path: it
+encodes one small object and uses no pydantic models. The text is ASCII, because some clients treat
+U+2028 as the end of a line.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def usage_of(answers: Sequence[Usage], per_prompt: int = 1) -> Json:
     per_prompt: how many answers in a row have the same prompt.
     """
     prompts = answers[::per_prompt]
-    asked = sum(usage.prompt_tokens for usage in prompts)
+    prompt_count = sum(usage.prompt_tokens for usage in prompts)
     generated = sum(usage.completion_tokens for usage in answers)
     return {
-        "prompt_tokens": asked,
+        "prompt_tokens": prompt_count,
         "completion_tokens": generated,
-        "total_tokens": asked + generated,
+        "total_tokens": prompt_count + generated,
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in prompts)},
         "completion_tokens_details": {
             "reasoning_tokens": sum(usage.reasoning_tokens for usage in answers)

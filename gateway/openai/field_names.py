@@ -1,4 +1,4 @@
-"""The client's names for the protocol's fields, for refusals of a backend."""
+"""The client's names for the protocol's fields, for errors of a backend."""
 
 from __future__ import annotations
 

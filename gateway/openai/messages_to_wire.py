@@ -1,9 +1,9 @@
 """Chat messages → the protocol's Messages, Images, Videos and Audios.
 
 In the protocol a message has only text, and all media of the conversation are in one list per kind.
-So text parts are concatenated, and the message index of each item is sent along: if images stay
-where they were, the next turn of the conversation can be read from the prompt cache. Legacy
-function calls become tool calls, because chat templates know only those.
+So text parts are concatenated, and the message index of each item is sent along: if images keep
+their positions, the next turn of the conversation can start from the prompt cache. Legacy function
+calls become tool calls, because chat templates know only those.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Kind = Literal["image", "video", "audio"]
 class WireMessages:
     """A conversation for the backend.
 
-    messages: the list in the protocol's own message, because a copy of a long text takes time and
-    memory. media: for each kind the data URIs, each with the index of its message.
+    messages: the list inside the request's protobuf message, because copying a long text takes time
+    and memory. media: for each kind the data URIs, each with the index of its message.
     """
 
     messages: MutableSequence[pb.Message]
@@ -48,7 +48,7 @@ class WireMessages:
     fetched: int = 0  # bytes of fetched images and videos
 
     def count_fetched(self, url: str, content: str, settings: GatewaySettings) -> None:
-        """Raises ApiError if the fetched media are too large together."""
+        """Add to the size of fetched media. Raises ApiError if they are too large together."""
         self.fetched += len(content) if images.is_remote(url) else 0
         if self.fetched > settings.max_body_bytes:
             sentence = (
@@ -169,7 +169,7 @@ async def _medium(
 
 
 def _require_one_kind(part: ContentPart, place: str) -> None:
-    """Refuse a part with content of two types, of which one would be ignored."""
+    """Refuse a part with content of two types, because one of them would be ignored."""
     neutral = ("type", part.field)
     for name in ContentPart.model_fields:
         if name not in neutral and getattr(part, name):
@@ -190,7 +190,7 @@ def _calls(message: ChatMessage, index: int) -> list[ToolCall]:
 
 
 def _answered_call(message: ChatMessage, names: dict[str, str]) -> str:
-    """A legacy result names a function, not a call: its last call is meant."""
+    """The id of the call that a legacy result answers: the latest of its function."""
     if message.role == "function" and _legacy_id(message.name or "") in names:
         return _legacy_id(message.name or "")
     return message.tool_call_id or ""

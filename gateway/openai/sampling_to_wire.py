@@ -16,7 +16,7 @@ _DRAW = -1  # the wire's value for a random seed
 
 
 def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: ModelConfig) -> None:
-    """Everything but Seed, Tokens and log-probabilities. Raises ApiError."""
+    """Write everything except Seed, Tokens and log-probabilities. Raises ApiError."""
     defaults = config.parameters
     options.Temperature = defaults.chosen("temperature", fields.temperature)
     options.TopP = _share(defaults.chosen("top_p", fields.top_p))
@@ -37,13 +37,16 @@ def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: M
 
 
 def most_tokens(default: int, *given: tuple[str, int | None]) -> int:
-    """The limit, on which all its names must agree; 0 on the wire is none. Raises ApiError."""
+    """The limit, on which all its names must agree; 0 if there is none. Raises ApiError."""
     value = agreed(*given)
     return max(default if value is None else value, 0)
 
 
 def seed_of(fields: SamplingFields, config: ModelConfig, choice: int) -> int:
-    """The seed of one choice: each has its own, and -1 stays -1. Larger ones are reduced."""
+    """The seed of one choice: each has its own, and -1 stays -1.
+
+    Seeds that are too large are reduced.
+    """
     seed = _first(fields.seed, config.parameters.seed, _DRAW)
     if seed == _DRAW:
         return _DRAW
@@ -61,7 +64,7 @@ def agreed(*given: tuple[str, T | None]) -> T | None:
             raise bad_field(
                 name,
                 f"{present[0][0]} is {present[0][1]} and {name} is {value}, but they are two names"
-                " of one thing: send one of them",
+                " for one field: send one of them",
             )
     return present[0][1] if present else None
 
@@ -73,7 +76,7 @@ def _first(given: T | None, default: T | None, otherwise: T) -> T:
 
 
 def _share(value: float) -> float:
-    """A share of 0 keeps only the likeliest token; on the wire 0 would turn the filter off."""
+    """A share of 0 keeps only the likeliest token; in the protocol, 0 would turn the filter off."""
     return value or 1e-6
 
 

@@ -1,4 +1,7 @@
-"""The values of the request and the model's file for thinking and for template variables."""
+"""Writes the settings of thinking and of template variables for the backend.
+
+They come from the request and from the model's file.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,17 @@ _EFFORT = "reasoning_effort"
 def write_template_arguments(
     options: pb.PredictOptions, request: ChatCompletionRequest, config: ModelConfig
 ) -> None:
-    """Sets Metadata. Raises ApiError for contradictions, and for variables without a template."""
+    """Set Metadata. Raises ApiError for contradictions, and for variables without a template."""
     if request.role_mapping is not None:
         _require_no_template(request)
         return
     variables = request.chat_template_kwargs or {}
     thinking = _thinking(request)
     _require_agreement(variables, thinking, request)
-    wanted = _flag(variables.get(_THINKING)) if thinking is None else thinking
+    thinks = _flag(variables.get(_THINKING)) if thinking is None else thinking
     effort = request.reasoning_effort or ("" if _EFFORT in variables else config.reasoning_effort)
     if effort == "none":
-        if wanted:  # then the file sets it, and the request overrides it
+        if thinks:  # then the file sets it, and the request overrides it
             effort = ""
         else:
             thinking = False
@@ -63,7 +66,7 @@ def _thinking(request: ChatCompletionRequest) -> bool | None:
 def _require_agreement(
     variables: Mapping[str, Any], thinking: bool | None, request: ChatCompletionRequest
 ) -> None:
-    """Refuse contradictions: backends let the field override the variable, and would ignore one."""
+    """Refuse contradictions, because the backend would ignore the variable."""
     if (
         thinking is not None
         and _THINKING in variables
@@ -97,7 +100,7 @@ def _require_no_template(request: ChatCompletionRequest) -> None:
         if getattr(request, name) not in (None, {}):
             raise bad_field(
                 name,
-                f"{name} needs the model's chat template, which role_mapping takes the place of:"
+                f"{name} needs the model's chat template, which role_mapping replaces:"
                 " leave out one of them",
             )
     if request.include_reasoning is False:

@@ -20,7 +20,7 @@ class FunctionDefinition(Strict):
 
 
 def _nested(flat: dict[str, Any]) -> dict[str, Any] | None:
-    """A tool, or a choice of one, as Responses and Anthropic write it: the name at the top."""
+    """A tool, or a choice of one, with its name at the top, as Anthropic's API has it."""
     if "function" in flat or "name" not in flat:
         return None
     function = {name: value for name, value in flat.items() if name != "type"}
@@ -71,7 +71,7 @@ _Word = Literal["none", "auto", "required"]
 
 
 def _choice_in_other_words(value: Any) -> Any:
-    """Anthropic's choices; an unknown tool cannot be required."""
+    """Anthropic's choices in OpenAI's form; an unknown tool cannot be required."""
     kind = value.get("type") if isinstance(value, dict) else value
     if kind == "tool" and isinstance(value, dict) and "name" in value:
         return {"type": "function", "function": {"name": value["name"]}}

@@ -1,7 +1,7 @@
 """Translates requests of other APIs to chat requests, with errors about the client's own fields.
 
-A translation keeps beside the chat request where each of its parts came from: chat path → path of
-the client's own body. The longest path that begins an error's `param` names the place.
+A translation stores where each part of the chat request came from: chat path → path in the client's
+own body. The longest path that is a prefix of an error's `param` identifies the field.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Part = tuple[Json, str]  # a part of a chat message's content, and where it came
 class Conversation:
     """Chat messages so far, each with the path in the client's body that it came from.
 
-    Images of a tool's result are shown with the user turn that follows it, because chat requests
-    know images of users only.
+    Images in a tool's result are attached to the user message that follows it, because chat
+    requests allow images only from users.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Conversation:
         self.messages.append(message)
 
     def close(self) -> None:
-        """Show the remaining images, before a message that is not the user's or at the end."""
+        """Add a user message for the remaining images, before another role's message."""
         images = self._take_images()
         if images:
             self.turn("user", images, images[0][1])

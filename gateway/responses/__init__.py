@@ -1,1 +1,1 @@
-"""OpenAI's Responses: their request as a chat request, and an answer as items and events."""
+"""OpenAI's Responses API: requests as chat requests, and answers as items and events."""

@@ -25,7 +25,7 @@ _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
 
 class Answer:
-    """The response so far. `take` every event of the generation, in order."""
+    """The response so far. Pass every event of the generation to `take`, in order."""
 
     def __init__(self, request: ResponsesRequest, model: str, defaults: Parameters) -> None:
         self._id = f"resp_{uuid.uuid4().hex}"
@@ -37,13 +37,13 @@ class Answer:
         self._parts: list[str] = []
         self._arguments = ""  # of the open item, if it is a call of a custom tool
         self._logprobs: list[Json] = []
-        self._before: Sequence[Json] = ()  # log-probabilities sent with what came before the text
+        self._before: Sequence[Json] = ()  # log-probabilities sent before the first text
         self._number = 0
         self._last: Json = self._response("in_progress")
 
     @property
     def response(self) -> Json:
-        """The whole response, after Done, without an incomplete call."""
+        """The whole response, available after Done, without an incomplete call."""
         output = self._last["output"]
         whole = [item for item in output if item["status"] != "incomplete" or "call_id" not in item]
         return self._last | {"output": whole}
@@ -54,7 +54,7 @@ class Answer:
         return [*start, self._event("response.in_progress", response=self._last)]
 
     def take(self, event: Event) -> list[Json]:
-        """The events that an event of the generation becomes."""
+        """The stream's events for an event of the generation."""
         events = [] if self._number else self.beat()
         if isinstance(event, Progress):
             return events
@@ -170,7 +170,7 @@ class Answer:
         return [*done, self._item("done")]
 
     def _drop_open(self, status: str) -> Json:
-        """Build the open item, if there is one."""
+        """Build the open item and close it."""
         if self._open is None:
             return {}
         # A new object, because the one that was announced has been returned in an event.
@@ -249,14 +249,13 @@ def _text_in(arguments: str) -> str | None:
 
 
 def of_text(text: str, before: Sequence[Json], beside: Sequence[Json]) -> Sequence[Json]:
-    """The log-probabilities of `text`, chosen from those sent directly `before` it and with it
-    (`beside`).
+    """The log-probabilities of `text`, selected from those sent before it and with it.
 
-    Tokens that write no text of their own (the end of reasoning, the mark of a channel) are sent
-    with the Reply that comes next; where text begins in the same step, the first Reply has the
-    tokens of both. So the first token that writes the text is looked for. Entries may go further
-    than the text, whose end may be held back. If no token begins exactly with the text, all entries
-    beside it are returned.
+    before, beside: those of the Reply directly before the text, and of the text's own Reply. Tokens
+    that write no text of their own (the end of reasoning, the mark of a channel) are sent with the
+    next Reply; if text begins in the same step, the first Reply has the tokens of both. So this
+    searches for the first token that writes the text. Entries may extend beyond the text, whose end
+    may be held back. If no token begins exactly with the text, all entries beside it are returned.
     """
     entries = [*before, *beside]
     wanted = text.encode()

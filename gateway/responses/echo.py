@@ -11,7 +11,7 @@ Json = dict[str, Any]
 
 
 def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
-    """The fields of the request in a response object, the model's defaults filled in."""
+    """The fields of the request in a response object, with the model's defaults."""
     text = request.text
     reasoning = request.reasoning
     form = text.format if text is not None and text.format is not None else None

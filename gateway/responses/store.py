@@ -1,6 +1,6 @@
 """Stored responses, to be continued or retrieved: in memory, and limited.
 
-A stored response holds its whole conversation, so that it can be continued after earlier ones were
+A stored response contains its whole conversation, so it can be continued after earlier ones were
 removed. The least recently used ones are removed for new ones, and all expire; nothing outlives the
 process.
 """
@@ -73,13 +73,13 @@ class Store:
             self._drop(next(iter(self._kept)))
 
     def forget_old(self) -> None:
-        """Remove responses that have not been used for long."""
+        """Remove responses that have not been used for too long."""
         oldest = self._clock() - self._seconds
         while self._kept and next(iter(self._kept.values()))[2] < oldest:
             self._drop(next(iter(self._kept)))
 
     def get(self, name: str, param: str) -> Stored:
-        """Raises ApiError 404 about `param` if it is not stored, or not any more."""
+        """The response. Raises ApiError 404 about `param` if it is not stored, or no longer."""
         if name not in self._kept:
             raise _missing(name, param)
         stored, size, _ = self._kept.pop(name)
@@ -87,7 +87,7 @@ class Store:
         return stored
 
     def delete(self, name: str) -> None:
-        """Raises ApiError 404 if it is not stored."""
+        """Remove a response. Raises ApiError 404 if it is not stored."""
         if name not in self._kept:
             raise _missing(name, "response_id")
         self._drop(name)

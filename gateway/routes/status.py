@@ -1,6 +1,6 @@
-"""`/api/status`: what the models are doing, for the page, which polls it.
+"""`/api/status`: the state of the models, for the page, which polls it.
 
-A request for it loads no model and keeps none loaded. A backend's own messages stay in the log,
+Requesting it loads no model and keeps none loaded. A backend's own messages stay in the log,
 because they may contain paths.
 """
 
@@ -44,7 +44,7 @@ class Status(BaseModel):
 
 @router.get("/api/status")
 async def read_status(gateway: GatewayDep) -> Status:
-    """What the models are doing now."""
+    """The current state of all models."""
     supervisor = gateway.supervisor
     configs = {config.name: config for config in supervisor.models}
     models = []

@@ -28,8 +28,8 @@ class Backend:
     def __init__(self, process: BackendProcess | None, connection: Connection) -> None:
         self.process = process
         self.connection = connection
-        self.doubted = False  # a request found it dead
-        self.emptied = False  # a request was answered that no model is loaded
+        self.doubted = False  # a request found that it is dead
+        self.emptied = False  # a request was answered with "no model is loaded"
 
     @classmethod
     async def start(cls, config: ModelConfig, label: str, warden: Warden) -> Backend:
@@ -63,7 +63,7 @@ class Backend:
             raise LoadFailed(f"the backend does not answer Health within {limit:.0f} s") from None
 
     async def raise_if_ended(self, seconds: float) -> None:
-        """Wait, and raise LoadFailed as soon as the process ends within that time."""
+        """Wait `seconds`; raise LoadFailed at once if the process ends within that time."""
         if self.process is None:
             await asyncio.sleep(seconds)
             return

@@ -83,7 +83,7 @@ class ModelInstance:
 
     @property
     def at_rest(self) -> bool:
-        """Whether it can be forgotten: it has no process, and no recent failure."""
+        """Whether it can be forgotten: it has no process and no recent failure."""
         failed = policy.remembered(self.failures, self.last_used, time.monotonic())
         return self.state is State.STOPPED and not (self.working or self._leaving or failed)
 
@@ -144,7 +144,7 @@ class ModelInstance:
         return False
 
     async def shut(self) -> None:
-        """Cancel whatever is running and end the process, when the gateway ends."""
+        """Cancel a running load or unload and end the process, because the gateway ends."""
         if self.work is not None and not self.work.done():
             if self.state is not State.STOPPING:
                 self.work.cancel()
@@ -172,7 +172,7 @@ class ModelInstance:
         return None
 
     async def _within_limit(self, start: Coroutine[Any, Any, None]) -> None:
-        """Raises TimeoutError after the limit, unless a download is progressing."""
+        """Run the start. Raises TimeoutError after the limit, unless a download is progressing."""
         work = asyncio.ensure_future(start)
         fetched = None
         try:

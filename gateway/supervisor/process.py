@@ -25,7 +25,7 @@ _LISTENING = re.compile(r"\bevent=listening addr=\S+:([0-9]+)\b")
 DOWNLOAD = re.compile(r"downloading model .*, (\d+) of (\d+) MiB")
 _LEVEL = re.compile(r"level=(error|warning|debug)\b")
 _LONGEST_LINE = 8192
-_LAST_WORDS = 1.0  # seconds for reading what a dead process has written
+_LAST_WORDS = 1.0  # seconds for reading the output of a dead process
 _log = logging.getLogger("gateway.backend")
 
 

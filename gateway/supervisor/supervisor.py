@@ -41,7 +41,8 @@ class Lease:
     config: ModelConfig
     stub: Stub
     identity: str  # the ModelIdentity to send with requests
-    # The backend seems dead (True: without its model), so it is checked before the next lease.
+    # Call it if the backend seems dead (True: without its model); it is then checked before the
+    # next lease.
     doubt: Callable[[bool], None]
 
 
@@ -237,7 +238,7 @@ class Supervisor:
                 raise problem
 
     async def _until_one_is_released(self) -> None:
-        """Wait for a released lease, or briefly, because a stopping backend makes room as well."""
+        """Wait briefly for a released lease; a stopping backend frees memory as well."""
         self._released.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_TICK):
@@ -322,7 +323,7 @@ class Supervisor:
                 _log.error("the limits could not be enforced this time: %r", fault)
 
     def _forget(self) -> None:
-        """Remove instances that no file describes any more, and unlisted models at rest."""
+        """Remove instances that no file describes any more, and idle unlisted models."""
         for instance in self._outdated:
             if instance.state is State.READY and not instance.leases:
                 instance.begin_unload("its file has changed")

@@ -42,7 +42,7 @@ def backend_environ(environ: Mapping[str, str], extra: Mapping[str, str]) -> dic
 
 
 class Child:
-    """`stderr` is the reading end of the child's stderr; the caller closes it."""
+    """A started process. `stderr`: the reading end of its stderr, which the caller closes."""
 
     def __init__(
         self, pid: int, stderr: FileIO, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -92,7 +92,8 @@ class Warden:
         """Start a command in a folder. Raises OSError or LoadFailed; then nothing is left over."""
         request = json.dumps([list(command), str(folder), dict(environ)])
         with contextlib.ExitStack() as failed, contextlib.ExitStack() as passed:
-            # macOS may lose a descriptor that is closed too early: `passed` waits for the answer.
+            # macOS may lose a descriptor that is closed too early, so `passed` is closed after the
+            # answer.
             ours, pen = os.pipe()
             stderr = failed.enter_context(FileIO(ours))
             passed.callback(os.close, pen)
@@ -114,7 +115,7 @@ class Warden:
             return Child(answer, stderr, reader, writer)
 
     def _hand_over(self, *files: int) -> subprocess.Popen[bytes]:
-        """Pass file descriptors to the process, which is returned. Raises OSError."""
+        """Pass file descriptors to the warden; returns the warden's process. Raises OSError."""
         if self._process is not None and self._process.poll() is not None:
             _log.warning("the warden has ended (%d): starting another", self._process.returncode)
             self._process = None

@@ -85,13 +85,13 @@ def _tell(link: socket.socket, answer: int | str) -> None:
 
 def _start(link: socket.socket, stderr: int) -> _Backend | None:
     """Start the backend that a new link describes; None if there is none."""
-    asked = b""
-    while b"\n" not in asked:
+    request_line = b""
+    while b"\n" not in request_line:
         more = _received(link)
         if not more:
             return None
-        asked += more
-    request, _, signals = asked.partition(b"\n")
+        request_line += more
+    request, _, signals = request_line.partition(b"\n")
     command, folder, environ = json.loads(request)
     try:
         process = subprocess.Popen(
@@ -124,8 +124,8 @@ def _main() -> None:
     for end in (woken, waker):
         end.setblocking(False)
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-    # A signal to all processes of a service is meant for the gateway, which drains. Handlers,
-    # unlike ignored signals, are not inherited.
+    # A signal to all processes of a service is for the gateway, which drains. Handlers are used
+    # because, unlike ignored signals, they are not inherited.
     for number in (signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)
     gateway = [socket.socket(fileno=0)]
@@ -149,7 +149,7 @@ def _main() -> None:
                 gateway.clear()
                 for backend in backends:
                     backend.leave()
-            elif len(files) == 2:  # the system drops descriptors for which this process has no room
+            elif len(files) == 2:  # the system drops descriptors that exceed this process's limit
                 link = socket.socket(fileno=files[0])
                 started = _start(link, files[1])
                 os.close(files[1])

@@ -99,3 +99,21 @@ def test_planning_does_not_need_mlx() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == []
+
+
+READ_FILES = """
+import collections, sys
+opened = collections.Counter()
+sys.addaudithook(lambda event, values: opened.update([str(values[0])]) if event == "open" else None)
+from backend.engine.mlx_lm_import import import_mlx_lm
+import_mlx_lm()
+print(*[times for path, times in opened.items() if path.endswith("/configuration_zoedepth.py")])
+from transformers.models import AutoTokenizer, ZoeDepthConfig
+"""
+
+
+def test_the_models_of_transformers_are_listed_once() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", READ_FILES], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == ["1"]

@@ -324,6 +324,30 @@ def test_impossible_headers_of_weight_files(
     assert sentence in refusal(model)
 
 
+def test_more_tensors_than_layers_have(model: Path) -> None:
+    """Reading a hundred thousand empty tensors stops the streams of the current model."""
+    weights = (model / "model.safetensors").read_bytes()
+    length = int.from_bytes(weights[:8], "little")
+    header = json.loads(weights[8 : 8 + length])
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    text = json.dumps(header | {f"x{number}": empty for number in range(1_000)}).encode()
+    damaged = len(text).to_bytes(8, "little") + text + weights[8 + length :]
+    (model / "model.safetensors").write_bytes(damaged)
+    assert "tensors, and a model of the 2 layers in config.json has at most 384" in refusal(model)
+    configure(model, thinker_config={"text_config": {"num_hidden_layers": 8}})  # as in Qwen3-Omni
+    inspect(model, "mine", Settings())
+    configure(model, num_hidden_layers=5_000)
+    assert "num_hidden_layers is 5000 in config.json, and at most 4096 are built" in refusal(model)
+
+
+@pytest.mark.parametrize("merges", [["a b"] * 1_500_000, [["a", "b"]] * 750_000])
+def test_a_tokenizer_that_takes_too_long_to_read(model: Path, merges: list[Any]) -> None:
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = merges
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "tokenizer.json lists more than 1500000 tokens and merges" in refusal(model)
+
+
 def test_a_missing_tokenizer(model: Path) -> None:
     (model / "tokenizer.json").unlink()
     sentence = "its tokenizer is missing: the folder has no tokenizer.json, tokenizer.model or"

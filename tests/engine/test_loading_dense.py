@@ -195,6 +195,26 @@ def test_every_kind_of_quantisation_is_converted(mode: str) -> None:
     assert mx.allclose(expected, holder.layer(x), atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
+def test_experts_with_a_scale_each_are_converted(dtype: mx.Dtype) -> None:
+    """MLX computes with such layers on a GPU alone."""
+    holder = Module()
+    experts = switch_layers.SwitchLinear(64, 32, 4, bias=False)
+    experts.weight *= mx.array([1.0, 9, 0.2, 3])[:, None, None]
+    x, expert = mx.random.normal((2, 1, 1, 64)), mx.array([[0, 3], [2, 1]])
+    expected = experts(x, expert)
+    holder.layer = experts.to_quantized(group_size=16, mode="nvfp4", global_scale=True)
+    before = sum(array.nbytes for array in weights._parameters(holder))
+    layers = quantized_layers(holder)
+    growth = dense_growth(layers, dtype)
+    make_dense(holder, layers, dtype)
+    assert holder.layer.weight.dtype == dtype
+    assert holder.layer.weight.nbytes == before + growth
+    holder.layer.weight = holder.layer.weight.astype(mx.float32)  # all that a CPU multiplies
+    far = mx.abs(holder.layer(x, expert) - expected).max(axis=(-1, -2))
+    assert (far < 0.3 * mx.abs(expected).max(axis=(-1, -2))).all().item()
+
+
 def test_a_layer_of_another_class_is_not_converted() -> None:
     class Own(QuantizedLinear):
         pass

@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 
 import mlx.core as mx
 import pytest
+from mlx.nn.layers.base import Module
+from mlx_lm.models.switch_layers import SwitchLinear
 
 from backend.engine.device import Device
 from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
 from backend.engine.loading import weights
 from backend.engine.loading.checkpoint import inspect
-from backend.engine.loading.weights import LoadedModel, load_model
+from backend.engine.loading.weights import LoadedModel, load_model, reason_of
 from backend.engine.settings import Settings
 from backend.engine.units import GIB
 from tests.engine.loading_models import CHAT_TEMPLATE, read_weights, write_model, write_weights
@@ -120,6 +122,14 @@ def test_a_model_can_name_weights_that_stay_in_full_precision(
     model = load(dense, METAL, "float16").model
     assert model.model.norm.weight.dtype == mx.bfloat16
     assert model.layers[0].mlp.up_proj.weight.dtype == mx.float16
+
+
+def test_the_scales_of_whole_experts_stay_in_full_precision() -> None:
+    model = Module()
+    experts = SwitchLinear(64, 32, 4).to_quantized(16, 4, "nvfp4", global_scale=True)
+    model.experts = experts
+    weights.cast(model, "float16")
+    assert (experts.bias.dtype, experts.global_scale.dtype) == (mx.float16, mx.float32)
 
 
 @pytest.mark.parametrize(
@@ -306,12 +316,36 @@ def nest_a_file(path: Path) -> None:
     (path / "tokenizer_config.json").write_text("[" * 100_000)
 
 
+def leave_weights_in_fp8(path: Path) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    held = read_weights(path)
+    write_weights(path, held | {name: mx.to_fp8(held[name])})
+
+
+def quantise_by_another_method(path: Path) -> None:
+    _configure(path, quantization_config={"quant_method": "hqq", "bits": 4})
+    held = read_weights(path)
+    write_weights(path, held | {"model.layers.0.self_attn.q_proj.meta": mx.zeros((3,))})
+
+
+def omit_the_method(path: Path) -> None:
+    _configure(path, quantization_config={"bits": 4, "group_size": 32})
+
+
+def _configure(path: Path, **values: Any) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | values))
+
+
 @pytest.mark.parametrize(
     ("break_it", "sentence"),
     [
         (break_tokenizer, "Failed to parse tokenizer.json"),
         (break_tokenizer_config, "model 'model' cannot be loaded: "),
-        (drop_a_weight, "Missing 1 parameters"),
+        (drop_a_weight, "Missing 1 parameters: model.norm.weight."),
+        (leave_weights_in_fp8, "the weights of model.layers.0.self_attn.q_proj are whole numbers"),
+        (quantise_by_another_method, "quantised by 'hqq', in a form that cannot be read for this"),
+        (omit_the_method, "its files lack 'quant_method'"),
         (misshape_a_weight, "Expected shape (64,) but received shape (3,)"),
         (nest_a_file, "one of its JSON files is nested too deeply"),
         (drop_a_size, "hidden_size"),
@@ -333,8 +367,8 @@ def test_any_failure_is_one_message_without_paths(
 
 def test_messages_have_no_path_and_no_phrase_that_hosts_react_to() -> None:
     error = OSError("cannot open /srv/models/secret/model.safetensors: Unimplemented\nmore")
-    assert weights._reason(error, Path("/x/y")) == "cannot open a file: not implemented"
-    assert weights._reason(ValueError(), Path("/x/y")) == "ValueError"
+    assert reason_of(error, Path("/x/y")) == "cannot open a file: not implemented"
+    assert reason_of(ValueError()) == "ValueError"
 
 
 def test_code_in_a_checkpoint_runs_only_with_trust(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import mlx.core as mx
 import pytest
 
 from backend.engine.caching import kv
+from backend.engine.errors import ModelRejected
 from backend.engine.loading import serving_trial
 from backend.engine.loading.serving_trial import ServingTrial, plain_pass
 from backend.engine.model import EngineModel
@@ -146,9 +147,25 @@ def test_a_trial_out_of_time_judges_the_answers_so_far(
     with caplog.at_level(logging.INFO, serving_trial.__name__):
         _, right = tried(kv_model("attention"), seconds=2.0)
     assert right
-    assert "right answers: alone; not tried, for want of time: in company, from" in caplog.text
+    assert "alone; not tried, for lack of time or memory: in company, from" in caplog.text
     _, right = tried(_Repeats(kv_model("attention")), seconds=5.0)
     assert not right
+
+
+def test_a_trial_without_memory_blames_no_model(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, serving_trial.__name__):
+        served, right = tried(kv_model("attention"), memory_limit=1)
+    assert right
+    assert served.slots == engine_model(kv_model("attention")).slots
+    assert "right answers: nothing; not tried, for lack of time or memory: alone" in caplog.text
+
+
+async def test_a_limit_without_room_beside_the_vision_cache_is_refused() -> None:
+    with pytest.raises(ModelRejected, match=r"256 MiB of vision_cache_mib.* limit is 80 MiB"):
+        async with seeing(memory_limit_mib=80):
+            pass
+    async with seeing(memory_limit_mib=80, vision_cache_mib=8) as engine:
+        assert (await answer_to(engine, asking("word"))).tokens
 
 
 def test_a_trial_with_time_tries_everything(caplog: pytest.LogCaptureFixture) -> None:

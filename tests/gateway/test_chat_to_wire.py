@@ -281,7 +281,7 @@ def test_completions_refuse_fields_by_name_too(name: str) -> None:
 def test_a_contradiction_is_reported_with_the_clients_field_names() -> None:
     with pytest.raises(ApiError, match="is 'none' and enable_thinking is true"):
         translated({"reasoning_effort": "none", "enable_thinking": True})
-    with pytest.raises(ApiError, match="two names of one thing"):
+    with pytest.raises(ApiError, match="two names for one field"):
         translated({"thinking_budget": 5, "reasoning_budget": 6})
 
 

@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from backend.engine.caching.gather import BatchKV, gathered, gathers, keeps_state, taken
+from backend.engine.caching.gather import BatchKV, can_gather, gathered, keeps_state, taken
 from backend.engine.caching.quantized_kv import QuantizedBatch, QuantizedRow
 from backend.engine.caching.rectangle import Rectangle
 from backend.engine.caching.row_shift import BatchShift, RowShift
@@ -27,7 +27,7 @@ Snapshot = list[Any]  # per layer of a row: a copy, or None if the layer can be 
 Member = tuple[list[Any], int]  # the layers of a row or a batch, and a sequence's index in them
 
 _KEEP_ALL = (KVCache, BatchKV, QuantizedRow, QuantizedBatch, RowShift, BatchShift)
-_SETTLED = 256  # tokens after which a layer of an unknown kind grows evenly
+_SETTLED = 256  # shortest length, in tokens, at which layers of unknown kinds are measured
 
 
 def new_row(model: Any) -> RowCache:
@@ -56,7 +56,7 @@ def always_trims(cache: RowCache) -> bool:
     return all(map(_keeps_all, cache))
 
 
-def takes_back(cache: RowCache) -> bool:
+def can_remove_tokens(cache: RowCache) -> bool:
     """Whether `BatchCache.begin` and `end` can remove tokens of the row's latest pass."""
     return all(
         _keeps_all(leaf) or type(leaf) is RotatingKVCache or keeps_state(leaf)
@@ -65,11 +65,11 @@ def takes_back(cache: RowCache) -> bool:
 
 
 def _shorten(layer: RotatingKVCache, tokens: int) -> None:
-    """Remove the end of a window that a pass has just put into chronological order.
+    """Remove the last tokens of a window that a pass has just put into chronological order.
 
-    mlx-lm refuses that for a full window, but the tokens that the pass's first token attended to
-    are still there. If the whole pass is removed, the window is one token short. It keeps a place
-    for that token, which the next one takes: mlx-lm never lets a full window grow.
+    mlx-lm refuses this for a full window, but the tokens that the pass's first token attended to
+    are still there. If the whole pass is removed, the window is one token short; an empty place is
+    left for the next token, because mlx-lm never lets a full window grow.
     """
     end = layer.keys.shape[2] - tokens
     layer.offset -= tokens
@@ -147,7 +147,7 @@ def trim(cache: RowCache, tokens: int) -> bool:
 
 def can_batch(cache: RowCache) -> bool:
     """Whether rows with such caches can be decoded together."""
-    return all(map(gathers, cache))
+    return all(map(can_gather, cache))
 
 
 def evaluate(cache: RowCache) -> None:
@@ -160,28 +160,32 @@ def nbytes(cache: RowCache) -> int:
 
 
 class BatchCache:
-    """The KV of sequences that run together, by their index in the batch.
+    """The KV of sequences that are processed together, by their index in the batch.
 
-    A lone sequence keeps its own row cache, for which MLX has fused kernels; several share
-    rectangles (`rectangle`, `window`), with a mask only if their lengths differ. Every change is
-    one copy of the sequences that stay and those that join, with room to grow up to the next whole
-    step. A leave alone copies nothing until the layers are used again, so leaves and joins between
-    two steps cost one copy together; a batch that is taken over as a whole is not copied.
-
+    A sequence that is alone keeps its own row cache, for which MLX has fused kernels. Several
+    sequences share rectangles (`rectangle`, `window`), with a mask only if their lengths differ.
+    Each change copies the sequences that stay and those that join once, into buffers with room up
+    to the next whole step. Leaving copies nothing until the layers are used again, so all leaves
+    and joins between two steps cost one copy; a batch that is taken over as a whole is not copied.
     Spare rows would save some of these copies, but the prefill before each join costs far more, and
-    the spare rows would take memory all the time.
+    spare rows would take memory all the time.
 
     A change builds the new layers before it releases the old ones: if it raises, nothing has
-    changed. MLX computes lazily, so a lack of memory shows when the layers are evaluated.
+    changed. MLX computes lazily, so a lack of memory shows only when the layers are evaluated.
     """
 
-    def __init__(self, rows: Sequence[RowCache] = ()) -> None:
-        """Take the rows over; a lone one is used without a copy."""
+    def __init__(self, rows: Sequence[RowCache] = (), *, holes: bool = True) -> None:
+        """Take over the rows; a single one is used without a copy.
+
+        holes: what `can_leave_holes` says of the model, which matters only if `end` is called.
+        """
+        self._holes = holes
         self._layers: list[Any] = []
         self._rows: list[int] = []  # for each sequence, its index in `_layers`
         self._settled = True  # whether `_layers` are these sequences, ready for the next tokens
-        self._counts: Sequence[int] = ()  # of the pass that `begin` began
-        self._before: list[list[Any]] = []  # the recurrent states before it
+        # tokens per sequence in the pass between `begin` and `end`
+        self._counts: Sequence[int] = ()
+        self._before: list[list[Any]] = []  # recurrent states from before that pass
         self.join([(row, 0) for row in rows])
 
     def __len__(self) -> int:
@@ -199,14 +203,14 @@ class BatchCache:
         layers = self.layers
         for leaf in leaves(layers):
             if isinstance(leaf, Rectangle):
-                leaf.make_room(tokens)
+                leaf.make_room(tokens, holes=self._holes)
         return layers
 
     def drop(self, tokens: Sequence[int]) -> None:
-        """Forget so many of each sequence's latest tokens in the layers that keep keys and values;
-        in windows only directly after the pass that appended them.
+        """Remove the last `tokens[i]` tokens of each sequence i; recurrent states are left alone.
 
-        Unlike `trim` it keeps the room, or every step that checks guesses would copy it all.
+        Windows allow this only directly after the pass that appended the tokens. Unlike `trim`, it
+        keeps the room in the buffers: otherwise every step that checks guesses would copy them.
         """
         if not any(tokens):
             return
@@ -218,13 +222,13 @@ class BatchCache:
             elif keeps_state(leaf):
                 continue
             elif len(self) == 1 and leaf.trim(tokens[0]) != tokens[0]:
-                raise ValueError(f"a layer of the cache cannot give back {tokens[0]} tokens")
+                raise ValueError(f"a layer of the cache cannot remove {tokens[0]} tokens")
 
     def begin(self, counts: Sequence[int]) -> list[Any]:
-        """The layers for a pass over tokens of [sequences, max(counts)] that `end` ends.
+        """The layers for a pass whose last tokens may be removed afterwards; call `end` after it.
 
-        Sequence i has `counts[i]` tokens, at least one, and then padding. Where they differ, see
-        `can_prefill_together`.
+        The pass feeds tokens of shape [sequences, max(counts)]: `counts[i]` tokens for sequence i,
+        at least one, then padding. Counts may differ if `can_prefill_together` allows it.
         """
         layers = self.layers_for(max(counts))
         states = list(filter(keeps_state, leaves(layers)))
@@ -236,11 +240,10 @@ class BatchCache:
         return layers
 
     def end(self, wanted: Sequence[int]) -> list[int]:
-        """Keep the first `wanted[i]` tokens that the pass fed to sequence i; returns how many are
-        kept.
+        """Keep the first `wanted[i]` tokens of sequence i from the pass; returns how many remain.
 
-        A recurrent state is known only after the last token of a pass. It goes back to where it
-        was before the pass, and so does the whole sequence: 0 of its tokens are kept.
+        A recurrent state is known only after the last token of a pass. If fewer tokens are wanted,
+        a sequence with such states returns to where it was before the pass, and 0 tokens are kept.
         """
         counts, before = self._counts, self._before
         self._counts, self._before = (), []
@@ -266,15 +269,15 @@ class BatchCache:
         return nbytes(self._layers)
 
     def member(self, place: int) -> Member:
-        """Where the KV of a sequence is, for a batch that it joins."""
+        """The layers and the row that hold a sequence, for a batch that it joins."""
         if len(self) == 1 and not self._settled:
             return self.extract(place), 0
         return self._layers, self._rows[place]
 
     def join(self, members: Sequence[Member]) -> None:
-        """Append copies of the sequences, in order. Raises ValueError where `can_batch` says no.
+        """Append copies of the sequences, in order. Raises ValueError if they cannot be batched.
 
-        A row that is to be alone is not copied but used as it is.
+        A row that will be the only sequence is used without a copy.
         """
         if members:
             self._become([*map(self.member, range(len(self))), *members])
@@ -301,30 +304,30 @@ class BatchCache:
             self._layers, self._settled = [], True
 
     def extract(self, place: int) -> RowCache:
-        """A copy to store: its buffers hold what `nbytes` counts, and nobody else writes to them.
+        """A copy of a sequence in buffers of its own, which are no larger than their contents.
 
-        A sequence that is still being filled has room in its buffers, and may share them with a
-        longer text. Raises what MLX raises; the copying itself may still be under way.
+        The buffers of a running sequence have room to grow, and may be shared with a longer one.
+        Raises what MLX raises; the copy may still be under way when this returns.
         """
         alone = [taken((layer, self._rows[place])) for layer in self._layers]
         mx.async_eval([layer.state for layer in alone])
         return alone
 
     def snapshot(self, place: int) -> Snapshot:
-        """What `snapshot` takes of a sequence's own cache."""
+        """Copies of a sequence's layers that cannot be truncated; see `snapshot`."""
         return _snapshot(self._layers, self._rows[place])
 
-    def let_go(self) -> None:
-        """Replace recurrent states by copies, because some are views of a whole pass's results."""
+    def own_states(self) -> None:
+        """Copy recurrent states, because some are views that keep a whole pass's results alive."""
         for leaf in leaves(self._layers):
             if keeps_state(leaf):
                 leaf.cache = [None if one is None else mx.contiguous(one) for one in leaf.cache]
 
     def marker(self, snapshots: Sequence[Snapshot] = ()) -> mx.array:
-        """A number that is there as soon as the KV is, and snapshots of it: to wait for.
+        """A small array that is computed once the KV and these snapshots are.
 
-        Whoever keeps the KV's own arrays to wait for them makes MLX copy them whole when the next
-        tokens are written.
+        Wait for it instead of for the KV: if the KV's own arrays were referenced for that, MLX
+        would copy them whole when the next tokens are written.
         """
         buffers = [
             (leaf.keys, leaf.values) if hasattr(leaf, "keys") else leaf.state
@@ -342,9 +345,9 @@ class BatchCache:
     def prefill(self, counts: Sequence[int]) -> Iterator[list[Any]]:
         """The layers for one forward pass over tokens of [sequences, max(counts)].
 
-        Sequence i has `counts[i]` new tokens, at least one, and then padding; what a model makes
-        of the padding is not kept. `can_prefill_together` says for which models that holds. After
-        an exception inside, the sequences are undefined.
+        Sequence i has `counts[i]` new tokens, at least one, then padding, whose results are
+        discarded. Only for models for which `can_prefill_together` is true. After an exception
+        inside the block, the sequences are undefined.
         """
         if len(counts) != len(self) or min(counts) < 1:
             raise ValueError(f"{len(self)} sequences cannot take {list(counts)} tokens")
@@ -361,10 +364,10 @@ class BatchCache:
         self._settled = False
 
     def _become(self, members: Sequence[Member]) -> None:
-        """Hold exactly these sequences. A lone one is a row cache."""
+        """Hold exactly these sequences. One alone is held as a row cache."""
         layers, _ = members[-1]
         if len(members) > 1:
-            if not all(map(gathers, layers)):
+            if not all(map(can_gather, layers)):
                 raise ValueError("this model's caches hold one sequence at a time")
             layers = [
                 gathered([(own[at], row) for own, row in members]) for at in range(len(layers))
@@ -373,7 +376,7 @@ class BatchCache:
 
 
 def _mixed(new: Sequence[bool], after: Sequence[Any], before: Sequence[Any]) -> list[Any]:
-    """The states `after` of the sequences that `new` names, and those `before` of the others."""
+    """The states `after` where `new` is true, else those `before`; one entry per sequence."""
     if not any(new):
         return list(before)
     stays = mx.array(list(new))
@@ -384,7 +387,7 @@ def _mixed(new: Sequence[bool], after: Sequence[Any], before: Sequence[Any]) -> 
 
 
 def vocabulary_size(model: Any) -> int:
-    """How many tokens the model has. MLX does not check ids: a larger one reads out of bounds.
+    """The number of token ids. MLX does not check ids: a larger one reads out of bounds.
 
     Nothing is computed: the shape of the logits is enough.
     """
@@ -397,16 +400,16 @@ def keeps_states(cache: RowCache) -> bool:
 
 
 def known_sizes(cache: RowCache) -> bool:
-    """Whether one token shows what every layer costs."""
+    """Whether `cost` can measure each layer with a single token."""
     return all(_is_measured(layer) for layer in leaves(cache))
 
 
 def can_prefill_together(model: Any, *, tried: bool | None = None) -> bool:
     """Whether `BatchCache.prefill` may give sequences of this model different numbers of tokens.
 
-    Attention never looks at what comes after. A recurrent layer must skip the padding, and not
-    every model does: those are tried on a few tokens. Equal numbers are always possible. tried:
-    whether to try in any case, for the recurrent layers of another rank.
+    Padding comes after a sequence's tokens, and attention never looks ahead. Recurrent layers must
+    skip the padding, which not every model does: such models are tried on a few tokens. tried: True
+    forces the trial and False skips it, where the recurrent layers are on another rank.
     """
     row = new_row(model)
     if tried is None:
@@ -414,8 +417,43 @@ def can_prefill_together(model: Any, *, tried: bool | None = None) -> bool:
     return can_batch(row) and (not tried or _skips_padding(model))
 
 
+def can_leave_holes(model: Any) -> bool:
+    """Whether wrong guesses may leave columns without a token between those with one.
+
+    Attention that keeps to `make_mask` does not see them. Some models of mlx-vlm 0.7.10 (Qwen3.5,
+    inkling) compute a mask of their own from `left_padding`, which cannot tell where the holes are,
+    so every model is tried on a few tokens. False for a model that fails in a batch, which the
+    trial at load finds out.
+    """
+    rows = [new_row(model), new_row(model)]
+    if not (can_batch(rows[0]) and can_remove_tokens(rows[0])):
+        return True
+    try:
+        return _reads_past_holes(model, rows)
+    except Exception:
+        return False
+
+
+def _reads_past_holes(model: Any, rows: Sequence[RowCache]) -> bool:
+    """Run two texts together, drop a wrong guess of one, and compare with each text alone."""
+    for row, text in zip(rows, ([1, 2, 3, 4], [4, 3]), strict=True):
+        feed_tokens(model, row, [text])
+    alone = list(map(clone, rows))
+    for row, text in zip(alone, ([5, 6, 7, 8], [5, 8]), strict=True):
+        feed_tokens(model, row, [text])
+    batch = BatchCache(rows)
+    feed_tokens(model, batch.begin([3, 3]), [[5, 6, 7]] * 2)
+    again = [] if batch.end([3, 1])[1] else [5]  # a recurrent layer has gone back further
+    counts = [1, len(again) + 1]
+    feed_tokens(model, batch.begin(counts), [[8, 0][: counts[1]], [*again, 8]])
+    batch.end(counts)
+    together = feed_tokens(model, batch.layers_for(1), [[9], [9]])[:, -1]
+    each = [feed_tokens(model, row, [[9]])[:, -1] for row in alone]
+    return _close(together, mx.concatenate(each))
+
+
 def _skips_padding(model: Any) -> bool:
-    """Run two texts together, then each alone, and compare what the layers keep."""
+    """Run two texts together, then each alone, and compare the resulting caches."""
     texts = [[1, 2, 3, 4], [4, 3, 2, 1]]
     batch = BatchCache([new_row(model), new_row(model)])
     alone = [new_row(model), new_row(model)]
@@ -453,11 +491,11 @@ def _close(one: Any, other: Any) -> bool:
 
 
 def cost(model: Any) -> CacheCost:
-    """Measure what a row costs by running one token through the model.
+    """Measure the bytes that a row costs by running one token through the model.
 
-    Layers of a kind that is not known here are measured at two longer texts, one token before a
-    multiple of 256, where windows are full and groups of tokens that await their compression are
-    at their largest: what grows from one to the other is per token.
+    Layers of an unknown kind are measured at two lengths, each one token before a multiple of 256,
+    where windows are full and groups of tokens that wait to be compressed are largest: the growth
+    from one to the other is the cost per token.
     """
     row = new_row(model)
     feed(model, row, 1)
@@ -500,10 +538,15 @@ def feed(model: Any, row: RowCache, tokens: int) -> None:
     feed_tokens(model, row, [[0] * tokens])
 
 
-def feed_tokens(model: Any, layers: Sequence[Any], tokens: Sequence[Sequence[int]]) -> None:
-    """Run a pass and wait for it: passes that are computed together are computed in any order,
-    and ranks that divide a model need the same one."""
-    mx.eval(model(mx.array([*map(list, tokens)]), cache=layers), [layer.state for layer in layers])
+def feed_tokens(model: Any, layers: Sequence[Any], tokens: Sequence[Sequence[int]]) -> mx.array:
+    """Run a pass and wait for it; returns the logits.
+
+    MLX may compute unrelated passes in any order, but all ranks that divide a model must use the
+    same order.
+    """
+    logits: mx.array = model(mx.array([*map(list, tokens)]), cache=layers)
+    mx.eval(logits, [layer.state for layer in layers])
+    return logits
 
 
 def leaves(cache: Sequence[Any]) -> Iterator[Any]:

@@ -1,10 +1,10 @@
 """The KV of several sequences in one rectangle, as mlx-lm 0.32.2's attention needs it.
 
-Sequences end beside each other, so shorter ones have empty places on the left. mlx-lm's own
-`BatchKVCache` keeps lengths and paddings on the device: it waits for the device whenever a
-sequence joins or leaves, and passes a mask even where nothing is to be masked, which keeps MLX from
-its fused decode kernels. Here both are numbers of the host. Models know a cache by its attributes
-(`offset`, `left_padding`, `_idx`, `keys`, `bits`), none of them by its class.
+Sequences are aligned at their ends, so shorter ones have empty columns on the left. mlx-lm's own
+`BatchKVCache` keeps lengths and paddings on the device: it waits for the device whenever a sequence
+joins or leaves, and passes a mask even if nothing has to be masked, which rules out MLX's fused
+decode kernels. Here both are Python integers. Models recognise a cache by its attributes (`offset`,
+`left_padding`, `_idx`, `keys`, `bits`), not by its class.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mlx_lm.models.cache import KVCache, create_attention_mask, create_causal_ma
 
 STEP: int = KVCache.step  # tokens by which a cache grows
 
-Range = tuple[int, int]  # columns between the first one and the second
+Range = tuple[int, int]  # columns, half-open
 
 # Buffers of one layer, each [sequences, heads, columns, n]; none while the layer is empty.
 Parts = tuple[mx.array, ...]
@@ -55,11 +55,11 @@ class Span:
 
 
 class Rectangle:
-    """The common part of the batched caches of keys and values.
+    """Base of the batched caches of keys and values.
 
     lengths: tokens of each sequence, which is also its next token's position. `_idx`: columns in
-    use. holes: per sequence, ranges of columns after its first token that hold none, left by wrong
-    guesses.
+    use. holes: per sequence, the columns after its first token that hold no token, because a wrong
+    guess was removed there.
     """
 
     keys: Any = None
@@ -111,17 +111,18 @@ class Rectangle:
         return self.keys[:, :, : self._idx], self.values[:, :, : self._idx]
 
     def prepare(self, *, lengths: Sequence[int], right_padding: Sequence[int]) -> None:  # noqa: ARG002
-        """After the next tokens of each sequence comes this much padding."""
+        """Announce that the next pass ends with this much padding for each sequence."""
         self._right_padding = list(right_padding)
 
     def finalize(self) -> None:
-        """Padding was added, so ends differ: gather the rectangle before the next tokens."""
+        """Align the sequences at their ends again after a pass with padding."""
         pairs = zip(self.lengths, self._right_padding, strict=True)
         self.lengths = [length - padding for length, padding in pairs]
 
-    def make_room(self, tokens: int) -> None:
-        """Before a pass over this many tokens: close the holes if that avoids growing."""
-        if any(self.holes) and self._idx + tokens > self.parts[0].shape[2]:
+    def make_room(self, tokens: int, *, holes: bool = True) -> None:
+        """Prepare for a pass over this many tokens: close the holes if that avoids growing, or if
+        the model does not see them."""
+        if any(self.holes) and not (holes and self._idx + tokens <= self.parts[0].shape[2]):
             spans = [self.span(row) for row in range(len(self.lengths))]
             self.parts = packed(spans, whole_steps(max(self.lengths) + tokens))
             self._idx, self.holes = max(self.lengths), [()] * len(self.lengths)
@@ -158,7 +159,7 @@ class Rectangle:
         return_array: bool = False,
         window_size: int | None = None,
     ) -> mx.array | str | None:
-        """What each of `N` new tokens attends to; None or "causal" if no sequence is padded."""
+        """The mask for `N` new tokens; None or "causal" if no sequence is padded."""
         if any(self.holes):
             rows = range(len(self.lengths))
             ranges = tuple(map(self._ranges, rows))
@@ -211,7 +212,7 @@ def _positions(
 
 
 def forget_arrays() -> None:
-    """Drop the arrays that are kept for the next layer and step, when a model is dropped."""
+    """Drop the cached position arrays and masks; called when a model is dropped."""
     on_device.cache_clear()
     _positions.cache_clear()
 
@@ -241,7 +242,7 @@ def _shortened(ranges: Sequence[Range], places: int) -> list[Range]:
 
 
 def _gaps(ranges: Sequence[Range], stop: int) -> tuple[Range, ...]:
-    """What lies between ranges, and between the last and `stop`."""
+    """The gaps between the ranges, and the gap from the last one to `stop`."""
     borders = [*(border for own in ranges for border in own), stop]
     pairs = zip(borders[1::2], borders[2::2], strict=True)
     return tuple(pair for pair in pairs if pair[0] < pair[1])
@@ -308,7 +309,7 @@ def _runs(spans: Sequence[Span]) -> Iterator[tuple[int, list[Span]]]:
 
 
 def _side_by_side(one: Sequence[Range], other: Sequence[Range]) -> bool:
-    """Whether one's columns are the last of the other's, or the other way round."""
+    """Whether one's columns are the last of the other's, or vice versa."""
     shorter, longer = sorted((one, other), key=lambda ranges: sum(b - a for a, b in ranges))
     last = longer[len(longer) - len(shorter) :]
     if len(last) != len(shorter) or shorter[0][1] != last[0][1] or shorter[0][0] < last[0][0]:

@@ -93,10 +93,10 @@ class BatchWindow(Rectangle):
         self._idx, self.rotated = new[0].shape[2], False
 
     def drop(self, tokens: Sequence[int]) -> None:
-        """Forget so many of each sequence's latest tokens; only directly after they were appended
-        several at once.
+        """Remove the last `tokens[i]` tokens of each sequence i.
 
-        What the first of them saw is still there then, so nothing is missing from the window.
+        Allowed only right after a pass that appended several tokens: what the first of them
+        attended to is still stored then, so the window stays complete.
         """
         kept = self._idx - min(tokens)
         self.parts = tuple(part[:, :, :kept] for part in self.parts)

@@ -30,11 +30,14 @@ _AMBIGUOUS = (
 )
 _LEXER = "its regular expressions are too complex: simplify them, or use fewer"
 _DEAD_END = "no text can follow there: look for a rule or pattern that matches nothing"
+_RANGE = "one of its numbers has too many digits: use at most 18"
 _CAUSES = {
     "items": _AMBIGUOUS,
     "lexer error": _LEXER,
     "fuel": _LEXER,
     "NoExtension": _DEAD_END,
+    "regex for integer range": _RANGE,
+    "number out of range": _RANGE,
 }
 """Phrases of llguidance's errors for which the grammar is to blame, and the client's sentence."""
 
@@ -76,14 +79,14 @@ class AnswerRule(Protocol):
     def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
         """Write the mask after each guess: uint32, shape [guesses, words(vocabulary)].
 
-        Returns for how many guesses: it stops behind one that ends the text, and before one that
-        is not allowed or takes too much time. The state stays as it is.
+        Returns the number of masks written: it stops after a guess that completes the answer, and
+        before one that is not allowed or would take too much time. The state does not change.
         """
 
 
 @dataclass(eq=False, frozen=True, slots=True, weakref_slot=True)
 class Compiled:
-    """A matcher in its initial state, which is copied and never advanced, and its bytes of memory.
+    """A matcher in its initial state, which is only ever copied, and the bytes of memory it uses.
 
     Copies share most of that memory.
     """
@@ -94,13 +97,13 @@ class Compiled:
 
 @dataclass(eq=False, slots=True)
 class Constraint:
-    """Created by the compiler on a prompt thread, then used only by the engine thread.
+    """The constraint of one row. Created on a prompt thread, then used only by the engine thread.
 
     matcher: llguidance's matcher, at the start of the answer. known: mask of the ids that both the
     model and the tokenizer have. ends: mask of the end tokens. Both masks are read-only and shared
     between rows. scratch_words: length of the matcher's own mask, at least that of `known`. source:
-    what the matcher was copied from, whose memory counts as used while the row exists. allowance:
-    seconds of processor time that the grammar may still take.
+    the compiled grammar that the matcher was copied from; its memory counts as used while the row
+    exists. allowance: seconds of processor time that the grammar may still take.
     """
 
     matcher: LLMatcher
@@ -128,7 +131,8 @@ class Constraint:
         """
         if self._accepted == list(tokens):
             return
-        self.matcher.reset()
+        # A new copy and not `reset`, which some grammars do not support (max_tokens, stop).
+        self.matcher = self.source.matcher.deep_copy()
         self._accepted.clear()
         for token in tokens:
             self.accept(token)
@@ -168,7 +172,10 @@ class Constraint:
         self._accepted.append(token)
 
     def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
-        """As in `AnswerRule`. Guesses have an allowance of their own, one token's for each."""
+        """As in `AnswerRule`.
+
+        Each guess may take the processor time of one token, apart from `allowance`.
+        """
         ahead = replace(self, matcher=self.matcher.deep_copy(), allowance=TOKEN_SECONDS)
         taken = 0
         try:

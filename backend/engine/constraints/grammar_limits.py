@@ -16,7 +16,7 @@ QUICK_SECONDS: Final = 0.1
 CPU_SECONDS: Final = 3.0
 MEMORY: Final = 512 * MIB
 MEMORY_TOGETHER: Final = 1024 * MIB
-"""Bytes of all grammars that requests use, by what their trials needed."""
+"""Bytes of all grammars that are in use by requests, as measured in their trials."""
 MEMORY_KEPT: Final = 128 * MIB
 """Bytes of the grammars that are kept for later requests."""
 READING_DEPTH: Final = 10_000

@@ -46,12 +46,12 @@ def openings(
 
 
 class ThinkingBudget:
-    """Created on a prompt thread, then used only by the engine thread.
+    """A limit on reasoning. Created on a prompt thread, then used only by the engine thread.
 
     most: maximum number of reasoning tokens in the whole answer. new_parser, new_text: create the
     parser and the decoder for the answer. encode: turns text, which may contain control tokens,
-    into tokens. forbidden: what `openings` returns; after the end of reasoning was forced, none of
-    these tokens may open it again. rule: another constraint on the answer.
+    into tokens. forbidden: what `openings` returns; once the budget has ended the reasoning, none
+    of these tokens may open it again. rule: another constraint on the answer.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ThinkingBudget:
         self._follow(token)
 
     def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:  # noqa: ARG002
-        """No guess: the parser that counts reasoning cannot be copied."""
+        """Allow no guesses, because the parser that counts reasoning tokens cannot be copied."""
         return 0
 
     def _begin(self) -> None:

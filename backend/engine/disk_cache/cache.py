@@ -40,7 +40,8 @@ from backend.engine.units import MIB
 
 _log = logging.getLogger(__name__)
 
-LEAST_TOKENS = 64  # computing fewer takes about as long as finding, reading and checking a file
+# computing fewer tokens takes about as long as finding, reading and checking a file
+LEAST_TOKENS = 64
 _MOST_WAITING = 1 << 30  # bytes of KV waiting to be written, and of KV waiting to be restored
 
 
@@ -55,11 +56,12 @@ class StoredPrefix:
 
 
 class DiskCache:
-    """Keeps no reference to the model, and to rows only until they are written.
+    """The KV of earlier prompts in files.
 
-    layout: the model's (`learn_layout`). identity: `model_digest`. folder: for all conversations;
-    None means that only files named by a request are used. max_bytes: maximum size of all files in
-    the folder, and of a file named by a request. copy: see `layout.pack`.
+    It keeps no reference to the model, and to rows only until they are written. layout: the model's
+    (`learn_layout`). identity: `model_digest`. folder: shared by all requests; None means that only
+    files named by a request are used. max_bytes: maximum size of all files in the folder, and of a
+    file named by a request. copy: see `layout.pack`.
     """
 
     def __init__(
@@ -164,9 +166,9 @@ class DiskCache:
         return self._writer.drain(timeout)
 
     def close(self, timeout: float) -> None:
-        """Accept no more saves, and drop those that are not written within `timeout` seconds.
+        """Accept no more saves, and drop those not written within `timeout` seconds.
 
-        Blocks for little longer than `timeout`, so with 0 any thread may call it.
+        Blocks for little longer than `timeout`, so with 0 it may be called on any thread.
         """
         self._writer.close(timeout)
 
@@ -188,7 +190,7 @@ class DiskCache:
         try:
             if read := self._catalogue.read(entry):
                 head, arrays = read
-                length = entry.prefix.spares(prompt)
+                length = entry.prefix.reusable(prompt)
                 stored = StoredPrefix(entry.prefix.key.tokens, length, head.layers, arrays)
                 weakref.finalize(stored, self._release, entry.size)
                 touch(entry.path)

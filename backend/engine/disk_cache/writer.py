@@ -44,11 +44,11 @@ class Save:
 
 
 class Writer:
-    """A queue of saves and chores, and the thread that runs them while there are any.
+    """A queue of saves and other small tasks, and the thread that runs them while there are any.
 
-    A writer without an owner thus finishes its work and is then garbage-collected. folder: of the
-    entries; None means that only files named by requests are written. max_bytes: maximum size of
-    all files in the folder. max_waiting: maximum bytes of queued KV.
+    The thread keeps the writer alive while there is work, so a writer without an owner still
+    finishes it. folder: of the entries; None means that only files named by requests are written.
+    max_bytes: maximum size of all files in the folder. max_waiting: maximum bytes of queued KV.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Writer:
     def _write_file(self, save: Save, path: Path) -> None:
         """Put a prefix into the file that its request named, unless that file is not ours."""
         if path.is_symlink() or (path.exists() and not is_entry(path)):
-            self._catalogue.complain(path, "it is not a prompt cache, and is left unchanged")
+            self._catalogue.log_unusable(path, "it is not a prompt cache, and is left unchanged")
             return
         before = self._catalogue.look_at(path)
         if before is None or not before.prefix.covers(save.prefix):

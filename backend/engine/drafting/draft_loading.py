@@ -13,7 +13,7 @@ from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
 from backend.engine.drafting.drafter import Guesser, LookupGuesser
 from backend.engine.drafting.head_guesser import HeadGuesser
 from backend.engine.drafting.prediction_head import HeadError, PredictionHead, open_head
-from backend.engine.drafting.reference import in_its_name, own_settings
+from backend.engine.drafting.reference import naming_draft_model, own_settings
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.stages import Stages
@@ -40,9 +40,10 @@ class Drafting:
     """How a loaded model drafts.
 
     most: guesses at a time if a request does not set NDraft. new_guessers: creates the guessers of
-    a batch, the cheapest first. weights_bytes: of the draft model or head. cost: of its KV of one
-    sequence; None: there is neither. reads_states: whether a guesser needs the hidden states of
-    tokens. names: of the guessers, in words.
+    a batch, the cheapest first. weights_bytes: of the draft model or prediction head. cost: of its
+    KV per sequence; None if there is neither. reads_states: whether a guesser needs the hidden
+    states of tokens. names: of the guessers, for logs. holes: what
+    `kv.can_leave_holes` says of the model.
     """
 
     most: int
@@ -51,6 +52,7 @@ class Drafting:
     cost: CacheCost | None = None
     reads_states: bool = False
     names: str = LOOKUP
+    holes: bool = True
 
 
 def load_drafting(
@@ -64,28 +66,27 @@ def load_drafting(
     *,
     dtype: str = "",
 ) -> Stages[Drafting | None]:
-    """Load the draft model, or the model's own head; returns how to draft, or None if drafting is
-    not requested.
+    """Load the draft model or the prediction head. Returns None if drafting is not requested.
 
     Begins and ends on `engine`. checkpoint: of the draft model; own: of the main model.
     context_size: tokens that the main model is served with. Raises ModelRejected, InvalidRequest.
     """
-    wishes = {
+    requested_by = {
         "DraftModel is set": checkpoint is not None,
         "option mtp is true": settings.mtp,
         "option prompt_lookup is true": settings.prompt_lookup,
     }
-    wish = next((wish for wish, is_set in wishes.items() if is_set), "")
-    if not wish:
+    reason = next((reason for reason, is_set in requested_by.items() if is_set), "")
+    if not reason:
         return None
     if checkpoint is not None and settings.mtp:
         raise InvalidRequest(
             "DraftModel is set and option mtp is true: either a draft model drafts or the model's"
             " own head, so leave one of them out"
         )
-    if not kv.takes_back(kv.new_row(main.model)):
+    if not kv.can_remove_tokens(kv.new_row(main.model)):
         raise InvalidRequest(
-            f"{wish}, but model {shown(main.name)} cannot go back on a wrong guess: its layers"
+            f"{reason}, but model {shown(main.name)} cannot go back on a wrong guess: its layers"
             " keep what they read in a form of their own; load it without"
         )
     looking = [LookupGuesser] if settings.prompt_lookup else []
@@ -107,7 +108,7 @@ def load_drafting(
         )
     if checkpoint is None:
         return Drafting(settings.n_draft, lambda: [LookupGuesser()])
-    with in_its_name():
+    with naming_draft_model():
         draft = yield from _load(checkpoint, main, context_size, settings, device, dtype)
     pace = Pace(prefill_chunk(device, settings), settings.stall_ms * _PAUSE)
 
@@ -130,7 +131,7 @@ def _load_head(
     settings: Settings,
     device: Device,
 ) -> Stages[PredictionHead]:
-    """The model's own head, in the arithmetic of the model."""
+    """The model's prediction head, cast to the model's own type."""
     try:
         if not projection.found:
             raise HeadError("its output projection is not known here")
@@ -147,7 +148,7 @@ def _load_head(
 
 
 def _require_room(main: LoadedModel, nbytes: int, settings: Settings, device: Device) -> None:
-    """Raises ModelRejected where the weights of what drafts do not fit beside the model's."""
+    """Raise ModelRejected if the head's weights do not fit in memory beside the model's."""
     needed, limit = main.weights_bytes + nbytes, memory_limit(device, settings)
     if needed > limit:
         raise ModelRejected.because(
@@ -217,10 +218,10 @@ def _load(
 
 
 def _difference(main: TokenizerWrapper, draft: TokenizerWrapper) -> str:
-    """How two vocabularies differ; "" if they do not.
+    """How two vocabularies differ; '' if they do not.
 
-    Tokens that were added to a vocabulary, such as the markers of a chat, may differ: families
-    give them other names from one release to the next, and a wrong guess is only slow.
+    Added tokens, such as chat markers, may differ: families rename them from one release to the
+    next, and the only effect is a wrong guess, which costs time.
     """
     added = main.get_added_vocab().keys() | draft.get_added_vocab().keys()
     ours: Mapping[str, int] = main.get_vocab()

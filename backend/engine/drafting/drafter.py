@@ -20,17 +20,17 @@ CHUNK = 2048  # tokens indexed in one call; about 2 ms
 _FIRST_LENGTH = 2  # guesses at the start of a sequence
 _SHORTEST_REST = 4  # tokens
 _LONGEST_REST = 16
-_WRONG = 2  # attempts in a row whose first guess was wrong, before a pause
+_WRONG = 2  # consecutive attempts with a wrong first guess, before a pause
 _EMPTY = 4  # the same for attempts without a guess, which cost less
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GuessRequest:
     """A sequence for which guesses are requested.
 
-    tokens: the whole prompt and output; from call to call they only grow, by any number. most:
-    guesses, at least 1. states: [n, size], the hidden states from which the model sampled the last
-    n of the tokens; None if they are not known.
+    tokens: the whole prompt and output; between calls they only grow, by any number. most: maximum
+    number of guesses, at least 1. states: [n, size], the hidden states from which the model sampled
+    the last n of the tokens; None if they are not known.
     """
 
     sequence: int
@@ -42,7 +42,7 @@ class Asked:
 class Guesser(Protocol):
     """Guesses for the sequences of one batch. They affect speed, never output."""
 
-    def propose(self, asked: Sequence[Asked]) -> list[list[int] | None]:
+    def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
         """Guesses for each sequence; [] for none, None if the guesser has yet to catch up.
 
         Takes bounded time however long the sequences are.
@@ -85,13 +85,13 @@ class DraftLength:
         return min(self._length, most) if self.ready(length) else 0
 
     def record_none(self) -> None:
-        """The attempt had nothing to propose."""
+        """Record that the attempt had nothing to propose."""
         self._empty += 1
         if self._empty >= _EMPTY:
             self._pause()
 
     def record(self, proposed: int, accepted: int) -> None:
-        """The first `accepted` of `proposed` guesses, at least one, were right."""
+        """Record that the first `accepted` of `proposed` guesses, at least one, were right."""
         self._empty = 0
         if not accepted:
             self._length = max(self._length // 2, 1)
@@ -119,14 +119,14 @@ class LookupGuesser:
     def __init__(self) -> None:
         self._indices: dict[int, NgramIndex] = {}
 
-    def propose(self, asked: Sequence[Asked]) -> list[list[int] | None]:
-        return [self._guesses(one) for one in asked]
+    def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
+        return [self._guesses(one) for one in requests]
 
     def forget(self, sequences: Collection[int]) -> None:
         for sequence in sequences:
             self._indices.pop(sequence, None)
 
-    def _guesses(self, one: Asked) -> list[int]:
+    def _guesses(self, one: GuessRequest) -> list[int]:
         index = self._indices.setdefault(one.sequence, NgramIndex())
         index.extend(one.tokens)
         place = index.follow(one.tokens)

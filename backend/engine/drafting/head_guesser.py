@@ -8,20 +8,20 @@ from typing import Any, cast
 import mlx.core as mx
 
 from backend.engine.caching import kv
-from backend.engine.drafting.drafter import Asked
+from backend.engine.drafting.drafter import GuessRequest
 
-LEAST_PROBABILITY = 0.5  # by the head's own measure, of a guess that is made
+LEAST_PROBABILITY = 0.5  # lowest probability, according to the head, at which a guess is made
 
 
 class HeadGuesser:
     """A `Guesser` with a `PredictionHead`, which runs for all sequences of a batch together.
 
-    The head reads what the model computed anyway, so it needs no pass of its own over a prompt: its
-    KV begins with the first token of the answer. Tokens that were generated while nobody asked are
-    missing in it, which makes guesses worse at most.
+    The head reads hidden states that the model computed anyway, so it needs no pass over the
+    prompt: its KV begins with the first token of the answer. Tokens that were generated while no
+    guesses were requested are missing from it, which only makes guesses worse.
 
-    head: called as `PredictionHead`. project: the model's logits of states. vocabulary: their
-    width.
+    head: called like `PredictionHead`. project: turns hidden states into logits. vocabulary: the
+    width of the logits.
     """
 
     def __init__(
@@ -37,7 +37,8 @@ class HeadGuesser:
         self._least_probability = least_probability
         self._cache = kv.BatchCache()
         self._sequences: list[int] = []  # in the order of the cache
-        self._guessed: list[int] = []  # of each, its latest tokens in the cache that were guesses
+        # of each sequence, how many of its latest tokens in the cache were guesses
+        self._guessed: list[int] = []
 
     @property
     def nbytes(self) -> int:
@@ -51,20 +52,20 @@ class HeadGuesser:
         self._guessed = [self._guessed[at] for at in stay]
         self._cache.leave(places)
 
-    def propose(self, asked: Sequence[Asked]) -> list[list[int] | None]:
-        able = {one.sequence: one for one in asked if one.states is not None}
+    def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
+        able = {one.sequence: one for one in requests if one.states is not None}
         if not able:
-            return [None for _ in asked]
+            return [None for _ in requests]
         new = [number for number in able if number not in self._sequences]
         self._cache.drop(self._guessed)
         self._cache.join([(kv.new_row(self._head), 0) for _ in new])
         self._sequences += new
         self._guessed = [0] * len(self._sequences)
         found = self._guess(able)
-        return [found.get(one.sequence) for one in asked]
+        return [found.get(one.sequence) for one in requests]
 
-    def _guess(self, able: dict[int, Asked]) -> dict[int, list[int]]:
-        """The guesses, each from the head's state behind the token before."""
+    def _guess(self, able: dict[int, GuessRequest]) -> dict[int, list[int]]:
+        """The guesses, each from the head's state after the token before it."""
         fed: list[Sequence[int]] = [[] for _ in self._sequences]
         states: list[mx.array | None] = [None] * len(fed)
         for at, number in enumerate(self._sequences):
@@ -94,10 +95,10 @@ class HeadGuesser:
     def _run(
         self, fed: Sequence[Sequence[int]], states: Sequence[mx.array | None]
     ) -> tuple[mx.array, list[tuple[int, float]]]:
-        """Feed each sequence tokens with their states.
+        """Feed each sequence tokens with their hidden states.
 
-        Returns the head's state behind the last token of each, [sequences, 1, size], and the best
-        token after it with its probability.
+        Returns the head's state after the last token of each, [sequences, 1, size], and the best
+        next token with its probability.
         """
         width = max(map(len, fed))
         like = next(one for one in states if one is not None)

@@ -1,9 +1,10 @@
 """A model's own head for multi-token prediction (MTP), read from its checkpoint.
 
-The head is one more layer, trained with the model: from the state that the model chose a token from
-and the embedding of that token, it predicts the next one (DeepSeek-V3,
+The head is one more layer, trained with the model. From a token's embedding and the hidden state
+that the model chose the token from, it predicts the next token (DeepSeek-V3,
 https://arxiv.org/abs/2412.19437, section 2.2). It shares the model's embedding and output
-projection. mlx-lm 0.32.2 has the layers of which such heads are made, but drops their weights.
+projection. mlx-lm 0.32.2 implements the layers that such heads consist of, but drops the heads'
+weights.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ _INNER = re.compile(r"(?:.+\.)?model\.((?:layers|norm)\..+)")
 
 
 class HeadError(Exception):
-    """There is no usable head: a clause for the message to the user."""
+    """Why there is no usable head: a clause for the message to the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
     """How checkpoints of a family name the parts of a head.
 
-    tensors: a pattern for all of them; its group is the part's name, `layers` the number of the
-    model's own layers. projection, of_token, of_state, norm: parts beside the layer. layer: what
-    precedes the other parts' names in a model of the head's layers alone. changes: to the
-    configuration, for such a model. depth: entry of the configuration with the number of layers
-    that make one head; "" means one. centred: whether norms are published without the 1 that
-    mlx-lm adds to them at load.
+    tensors: a pattern for the names of the head's tensors; its group is the part's name, `layers`
+    the number of the model's own layers. projection, of_token, of_state, norm: parts besides the
+    layer. layer: prefix of the layer's parts in a model that consists of the head's layers.
+    changes: what to change in the configuration to build such a model. depth: the configuration's
+    entry with the number of layers per head; '' means one. centred: whether norms are published
+    without the 1 that mlx-lm adds at load.
     """
 
     tensors: str
@@ -60,7 +61,10 @@ class _Family:
     centred: bool = False
 
     def renamed(self, part: str) -> str:
-        """The name of a part in `PredictionHead`; of the layer, as a model's first."""
+        """The name of a part in `PredictionHead`.
+
+        Parts of the layer are named as a model's first layer.
+        """
         beside = {
             self.projection: "projection",
             self.of_token: "of_token",
@@ -103,9 +107,9 @@ _FAMILIES = {
 
 
 class PredictionHead(Module):
-    """The head of a model. Its KV is that of `make_cache`.
+    """The head of a model. Its KV is what `make_cache` returns.
 
-    body: a model of mlx-lm's that has the head's layers alone. embedding: the model's own.
+    body: an mlx-lm model that consists of the head's layers only. embedding: the model's own.
     """
 
     projection: Any
@@ -123,7 +127,7 @@ class PredictionHead(Module):
         self.of_token = RMSNorm(size, eps)
         self.of_state = RMSNorm(size, eps)
         self.inner = body.model
-        # Functions, because the weights of modules would count as the head's own.
+        # Functions, because modules would be counted and saved as parts of the head.
         self._embed = lambda tokens: embedding(tokens)
         self._new_cache = lambda: make_prompt_cache(body)
         self._size = size
@@ -140,10 +144,10 @@ class PredictionHead(Module):
     def __call__(
         self, tokens: mx.array, states: mx.array | None = None, *, cache: list[Any]
     ) -> mx.array:
-        """The states to project, [rows, tokens, size], of what follows each of the tokens.
+        """The states after each of the tokens, [rows, tokens, size]; projecting them gives logits.
 
-        tokens: [rows, tokens]. states: those that the tokens were chosen from, [rows, tokens,
-        size]; None: zeros, to measure what the head costs.
+        tokens: [rows, tokens]. states: the hidden states that the tokens were chosen from, [rows,
+        tokens, size]; None means zeros, to measure what the head costs.
         """
         embedded = self._embed(tokens)
         if states is None:
@@ -161,7 +165,7 @@ def open_head(checkpoint: Checkpoint, model: Any, vocabulary: int) -> Prediction
     if family is None:
         known = ", ".join(sorted(_FAMILIES))
         raise HeadError(
-            f"models of type {own['model_type']} have none that is known here ({known})"
+            f"models of type {own['model_type']} have none that this backend knows ({known})"
         )
     weights, raw = _weights(checkpoint.path, family, own["num_hidden_layers"])
     if not weights:
@@ -209,7 +213,7 @@ def open_head(checkpoint: Checkpoint, model: Any, vocabulary: int) -> Prediction
 
 
 def _weights(path: Path, family: _Family, layers: int) -> tuple[Weights, bool]:
-    """The tensors of the head under new names, and whether they are as first published."""
+    """The head's tensors under new names, and whether they are as first published."""
     pattern = re.compile(family.tensors.replace("{layers}", str(layers)))
     found: Weights = {}
     raw = False
@@ -227,7 +231,7 @@ def _weights(path: Path, family: _Family, layers: int) -> tuple[Weights, bool]:
 def _as_served(weights: Weights, body: Any, *, raw: bool) -> Weights:
     """The weights in the form and with the names of `PredictionHead`.
 
-    mlx-lm's changes to the weights of a layer, such as stacking experts, are made here too. It
+    This includes mlx-lm's changes to the weights of a layer, such as stacking experts. mlx-lm
     recognises first-published weights by a convolution, so one is added for that.
     """
     beside = {name: value for name, value in weights.items() if not name.startswith("model.")}

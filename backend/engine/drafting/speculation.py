@@ -1,4 +1,4 @@
-"""Guesses ahead for the sequences of a batch.
+"""Guesses for the sequences of a batch.
 
 A sequence with images gets no guesses, because guessers do not see images.
 """
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from backend.engine.drafting.drafter import Asked, DraftLength, Guesser
+from backend.engine.drafting.drafter import DraftLength, Guesser, GuessRequest
 from backend.engine.planning.guess_width import MOST_AGAIN
 from common.prefixes import common_prefix
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from backend.engine.drafting.draft_loading import Drafting
     from backend.engine.executing.executor_sequence import ExecutorSequence
 
-    # A sequence, and its tokens behind `history`.
+    # A sequence, and its known tokens that are not in `history` yet.
     Known = tuple[ExecutorSequence, Sequence[int]]
 
 _log = logging.getLogger(__name__)
@@ -30,16 +30,17 @@ _log = logging.getLogger(__name__)
 class Speculation:
     """The guessers of a batch; each sequence uses the first one that has a guess.
 
-    end_tokens: those that end an answer. reads_states: whether a guesser wants the states that
-    tokens were chosen from.
+    end_tokens: those that end an answer. reads_states: whether a guesser needs the hidden states
+    that tokens were chosen from.
     """
 
     def __init__(self, drafting: Drafting, end_tokens: Collection[int]) -> None:
         self._most = drafting.most
         self.reads_states = drafting.reads_states
         self._end_tokens = end_tokens
-        self._guessers = [_Learning(guesser) for guesser in drafting.new_guessers()]
-        self._asked: dict[int, DraftLength] = {}  # of the guesser that each sequence uses
+        self._guessers = [_TrackedGuesser(guesser) for guesser in drafting.new_guessers()]
+        # by sequence, the record of the guesser that it uses
+        self._asked: dict[int, DraftLength] = {}
 
     @property
     def nbytes(self) -> int:
@@ -47,9 +48,9 @@ class Speculation:
         return sum(each.guesser.nbytes for each in self._guessers)
 
     def ready(self, sequences: Sequence[Known]) -> bool:
-        """Whether guessing pays now; it has to wait until the latest tokens were read.
+        """Whether guessing pays now. If so, the latest tokens must be read before `propose`.
 
-        sequences: without those tokens.
+        sequences: without those latest tokens.
         """
         return any(
             self._most_for(one, behind)
@@ -63,12 +64,12 @@ class Speculation:
     ) -> list[list[int]]:
         """Up to `width` guesses for each sequence, after its last known token.
 
-        states: as in `Asked`, by the sequences' numbers.
+        states: as in `GuessRequest`, by the sequences' numbers.
         """
         sequences = [one for one, _ in known]
         guesses: list[list[int]] = [[] for _ in known]
         wanting = {
-            at: Asked(one.number, [*one.history, *behind], most, states.get(one.number))
+            at: GuessRequest(one.number, [*one.history, *behind], most, states.get(one.number))
             for at, (one, behind) in enumerate(known)
             if (most := min(width, self._most_for(one, behind[:-1])))
             and behind[-1] not in self._ends(one)
@@ -95,7 +96,7 @@ class Speculation:
             self._asked[one.number].record(proposed, accepted)
 
     def leave(self, sequences: Sequence[ExecutorSequence]) -> None:
-        """Sequences have left the batch."""
+        """Drop what is stored for sequences that have left the batch."""
         gone = [one.number for one in sequences]
         for each in self._guessers:
             each.guesser.forget(gone)
@@ -108,37 +109,39 @@ class Speculation:
         return () if one.request.ignore_eos else self._end_tokens
 
     def _most_for(self, one: ExecutorSequence, again: Sequence[int]) -> int:
-        """How many guesses fit: the last token and the choice after the last guess count as well.
+        """How many guesses fit into the sequence's limit and the pass.
 
-        again: tokens that have to be fed once more. Each wrong guess makes them more, so their
-        number is limited.
+        again: tokens that have to be fed once more. Each wrong guess adds to them, so their number
+        is limited.
         """
         if one.media is not None or len(again) > MOST_AGAIN:
             return 0
-        wanted = one.request.n_draft or self._most
-        return max(min(wanted, one.limit - one.delivered - 2), 0)
+        most_requested = one.request.n_draft or self._most
+        return max(min(most_requested, one.limit - one.delivered - 2), 0)
 
 
-class _Learning:
-    """A guesser, and for each sequence how many guesses of it pay."""
+class _TrackedGuesser:
+    """A guesser, and for each sequence how many of its guesses pay."""
 
     def __init__(self, guesser: Guesser) -> None:
         self.guesser = guesser
         self.lengths: defaultdict[int, DraftLength] = defaultdict(DraftLength)
 
-    def propose(self, wanting: dict[int, Asked]) -> dict[int, list[int]]:
-        """The guesses that there are, by the same keys."""
-        asked = {
+    def propose(self, wanting: dict[int, GuessRequest]) -> dict[int, list[int]]:
+        """The guesses of the sequences that have any, by the same keys."""
+        guess_requests = {
             at: replace(one, most=most)
             for at, one in wanting.items()
             if (most := self.lengths[one.sequence].begin(len(one.tokens), one.most))
         }
-        if not asked:
+        if not guess_requests:
             return {}
-        found = dict(zip(asked, self.guesser.propose(list(asked.values())), strict=True))
+        found = dict(
+            zip(guess_requests, self.guesser.propose(list(guess_requests.values())), strict=True)
+        )
         for at, guesses in found.items():
             if guesses == []:
-                self.lengths[asked[at].sequence].record_none()
+                self.lengths[guess_requests[at].sequence].record_none()
         return {at: guesses for at, guesses in found.items() if guesses}
 
 

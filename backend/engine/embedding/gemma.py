@@ -1,8 +1,9 @@
 """EmbeddingGemma's forward pass, with the sliding window of its local layers.
 
-mlx-vlm 0.7.10 uses the mask of the global layers for all, so texts longer than the window get other
-vectors than from the reference: transformers' Gemma3TextModel with `use_bidirectional_attention`,
-in whose local layers a token attends to tokens less than half a window plus one away.
+mlx-vlm 0.7.10 uses the mask of the global layers in all layers, so for texts longer than the window
+its vectors differ from those of the reference, transformers' Gemma3TextModel with
+`use_bidirectional_attention`. There, a token in a local layer attends to tokens less than half a
+window plus one away.
 """
 
 from __future__ import annotations

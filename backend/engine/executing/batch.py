@@ -1,13 +1,13 @@
 """Sequences that decode together: each takes one decode step in the same forward pass.
 
 Steps overlap: `launch` starts the next forward pass on tokens that are still being computed, and
-only then does `read` wait for those, so the device works while Python delivers text. A grammar
-needs a token before it can mask the next one, so with constrained sequences `launch` reads the
-tokens, and fills the masks, while its forward pass runs; only sampling waits for that.
+only then does `read` wait for those tokens, so the device works while Python delivers text. A
+grammar needs a token before it can mask the next one, so with constrained sequences `launch` reads
+the tokens and fills the masks while its forward pass runs; only sampling waits for that.
 
-A step may check guesses (`drafting.speculation`): it reads its tokens first, feeds each sequence
-its token and the guesses after it, and delivers the right ones and the token after them.
-Recurrent states cannot be cut back to the last right guess. A sequence with such states goes back
+A step may check guesses (`drafting.speculation`). It reads its tokens first, feeds each sequence
+its token and the guesses after it, and delivers the right guesses and the token after them.
+Recurrent states cannot be cut back to the last right guess, so a sequence with such states returns
 to where it was before the step, and the next step feeds it the right tokens again.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_MOST_STALLS = 2  # times `stall_ms` that the grammars of one step may take
+_MOST_STALLS = 2  # maximum processor time of the grammars in one step, as a multiple of `stall_ms`
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class _Logprobs:
 class Chosen:
     """The next token of each sequence, being computed: [sequences] uint32.
 
-    faults: those of grammars, by the sequence's identity. peaks: for some sequences, a number of
-    each that is finite if its logits are.
+    faults: errors of grammars, by `id` of the sequence. peaks: for some sequences, a number each
+    that is finite if its logits are.
     """
 
     sequences: Sequence[ExecutorSequence]
@@ -91,19 +91,25 @@ class Chosen:
 
 
 class Chooser:
-    """Samples tokens for a fixed set of sequences. pasts: their tokens before the fed ones."""
+    """Samples tokens for a fixed set of sequences.
+
+    pasts: their tokens before a step. delays: whether their grammars delay other sequences.
+    """
 
     def __init__(
-        self, sequences: Sequence[ExecutorSequence], pasts: Sequence[Past], model: EngineModel
+        self,
+        sequences: Sequence[ExecutorSequence],
+        pasts: Sequence[Past],
+        model: EngineModel,
+        *,
+        delays: bool = False,
     ) -> None:
         requests = [one.request for one in sequences]
         self._sequences = list(sequences)
         self._vocabulary = model.vocabulary
         self._spread = model.spread
         self._constrained = [at for at, one in enumerate(sequences) if one.constraint is not None]
-        # Where nobody would gain, or a sequence would be computed again, none is postponed.
-        gains = len(self._constrained) < len(sequences) and model.prompt_cache_bytes
-        self._most_seconds = _MOST_STALLS * model.stall_ms / 1e3 if gains else math.inf
+        self._most_seconds = _most_seconds(sequences, model, delays=delays)
         self._sampler = BatchSampler(
             [request.sampling for request in requests],
             pasts,
@@ -128,10 +134,11 @@ class Chooser:
         *,
         new: bool,
     ) -> Chosen:
-        """logits: [sequences, vocabulary]. fed: [sequences], the tokens that led to them.
+        """Sample the next tokens.
 
-        steps: tokens generated, per sequence. faults: takes those of the grammars. new: whether
-        the grammars have yet to see `fed`, which is read for them while the logits are computed.
+        logits: [sequences, vocabulary]. fed: [sequences], the tokens that led to them. steps:
+        tokens generated so far, per sequence. faults: collects errors of grammars. new: whether the
+        grammars have not seen `fed` yet; they then read it while the logits are computed.
         """
         allowed: np.ndarray | None = None
         if self._constrained:
@@ -158,11 +165,12 @@ class Chooser:
     def _advance(
         self, tokens: Sequence[int] | None, faults: dict[int, Exception]
     ) -> np.ndarray | None:
-        """Let the grammars see their latest tokens, and fill the masks of what may follow.
+        """Pass the latest tokens to the grammars, and fill the masks of what may follow.
 
-        A grammar that fails, or has ended, leaves its sequence unmasked: it is about to go. So does
-        one that is postponed in a decode step, because the grammars before it took too long. None
-        where every token may follow in every sequence, as within a thinking budget.
+        A grammar that fails or has ended leaves its sequence unmasked, because the sequence is
+        about to end. The same holds for one that is postponed because the grammars before it took
+        too long. Returns None if every token may follow in every sequence, as within a thinking
+        budget.
         """
         spent = 0.0
         shape = (len(self._constrained), words(self._vocabulary))
@@ -175,7 +183,7 @@ class Chooser:
                     if tokens is not None and not (one.first_delivered or one.constraint.ended):
                         one.constraint.accept(tokens[at])
                     if not one.constraint.ended:
-                        one.postponed = tokens is not None and spent > self._most_seconds
+                        one.postponed = spent > self._most_seconds
                         if not one.postponed:
                             one.constraint.fill(mask)
                 except Exception as fault:
@@ -186,23 +194,27 @@ class Chooser:
 
 
 def first_tokens(
-    sequences: Sequence[ExecutorSequence], logits: mx.array, model: EngineModel
+    sequences: Sequence[ExecutorSequence], logits: mx.array, model: EngineModel, *, delays: bool
 ) -> Chosen:
-    """The tokens after those that were prefilled. logits: [sequences, vocabulary]."""
+    """Sample the tokens after a prefill. logits: [sequences, vocabulary].
+
+    delays: whether the sequences' grammars delay others, which decode.
+    """
     pasts = [Past(one.history[:-1], len(one.prompt), one.longest) for one in sequences]
     fed = mx.array([one.history[-1] for one in sequences], dtype=mx.uint32)
     steps = [one.delivered for one in sequences]
     faults: dict[int, Exception] = {}
-    chosen = Chooser(sequences, pasts, model)(logits, fed, steps, faults, new=False)
+    chooser = Chooser(sequences, pasts, model, delays=delays)
+    chosen = chooser(logits, fed, steps, faults, new=False)
     chosen.faults = faults
     return chosen
 
 
 @dataclass(frozen=True, slots=True)
 class _Fed:
-    """The tokens of a launched step. ran: whether there is a forward pass on them.
+    """The tokens of a launched step. ran: whether it has a forward pass on them.
 
-    again: what that feeds each sequence before its token.
+    again: tokens that the pass feeds each sequence once more, before its token.
     """
 
     chosen: Chosen
@@ -214,9 +226,10 @@ class _Fed:
 class _Checked:
     """A launched step that checks guesses.
 
-    at_hand: each sequence's last token. proposed: how many guesses it has. guesses: those that its
-    grammar allows. choices: the sampled token after the token at hand and after each guess, of all
-    sequences in a row. fed: what each sequence was fed, its token and guesses last.
+    at_hand: each sequence's last token. proposed: number of guesses per sequence. guesses: those
+    that the sequence's grammar allows. choices: the token sampled after the last token and after
+    each guess, for all sequences one after the other. fed: what each sequence was fed, its last
+    token and guesses at the end.
     """
 
     chosen: Chosen
@@ -236,9 +249,9 @@ class PrefillGroup:
 
     @classmethod
     def gathered(cls, sequences: Sequence[ExecutorSequence]) -> PrefillGroup:
-        """The group of just these sequences, which leave the groups that they are in.
+        """The group of exactly these sequences, which leave their present groups.
 
-        Raises what MLX raises; the groups are then as they were.
+        Raises what MLX raises; the groups are then unchanged.
         """
         groups = [one.group for one in sequences if one.group is not None]
         if len(groups[0].sequences) == len(sequences) == groups.count(groups[0]):
@@ -257,11 +270,11 @@ class PrefillGroup:
         return gathered
 
     def alone(self, one: ExecutorSequence) -> kv.RowCache:
-        """The KV of a sequence, which from now on is a group of its own."""
+        """The KV of a sequence, which becomes a group of its own."""
         return PrefillGroup.gathered([one]).cache.layers
 
     def extract(self, one: ExecutorSequence) -> kv.RowCache:
-        """A copy of the KV of a sequence that owns its buffers."""
+        """A copy of a sequence's KV in buffers of its own."""
         return self.cache.extract(self.sequences.index(one))
 
     def settle(self) -> None:
@@ -275,10 +288,10 @@ class PrefillGroup:
 
 
 class DecodeBatch:
-    """The sequences of one rectangle of KV; their last tokens have yet to be fed.
+    """The sequences of one rectangle of KV; the last token of each has not been fed yet.
 
-    width: most guesses of each sequence in the latest step. proposed: guesses of all sequences.
-    right: for each sequence, how many of them were right.
+    width: maximum number of guesses per sequence in the latest step. proposed: guesses of all
+    sequences. right: per sequence, how many guesses were right.
     """
 
     def __init__(self, model: EngineModel) -> None:
@@ -287,12 +300,12 @@ class DecodeBatch:
         self.sequences: list[ExecutorSequence] = []
         self.width = self.proposed = 0
         self.right: list[int] = []
-        self._cache = kv.BatchCache()
-        # Of each sequence, known tokens behind its `history`, which wait to be fed again.
+        self._cache = kv.BatchCache(holes=model.drafting is None or model.drafting.holes)
+        # Per sequence, known tokens after its `history` that have to be fed again.
         self._again: list[list[int]] = []
-        # By the sequences' numbers, the states that their latest tokens were chosen from.
+        # By sequence number, the hidden states that its latest tokens were chosen from.
         self._states: dict[int, mx.array] = {}
-        self._passed: mx.array | None = None  # those of the latest pass
+        self._passed: mx.array | None = None  # the hidden states of the latest pass
         self._chosen: Chosen | None = None
         self._chooser: Chooser | None = None
         self._fed: _Fed | _Checked | None = None
@@ -311,11 +324,11 @@ class DecodeBatch:
 
     @property
     def chooser_bytes(self) -> int:
-        """Bytes of what is kept from step to step to change logits: biases, counts of tokens."""
+        """Bytes of biases and token counts, which are kept from step to step."""
         return self._chooser.nbytes if self._chooser is not None else 0
 
     def join(self, group: PrefillGroup, joining: Sequence[ExecutorSequence]) -> None:
-        """Add sequences of a group, whose first tokens are sampled. They leave the group.
+        """Add sequences of a group whose first tokens are sampled; they leave the group.
 
         Raises what MLX raises; the batch is then unchanged.
         """
@@ -346,14 +359,14 @@ class DecodeBatch:
     def launch(self, width: int = 0) -> None:
         """Start the next forward pass, on the tokens that `read` then returns.
 
-        width: most guesses after each token. To guess, the tokens are read first.
+        width: maximum number of guesses after each token. To guess, the tokens are read first.
         """
         self.width, self.proposed, self.right = width, 0, []
         if not (width and self._guess(width)):
             self._launch()
 
     def read(self) -> list[Sampled]:
-        """The tokens that the launched step was fed, and the results of guesses."""
+        """Wait for the tokens that the launched step was fed, and for its guesses' results."""
         fed, self._fed = self._fed, None
         assert fed is not None
         if isinstance(fed, _Checked):
@@ -366,11 +379,11 @@ class DecodeBatch:
                 accept(one, token, fed.chosen.faults)
         return _delivered(sampled_of(self.sequences, fed.chosen, tokens))
 
-    def give_up(self, one: ExecutorSequence) -> list[Sampled]:
-        """Remove a sequence before its latest token was read; returns that token.
+    def remove_before_read(self, one: ExecutorSequence) -> list[Sampled]:
+        """Remove a sequence whose latest token has not been read; returns that token.
 
-        Its grammar gets the token now, because it will be prefilled with the others. The token of a
-        postponed sequence was chosen without its grammar, and is dropped.
+        Its grammar gets the token now, because the token will be prefilled with the others. The
+        token of a postponed sequence was chosen without its grammar, and is dropped.
         """
         if one.postponed:
             self.leave([one])
@@ -389,11 +402,11 @@ class DecodeBatch:
         return self._cache.extract(self.sequences.index(one))
 
     def take(self, one: ExecutorSequence) -> kv.RowCache:
-        """The KV of a sequence that will leave: the cache itself if the sequence is alone."""
+        """The KV of a sequence that will leave; a copy unless the sequence is alone."""
         return self._cache.layers if len(self.sequences) == 1 else self.extract(one)
 
     def leave(self, leaving: Sequence[ExecutorSequence]) -> None:
-        """Remove sequences; tokens of theirs that were not read are dropped."""
+        """Remove sequences; their tokens that were not read are dropped."""
         gone = set(map(id, leaving))
         places = [at for at, one in enumerate(self.sequences) if id(one) in gone]
         stay = [at for at, one in enumerate(self.sequences) if id(one) not in gone]
@@ -428,7 +441,7 @@ class DecodeBatch:
         self._chosen = self._chooser(logits, chosen.tokens, steps, chosen.faults, new=True)
 
     def _run(self, tokens: mx.array, layers: list[Any]) -> mx.array:
-        """Logits of [sequences, tokens, vocabulary]."""
+        """The logits, [sequences, tokens, vocabulary]."""
         if self._speculation is None or not self._speculation.reads_states:
             logits: mx.array = self._model(tokens, cache=layers)
             return logits
@@ -438,7 +451,7 @@ class DecodeBatch:
         return logits
 
     def _remember(self, places: Sequence[tuple[int, int]]) -> None:
-        """Keep of the latest pass the states from the first place to before the second."""
+        """Keep the latest pass's hidden states. places: per sequence, a half-open range."""
         if self._passed is not None:
             self._states = {
                 one.number: self._passed[row, start:stop]
@@ -447,11 +460,14 @@ class DecodeBatch:
             self._passed = None
 
     def _known(self) -> list[tuple[ExecutorSequence, list[int]]]:
-        """The sequences, each with its tokens behind `history` that were fed once already."""
+        """The sequences, each with its tokens after `history` that have to be fed again."""
         return list(zip(self.sequences, self._again, strict=True))
 
     def _run_again(self, at_hand: mx.array) -> mx.array:
-        """Feed the tokens that wait for it, and those at hand behind them; the logits of those."""
+        """Feed the tokens that have to be fed again, then the last ones.
+
+        Returns the logits after those.
+        """
         again, self._again = self._again, [[] for _ in self.sequences]
         counts = [len(own) + 1 for own in again]
         places = mx.array(counts)[:, None] - 1
@@ -462,7 +478,7 @@ class DecodeBatch:
         return mx.take_along_axis(logits, places[:, :, None], axis=1)[:, 0]
 
     def _feed_again(self) -> None:
-        """Feed a lone sequence what waits for it: side by side with others its model cannot."""
+        """Feed a lone sequence its tokens again, for models that cannot skip padding."""
         if any(self._again):
             (again,), (one,) = self._again, self.sequences
             self._model(mx.array([again]), cache=self._cache.layers_for(len(again)))
@@ -482,7 +498,7 @@ class DecodeBatch:
         guesses = self._speculation.propose(known, width, self._states)
         if not any(guesses):
             return False
-        self._chooser = None  # penalties would have to forget the guesses that are wrong
+        self._chooser = None  # penalties would have to remove wrong guesses from their counts
         chosen = self._chosen
         fed = [[*tail, *own] for (_, tail), own in zip(known, guesses, strict=True)]
         counts = list(map(len, fed))
@@ -520,9 +536,10 @@ class DecodeBatch:
     ) -> tuple[np.ndarray | None, list[Sequence[int]]]:
         """Pass each grammar its sequence's last token, and look ahead along the guesses.
 
-        Returns the masks of all fed tokens of constrained sequences, in a row, and the guesses that
-        grammars allow.
+        Returns the masks for all fed tokens of constrained sequences, one after the other, and the
+        guesses that grammars allow. A grammar is postponed as in `Chooser`.
         """
+        spent, most = 0.0, _most_seconds(self.sequences, self._engine_model)
         size = words(self._engine_model.vocabulary)
         masks: list[np.ndarray] = []
         left: list[Sequence[int]] = []
@@ -537,6 +554,8 @@ class DecodeBatch:
                 if not one.first_delivered:
                     accept(one, token, faults)
                 if id(one) not in faults and not rule.ended:
+                    one.postponed = spent > most
+                if not (id(one) in faults or rule.ended or one.postponed):
                     try:
                         rule.fill(allowed[0])
                     except Exception as fault:
@@ -544,6 +563,7 @@ class DecodeBatch:
                         allowed[0] = 0xFFFFFFFF
                     else:
                         possible = _looked_ahead(rule, own, allowed[1:])
+            spent += one.mask_seconds
             left.append(own[:possible])
             masks.append(allowed[: 1 + possible])
         return np.concatenate(masks) if masks else None, left
@@ -565,9 +585,9 @@ class DecodeBatch:
             choices = every[start : start + 1 + len(guesses)]
             count = accepted_count(guesses, choices)
             one.delivered += count
-            one.first_delivered = True
+            one.first_delivered = not one.postponed
             faults: dict[int, Exception] = {}
-            for at, choice in enumerate(choices[: count + 1], start):
+            for at, choice in enumerate([] if one.postponed else choices[: count + 1], start):
                 accept(one, choice, faults)
                 fault = unfit.get(at) or faults.get(id(one))
                 sampled.append(Sampled(one, choice, logprobs.get(at), fault, _over(one)))
@@ -602,6 +622,18 @@ def _masking(one: ExecutorSequence) -> Iterator[None]:
     started = time.thread_time()
     yield
     one.mask_seconds += time.thread_time() - started
+
+
+def _most_seconds(
+    sequences: Sequence[ExecutorSequence], model: EngineModel, *, delays: bool = False
+) -> float:
+    """The processor time after which the grammars of one step are postponed.
+
+    Infinite where postponing gains nothing, because every sequence has a grammar, or where the KV
+    could not be stored. delays: whether the grammars delay others than these sequences.
+    """
+    gains = delays or any(one.constraint is None for one in sequences)
+    return _MOST_STALLS * model.stall_ms / 1e3 if gains and model.prompt_cache_bytes else math.inf
 
 
 def _looked_ahead(rule: AnswerRule, guesses: Sequence[int], allowed: np.ndarray) -> int:

@@ -1,8 +1,8 @@
-"""Carries plans out: owns the model, the KV of sequences and of stored entries.
+"""Carries out plans: owns the model, and the KV of sequences and stored entries.
 
-It runs on the engine thread and decides nothing: what to do is in the `StepPlan`, and what came of
-it goes back to the planner as events. A step is launched whole before anything of it is read, so
-that the device works while Python delivers the tokens of the step before.
+It runs on the engine thread and decides nothing: what to do is in the `StepPlan`, and the results
+return to the planner as events. A step is launched as a whole before any of it is read, so that the
+device works while Python delivers the tokens of the previous step.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Executor:
         self._scores: Sequence[Score] = ()
         self._early: list[Sampled] = []
         self._guessed: list[PlannerEvent] = []
-        self._quiet = False  # whether the step only decodes
+        self._only_decodes = False  # whether the step only decodes
         self._other = OtherBytes(0)
-        self.lent = 0  # bytes that texts to embed need
+        self.embedding_bytes = 0  # bytes of working memory that a batch of texts to embed needs
         self.sequences: dict[int, ExecutorSequence] = {}
         self.failures: list[Failure] = []
         self.prompt_tokens = 0
@@ -83,7 +83,7 @@ class Executor:
 
     @property
     def logit_bytes(self) -> int:
-        """Bytes of logits that wait to be read, and of what changes those of the next step."""
+        """Bytes of logits that wait to be read, and of biases and penalties for the next step."""
         changing = sum(batch.chooser_bytes for batch in self._batches.values())
         return self._passes.logit_bytes + changing
 
@@ -101,13 +101,13 @@ class Executor:
         return self._model.media.features.nbytes + sum(prefill.nbytes for prefill in own)
 
     def add(self, sequence: ExecutorSequence) -> None:
-        """Take a sequence in; a plan starts it."""
+        """Accept a sequence; a plan starts it later."""
         self.sequences[sequence.number] = sequence
 
     # Launching a step.
 
     def launch(self, plan: StepPlan) -> list[PlannerEvent]:
-        """Start everything in the plan; returns what is known at once."""
+        """Start everything in the plan; returns the events that are known at once."""
         if self._model.blas is not None:
             self._model.blas.follow()
         self._times.begin()
@@ -133,7 +133,11 @@ class Executor:
             if (batch := self._batches.get(number)) is not None:
                 self._decode(batch, plan.guess.get(number, 0))
         self._times.decode_launched()
-        self._quiet = plan.only_decodes and not (plan.join or plan.score)
+        self._only_decodes = plan.only_decodes and not (plan.join or plan.score)
+        plain = (
+            one.constraint is None and one.batch is not None for one in self.sequences.values()
+        )
+        self._passes.delays = any(plain)
         for group in plan.prefill:
             self._prefill(group, events)
         self._scores = plan.score
@@ -151,7 +155,8 @@ class Executor:
             try:
                 one.constraint.restart(generated)
             except Exception as fault:
-                # It ends with the next plan. Until then it runs: other ranks do not know of this.
+                # The next plan ends it. Until then it runs, because other ranks do not know of the
+                # fault.
                 self.failures.append(Failure((one.number,), GRAMMAR, fault))
         try:
             row, reused = self._fill(one, start)
@@ -201,7 +206,7 @@ class Executor:
         """A cache of `length` tokens, cut back to the source's, and how many are in it then."""
         assert start.source is not None
         wanted = start.source.length
-        # The other sequence may have found less than was planned, in this very step.
+        # The other sequence may have received less than planned in this very step.
         if wanted > length or not kv.rewind(row, length - wanted, snapshots.get(wanted)):
             return kv.new_row(self._model.model), 0
         for at in start.snapshots:
@@ -220,13 +225,13 @@ class Executor:
                 batch = self._batches.get(number) or DecodeBatch(self._model)
                 batch.join(group, members)
             except Exception as fault:
-                # The batch is as it was: only those that were to join have lost their KV.
+                # The batch is unchanged: only the sequences that were to join have lost their KV.
                 self._failed(members, "joining the batch", fault)
                 continue
             self._batches[number] = batch
 
     def _settle_groups(self) -> None:
-        """Let go of the KV of those that have left the rectangle of a prefill group."""
+        """Free the KV of sequences that have left the rectangle of a prefill group."""
         for group in {id(one.group): one.group for one in self.sequences.values()}.values():
             try:
                 if group is not None:
@@ -243,7 +248,7 @@ class Executor:
             self._break(batch, fault)
 
     def _break(self, batch: DecodeBatch, fault: Exception) -> None:
-        """A failed decode step leaves the KV of the whole batch undefined."""
+        """End a batch whose decode step failed: the KV of all its sequences is undefined."""
         broken = list(batch.sequences)
         self._batches = {n: other for n, other in self._batches.items() if other is not batch}
         self._failed(broken, "decode", fault)
@@ -252,7 +257,7 @@ class Executor:
 
     def _prefill(self, group: Sequence[Prefill], events: list[PlannerEvent]) -> None:
         named = [(self.sequences[part.sequence], part) for part in group]
-        # What failed, or found less than was planned, in this step is planned again.
+        # Sequences that failed in this step, or received less than planned, are planned again.
         parts = [
             (one, part)
             for one, part in named
@@ -268,7 +273,7 @@ class Executor:
     # Reading a step.
 
     def read(self) -> list[Sampled]:
-        """The tokens of the step before, which this step's decode was launched on."""
+        """The tokens of the previous step, on which this step's decode pass was launched."""
         sampled = self.take_early()
         for batch in self._launched_batches:
             try:
@@ -281,12 +286,12 @@ class Executor:
         return sampled
 
     def _count_guesses(self) -> None:
-        """Tell the planner what became of the guesses of this step, and how long it took."""
+        """Report how many guesses of this step were right, and how long the step took."""
         batches = self._launched_batches
         steady: tuple[object, ...] = ()
-        if self._quiet and len(batches) == 1:
+        if self._only_decodes and len(batches) == 1:
             steady = (id(batches[0]), len(batches[0].sequences), batches[0].width)
-        seconds = self._times.since_alike(steady)
+        seconds = self._times.since_same_step(steady)
         for batch in batches:
             if batch.sequences:
                 longest = max(len(one.history) for one in batch.sequences)
@@ -302,7 +307,7 @@ class Executor:
                 )
 
     def settle(self, *, idle: bool) -> list[PlannerEvent]:
-        """Wait for what does not hold up tokens: prefill, scores, stored entries.
+        """Wait for what does not delay tokens: prefill, scores, stored entries.
 
         idle: nothing decodes.
         """
@@ -318,7 +323,7 @@ class Executor:
         for score in self._scores:
             self._score(score, events)
         self.failures += self._entries.settle(events)
-        events += self.weigh_other()
+        events += self.other_memory_events()
         return events
 
     def _finish_pass(self, launched: PrefillPass, events: list[PlannerEvent]) -> None:
@@ -328,7 +333,7 @@ class Executor:
             launched.wait()
             self._early += launched.read_first()
         except Exception as fault:
-            # Sequences that joined a batch meanwhile have brought what failed into all of it.
+            # Sequences that have joined a batch meanwhile have spread the failure to all of it.
             for batch in {id(one.batch): one.batch for one in launched.sequences}.values():
                 if batch is not None:
                     self._break(batch, fault)
@@ -346,7 +351,7 @@ class Executor:
             self._save(one, tokens, row)
 
     def take_early(self) -> list[Sampled]:
-        """The tokens that became known beside a decode step, since the last call."""
+        """The tokens that were read outside a decode step since the last call."""
         early, self._early = self._early, []
         return early
 
@@ -371,8 +376,8 @@ class Executor:
     # Leaving and storing.
 
     def _leave(self, leaves: Iterable[Leave]) -> None:
-        """Take sequences out, all of a batch at once."""
-        going: dict[int, tuple[DecodeBatch, list[ExecutorSequence]]] = {}
+        """Remove sequences; those of one batch leave it together."""
+        leaving_batches: dict[int, tuple[DecodeBatch, list[ExecutorSequence]]] = {}
         for leave in leaves:
             one = self.sequences.pop(leave.sequence, None)
             if one is None:
@@ -382,8 +387,8 @@ class Executor:
             if one.group is not None:
                 one.group.drop(one)
             if one.batch is not None:
-                going.setdefault(id(one.batch), (one.batch, []))[1].append(one)
-        for batch, leaving in going.values():
+                leaving_batches.setdefault(id(one.batch), (one.batch, []))[1].append(one)
+        for batch, leaving in leaving_batches.values():
             try:
                 batch.leave(leaving)
             except Exception as fault:
@@ -391,7 +396,7 @@ class Executor:
         self._batches = {n: batch for n, batch in self._batches.items() if batch.sequences}
 
     def _keep(self, one: ExecutorSequence, number: int | None) -> None:
-        """Make an entry of what a leaving sequence has; it may have lost it in its last step."""
+        """Store a leaving sequence's KV as an entry, unless its last step has lost the KV."""
         try:
             if one.batch is not None:
                 cache = one.batch.take(one)
@@ -411,13 +416,13 @@ class Executor:
             self._entries.by_number[number] = entry
 
     def _preempt(self, one: ExecutorSequence, entry: int | None) -> None:
-        """Store or drop the KV of a sequence; its tokens stay, and it starts again later."""
+        """Store or drop the KV of a sequence. It keeps its tokens, and is started again later."""
         batch = one.batch
         if entry is not None:
             self._keep(one, entry)
         if batch is not None:
             try:
-                self._early += batch.give_up(one)
+                self._early += batch.remove_before_read(one)
             except Exception as fault:
                 self._break(batch, fault)
             if not batch.sequences:
@@ -425,7 +430,7 @@ class Executor:
         self._reset(one)
 
     def _reset(self, one: ExecutorSequence) -> None:
-        """Back to no KV."""
+        """Return a sequence to the state without KV."""
         self._passes.forget(one)
         if one.group is not None:
             one.group.drop(one)
@@ -440,17 +445,17 @@ class Executor:
         self.failures.append(Failure(tuple(one.number for one in broken), where, fault))
 
     def in_flight(self, sequence: ExecutorSequence) -> bool:
-        """Whether a prefill pass of the sequence was launched and not waited for."""
+        """Whether a prefill pass of the sequence has been launched and not waited for."""
         return self._passes.has(sequence)
 
     def rest(self) -> None:
-        """Nothing is left to run: let go of passes that nobody waits for."""
+        """Release passes that nothing waits for, because nothing is left to run."""
         if self._model.blas is not None:
             self._model.blas.rest()
         self._passes.clear()
 
     def clear(self) -> None:
-        """Drop everything but the model."""
+        """Drop everything except the model."""
         self._batches.clear()
         self._entries.by_number.clear()
         self.sequences.clear()
@@ -460,18 +465,18 @@ class Executor:
         if self._model.media is not None:
             self._model.media.features.clear()
 
-    def weigh_other(self) -> list[PlannerEvent]:
-        """What else takes memory, where that has changed."""
+    def other_memory_events(self) -> list[PlannerEvent]:
+        """Report the memory that neither sequences nor entries use, if it has changed."""
         media, disk = self._model.media, self._model.disk
         waiting = disk.waiting_bytes if disk else 0
-        other = OtherBytes(waiting + self.lent, media.features.nbytes if media else 0)
+        other = OtherBytes(waiting + self.embedding_bytes, media.features.nbytes if media else 0)
         if other == self._other:
             return []
         self._other = other
         return [other]
 
     def _save(self, one: ExecutorSequence, tokens: Sequence[int], cache: kv.RowCache) -> None:
-        """Hand a copy of the KV to the disk thread. Where that fails, there is no file."""
+        """Hand a copy of the KV to the disk thread. If that fails, no file is written."""
         try:
             self._files.save(one, tokens, cache)
         except Exception as fault:

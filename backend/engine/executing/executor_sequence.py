@@ -1,4 +1,4 @@
-"""One sequence in the executor: its request, where its KV is, and what was read of it."""
+"""A sequence in the executor: its request, where its KV is, and what has been read of it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class ExecutorSequence:
-    """history: the tokens whose KV it has, in order. delivered: generated tokens that were read.
-    finished: whether it ended by itself, so that its answer may go to disk. group, batch: where
-    its KV is, while it is prefilled and while it decodes. first: its first token, chosen by the
-    pass that ended its prefill, with those of the others in that pass; first_delivered: whether it
-    was read, and seen by the grammar, before the sequence joined a batch. mask_seconds: processor
-    time that its grammar took since the latest plan; postponed: whether its latest token was chosen
-    without its grammar, for lack of time.
+    """A sequence of one request.
+
+    history: the tokens whose KV it has, in order. delivered: number of generated tokens that were
+    read. finished: whether it ended by itself, so that its answer may be saved to disk. group,
+    batch: where its KV is, during prefill and decode. first: the tokens chosen by the pass that
+    completed its prompt, including its own; first_delivered: whether that token was read, and
+    passed to the grammar, before the sequence joined a batch. mask_seconds: processor time that its
+    grammar took since the latest plan. postponed: whether its latest token was chosen without its
+    grammar, for lack of time.
     """
 
     number: int
@@ -54,5 +56,5 @@ class ExecutorSequence:
 
     @property
     def longest(self) -> int:
-        """Tokens of prompt and output together, at most."""
+        """Maximum number of tokens of prompt and output together."""
         return len(self.prompt) + self.limit

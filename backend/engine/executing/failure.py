@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-GRAMMAR = "grammar"  # where a fault is that leaves the KV whole
+GRAMMAR = "grammar"  # an error of a grammar, which leaves the KV intact
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from backend.engine.planning.plan import NotStored, PlannerEvent, Stored
 class KeptEntry:
     """Stored KV of `tokens`, and snapshots of the layers that cannot be truncated.
 
-    prompt: how many of the tokens were the prompt's. nbytes: 0 until it was computed.
+    prompt: how many of the tokens are the prompt's. nbytes: 0 until the entry has been computed.
     """
 
     cache: kv.RowCache
@@ -25,8 +25,10 @@ class KeptEntry:
 
 
 class KeptEntries:
-    """by_number: as the planner numbered them. places: whether each entry says at which lengths it
-    serves, even if its layers can be cut back: other ranks may have some that cannot.
+    """The stored entries, by the planner's numbers.
+
+    places: whether each entry lists the lengths at which it can be used even if its own layers can
+    all be truncated, because those of other ranks may not.
     """
 
     def __init__(self, *, places: bool) -> None:

@@ -30,10 +30,11 @@ from backend.engine.planning.plan import PlannerEvent, Prefill, Prefilled
 class PrefillPass:
     """A prefill pass that was launched but not waited for.
 
-    tokens: that it computes, padding included; read: of prompts. behind: tokens before them, in the
-    longest prompt. at: time of the launch; done: when it was computed, if the launch did that.
-    marks: small arrays that are available when it is done. chosen: the first tokens of the
-    sequences whose prompts it completes. saves: what goes to disk when it is done.
+    tokens: number of tokens that it computes, including padding; read: of these, tokens of prompts.
+    behind: tokens before them, in the longest prompt. at: time of the launch; done: time when it
+    was computed, if that happened within the launch. marks: small arrays that are available when it
+    is done. chosen: the first tokens of the sequences whose prompts it completes. saves: what is
+    written to disk when it is done.
     """
 
     tokens: int
@@ -58,18 +59,23 @@ class PrefillPass:
             one.prompt_logprobs += prompt_logprobs.read(self.logits, self.following, alternatives)
 
     def read_first(self) -> list[Sampled]:
-        """The first tokens of those that wait for their batch: before its step is launched, which
-        takes its time."""
+        """The first tokens of sequences that wait to join their batch.
+
+        They are read before the batch's step is launched, because that takes time. Those of
+        postponed sequences were chosen without their grammars, and are dropped.
+        """
         chosen = self.chosen
         if chosen is None or all(one.first is not chosen for one in self.sequences):
             return []
         tokens = ids(chosen.tokens)
         for one, token in zip(chosen.sequences, tokens, strict=True):
-            if one.first is chosen:
+            if one.first is chosen and not one.postponed:
                 accept(one, token, chosen.faults)
                 one.first_delivered = True
         sampled = sampled_of(chosen.sequences, chosen, tokens)
-        return [one for one in sampled if one.sequence.first is chosen]
+        return [
+            one for one in sampled if one.sequence.first is chosen and not one.sequence.postponed
+        ]
 
 
 class PrefillPasses:
@@ -77,6 +83,7 @@ class PrefillPasses:
 
     def __init__(self, model: EngineModel, files: PrefixFiles, times: StepTimes) -> None:
         self._model, self._files, self._times = model, files, times
+        self.delays = False  # whether grammars delay sequences that decode
         self._launched: list[PrefillPass] = []  # in this step
         self._earlier: list[PrefillPass] = []
 
@@ -100,10 +107,10 @@ class PrefillPasses:
         """The passes to wait for now, in the order in which they were launched.
 
         The latest ones stay in flight behind the next decode step, except when nothing decodes
-        (`idle`) and none was in flight before. On a CPU none stay: otherwise the first tokens would
-        come after the next decode step, which it computes within the call that launches.
-        A pass with log-probabilities of its prompt is waited for as well: otherwise the answer
-        could end without them.
+        (`idle`) and none was in flight before. On a CPU none stay: launching computes the next
+        decode step at once, so the first tokens would come only after it. A pass with
+        log-probabilities of its prompt is waited for as well: otherwise the answer could end
+        without them.
         """
         waiting = len(self._earlier) or (len(self._launched) if idle else 0)
         self._earlier += self._launched
@@ -130,7 +137,7 @@ class PrefillPasses:
         return [*self._earlier, *self._launched]
 
     def _alone(self, one: ExecutorSequence, part: Prefill, events: list[PlannerEvent]) -> None:
-        """A pass of a prompt with images or sounds, or with requested log-probabilities."""
+        """Run a pass of a prompt with images or sounds, or with requested log-probabilities."""
         assert one.group is not None
         row = one.group.alone(one)
         start, end = part.start, self._end(one, part)
@@ -139,7 +146,7 @@ class PrefillPasses:
             end = min(end, start + prompt_logprobs.longest_chunk(self._model.vocabulary))
         media = one.media_prefill if start < len(one.prompt) else None
         if media is not None:
-            if media.look(start, end):
+            if media.get_features(start, end):
                 return  # Encoding an image or a sound is a pass of its own: it cannot be cut.
             end = min(end, len(one.prompt))
         tokens = one.tokens[start:end]
@@ -168,7 +175,7 @@ class PrefillPasses:
     def _together(
         self, parts: Sequence[tuple[ExecutorSequence, Prefill]], events: list[PlannerEvent]
     ) -> None:
-        """A pass of one prompt, or of several, each padded to the longest."""
+        """Run a pass of one prompt, or of several, each padded to the longest."""
         began = self._times.clock()
         group = PrefillGroup.gathered([one for one, _ in parts])
         planned = {part.sequence: part for _, part in parts}
@@ -199,7 +206,7 @@ class PrefillPasses:
         self._finish_launch(launched, group, ends, last, events)
 
     def _end(self, one: ExecutorSequence, part: Prefill) -> int:
-        """Where the next chunk ends: before the last token if the disk could not remove that."""
+        """Where the next chunk ends: before the last token if files need the KV without it."""
         last = len(one.prompt) - 1
         early = (
             part.start < last < part.end and not self._model.trims and self._files.want_prompt(one)
@@ -220,13 +227,13 @@ class PrefillPasses:
         """
         whole = [one for one, _, end in ends if end == len(one.tokens)]
         if last is not None and whole:
-            chosen = first_tokens(whole, last, self._model)
+            chosen = first_tokens(whole, last, self._model, delays=self.delays)
             launched.marks += chosen.arrays
             launched.chosen = chosen
             for one in whole:
                 one.first = chosen
         snapshots: list[kv.Snapshot] = []
-        group.cache.let_go()
+        group.cache.own_states()
         for at, (one, part, end) in enumerate(ends):
             kept = part.snapshot and end == part.end
             if kept:

@@ -10,7 +10,7 @@ from backend.engine.model import EngineModel
 
 
 class PrefixFiles:
-    """The KV that requests of one loaded model want saved to files."""
+    """Which KV the requests of one loaded model ask to save, and the saving itself."""
 
     def __init__(self, model: EngineModel) -> None:
         self._model = model
@@ -33,6 +33,9 @@ class PrefixFiles:
         self._model.disk.save(list(tokens), copied, trimmable=trimmable, path=path)
 
     def _may_hold(self, one: ExecutorSequence) -> bool:
-        """Whether files may hold the sequence's KV: not with images. Checked before copying."""
+        """Whether the sequence's KV can be in a file: not if it has images.
+
+        Checked before copying.
+        """
         disk = self._model.disk
         return disk is not None and one.media is None and disk.has_files(one.request.disk.path)

@@ -33,7 +33,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One adapter's share in one layer."""
+    """One adapter's part in one layer."""
 
     adapter: Adapter
     weights: dict[str, mx.array]
@@ -66,7 +66,7 @@ def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
 
 
 def _replace(model: Any, adapter: Adapter, tensors: dict[str, mx.array]) -> None:
-    """Weights of a full fine-tune replace the model's own, in their type."""
+    """Replace the model's own weights by those of a full fine-tune, in the model's type."""
     own: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     for name, weight in tensors.items():
         if name not in own:
@@ -136,11 +136,11 @@ def _filled(layer: Any, weights: dict[str, mx.array]) -> Any:
 
 def _require_shapes(path: str, part: _Part, shapes: dict[str, Shape]) -> None:
     for name, weight in part.weights.items():
-        wanted = tuple(size or part.rank for size in shapes[name])
-        if weight.shape != wanted:
+        expected = tuple(size or part.rank for size in shapes[name])
+        if weight.shape != expected:
             raise part.adapter.rejected(
                 f"{name} of layer {shown(path)} has shape {weight.shape}, but the model needs"
-                f" {wanted}: it was made for another model"
+                f" {expected}: it was made for another model"
             )
 
 

@@ -46,11 +46,11 @@ class AdapterRequest:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter whose files are whole and agree with each other.
+    """An adapter whose files are complete and consistent.
 
-    kind: `lora` adds to layers, `dora` also sets the length of their weights, `full` replaces
-    weights. scale: the adapter's own times the request's. shapes: of all tensors, by name.
-    digest: SHA-256 of the weights file.
+    kind: `lora` adds to layers, `dora` also sets the magnitude of their weights, `full` replaces
+    weights. scale: the adapter's own times the request's. shapes: of all tensors, by name. digest:
+    SHA-256 of the weights file.
     """
 
     name: str
@@ -65,15 +65,15 @@ class Adapter:
 
 
 def find_adapters(
-    wanted: Sequence[AdapterRequest], model_path: str, cancel: threading.Event
+    requests: Sequence[AdapterRequest], model_path: str, cancel: threading.Event
 ) -> tuple[Adapter, ...]:
-    """Resolve, fetch and check all adapters of a load.
+    """Resolve, download and check all adapters of a load.
 
-    A reference is an absolute path, a folder under `model_path`, or a repository on the hub, read
-    as a model's is. Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled.
+    A reference is an absolute path, a folder under `model_path`, or a repository on the hub, as for
+    models. Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled.
     """
     adapters: list[Adapter] = []
-    for request in wanted:
+    for request in requests:
         adapter = _inspect(_folder(request, model_path, cancel), request)
         if any(other.weights == adapter.weights for other in adapters):
             raise InvalidRequest(f"adapter {shown(adapter.name)} is named twice")
@@ -88,7 +88,7 @@ def find_adapters(
 
 
 def adapters_digest(adapters: Sequence[Adapter]) -> str:
-    """Identifies the adapters' effect on a model, for the keys of caches; "" without any."""
+    """Identifies the adapters' effect on a model, for the keys of caches; '' if there are none."""
     if not adapters:
         return ""
     parts = [[adapter.kind, adapter.digest, adapter.scale] for adapter in adapters]
@@ -108,7 +108,7 @@ def _folder(request: AdapterRequest, model_path: str, cancel: threading.Event) -
 
         return fetch(place, (CONFIG, WEIGHTS), hub_cache(), cancel)
     except EngineError as error:
-        # The functions that find models write messages about models.
+        # These functions write messages about models.
         raise type(error)(str(error).replace("model ", "adapter ", 1)) from None
 
 

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# A language part that is another package's, such as that of minimax_m3.
+# A language part that the module imports from another package, as minimax_m3 does.
 _OF_ANOTHER = re.compile(r"^from \.\.\S+ import .*\bLanguageModel\b", re.MULTILINE)
 _MODEL_CLASS = re.compile(r"^(class Model\b|from \.\S+ import .*\bModel\b)", re.MULTILINE)
 
@@ -64,9 +64,9 @@ _MEDIA_MODULES = frozenset({
 
 
 def is_multimodal(config: dict[str, Any]) -> bool:
-    """Whether a model was made for images or sound too, whichever weights remain.
+    """Whether a model was designed for images or sound too, whichever weights are present.
 
-    Qwen3-Omni describes its towers within a part of its own (`thinker_config`).
+    Qwen3-Omni describes its encoders inside `thinker_config`.
     """
     parts = (config, *(part for part in config.values() if isinstance(part, dict)))
     return any(part.get(key) for part in parts for key in _MEDIA_KEYS)
@@ -78,7 +78,7 @@ def holds_media(tensors: frozenset[str]) -> bool:
 
 
 def model_files(package: str, pattern: str) -> Iterable[Path]:
-    """The matching files in its `models` folder; none if it is not installed."""
+    """The matching files in its `models` folder; none if the package is not installed."""
     folder = _folder(package)
     return (folder / "models").glob(pattern) if folder else ()
 

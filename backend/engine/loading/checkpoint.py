@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -40,7 +41,8 @@ _TOKENIZER_FILES = (
     "tokenizer*.jsonl",
 )
 _COUNTED = re.compile(r"(layers?|depth|experts)$")
-_FEW_PARTS = 4096  # this many are built at once
+_MOST_PARTS = 4096  # layers, or experts
+_MOST_TENSORS = 128  # of each expert of a layer, quantised
 _SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -54,15 +56,16 @@ _MOST_SIZE = (1 << 31) - 1  # of one dimension of an array in MLX
 
 
 class IncompleteError(ModelRejected):
-    """Files are missing or truncated; another download may bring them."""
+    """Files are missing or truncated; another download may fix that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A directory that can be loaded, as far as its files show.
 
-    weights_bytes: as stored; a cast at load time changes them. kind: what it is for. media: whether
-    it generates text from images or sounds too, and is loaded with its encoders.
+    weights_bytes: as stored; a cast at load time changes them. kind: the kind of request it
+    answers. media: whether it also accepts images or sounds, and is loaded with the encoders for
+    them.
     """
 
     path: Path
@@ -80,7 +83,7 @@ class Checkpoint:
 
 
 def inspect(path: Path, name: str, settings: Settings) -> Checkpoint:
-    """Do all cheap checks. Raises ModelRejected."""
+    """Do all checks that need no MLX. Raises ModelRejected."""
     try:
         files = frozenset(entry.name for entry in path.iterdir())
         require_files(name, files)
@@ -140,21 +143,44 @@ def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
 
 
 def _require_buildable(name: str, config: dict[str, Any], tensors: int) -> None:
-    """Refuse impossible sizes, and numbers of layers that do not fit the weights.
+    """Refuse impossible sizes, numbers of layers that do not fit the weights, and the opposite.
 
-    Each layer takes time to build.
+    Each layer takes time to build, and each tensor to read.
     """
-    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+    layers, experts = 0, 0
+    for part in _parts(config):
         for key, count in part.items():
             if key in _SIZES and isinstance(count, int) and not 0 <= count <= _MOST_SIZE:
                 raise ModelRejected.because(
-                    name, f"{key} is {shown(count)} in config.json, which is no size of an array"
+                    name,
+                    f"{key} is {shown(count)} in config.json, which cannot be the size of an array",
                 )
-            parts = _COUNTED.search(key)
-            if parts and isinstance(count, int) and count > max(tensors, _FEW_PARTS):
+            if not (isinstance(count, int) and _COUNTED.search(key)):
+                continue
+            if count > _MOST_PARTS:
                 raise ModelRejected.because(
-                    name, f"{key} is {count} in config.json, but its weights are {tensors} tensors"
+                    name,
+                    f"{key} is {shown(count)} in config.json, and at most {_MOST_PARTS} are built",
                 )
+            if key.endswith("experts"):
+                experts = max(experts, count)
+            else:
+                layers += max(count, 0)
+    most = _MOST_TENSORS * (1 + layers * (1 + experts))
+    if layers and tensors > most:
+        raise ModelRejected.because(
+            name,
+            f"its weights are {tensors} tensors, and a model of the {layers} layers in config.json"
+            f" has at most {most}",
+        )
+
+
+def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The configuration and all those inside it."""
+    yield config
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from _parts(value)
 
 
 def _require_text_family(name: str, model_type: str) -> None:

@@ -20,11 +20,11 @@ _LANGUAGE_PARTS = ("text_config", "llm_config", "language_config")
 
 
 def context_of(config: dict[str, Any]) -> int:
-    """Tokens of prompt plus output that the model was made for.
+    """The number of tokens of prompt plus output that the model was made for.
 
-    Families write the number under different names, multimodal ones inside the configuration of
-    their language part. A scaled model mostly gives the scaled length; with YaRN it may give the
-    length before scaling, and then the scaling factor applies.
+    Families write it under different names, multimodal ones inside the configuration of their
+    language part. The configuration of a model with scaled positions usually gives the scaled
+    length; with YaRN it may give the length before scaling, and then the scaling factor applies.
     """
     thinker = config.get("thinker_config")
     holders = (config, thinker) if isinstance(thinker, dict) else (config,)
@@ -38,9 +38,9 @@ def context_of(config: dict[str, Any]) -> int:
     return UNBOUNDED
 
 
-def served_context(own: int, wanted: int) -> int:
-    """The context for a load that requests `wanted` tokens (0: none) of a model that has `own`."""
-    return min(own, wanted) if wanted > 0 else own
+def served_context(own: int, requested: int) -> int:
+    """The context for a load. own: the model's. requested: the request's, 0 if it has none."""
+    return min(own, requested) if requested > 0 else own
 
 
 def _yarn_length(config: dict[str, Any]) -> int:

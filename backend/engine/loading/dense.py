@@ -29,11 +29,17 @@ def quantized_layers(model: Any) -> dict[str, Any]:
     Exactly these classes: a layer derived from one may compute something else.
     """
     kinds = _dense_kinds()
-    return {
-        path: layer
-        for path, layer in model.named_modules()
-        if type(layer) in kinds and layer.get("global_scale") is None
-    }
+    return {path: layer for path, layer in model.named_modules() if type(layer) in kinds}
+
+
+def unread_layer(model: Any) -> str | None:
+    """The path of a dense layer whose weights are whole numbers: packed by a method whose scales
+    the model has no place for. MLX reads FP8 as such, and would compute with them."""
+    dense = set(_dense_kinds().values())
+    for path, layer in model.named_modules():
+        if type(layer) in dense and not mx.issubdtype(layer.weight.dtype, mx.floating):
+            return str(path)
+    return None
 
 
 def dense_growth(layers: dict[str, Any], dtype: mx.Dtype) -> int:
@@ -58,15 +64,12 @@ def make_dense(model: Any, layers: dict[str, Any], dtype: mx.Dtype) -> None:
 
 
 def _dense(layer: Any, kind: Any, dtype: mx.Dtype) -> Any:
-    weight = mx.dequantize(
-        layer.weight,
-        layer.scales,
-        layer.get("biases"),
-        group_size=layer.group_size,
-        bits=layer.bits,
-        mode=layer.mode,
-        dtype=dtype,
-    )
+    scale = layer.get("global_scale")
+    if scale is None:
+        weight = _unpacked(layer, layer.weight, layer.scales, dtype)
+    else:  # one for each expert, and MLX takes one at a time
+        experts = zip(layer.weight, layer.scales, scale, strict=True)
+        weight = mx.stack([_unpacked(layer, w, s, dtype, own) for w, s, own in experts])
     made = kind(*[1] * weight.ndim)
     made.weight = weight
     if "bias" in layer:
@@ -74,6 +77,22 @@ def _dense(layer: Any, kind: Any, dtype: mx.Dtype) -> Any:
     else:
         made.pop("bias", None)
     return made
+
+
+def _unpacked(
+    layer: Any, weight: mx.array, scales: mx.array, dtype: mx.Dtype, scale: mx.array | None = None
+) -> mx.array:
+    dense = mx.dequantize(
+        weight,
+        scales,
+        layer.get("biases"),
+        group_size=layer.group_size,
+        bits=layer.bits,
+        mode=layer.mode,
+        global_scale=scale,
+        dtype=dtype,
+    )
+    return dense.astype(dtype)  # with a global scale MLX returns float32
 
 
 def _dense_kinds() -> dict[type[Any], type[Any]]:
@@ -87,5 +106,5 @@ def _dense_kinds() -> dict[type[Any], type[Any]]:
 
 
 def _packed_bytes(layer: Any) -> int:
-    parts = (layer.weight, layer.scales, layer.get("biases"))
+    parts = (layer.weight, layer.scales, layer.get("biases"), layer.get("global_scale"))
     return sum(part.nbytes for part in parts if part is not None)

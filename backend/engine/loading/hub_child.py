@@ -92,7 +92,7 @@ def _report() -> None:
 
 
 def _say_progress(bars: list[Bar]) -> None:
-    """Bytes are counted by two bars, as they come in and as they reach the disk."""
+    """Report progress. Two bars count the bytes: as they arrive, and as they reach the disk."""
     in_bytes = [bar for bar in bars if bar.unit == "B"]
     in_files = [bar for bar in bars if bar.unit != "B"]
     if in_bytes and in_files:
@@ -106,7 +106,7 @@ def _say_progress(bars: list[Bar]) -> None:
 
 
 def _described(error: BaseException) -> dict[str, Any]:
-    """The kind of a failure, for which the parent has a message."""
+    """The kind of a failure; the parent has a message for each."""
     from huggingface_hub import errors
     from huggingface_hub.constants import is_offline_mode
 

@@ -1,4 +1,4 @@
-"""One download from the hub: a child process, its messages, and the error for its failure."""
+"""One download from the hub: the child process, its messages, and the error if it fails."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _failure(model: HubModel, message: Mapping[str, Any]) -> EngineError:
     """The error for the failure that the child process reported.
 
     LocalAI takes some phrases (`connection refused`, for example) for a lost connection to this
-    backend, so the wording is our own and no library's text is passed on.
+    backend. So every message is written here, and no library's text is passed on.
     """
     name = shown(model.name)
     hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").netloc

@@ -28,7 +28,7 @@ _MODEL_FILES = ("config.json", "model.safetensors.index.json")
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A directory on this machine; it exists, but was not checked."""
+    """A directory on this machine. It exists but has not been checked."""
 
     path: Path
     name: str
@@ -58,9 +58,9 @@ def resolve(
     reference = model.strip()
     name = reference or Path(model_file).name
     if "\0" in model + model_file + model_path:
-        raise ModelRejected(f"model {shown(name)} is not a name: it holds a zero byte")
+        raise ModelRejected(f"model {shown(name)} is not a name: it contains a zero byte")
     if ".." in re.split(r"[/\\]", unquote(reference)):
-        raise ModelRejected(f"model {shown(name)} leaves its folder by '..': name it without")
+        raise ModelRejected(f"model {shown(name)} leaves its folder with '..': write it without")
     if not reference and (not model_file or _same(model_file, model_path)):
         raise InvalidRequest("no model is named: set Model to a folder or a hub repository")
     if path := _existing(reference, model_file, model_path):
@@ -115,7 +115,7 @@ def _directory(path: Path, name: str) -> Path:
 
 
 def gguf_rejected(name: str) -> ModelRejected:
-    """GGUF is llama.cpp's format; users meet it often enough for a sentence of its own."""
+    """The error for GGUF, llama.cpp's format: users name such files often."""
     return ModelRejected(
         f"model {shown(name)} is in GGUF format, which this backend does not read: use an MLX or"
         " safetensors model directory, or serve the file with the llama.cpp backend"
@@ -162,8 +162,8 @@ def _split(reference: str, name: str, environ: Mapping[str, str]) -> tuple[list[
     if scheme.lower() in ("http", "https") and place and place in (*_HUB_HOSTS, mirror):
         return _of_url(rest.partition("/")[2])
     raise ModelRejected(
-        f"model {shown(name)} is not a place that models are fetched from: name a folder, a hub"
-        " repository (owner/name) or its URL on huggingface.co"
+        f"model {shown(name)} is not at a site that models are downloaded from: name a folder, a"
+        " hub repository (owner/name) or its URL on huggingface.co"
     )
 
 

@@ -1,8 +1,8 @@
-"""Batch masks for Gemma 2, whose attention in mlx-lm 0.32.2 expects those of one row.
+"""Batch masks for Gemma 2, whose attention in mlx-lm 0.32.2 expects the mask of a single row.
 
-It splits its queries into groups, [rows, heads, group, tokens, size], and adds a mask of [rows, 1,
-tokens, keys] to them unchanged: rows then align with heads, and the batch fails, or is wrong if it
-has as many rows as heads.
+The attention splits its queries into groups, [rows, heads, group, tokens, size], and adds a mask of
+[rows, 1, tokens, keys] to them unchanged. The mask's rows then align with heads: the batch fails,
+or is wrong if there are as many rows as heads.
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@
 Most models work with our batched caches as they do with mlx-lm's own. The others do not raise an
 error but answer wrongly, for example because they use one position for all rows of a batch. So a
 few requests go through a scheduler of their own: one that starts alone, two of other lengths that
-join it, one with an image for models that see, and next turns that start from stored KV. Their
-log-probabilities are compared with those of one plain forward pass. The whole conversation costs
-about as much as twenty tokens.
+join it, one with an image for models that accept images, and next turns that start from stored KV.
+Their log-probabilities are compared with those of one plain forward pass. The whole conversation
+costs about as much as twenty tokens.
 
 If an answer is wrong, the same requests are tried again while less and less is shared, until all
 answers are right; the model is then served in that way.
 
-A difference counts as rounding if it is small beside the change that another token in the prompt
-makes.
+A difference counts as rounding if it is small compared to the change that another token in the
+prompt causes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.commands import Submit
-from backend.engine.errors import EngineError
+from backend.engine.errors import EngineError, Overloaded
 from backend.engine.events import Event, Finished, TextDelta, TokenLogprob
 from backend.engine.gauges import Gauges
 from backend.engine.loading.stages import Stages
@@ -47,19 +47,20 @@ _log = logging.getLogger(__name__)
 # Logits of [tokens, vocabulary] for a prompt that begins with an item, or has none.
 PlainPass = Callable[[Sequence[int], MediaItem | None], mx.array]
 
-_STORED = LEAST_STORED - 5  # tokens of a prompt whose KV is stored once it has been answered
+# tokens of a prompt that is just long enough to be stored with its answer
+_STORED = LEAST_STORED - 5
 _MORE = 4  # tokens of the next turn's message
 _JOIN = 1  # steps after which the others join the first request
-_SECOND_LOOK = 2  # as many tokens for each answer
+_SECOND_LOOK = 2  # factor on the number of answer tokens when a wrong answer is examined
 # tokens whose log-probabilities are compared at each position, besides the sampled one
 _ALTERNATIVES = 4
 # position, from the end of a prompt, of the token that is changed to see its effect
 _OTHER_TOKEN = 4
-_OF_CHANGE, _OF_CHANGE_IN_HALF = 1 / 64, 1 / 6  # the share of that effect that may be rounding
-# The share of the largest logit that is surely rounding: in float32, and in half precision in
-# epsilons.
+_OF_CHANGE, _OF_CHANGE_IN_HALF = 1 / 64, 1 / 6  # share of that effect that may be rounding
+# Share of the largest logit that is certainly rounding: in float32, and in half precision as a
+# number of epsilons.
 _ROUNDING, _EPSILONS_IN_HALF = 1e-5, 2
-_WRONG = 1 / 3  # the share of an answer's positions at which rounding may select another expert
+_WRONG = 1 / 3  # share of an answer's positions at which rounding may have selected another expert
 _OF_TIME = 0.7  # share of the time for the requests; the rest is for the plain passes
 
 _ALONE: Mapping[str, Any] = {"slots": 1, "batches": False}
@@ -88,10 +89,10 @@ _WAYS: Sequence[tuple[Mapping[str, Any], str]] = (
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A request. answer: tokens to generate. after: steps of the conversation before it comes.
+    """A request. answer: tokens to generate. after: number of steps before it is submitted.
 
-    more: the message of a next turn, which comes when the answer is complete; next_answer: tokens
-    to generate then.
+    more: the tokens of a next message, which is submitted when the answer is complete; next_answer:
+    tokens to generate then.
     """
 
     tokens: tuple[int, ...]
@@ -104,9 +105,9 @@ class _Row:
 
 @dataclass(slots=True)
 class _Answer:
-    """A request's answer so far. failed: whether it ended with an error.
+    """A request's answer so far. failed: whether the model failed.
 
-    left: whether a step has passed since its end, so that its KV is an entry.
+    left: whether a step has passed since its end, so that its KV is stored as an entry.
     """
 
     prompt: tuple[int, ...]
@@ -126,11 +127,13 @@ class _Answer:
 
 
 class ServingTrial:
-    """plain: computes the logits that the answers are compared with. words: tokens of plain text,
-    for prompts and answers. items: one image or sound of each kind that the model takes. seconds:
-    the bound on the time of the requests; the step in progress then ends, and the answers so far
-    are compared. Following up a wrong answer has no bound. whole: whether every request was
-    answered, and rightly, at the first try.
+    """The trial of one loaded model.
+
+    plain: computes the logits that the answers are compared with. words: tokens of plain text, for
+    prompts and answers. items: one image or sound of each kind that the model accepts. seconds:
+    time limit of the requests; after the step in progress, the answers so far are compared. Finding
+    the cause of a wrong answer has no limit. whole: whether every request was answered, and
+    correctly, at the first attempt.
     """
 
     def __init__(
@@ -150,7 +153,7 @@ class ServingTrial:
         self._fault = ""  # of the latest request that failed, for the log
 
     def run(self, model: EngineModel) -> Stages[bool]:
-        """Restrict `model` to what it does correctly; returns whether a lone row is right.
+        """Restrict `model` to what it does correctly; returns whether a single row is correct.
 
         Begins and ends on `engine`. What could not be tried in time stays allowed.
         """
@@ -164,13 +167,13 @@ class ServingTrial:
 
     def _run(self, model: EngineModel) -> Stages[bool]:
         started = time.perf_counter()
-        talks = yield from self._talk(model, self._rows(1), self._seconds * _OF_TIME)
+        talks = yield from self._converse(model, self._rows(1), self._seconds * _OF_TIME)
         if (yield from self._all_right(talks, wrong=0)):
             self._report(model, talks, time.perf_counter() - started)
             return True
         fault, rows = self._fault, self._rows(_SECOND_LOOK)
         by_itself = replace(model, **_ALONE, **_NO_STORE)
-        right = yield from self._all_right((yield from self._talk(by_itself, rows)))
+        right = yield from self._all_right((yield from self._converse(by_itself, rows)))
         if not right:
             _log.warning(
                 "model %s: a request alone does not get what the model's forward pass gives%s",
@@ -181,7 +184,7 @@ class ServingTrial:
             if changes and all(getattr(model, name) == value for name, value in changes.items()):
                 continue
             tried = replace(model, **changes)
-            if (yield from self._all_right((yield from self._talk(tried, rows)), tried)):
+            if (yield from self._all_right((yield from self._converse(tried, rows)), tried)):
                 if way:
                     _log.warning("model %s: " + way, self._name, fault)
                 for name, value in changes.items():
@@ -190,9 +193,10 @@ class ServingTrial:
         return right
 
     def _rows(self, look: int) -> list[_Row]:
-        """The first is alone for a while; then two that share a prefill pass, and the items, join.
+        """The requests: one that is alone at first, and the others, which join it.
 
-        A next turn joins the last of them, and is alone in the end.
+        The others are two that share a prefill pass, and those with items. A next turn follows the
+        last of them, and is alone at the end.
         """
         join = look * _JOIN
         return [
@@ -212,15 +216,15 @@ class ServingTrial:
             ),
         ]
 
-    def _talk(
+    def _converse(
         self,
         model: EngineModel,
         rows: Sequence[_Row],
         seconds: float = math.inf,
     ) -> Stages[list[list[_Answer]]]:
-        """Each row's answer, and its next turn, as far as the time allows."""
+        """Each row's answer, and the answer of its next turn, as far as the time allows."""
         conversation = _Conversation(model, rows, self._words, self._failed)
-        while conversation.goes_on and seconds > 0:
+        while conversation.unfinished and seconds > 0:
             yield "engine"
             started = time.perf_counter()
             conversation.step()
@@ -233,7 +237,7 @@ class ServingTrial:
         model: EngineModel | None = None,
         wrong: float = _WRONG,
     ) -> Stages[bool]:
-        """Whether all answers equal those of the plain passes, or `model`'s own answers alone.
+        """Whether all answers equal those of the plain passes or, if given, of `model` alone.
 
         wrong: the share of an answer's positions that may differ.
         """
@@ -247,7 +251,7 @@ class ServingTrial:
         return True
 
     def _right(self, answers: Sequence[_Answer], wrong: float) -> list[bool]:
-        """Which answers of one conversation equal those of the plain pass over all of it."""
+        """Which answers of one conversation equal those of one plain pass over all of it."""
         if any(answer.failed for answer in answers):
             return [not answer.failed for answer in answers]
         sampled = [one for answer in answers for one in answer.logprobs]
@@ -268,11 +272,11 @@ class ServingTrial:
         """Whether an answer that differs from the plain pass equals the prompt's answer alone.
 
         Then neither the batch nor stored KV is at fault. Some models contradict themselves:
-        mlx-lm's plamo3 sees one token more in a prompt than in an answer once its window is full.
-        The chosen tokens are compared, up to the first that differs.
+        mlx-lm's plamo3 attends to one token more in a prompt than in an answer once its window is
+        full. The chosen tokens are compared, up to the first that differs.
         """
         row = _Row(answer.prompt, answer.limit, item=answer.item)
-        ((alone,),) = yield from self._talk(model, [row])
+        ((alone,),) = yield from self._converse(model, [row])
         if not (answer.complete and alone.complete):
             return False
         yield "engine"
@@ -288,8 +292,11 @@ class ServingTrial:
         return off < _WRONG * len(compared)
 
     def _expected(self, answers: Sequence[_Answer]) -> tuple[mx.array, mx.array, mx.array]:
-        """The plain pass's log-probabilities of the tokens in a conversation's answers, [places,
-        tokens]; the difference that is surely rounding, and the one that may be, [places]."""
+        """The plain pass's log-probabilities of the tokens in a conversation's answers.
+
+        [places, tokens]; with the difference that is certainly rounding, and the one that may be,
+        [places].
+        """
         answers = [answer for answer in answers if answer.logprobs]
         tokens = [*answers[-1].prompt, *answers[-1].tokens[:-1]]
         expected, rounding, exact = self._of_plain(tokens, answers)
@@ -309,8 +316,10 @@ class ServingTrial:
     def _of_plain(
         self, tokens: Sequence[int], answers: Sequence[_Answer]
     ) -> tuple[mx.array, mx.array, bool]:
-        """Log-probabilities [places, tokens] of the plain pass, how much of them is rounding, and
-        whether they are of float32."""
+        """The log-probabilities of a plain pass, [places, tokens], and their rounding.
+
+        Also returns how much of them is rounding, and whether they were computed in float32.
+        """
         places = [len(one.prompt) - 1 + at for one in answers for at in range(len(one.logprobs))]
         sampled = [one for answer in answers for one in answer.logprobs]
         ids = mx.array([[one.token, *(token for token, _ in one.top)] for one in sampled])
@@ -340,7 +349,7 @@ class ServingTrial:
             self._name,
             seconds,
             tried or "nothing",
-            f"; not tried, for want of time: {untried}" if untried else "",
+            f"; not tried, for lack of time or memory: {untried}" if untried else "",
         )
 
     def _failed(self, where: str, fault: BaseException) -> None:
@@ -348,7 +357,10 @@ class ServingTrial:
         self._fault = f" ({type(fault).__name__})"
 
     def _text(self, count: int, start: int) -> tuple[int, ...]:
-        """The same tokens at every call; each `start` gives another first token."""
+        """Tokens of plain text.
+
+        Equal arguments give equal tokens; each `start` gives another first token.
+        """
         words = self._words
         return tuple(words[(start + 7 * at * at + at) % len(words)] for at in range(count))
 
@@ -371,24 +383,26 @@ class _Conversation:
         self._turns = 2 if model.prompt_cache_bytes else 1
         self._bias = tuple((word, 1e3) for word in words)
         self._steps = 0
-        asked: list[_Answer] = []
-        self._asked = asked
+        answers_by_ticket: list[_Answer] = []
+        self._answers_by_ticket = answers_by_ticket
 
         def take(ticket: int, what: Event | EngineError) -> None:
             # Not a method: the KV must be freed with the scheduler, without the garbage collector.
             match what:
                 case TextDelta(logprobs=sampled):
-                    asked[ticket].logprobs += sampled
+                    answers_by_ticket[ticket].logprobs += sampled
                 case Finished(logprobs=sampled):
-                    asked[ticket].logprobs = list(sampled or ())
+                    answers_by_ticket[ticket].logprobs = list(sampled or ())
+                case Overloaded():
+                    pass  # a lack of memory says nothing about the model
                 case EngineError():
-                    asked[ticket].failed = True
+                    answers_by_ticket[ticket].failed = True
 
         alone = replace(model, disk=None, drafting=None, repetition_guard=0)
         self._scheduler = Scheduler(alone, take, report, Gauges())
 
     @property
-    def goes_on(self) -> bool:
+    def unfinished(self) -> bool:
         return self._scheduler.busy or any(
             not answers or self._next_turn(row, answers)
             for row, answers in zip(self._rows, self.answers, strict=True)
@@ -406,15 +420,18 @@ class _Conversation:
         self._steps += 1
 
     def _next_turn(self, row: _Row, answers: Sequence[_Answer]) -> tuple[int, ...]:
-        """Its prompt; empty if there is none yet, or no more."""
+        """The prompt of the row's next turn.
+
+        Empty if it cannot be submitted yet, or was already.
+        """
         if not row.more or len(answers) == self._turns or not answers[-1].complete:
             return ()
         return (*row.tokens, *answers[-1].tokens, *row.more)
 
     def _ask(self, answers: list[_Answer], answer: _Answer) -> None:
         answers.append(answer)
-        ticket = len(self._asked)
-        self._asked.append(answer)
+        ticket = len(self._answers_by_ticket)
+        self._answers_by_ticket.append(answer)
         media = None
         if (item := answer.item) is not None:
             media = MediaPlan(answer.prompt, [Span(item.first, item)])
@@ -431,7 +448,7 @@ class _Conversation:
 
 
 def plain_pass(model: Any) -> PlainPass:
-    """The plain pass of a text model: all tokens at once, with an empty cache of mlx-lm's."""
+    """The plain pass of a text model: all tokens at once, with an empty cache of mlx-lm."""
 
     def run(tokens: Sequence[int], item: MediaItem | None) -> mx.array:  # noqa: ARG001, no media
         logits: mx.array = model(mx.array([list(tokens)]), cache=kv.new_row(model))

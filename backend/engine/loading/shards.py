@@ -1,8 +1,8 @@
 """The weight files of a checkpoint, checked by their headers before any weight is read.
 
-mlx-lm loads whatever files match its pattern and ignores the index, so a missing shard shows as a
-list of missing parameters, and a truncated file as an error deep in a read. Both are found here
-in milliseconds, with the name of the file.
+mlx-lm loads whatever files match its pattern and ignores the index, so it would report a missing
+shard as a list of missing parameters, and a truncated file as an obscure read error. Both are found
+here in milliseconds, with the name of the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Families that are wrong in a batch, but only at lengths too long for the trial at load."""
+"""Families that answer wrongly in a batch, but only at lengths too long for the trial at load."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ _WHY: Mapping[str, str] = {"minimax_m3": _BLOCKS, "minimax_m3_vl": _BLOCKS}
 
 
 def why_alone(model_type: str) -> str:
-    """Why requests of a model are served one at a time; '' if they need not be."""
+    """Why requests of a model type must be served one at a time; '' if they need not be."""
     return _WHY.get(model_type, "")

@@ -1,6 +1,6 @@
-"""How a load is divided into stages, so that it never stops the streams of the current model.
+"""Loads are divided into stages, so that the streams of the current model continue meanwhile.
 
-A load is one generator. Its driver runs it from one `yield` to the next on the thread that the
+A load is one generator. Its driver runs it from one `yield` to the next, on the thread that the
 generator has just requested: `engine` for everything that creates or evaluates an MLX array, one
 stage between two steps of the running sequences; `files` for everything else that takes time. A
 stage cannot be interrupted, so none should take much longer than `stall_ms`. Closing the generator,

@@ -87,8 +87,11 @@ _TEMPLATE = """
 
 
 def of_tekken(path: Path) -> dict[str, Any]:
-    """Arguments that transformers needs for a folder's `tekken.json`; none if the folder has a
-    `tokenizer.json`, or neither file. Raises ValueError for a file of the oldest form."""
+    """The arguments that transformers needs to load a folder's `tekken.json`.
+
+    There are none if the folder has a `tokenizer.json`, or no `tekken.json`. Raises ValueError for
+    a file of the oldest format.
+    """
     tekken = _read(path)
     if tekken is None:
         return {}
@@ -102,7 +105,7 @@ def of_tekken(path: Path) -> dict[str, Any]:
 
 
 def settle_chats(tokenizer: Any, path: Path) -> None:
-    """Make an mlx-lm tokenizer render like mistral-common, if its template is from here."""
+    """Make an mlx-lm tokenizer that uses this module's template render like mistral-common."""
     tekken = _read(path)
     if tekken is None or not _is_written_here(path, _special(tekken)):
         return

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _APART = "\n\n"  # texts and messages that are merged
-_SORTS = 11  # the version from which results are in the order of their calls
-_SEVENTH = 7  # before it, the system prompt goes to the last question, and results are JSON
+_SORTS = 11  # from this version on, results are sorted in the order of their calls
+_SEVENTH = 7  # before this version, the system prompt is in the last question, and results are JSON
 
 Message = dict[str, Any]
 

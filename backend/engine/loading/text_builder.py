@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from backend.engine import device
 from backend.engine.blas_threads import blas_threads
+from backend.engine.caching import kv
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.disk_cache.cache import open_disk_cache
 from backend.engine.drafting.draft_loading import load_drafting
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_TRIAL_SHARE = 1 / 3  # share of the load before it: a quarter of the whole
-_TRIAL_SECONDS = 1.5  # seconds, if that is more; a complete trial saves a second of warm-up
-_FEW_WORDS = 16  # for a vocabulary without letters its first tokens are used
+_TRIAL_SHARE = 1 / 3  # share of the time that the load took so far, that is, a quarter of the total
+_TRIAL_SECONDS = 1.5  # minimum; a complete trial saves a second of warm-up
+_FEW_WORDS = 16  # minimum; with fewer words, the vocabulary's first tokens are used instead
 _WORDS = "The quick brown fox jumps over the lazy dog, and 12 boxing wizards pack my jug quickly."
 
 
@@ -52,8 +53,8 @@ _WORDS = "The quick brown fox jumps over the lazy dog, and 12 boxing wizards pac
 class Senses:
     """A model's image and audio input.
 
-    tried: an item of each kind that it accepts. end_tokens: those that its processor names in
-    addition to the checkpoint's. plain: its plain forward pass, by mlx-vlm's code.
+    tried: an item of each kind that it accepts, for the trial. end_tokens: those that its processor
+    names in addition to the checkpoint's. plain: its plain forward pass, by mlx-vlm's code.
     """
 
     reader: MediaReader
@@ -69,10 +70,10 @@ OpenSenses = Callable[[LoadedModel, PromptBuilder, int], Stages[Senses]]
 def build(
     order: LoadOrder, open_model: OpenModel | None = None, open_senses: OpenSenses | None = None
 ) -> Stages[Built]:
-    """Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest.
+    """Build the model. Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest.
 
-    open_model: as for `load_model`. open_senses: gives a model that sees or hears what it does so
-    with; it takes the model, its prompts and the width of its logits.
+    open_model: as for `load_model`. open_senses: creates the image and audio input; it takes the
+    model, its prompts and the width of its logits.
     """
     settings, request, ranks = order.settings, order.request, order.ranks
     yield "engine"
@@ -111,10 +112,20 @@ def build(
         here,
         dtype=request.dtype,
     )
+    if drafting is not None and batches and traits.together:
+        drafting = replace(drafting, holes=kv.can_leave_holes(loaded.model))
+        yield "engine"
     taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
     if open_senses is not None:
-        # Half of it is for the processor; features, the other half, are dropped for sequences.
+        # The processor's cache takes one half; the other half, features, is freed for sequences.
         taken += settings.vision_cache_mib * MIB // 2
+        if taken >= (limit := device.memory_limit(here, settings)):
+            raise ModelRejected.because(
+                loaded.name,
+                f"its weights and {settings.vision_cache_mib // 2} MiB of vision_cache_mib take"
+                f" {taken // MIB} MiB, but the limit is {limit // MIB} MiB: lower"
+                " vision_cache_mib, or raise memory_limit_mib",
+            )
     plan = device.memory_plan(here, settings, taken)
     if ranks is not None:
         room = min(plan.limit - taken, traits.room)
@@ -150,8 +161,8 @@ def build(
         )
     if request.embeddings and reader is None:
         raise ModelRejected(
-            f"Embeddings is true, but model {shown(loaded.name)} does not show the vectors of its"
-            " tokens: turn it off in the model's configuration"
+            f"Embeddings is true, but model {shown(loaded.name)} does not expose the vectors of"
+            " its tokens: turn it off in the model's configuration"
         )
 
     yield "engine"
@@ -191,7 +202,7 @@ def build(
         if not (yield from trial.run(engine)) and open_model is not None:
             raise ModelRejected.because(
                 loaded.name,
-                "its answers are not what mlx-vlm's forward pass gives, so this version does not"
+                "its answers differ from those of mlx-vlm's forward pass, so this version does not"
                 " serve it",
             )
         warm = trial.whole

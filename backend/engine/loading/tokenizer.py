@@ -14,7 +14,7 @@ from backend.engine.prompting.template_limits import limit_templates
 from backend.engine.settings import Settings
 from common.wording import did_you_mean, shown
 
-_MOST_GROWTH = 1000  # factor; those of published models stay below twenty
+_MOST_GROWTH = 1000  # factor; published models stay below twenty
 _MOST_UNUSED = 1 << 20  # token ids without a token, below the highest one
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
 def _require_bounded(name: str, tokenizer: TokenizerWrapper) -> None:
     """Refuse a tokenizer that can fill the memory.
 
-    One can do so with tables that have a place for every token id up to the highest, or by turning
-    a short text into a long one.
+    One can do so by tables with an entry for every token id up to the highest, or by turning a
+    short text into a long one.
     """
     vocabulary = tokenizer.get_vocab()
     highest = max(vocabulary.values(), default=0)
@@ -93,8 +93,11 @@ def _require_bounded(name: str, tokenizer: TokenizerWrapper) -> None:
 
 
 def _growth(normalizer: dict[str, Any]) -> float:
-    """How many times longer, in bytes, a normalizer may make a text: an upper bound of its own
-    replacements. Unicode's normal forms, which lengthen no text by more than 18, are left out."""
+    """How many times longer, in bytes, a normalizer may make a text.
+
+    It is an upper bound of the normalizer's own replacements. Unicode's normal forms, which
+    lengthen a text at most 18 times, are left out.
+    """
     match normalizer:
         case {"type": "Sequence", "normalizers": [*parts]}:
             return math.prod(map(_growth, parts))
@@ -112,7 +115,7 @@ def _growth(normalizer: dict[str, Any]) -> float:
 def end_tokens(tokenizer: TokenizerWrapper, *configs: dict[str, Any]) -> frozenset[int]:
     """Every token that ends an answer, according to the tokenizer and all configurations.
 
-    They often disagree: a base model's end of text in one file, the end of a turn in another.
+    They often disagree: one file may name a base model's end of text, another the end of a turn.
     """
     found = {int(token) for token in tokenizer.eos_token_ids}
     for config in configs:

@@ -1,7 +1,7 @@
 """Measures, on a model's first tokens, the figures on which scheduling depends.
 
-Ranks that divide a model take the same steps together, because each of their forward passes needs
-all of them; and they agree on one set of figures, because rank 0 plans for all.
+Ranks that divide a model measure together, because each of their forward passes needs all of them.
+They agree on one set of figures, because rank 0 plans for all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.executing.pass_cost import pass_cost
 from backend.engine.loading.stages import Stages, at_once
-from backend.engine.loading.weights import LoadedModel
+from backend.engine.loading.weights import LoadedModel, reason_of
 from backend.engine.planning.plan import CacheCost, PassCost
 from backend.engine.ranks.member import Member, Value
 from backend.engine.sampling.logits_head import LogitsHead
@@ -30,8 +30,8 @@ _log = logging.getLogger(__name__)
 class Traits:
     """The fields of `EngineModel` with these names.
 
-    room: bytes beside the weights on the rank that has the least. shards: the fields of each rank's
-    `Shard`, and `bytes` of weights.
+    room: bytes left after the weights, on the rank with the least. shards: for each rank, the
+    fields of its `Shard`, and `bytes` of its weights.
     """
 
     vocabulary: int
@@ -47,8 +47,11 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a model keeps KV. recurrent: some layers keep a state. known: all its sizes can be
-    measured on one token."""
+    """How a model keeps KV.
+
+    recurrent: some layers keep a state. known: the size of every layer can be measured with one
+    token.
+    """
 
     batches: bool
     trims: bool
@@ -59,7 +62,7 @@ class _Form:
 def measure(
     loaded: LoadedModel, kind: CacheKind, limit: int, member: Member | None = None
 ) -> Stages[Traits]:
-    """A stage for each; ends on `engine`. limit: bytes that MLX may use.
+    """Measure a loaded model, in several stages; ends on `engine`. limit: bytes that MLX may use.
 
     Raises ModelRejected, InvalidRequest.
     """
@@ -80,8 +83,8 @@ def measure(
                     " divided among ranks: serve it with one rank",
                 )
         figures = _figures(model, form)
-        # Ranks must all compute it or none: a load that ended between two stages on one of them
-        # would leave the others in a collective.
+        # Either all ranks compute it or none: if the load ended between two stages on one of them,
+        # the others would wait in a collective for ever.
         cost, together, vocabulary, head, passes = (
             at_once(figures) if member is not None else (yield from figures)
         )
@@ -95,12 +98,12 @@ def measure(
                 "room": room,
                 "shard": asdict(loaded.shard) | {"bytes": loaded.weights_bytes},
             }
-            said = member.agree(own)
-            room = min(one["room"] for one in said)
-            shards = tuple(one["shard"] for one in said)
-            together = all(one["together"] for one in said)
-            cost = _largest_cost([_cost_of(one["cost"]) for one in said])
-            passes = _largest_pass([PassCost(**one["passes"]) for one in said])
+            reports = member.agree(own)
+            room = min(one["room"] for one in reports)
+            shards = tuple(one["shard"] for one in reports)
+            together = all(one["together"] for one in reports)
+            cost = _largest_cost([_cost_of(one["cost"]) for one in reports])
+            passes = _largest_pass([PassCost(**one["passes"]) for one in reports])
         return Traits(
             vocabulary, head, cost, passes, form.batches, form.trims, together, room, shards
         )
@@ -109,12 +112,12 @@ def measure(
     except Exception as fault:
         _log.warning("model %s: the first token failed", shown(loaded.name), exc_info=True)
         raise ModelRejected.because(
-            loaded.name, f"it failed on its first token ({type(fault).__name__})"
+            loaded.name, f"it failed on its first token: {reason_of(fault)}"
         ) from None
 
 
 def _figures(model: Any, form: _Form) -> Stages[tuple[CacheCost, bool, int, LogitsHead, PassCost]]:
-    """What takes forward passes."""
+    """The figures that need forward passes."""
     yield "engine"
     cost = kv.cost(model)
     yield "engine"
@@ -127,8 +130,8 @@ def _figures(model: Any, form: _Form) -> Stages[tuple[CacheCost, bool, int, Logi
     return cost, together, vocabulary, head, passes
 
 
-def _agreed(said: Sequence[Value]) -> _Form:
-    forms = [_Form(**one) for one in said]
+def _agreed(reports: Sequence[Value]) -> _Form:
+    forms = [_Form(**one) for one in reports]
     return _Form(
         all(form.batches for form in forms),
         all(form.trims for form in forms),
@@ -143,7 +146,7 @@ def _cost_of(value: Value) -> CacheCost:
 
 
 def _largest_cost(costs: Sequence[CacheCost]) -> CacheCost:
-    """At least what a row costs on any rank."""
+    """A cost that is at least that of a row on any rank."""
     windowed = max((one.windowed for one in costs), key=lambda all_: sum(s * m for s, m in all_))
     return CacheCost(max(one.per_token for one in costs), max(one.fixed for one in costs), windowed)
 

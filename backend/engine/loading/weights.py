@@ -1,8 +1,8 @@
-"""The step from a checked directory to a model in memory.
+"""Loads a checked directory as a model in memory.
 
-Weights are opened lazily, cast, and evaluated a slice at a time: the peak stays near the final
-size, and running streams and a cancelled load wait for one slice. Nothing lazy is left: an array
-that was recorded on one thread cannot be evaluated on another.
+Weights are opened lazily, cast, and evaluated a slice at a time. The peak of memory stays near the
+final size, and running streams and a cancelled load wait for one slice only. Nothing stays lazy: an
+array that was recorded on one thread cannot be evaluated on another.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class LoadedModel:
     """A model that is ready to compute, and its properties.
 
     dtype: of the floating-point weights, e.g. `bfloat16`; of the scales if they are quantised.
-    dequantized: whether the weights were quantised in the checkpoint, and are dense now.
+    dequantized: whether the weights are quantised in the checkpoint and dense in memory.
     context_size: the model's own. chat_template: None if it has none. adapter_digest: identifies
-    its adapters, for the keys of caches; "" without any. shard: the part of the model that this
-    rank has; None if it has the whole.
+    its adapters, for the keys of caches; '' if there are none. shard: this rank's part of the
+    model; None if it has the whole model.
     """
 
     name: str
@@ -75,7 +75,7 @@ class LoadedModel:
 
     @property
     def arithmetic(self) -> str:
-        """How the weights are computed with, in words; models that differ here differ in KV."""
+        """The data type of computations, in words; models that differ in it have different KV."""
         return f"{self.dtype}, dequantised" if self.dequantized else self.dtype
 
     @property
@@ -101,14 +101,13 @@ def load_model(
 ) -> Stages[LoadedModel]:
     """Load a checkpoint with its adapters; ends on `engine`. Raises ModelRejected, InvalidRequest.
 
-    member: the rank whose part is loaded; None: the whole model.
-
-    `dtype` is the load request's own field. open_model: makes the model, its weights still lazy,
-    and tells its configuration; None leaves that to mlx-lm. After any error nothing is kept.
+    dtype: the load request's own field. open_model: creates the model, with weights still lazy, and
+    returns its configuration too; None means mlx-lm's function. member: the rank whose part is
+    loaded; None means the whole model. After an error nothing stays in memory.
     """
-    wanted = weight_type(device, weight_dtype(settings, dtype))
+    type_ = weight_type(device, weight_dtype(settings, dtype))
     try:
-        loading = _load(checkpoint, settings, device, wanted, adapters, open_model, member)
+        loading = _load(checkpoint, settings, device, type_, adapters, open_model, member)
         return (yield from loading)
     except EngineError as error:
         refusal = error
@@ -116,7 +115,13 @@ def load_model(
         _log.warning(
             "model %s: its weights cannot be loaded", shown(checkpoint.name), exc_info=True
         )
-        refusal = ModelRejected.because(checkpoint.name, _reason(error, checkpoint.path))
+        reason = reason_of(error, checkpoint.path)
+        if method := _foreign_method(checkpoint.config):
+            reason = (
+                f"its weights are quantised by {shown(method)}, in a form that cannot be read for"
+                f" this model type: use a version that was made for MLX ({reason})"
+            )
+        refusal = ModelRejected.because(checkpoint.name, reason)
     # The frames of a traceback would keep the half-loaded model for as long as the error lives.
     refusal.__context__ = refusal.__cause__ = None
     raise refusal.with_traceback(None)
@@ -126,7 +131,7 @@ def _load(
     checkpoint: Checkpoint,
     settings: Settings,
     device: Device,
-    wanted: WeightType | None,
+    type_: WeightType | None,
     adapters: Sequence[Adapter],
     open_model: OpenModel | None,
     member: Member | None,
@@ -134,6 +139,7 @@ def _load(
     yield "files"
     from mlx_lm.utils import load_model as open_text_model
 
+    from backend.engine.loading.dense import unread_layer
     from backend.engine.ranks.sharding import keep_heads, keep_layers, way_of
 
     tokenizer = load_tokenizer(checkpoint, settings)
@@ -144,21 +150,23 @@ def _load(
         model, config = open_text_model(
             checkpoint.path, lazy=True, trust_remote_code=settings.trust_remote_code
         )
+    if unread := unread_layer(model):
+        raise ValueError(f"the weights of {unread} are whole numbers without a scale")
     shard: Shard | None = None
     if member is not None:
         way = way_of(model, checkpoint.name, settings.parallelism, member.place)
         if way == "pipeline":
-            said = member.agree({"memory": memory_limit(device, settings)})
-            memories = [one["memory"] for one in said]
+            reports = member.agree({"memory": memory_limit(device, settings)})
+            memories = [one["memory"] for one in reports]
             shard = keep_layers(model, checkpoint.name, member.place, memories)
     if adapters:
         from backend.engine.loading.adapter_layers import apply_adapters
 
         apply_adapters(model, adapters)
-    if wanted:
-        cast(model, wanted)
+    if type_:
+        cast(model, type_)
     limit = memory_limit(device, settings)
-    dequantized = dequantizes(device, settings.dequantize, wanted) and _make_dense(
+    dequantized = dequantizes(device, settings.dequantize, type_) and _make_dense(
         model, checkpoint.name, device, limit
     )
     if member is not None and shard is None:
@@ -171,7 +179,8 @@ def _load(
             " memory_limit_mib or use a smaller or more quantised model",
         )
     yield from evaluate(model, size)
-    # A pass that is not computed to its end must not begin where ranks hand it on to each other.
+    # Starting a layer early would start a pass that may never be completed, and between ranks that
+    # must not happen.
     if starts_layers_early(device) and member is None:
         from backend.engine.loading.early_layers import start_layers_early
 
@@ -193,10 +202,11 @@ def _load(
 
 
 def cast(model: Any, name: str) -> None:
-    """Cast all floating-point weights, scales and biases included, when they are evaluated.
+    """Cast all floating-point weights, including scales and biases, when they are evaluated.
 
     Some weights must stay in float32 (a router's correction, a recurrence's decay): a model lists
-    them in its `cast_predicate`. Packed integers and integer scales are not changed.
+    them in its `cast_predicate`. So must the scales of whole experts (nvfp4's `global_scale`),
+    which MLX's kernels take in no other type. Packed integers and integer scales are not changed.
     """
     import mlx.core as mx
     from mlx.utils import tree_map_with_path
@@ -206,7 +216,8 @@ def cast(model: Any, name: str) -> None:
 
     def cast_one(path: str, value: mx.array) -> mx.array:
         floating = mx.issubdtype(value.dtype, mx.floating)
-        if floating and (target == mx.float32 or may_cast(path)):
+        castable = may_cast(path) and not path.endswith(".global_scale")
+        if floating and (target == mx.float32 or castable):
             return value.astype(target)
         return value
 
@@ -239,7 +250,7 @@ def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
 
 
 def evaluate(model: Any, total: int) -> Stages[None]:
-    """Compute the weights, so many bytes, a slice in each stage; ends on `engine`."""
+    """Compute the weights, a slice in each stage; ends on `engine`. total: their bytes."""
     import mlx.core as mx
 
     started = reported = time.monotonic()
@@ -290,8 +301,11 @@ def _parameters(model: Any) -> list[mx.array]:
 
 
 def _arrays(tree: Any) -> list[mx.array]:
-    """Every array of a tree. A module is a tree that holds private arrays too, such as rope
-    frequencies, which are not among its parameters."""
+    """Every array of a tree.
+
+    A module is a tree too. It also has private arrays, such as rope frequencies, which are not
+    among its parameters.
+    """
     import mlx.core as mx
     from mlx.utils import tree_flatten
 
@@ -301,8 +315,10 @@ def _arrays(tree: Any) -> list[mx.array]:
 
 
 def _template_of(tokenizer: TokenizerWrapper) -> str | None:
-    """The source of the chat template, of all where there are several under names; "" where the
-    model renders chats with code of its own."""
+    """The source of the chat template, or of all templates if there are several.
+
+    '' if the model renders chats with code of its own.
+    """
     template = tokenizer.chat_template
     if isinstance(template, str):
         return template
@@ -311,16 +327,33 @@ def _template_of(tokenizer: TokenizerWrapper) -> str | None:
     return "" if tokenizer.has_chat_template else None
 
 
-def _reason(error: BaseException, path: Path) -> str:
-    """The first line of an error, without paths of this machine.
+def _foreign_method(config: dict[str, Any]) -> str:
+    """The method by which another program quantised the weights; '' if MLX did, or none."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        described = part.get("quantization_config")
+        if isinstance(described, dict) and not part.get("quantization"):
+            return str(described.get("quant_method") or "")
+    return ""
 
-    Hosts look for `unimplemented` in any message and take it for a missing call.
+
+def reason_of(error: BaseException, path: Path | None = None) -> str:
+    """The first line of an error and, if that announces a list, the list; without paths of this
+    machine.
+
+    Hosts take any message that contains `unimplemented` for a method that does not exist.
     """
     if isinstance(error, SystemExit):
         return "its model type needs a Python package that is not installed"
     if isinstance(error, RecursionError):
         return "one of its JSON files is nested too deeply"
-    text = str(error).strip().partition("\n")[0].replace(str(path), "its folder")
+    if isinstance(error, KeyError):
+        return f"its files lack {error}"
+    text, _, listed = str(error).strip().partition("\n")
+    if text.rstrip().endswith(":"):
+        text = " ".join([text.rstrip(), *listed.split()])
+    if path is not None:
+        text = text.replace(str(path), "its folder")
     text = re.sub(r"(?<![\w.])/[\w.+@/-]*/[\w.+@-]+", "a file", text)
     text = re.sub("unimplemented", "not implemented", text, flags=re.IGNORECASE)
-    return text[:300] or type(error).__name__
+    return (f"{text[:299]}…" if len(text) > 300 else text) or type(error).__name__

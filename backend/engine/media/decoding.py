@@ -49,7 +49,7 @@ def decode(
 def _pictures(
     images: Sequence[str], left: int, limits: MediaLimits, used: Callable[[], int | None]
 ) -> tuple[Picture, ...]:
-    """left: pixels that all images together may have."""
+    """Decode the images. left: pixels that all of them together may have."""
     pictures: list[Picture] = []
     for index, text in enumerate(images):
         most = min(limits.image_pixels, left)
@@ -64,7 +64,7 @@ def _pictures(
 
 
 def _videos(videos: Sequence[str], left: int, limits: MediaLimits) -> tuple[Video, ...]:
-    """left: pixels that the frames of all videos together may have."""
+    """Decode the videos. left: pixels that the frames of all of them together may have."""
     decoded: list[Video] = []
     seconds: float = VIDEO_CPU_SECONDS
     for index, text in enumerate(videos):

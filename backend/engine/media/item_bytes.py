@@ -25,7 +25,7 @@ _MOST_PADDING = 2
 _SLICE = 1 << 20  # characters
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}):")
 _LONGEST_PATH = 4096
-_HEADER = 64  # base64 digits that are enough to recognise a file format
+_HEADER = 64  # characters of base64 that are enough to recognise a file format
 
 
 def item_bytes(text: str, most: int, *, allow_paths: bool) -> bytes:
@@ -53,7 +53,10 @@ def _begins_a_known_file(start: str) -> bool:
 
 
 def _of_data_uri(text: str, most: int) -> bytes:
-    """The URI's media type is ignored: hosts write image/png for every format."""
+    """The bytes in a data URI.
+
+    Its media type is ignored: hosts write image/png for every format.
+    """
     label, comma, payload = text.partition(",")
     if not comma:
         raise BadItem("is a data URI without a comma before its data")
@@ -66,7 +69,7 @@ def _of_data_uri(text: str, most: int) -> bytes:
 
 
 def _of_base64(text: str, most: int) -> bytes:
-    """Decodes a slice at a time: one call for many MiB would block every other thread."""
+    """Decode a slice at a time: one call for many MiB would block all other threads."""
     body = text.rstrip(_BLANKS + "=")
     _require_size((len(body) - sum(map(body.count, _BLANKS))) * 3 // 4, most)
     padding = text[len(body) :].translate(_BLANK)

@@ -40,7 +40,7 @@ class Video:
     """Frames of one video, all of the same size.
 
     places: the index of each frame in the video, which has `count` frames at `rate` per second.
-    digest: SHA-256 of frames and places. cost: processor time of decoding it, in seconds.
+    digest: SHA-256 of frames and places. cost: processor time that decoding took, in seconds.
     """
 
     frames: tuple[Picture, ...]

@@ -96,9 +96,9 @@ def require_format(content: bytes, noun: str, decoded: Sequence[str]) -> str:
 
 
 def _of_brands(content: bytes) -> str:
-    """The format of an ISO base media file, by its first known brand; general ones are not known.
+    """The format of an ISO base media file, by its first specific brand.
 
-    Such a general brand is mif1, which several formats use as their major brand.
+    General brands are skipped, such as mif1, which several formats use as their major brand.
     """
     length = min(int.from_bytes(content[:4], "big"), 256)
     brands = [content[8:12], *(content[at : at + 4] for at in range(16, length, 4))]

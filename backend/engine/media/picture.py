@@ -25,18 +25,18 @@ from backend.engine.media.kinds import require_format
 from backend.engine.media.limits import PICTURES_IN_ALL, shape_problem
 
 FORMATS = ("PNG", "JPEG", "WebP", "GIF", "BMP", "TIFF")
-LARGE = 4 << 20  # pixels; for larger JPEGs it matters how many pixels the model uses
+LARGE = 4 << 20  # pixels; larger JPEGs may be decoded at a reduced size
 _REDUCTIONS = (1, 2, 4, 8)
 _SPARE = 2  # decode at this multiple of the needed sides, as Pillow's thumbnails do, for quality
 _STRIP = 1 << 22  # bytes that are hashed at a time
 _SCAN = b"\xff\xda"  # the marker before each scan, which cannot occur in a scan's data
-_SCANS = 200  # maximum; ten are usual in a progressive JPEG, and each is a pass over all pixels
+_SCANS = 200  # maximum number of scans in a JPEG; ten are usual, and each is a pass over all pixels
 _WHITE = (255, 255, 255, 255)
 _WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
 _PLAIN = ("1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr")
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 
-# Pillow's warnings are about single broken files and would fill the process's log (stderr).
+# Pillow warns about single broken files, which would fill the process's log (stderr).
 warnings.filterwarnings("ignore", module=r"PIL\..*")
 
 
@@ -75,7 +75,7 @@ def picture_of(pixels: Image.Image) -> Picture:
 def _opened(
     content: bytes, name: str, most: int, allowed: int, used: Callable[[], int | None]
 ) -> Image.Image:
-    """The image after its size was checked and before its pixels are read."""
+    """The opened image: its size has been checked, and its pixels have not been read."""
     if name == "WebP":
         # Pillow allocates the whole canvas as soon as it opens a WebP file.
         size = _webp_size(content)

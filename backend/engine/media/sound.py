@@ -39,7 +39,7 @@ def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
 
 
 class _File(BytesIO):
-    """A file for libsndfile that tolerates a seek to before its beginning (in broken files).
+    """A file for libsndfile that accepts seeks to before its beginning, which broken files cause.
 
     An exception cannot pass through libsndfile's callbacks: it would be printed on stderr.
     """
@@ -96,15 +96,15 @@ def _require_shape(rate: int, channels: int) -> None:
         raise BadItem(f"has {channels} channels, but at most {MAX_CHANNELS} are mixed: send fewer")
 
 
-def resampled(mixed: Any, rate: int, wanted: int = SOUND_RATE) -> Any:
+def resampled(mixed: Any, rate: int, target_rate: int = SOUND_RATE) -> Any:
     """Samples of one channel at another rate, in float32."""
-    if rate == wanted:
+    if rate == target_rate:
         return mixed
     from scipy.signal import resample_poly
 
-    common = gcd(rate, wanted)
+    common = gcd(rate, target_rate)
     with np.errstate(all="ignore"):
-        samples = resample_poly(mixed, wanted // common, rate // common)
+        samples = resample_poly(mixed, target_rate // common, rate // common)
     return np.ascontiguousarray(samples, dtype=np.float32)
 
 

@@ -1,4 +1,4 @@
-"""What sequences, prefill passes and entries cost: the bytes that the planner counts with."""
+"""The bytes that the planner charges for sequences, prefill passes and entries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from backend.engine.planning.sequence_table import SequenceTable
 
 
 class Charges:
-    """The bytes of one loaded model."""
+    """The cost in bytes of everything that one loaded model runs and stores."""
 
     def __init__(self, limits: Limits) -> None:
         self._cost, self._draft = limits.cost, limits.draft
@@ -25,24 +25,29 @@ class Charges:
         return used + self.snapshots(admitted) + self.least_pass(sequences)
 
     def newcomer(self, one: SequenceState, *, alone: bool) -> int:
-        """Bytes for one more sequence: its own, its smallest pass, and, unless it would be alone,
-        a copy while it joins a batch."""
+        """Bytes needed to admit one more sequence.
+
+        These are its own, those of its smallest pass and, unless it would be alone, those of a copy
+        while it joins a batch.
+        """
         copied = 0 if alone else self._cost.of(one.total)
         own = one.width * self.row(one.charged) + one.arrived.beside
         return own + copied + self.smallest_pass(one)
 
     def row(self, tokens: int) -> int:
-        """Bytes of a row of so many tokens: its KV, also a draft model's, and what a decode step
-        computes with for it."""
+        """Bytes of one row of `tokens` tokens.
+
+        These are its KV, that of a draft model, and its share of a decode step's temporary memory.
+        """
         draft = self._draft.of(tokens) if self._draft else 0
         return self._cost.of(tokens) + draft + self._passes.chosen(1, tokens)
 
     def rectangle(self, members: Collection[SequenceState]) -> int:
-        """Bytes of sequences whose KV lies side by side: each takes as much as the longest."""
+        """Bytes of sequences that share arrays: each takes as much as the longest."""
         return sum(one.width for one in members) * self.row(max(one.charged for one in members))
 
     def snapshots(self, admitted: Collection[SequenceState]) -> int:
-        """Bytes of the snapshots that these sequences have, or are to get."""
+        """Bytes of the snapshots that these sequences have or will take."""
         if self._trims:
             return 0
         return sum(
@@ -57,7 +62,7 @@ class Charges:
     # Passes.
 
     def least_pass(self, sequences: SequenceTable) -> int:
-        """Bytes that every sequence in prefill needs to get on, one after the other."""
+        """Bytes that let every sequence in prefill proceed, one at a time."""
         return max(map(self.smallest_pass, sequences.of("prefill")), default=0)
 
     def smallest_pass(self, one: SequenceState) -> int:
@@ -65,9 +70,10 @@ class Charges:
         return self.prefill_pass(one, tokens, one.charged if one.arrived.scores else one.total)
 
     def prefill_pass(self, one: SequenceState, tokens: int, seen: int, rows: int = 1) -> int:
-        """Bytes of a pass of rows like this one, over so many tokens of each.
+        """Bytes of a pass of `rows` rows like this one, over `tokens` tokens of each.
 
-        An image or a sound is encoded in a pass of its own, which a pass that needs it waits for.
+        An image or a sound is encoded in a pass of its own; the pass that needs its features waits
+        for that.
         """
         nbytes = self._passes.of(rows * tokens, seen)
         if one.arrived.scores or one.arrived.fresh:
@@ -76,22 +82,22 @@ class Charges:
         return max(nbytes, one.arrived.encodes if reads else 0)
 
     def shared_pass(self, members: Sequence[SequenceState], tokens: int, seen: int) -> int:
-        """Bytes of a pass, and of the padding that it brings to the KV of those that share it."""
+        """Bytes of a pass, and of the padding that it adds to the KV of its members."""
         padding = self.rectangle(members) - sum(self.rectangle([one]) for one in members)
         return self.prefill_pass(members[0], tokens, seen, len(members)) + padding
 
     def guesses(self, rows: int, width: int, longest: int) -> int:
-        """Bytes of a step that checks so many guesses of each row, beside those of a plain one.
+        """Bytes that checking `width` guesses per row adds to a decode step.
 
-        Where a row has a recurrent state, the one from before the step is kept, both may be mixed
-        into a third, and tokens are fed again.
+        For a row with a recurrent state, the state from before the step is kept, both states may be
+        combined into a third, and tokens are fed again.
         """
         state = self._cost.fixed
         fed = width + (MOST_AGAIN if state else 0)
         return self._passes.chosen(rows * fed, longest) + 2 * rows * state
 
     def fitting(self, one: SequenceState, tokens: int, left: int) -> int:
-        """How many of the tokens a pass may take that computes with so many bytes; 0: none."""
+        """How many of the tokens a pass of at most `left` bytes can process; 0 if none."""
         seen = one.charged if one.arrived.scores else min(one.filled + tokens, one.target)
         least = one.fewest
         if self.prefill_pass(one, least, seen) > left:

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64)
 MOST_AGAIN = 8  # tokens that a step with guesses feeds a sequence once more
 
-_GAIN = 1.03  # the least gain over plain steps for which guessing is worth its fluctuations
-_TRIAL = 4  # steps with a width that has not been timed; the first one is not counted
-_LOOK = 2  # the same if they only test whether guesses are right again
+_GAIN = 1.03  # minimum gain over plain steps that makes up for the uneven times of guessing
+_TRIAL = 4  # steps with a width that has not been timed; the first of them is not counted
+_LOOK = 2  # the same if the steps only test whether guesses are right again
 _REFRESH = 256  # steps with guesses after which plain ones are timed again
 _SHORTEST_REST = 32  # plain steps between two such tests
 _LONGEST_REST = 256
-_PRIOR = 0.6  # probability that a guess after a right one is right, until it is known
+_PRIOR = 0.6  # assumed probability that a guess after a right one is right, until it is measured
 _MEMORY = 24  # measurements over which times are averaged
-_TEXT = 32  # the same for right guesses, of one sequence, because the text changes
+_TEXT = 32  # the same for right guesses of one sequence; limited because the text changes
 _LEAST_TEXT = 12
-_OUTLIER = 3.0  # times the average: longer times count as this
+_OUTLIER = 3.0  # multiple of the average; longer times count as this
 
 
 @dataclass(slots=True)
@@ -44,8 +44,9 @@ class _Mean:
 class GuessReport:
     """The current state of drafting.
 
-    width: guesses that a step may check for each sequence. proposed, accepted: guesses in all.
-    gain: measured tokens per second, relative to plain steps. guessers: their names, in words.
+    width: guesses that a step may check for each sequence. proposed, accepted: guesses since the
+    load. gain: measured tokens per second, relative to plain steps. guessers: their names, for
+    logs.
     """
 
     width: int = 0
@@ -63,8 +64,8 @@ class GuessWidth:
         # Seconds of a step, by number and length of sequences, then by width.
         self._seconds: dict[tuple[int, int], dict[int, _Mean]] = {}
         # The share of sequences in a step whose first guess was right, whose second was, and so on.
-        self._held = [_Mean() for _ in range(most)]
-        self._tested = 0  # number of guesses for which the latest steps measured that
+        self._first_right_shares = [_Mean() for _ in range(most)]
+        self._tested = 0  # number of guesses for which the latest steps measured these shares
         # the width being tried, and the remaining steps of the trial
         self._trial: tuple[int, int] = (0, 0)
         self._plain = self._guessing = 0  # steps since the other kind was last tried
@@ -98,8 +99,8 @@ class GuessWidth:
     ) -> None:
         """Record a finished step.
 
-        width: the chosen one. proposed: guesses of all sequences. right: for each sequence, the
-        guesses that were right. seconds: since the step before, if that had the same width; 0 means
+        width: as chosen. proposed: guesses of all sequences. right: for each sequence, how many
+        guesses were right. seconds: since the previous step if that had the same width; 0 if
         unknown.
         """
         if seconds:
@@ -113,7 +114,7 @@ class GuessWidth:
         self._tested = width
         for at in range(width):
             share = sum(count > at for count in right) / max(rows, 1)
-            self._held[at].add(share, max(_TEXT // max(rows, 1), _LEAST_TEXT))
+            self._first_right_shares[at].add(share, max(_TEXT // max(rows, 1), _LEAST_TEXT))
         if sum(right) >= proposed > 0:
             self._rest = _SHORTEST_REST
             # a test continues as long as guesses are right
@@ -140,7 +141,7 @@ class GuessWidth:
             return 0
         self._rest = min(2 * self._rest, _LONGEST_REST)
         self._plain = 0
-        for mean in self._held:
+        for mean in self._first_right_shares:
             mean.count = min(mean.count, _LOOK)  # the text may have changed
         guessing = [width for width in self._widths if width]
         best = max(guessing, key=lambda width: (self._rate(known, width), -width), default=0)
@@ -165,13 +166,13 @@ class GuessWidth:
         return self._tokens(width) / max(seconds, 1e-9)
 
     def _tokens(self, width: int) -> float:
-        """The expected number of tokens of one sequence in a step."""
+        """The expected number of tokens that one sequence gains in a step."""
         self._extend(width)
-        return 1 + sum(mean.value for mean in self._held[:width])
+        return 1 + sum(mean.value for mean in self._first_right_shares[:width])
 
     def _extend(self, width: int) -> None:
         """Estimate guesses beyond those that the latest steps made, from the last of these."""
-        first, held = self._tested, self._held
+        first, held = self._tested, self._first_right_shares
         again = _PRIOR
         if first == 1:
             again = max(held[0].value, _PRIOR)
@@ -187,7 +188,10 @@ class GuessWidth:
         return self._rate(known, width) * known[0].value if width else 1.0
 
     def _known(self, rows: int, longest: int) -> dict[int, _Mean]:
-        """Times for this number of sequences and length; initially those of the nearest known."""
+        """Times for this number of sequences and length.
+
+        Initially those of the most similar known step.
+        """
         key = _size(rows), _size(longest)
         if key not in self._seconds:
             near = min(

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_SHARE = 0.25  # maximum share of the decode steps' time for grammars while other rows run
-_COSTLY = 0.002  # seconds; pausing a sequence whose mask takes less would gain the others little
+_SHARE = 0.25  # maximum share of the decode steps' time that grammars may take while other rows run
+_COSTLY = 0.002  # seconds; pausing a sequence with quicker masks would gain the others little
 
 
 class MaskShare:
     """The time that grammars took, for one loaded model. pause: seconds.
 
-    owed: seconds that costly grammars took beyond the share, which later steps make up for.
+    owed: seconds that costly grammars took beyond their share; later steps make up for them.
     """
 
     def __init__(self, pause: float) -> None:
@@ -32,17 +32,17 @@ class MaskShare:
     def masked(self, seconds: float) -> None:
         """Record the seconds that a sequence's grammar took.
 
-        Those of a quick grammar are not made up for: many of them may always take more than the
-        share, and then a costly one would never resume.
+        The time of quick grammars is not owed: many of them together may exceed the share for ever,
+        and then a costly one would never resume.
         """
         if seconds >= _COSTLY:
             self.owed += seconds
 
     def too_costly(self, seconds: Mapping[int, float]) -> list[int]:
-        """The sequences that have to pause, so that the others can afford their masks.
+        """The sequences that have to pause because of their masks.
 
-        seconds: the time of each decoding sequence's grammar for its latest token; 0 without a
-        grammar. None pauses if no other sequence would gain.
+        seconds: the time that each decoding sequence's grammar took for its latest token; 0 without
+        a grammar. Returns none if no other sequence would gain.
         """
         if self.owed <= self._pause:
             return []

@@ -15,8 +15,8 @@ SMALLEST_STEP = 8
 PASS_TOKENS = 32  # a shorter pass takes about as long, because it reads all weights too
 _IDLE_PAUSE = 4.0  # factor of the allowed pause while no stream is running
 _MEMORY = 0.7  # weight of earlier passes in the current speed
-_SHAPE_MEMORY = 0.95  # the same for the line, which needs passes at distant lengths
-_LEAST_SPEED = 50.0  # tokens per second that ageing assumes until a pass was timed
+_SHAPE_MEMORY = 0.95  # the same for the line, which needs passes at very different lengths
+_LEAST_SPEED = 50.0  # tokens per second that ageing assumes until a pass has been timed
 _NEAR = 1024.0  # tokens; passes at lengths closer than this show mostly noise
 
 
@@ -27,13 +27,14 @@ class Pace:
         self._most = max(most_tokens, SMALLEST_STEP)
         self._stall = stall_ms / 1e3
         self._latest: float | None = None  # seconds per token of the latest pass
-        self._moment = 1.0  # time of the latest passes relative to the line's prediction
+        self._moment = 1.0  # ratio of the times of the latest passes to the line's predictions
         self._weight = self._behind = self._time = self._spread = self._common = 0.0
 
     def tokens(self, *, running: bool, behind: int = 0) -> int:
-        """The tokens of the next step, from SMALLEST_STEP to the configured maximum.
+        """The number of tokens of the next step, from SMALLEST_STEP to the configured maximum.
 
-        behind: tokens of the prompt that are already computed.
+        running: whether streams wait for the step. behind: tokens of the prompt that are already
+        computed.
         """
         if self._latest is None:
             return min(2 * PASS_TOKENS, self._most)
@@ -44,20 +45,24 @@ class Pace:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The measured speed; None until a step was measured."""
+        """The measured speed; None before the first measurement."""
         return 1 / self._latest if self._latest else None
 
     def urgency(self, left: int, waited: float) -> float:
-        """Tokens left to prefill, less those of the seconds that it has waited: smallest first.
+        """Tokens left to prefill, minus the tokens that could have been prefilled while it waited.
 
-        Shortest first keeps short questions quick; ageing keeps a long prompt from starving: once
-        it has waited for twice its own time, nothing newer overtakes it.
+        The smallest goes first: short prompts stay quick, and ageing keeps a long prompt from
+        starving. Once a prompt has waited for twice the time that it needs, nothing newer overtakes
+        it.
         """
         rate = max(self.tokens_per_second or _LEAST_SPEED, _LEAST_SPEED) / 2
         return max(left, 0) - rate * waited
 
     def measured(self, tokens: int, seconds: float, behind: int = 0) -> None:
-        """Learn from a step. Very short steps are ignored: they do not predict longer ones."""
+        """Learn from a timed pass.
+
+        Very short passes are ignored: they do not predict longer ones.
+        """
         if tokens < min(PASS_TOKENS, self.tokens(running=True, behind=behind)):
             return
         each = max(seconds / tokens, 1e-9)
@@ -71,8 +76,8 @@ class Pace:
     def _line(self, behind: int) -> float:
         """Predicted seconds per token after `behind` tokens."""
         slope = max(self._common / (self._spread + self._weight * _NEAR**2), 0.0)
-        # Passes after many tokens predict little about passes after none; they must not predict
-        # too small a time.
+        # Passes after many tokens predict little about passes after none, so the prediction has a
+        # minimum.
         return max(self._time + slope * (behind - self._behind), self._time / 16)
 
     def _learn(self, each: float, behind: int) -> None:

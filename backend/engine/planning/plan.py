@@ -1,6 +1,6 @@
-"""The planner's decisions and the events that it gets: frozen, serialisable data without MLX.
+"""The planner's decisions and the events it receives: frozen, serialisable data without MLX.
 
-A `StepPlan` is all that the executor needs for one step. It names sequences, stored entries and
+A `StepPlan` is all that the executor needs for one step. It refers to sequences, stored entries and
 batches by number, so it can be printed, replayed by a simulator, or sent to another rank.
 """
 
@@ -21,8 +21,8 @@ GROWTH_STEP = 256  # tokens by which mlx-lm's KV caches grow (mlx-lm 0.32.2, `KV
 class CacheCost:
     """Bytes of KV that one sequence needs.
 
-    per_token: bytes that grow with every token. fixed: bytes of recurrent state. windowed: (bytes
-    per token, maximum tokens) of layers with a sliding window.
+    per_token: bytes per token, in layers that keep every token. fixed: bytes of recurrent state.
+    windowed: (bytes per token, maximum tokens) of layers with a sliding window.
     """
 
     per_token: int
@@ -30,7 +30,7 @@ class CacheCost:
     windowed: tuple[tuple[int, int], ...] = ()
 
     def of(self, tokens: int) -> int:
-        """Bytes for so many tokens, rounded up to the caches' growth step."""
+        """Bytes for `tokens` tokens, rounded up to the caches' growth step."""
         steps = -(-tokens // GROWTH_STEP) * GROWTH_STEP
         return self.snapshot(steps) + steps * self.per_token
 
@@ -42,9 +42,9 @@ class CacheCost:
 
 @dataclass(frozen=True, slots=True)
 class PassCost:
-    """Temporary bytes of a forward pass, which it needs beside the KV until it is done.
+    """Temporary bytes that a forward pass needs, in addition to KV, until it is done.
 
-    per_token: for every token in it, padding included. per_pair: for every token and each token
+    per_token: for every token in it, including padding. per_pair: for every token and each token
     that it attends to: masks, and attention scores if MLX has no fused kernel. per_choice: for
     every token whose logits are computed.
     """
@@ -54,11 +54,11 @@ class PassCost:
     per_choice: int = 0
 
     def of(self, tokens: int, seen: int) -> int:
-        """A pass over so many tokens, of sequences that are then up to `seen` tokens long."""
+        """Bytes of a pass over `tokens` tokens; its sequences are then up to `seen` tokens long."""
         return tokens * (self.per_token + math.ceil(self.per_pair * seen))
 
     def chosen(self, rows: int, seen: int) -> int:
-        """A decode step of so many rows."""
+        """Bytes of a decode step of `rows` rows."""
         return self.of(rows, seen) + rows * self.per_choice
 
 
@@ -66,13 +66,14 @@ class PassCost:
 class Limits:
     """What a loaded model allows the planner.
 
-    passes: temporary memory of forward passes. slots: sequences that may be admitted together.
-    room: bytes beside the weights. prompt_cache: bytes of them for stored entries. max_entries:
-    most stored entries; 0: no limit. prefill_chunk: most tokens of one prefill pass. stall_ms:
-    longest pause of running streams that a prefill pass may cause. together: whether prompts of
-    different lengths can share a prefill pass. trims: whether every layer's cache can be truncated
-    to any length. guesses: most guesses that a decode step may check for a sequence. draft: cost of
-    the KV of a draft model, in addition to the model's own.
+    cost: of one sequence's KV. passes: temporary memory of forward passes. slots: maximum number of
+    admitted sequences. room: bytes left after the weights. prompt_cache: bytes of these for stored
+    entries. max_entries: maximum number of stored entries; 0 means no limit. prefill_chunk: maximum
+    number of tokens of one prefill pass. stall_ms: longest pause of running streams that a prefill
+    pass may cause. together: whether prompts of different lengths can share a prefill pass. trims:
+    whether every layer's cache can be truncated to any length. guesses: maximum number of guesses
+    that a decode step checks for a sequence. draft: cost of the KV of a draft model, in addition to
+    the model's own.
     """
 
     cost: CacheCost
@@ -89,22 +90,22 @@ class Limits:
     draft: CacheCost | None = None
 
 
-# What the planner learns.
+# Events: what the planner learns.
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
     """A new sequence.
 
-    key: the prompt as caches compare it. tokens: the prompt's token ids. limit: most tokens to
-    generate. spans: stretches of the prompt that no cache may be cut in (images, sounds). places:
-    prompt lengths that later prompts are likely to share. on_disk: how many tokens of the prompt
-    a file holds. width: rows of KV that it may need at once. fresh: the whole prompt has to be
-    computed, whatever is stored. alone: its prefill cannot share a pass. joins: whether tokens are
-    generated after the prompt. scores: whether continuations are scored instead. keep: whether its
-    KV is worth storing when it ends. encodes: bytes that the largest of its images and sounds takes
-    while it is encoded. beside: bytes that it needs beside its KV for as long as it is admitted.
-    guesses: most that a decode step may check for it.
+    key: the prompt in the form that caches compare. tokens: the prompt's token ids. limit: maximum
+    number of tokens to generate. spans: ranges of the prompt inside which no cache may be cut
+    (images, sounds). places: prompt lengths that later prompts are likely to share. on_disk: how
+    many tokens of the prompt a file holds. width: rows of KV that it may need at once. fresh: the
+    whole prompt must be computed, whatever is stored. alone: its prefill cannot share a pass.
+    joins: whether tokens are generated after the prompt. scores: whether continuations are scored
+    instead. keep: whether its KV is worth storing when it ends. encodes: bytes that encoding the
+    largest of its images and sounds takes. beside: bytes that it needs in addition to KV for as
+    long as it is admitted. guesses: maximum number of guesses that a decode step may check for it.
     """
 
     sequence: int
@@ -127,7 +128,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The executor gave a sequence its KV, which already has its first `reused` tokens."""
+    """The executor has given a sequence its KV, which holds its first `reused` tokens."""
 
     sequence: int
     reused: int
@@ -135,7 +136,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """`filled` tokens of a sequence are in its KV; snapshot: the length of a new snapshot."""
+    """The KV of a sequence holds `filled` tokens. snapshot: a snapshot of that length was taken."""
 
     sequence: int
     filled: int
@@ -169,8 +170,8 @@ class Lost:
 class Stored:
     """An entry was stored.
 
-    entry: its number. after: its tokens behind the prompt. length: tokens in it. nbytes: bytes
-    that it holds. places: lengths at which it can serve; None: at any.
+    entry: its number. length: its tokens. after: those of them that follow the prompt. nbytes:
+    bytes that it holds. places: lengths at which it can be used; None means any.
     """
 
     entry: int
@@ -182,14 +183,14 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class NotStored:
-    """An entry that was planned could not be stored."""
+    """An entry of the plan could not be stored."""
 
     entry: int
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillTimed:
-    """Seconds that the device took for a prefill pass over this many padded tokens.
+    """Seconds that the device took for a prefill pass over this many tokens, including padding.
 
     behind: tokens that were computed before them, in the longest prompt.
     """
@@ -210,7 +211,7 @@ class DecodeTimed:
 class Masked:
     """Seconds of processor time that a sequence's grammar took since the latest plan.
 
-    postponed: there was no time for its latest mask, so the sequence has to rest.
+    postponed: there was no time for its latest mask, so the sequence must be preempted.
     """
 
     sequence: int
@@ -220,11 +221,11 @@ class Masked:
 
 @dataclass(frozen=True, slots=True)
 class Guessed:
-    """A decode step of a batch that may guess is done.
+    """A decode step of a batch that drafts has ended.
 
-    rows: its sequences. longest: tokens of the longest. width: as planned. proposed: guesses of
-    all sequences. right: of each sequence, the guesses that held. seconds: since the step before,
-    if that was alike and nothing else ran; 0: not known.
+    rows: number of sequences. longest: tokens of the longest. width: as planned. proposed: guesses
+    of all sequences. right: of each sequence, the guesses that were right. seconds: since the
+    previous step, if that was the same and nothing else ran; 0 if unknown.
     """
 
     rows: int
@@ -237,11 +238,11 @@ class Guessed:
 
 @dataclass(frozen=True, slots=True)
 class OtherBytes:
-    """Bytes beside the weights that neither sequences nor stored entries hold.
+    """Bytes besides the weights that neither sequences nor stored entries hold.
 
-    nbytes: of what will be gone soon without anybody's doing: KV on its way to the disk, or from
-    it, and what the next batch of texts to embed computes with. features: of images and sounds
-    seen before, which give way to sequences.
+    nbytes: memory that will be free soon: KV on its way to or from the disk, and the working memory
+    of the next batch of texts to embed. features: features of earlier images and sounds, which are
+    evicted when sequences need the memory.
     """
 
     nbytes: int
@@ -271,14 +272,14 @@ PlannerEvent = (
 )
 
 
-# What the planner decides.
+# Decisions: what a plan consists of.
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """Where a sequence's first `length` tokens come from: an entry, another sequence, or disk.
 
-    move: the entry's KV is taken over instead of copied.
+    number: of the entry or sequence. move: take over the entry's KV instead of copying it.
     """
 
     kind: Literal["entry", "sequence", "disk"]
@@ -289,10 +290,11 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Give a sequence its KV. tokens: its prompt and what it had generated before a preemption.
+    """Give a sequence its KV.
 
-    width: rows of KV that it may use at once. snapshots: the lengths within the source at which it
-    has snapshots, the source's or taken now.
+    tokens: its prompt, and what it had generated before a preemption. width: rows of KV that it may
+    use at once. snapshots: the lengths within the source at which it has snapshots, copied from the
+    source or taken now.
     """
 
     sequence: int
@@ -304,7 +306,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Take a sequence's KV away. entry: the number under which to store it; None: drop it."""
+    """Remove a sequence's KV. entry: the number under which to store it; None means drop it."""
 
     sequence: int
     entry: int | None = None
@@ -322,7 +324,7 @@ class Join:
 class Prefill:
     """Compute the KV of a sequence's tokens from `start` to `end`.
 
-    snapshot: copy the layers that cannot be cut back when `end` is reached.
+    snapshot: copy the layers that cannot be truncated when `end` is reached.
     """
 
     sequence: int
@@ -333,7 +335,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Run the next stretch of a sequence's continuations, of at most `budget` tokens."""
+    """Score the next tokens of a sequence's continuations, at most `budget` of them."""
 
     sequence: int
     budget: int
@@ -341,7 +343,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A sequence that does not fit into memory. needed, room: bytes beside the weights."""
+    """A sequence that does not fit into memory. needed, room: bytes besides the weights."""
 
     sequence: int
     needed: int
@@ -353,10 +355,10 @@ class Refusal:
 class StepPlan:
     """One step, in the order in which the executor carries it out.
 
-    features: bytes that features of images and sounds may keep; None: no change.
-    preempt: sequences that stay and are to start again. prefill: passes; the sequences of a pass
-    are computed together. decode: how many sequences decode in each batch, by its number. guess:
-    most guesses that a batch checks for each of its sequences; 0 where it is not named.
+    features: bytes that features of images and sounds may keep; None means no change. preempt:
+    sequences that lose their KV and start again later. prefill: the passes, each with the sequences
+    computed in it. decode: how many sequences decode in each batch, by its number. guess: by batch,
+    the maximum number of guesses to check for each sequence; 0 for batches not listed.
     """
 
     number: int
@@ -374,11 +376,11 @@ class StepPlan:
 
     @property
     def only_decodes(self) -> bool:
-        """Whether memory hardly changes: no sequence comes, goes or is prefilled."""
+        """Whether memory hardly changes: no sequence starts, ends or is prefilled."""
         return not (self.evict or self.preempt or self.leave or self.start or self.prefill)
 
     def __str__(self) -> str:
-        """What the step does, for the last log line of a process that hangs in it."""
+        """What the step does, for the last log line of a process that hangs in the step."""
         doing = []
         if self.decode:
             doing.append(f"decode step of {counted(sum(self.decode.values()), 'sequence')}")

@@ -1,9 +1,8 @@
 """Decides what the engine does next: who is admitted, prefilled, preempted, stored and evicted.
 
-Plain Python without MLX. Clock, byte counts, arrivals and results are arguments, so the same
-events always give the same plans: a simulator can replay them, and a property test can check
-every step. The executor (`backend.engine.executing.executor`) carries the plans out and decides
-nothing.
+Plain Python without MLX. Clock, byte counts, arrivals and results are arguments, so the same events
+always give the same plans: a simulator can replay them, and a property test can check every step.
+The executor (`backend.engine.executing.executor`) carries the plans out and decides nothing.
 """
 
 from __future__ import annotations
@@ -45,20 +44,22 @@ from backend.engine.planning.sequence_table import SequenceTable
 from backend.engine.planning.snapshot_places import snapshot_places
 from backend.engine.planning.stored_entries import StoredEntries
 
-_PATIENCE = 10.0  # seconds after which a sequence that does not fit holds up those behind it
-_WASTE = 0.25  # of a batch's bytes that may be padding
+# seconds after which a sequence that does not fit blocks the admission of those behind it
+_PATIENCE = 10.0
+_WASTE = 0.25  # maximum share of a batch's bytes that may be padding
 _MOST_BATCHES = 4
 _MOST_SNAPSHOTS = 16
-_FEW_SNAPSHOTS = 3  # that a short prompt may have though they outweigh its tokens
-_SNAPSHOT_SHARE = 8  # the snapshots of one sequence take at most this part of the prompt cache
+_FEW_SNAPSHOTS = 3  # number that a short prompt may have even if they outweigh its tokens
+# the snapshots of one sequence take at most 1/_SNAPSHOT_SHARE of the prompt cache
+_SNAPSHOT_SHARE = 8
 
 
 class Planner:
     """The decisions for one loaded model.
 
-    sequences: everybody who waits or runs. entries: the prompt cache. pace, widths, masks: how long
-    a prefill pass may be, how many guesses pay, whose grammars are too costly. preemptions: how
-    many sequences lost their place to memory.
+    sequences: all that wait or run. entries: the prompt cache. pace, widths, masks: decide how long
+    a prefill pass may be, how many guesses pay, and whose grammars are too costly. preemptions:
+    number of sequences that were preempted to free memory.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -75,8 +76,8 @@ class Planner:
         self._leaving: list[Leave] = []
         self._steps = 0
         self._batches = 0
-        self._other = 0  # bytes that are nobody's here, and gone soon
-        self._features = 0  # bytes of images and sounds seen before
+        self._other = 0  # bytes that neither sequences nor entries hold, and that will be free soon
+        self._features = 0  # bytes of features of earlier images and sounds
         self._step_seconds = 0.0  # of the latest decode step
 
     @property
@@ -84,7 +85,7 @@ class Planner:
         return bool(self.sequences.by_number or self._leaving or self.entries.busy)
 
     def plan(self, now: float, events: Iterable[PlannerEvent]) -> StepPlan:
-        """Learn from what happened since the last plan, and decide the next step.
+        """Learn from the events since the last plan, and decide the next step.
 
         now: seconds on any clock that only moves forward.
         """
@@ -93,7 +94,7 @@ class Planner:
         self._steps += 1
         self.entries.copied.clear()
         preempt, refuse = self._make_room()
-        preempt += self._rest_masks()
+        preempt += self._pause_costly_grammars()
         start, unfit = self._admit(now)
         refuse += unfit
         join = self._join()
@@ -130,11 +131,11 @@ class Planner:
 
     @property
     def spare(self) -> int:
-        """Bytes that nobody has, and that are kept for nobody."""
+        """Bytes that are not in use and not reserved."""
         entries = self.entries.index.nbytes + self.entries.storing_bytes
         return self._room - self._used() - entries - self._features
 
-    # What it learns.
+    # Learning from events.
 
     def _learn(self, event: PlannerEvent, now: float) -> None:
         match event:
@@ -147,8 +148,8 @@ class Planner:
                 )
             case Started(number, reused):
                 if one := self.sequences.by_number.get(number):
-                    # Less than was planned, where a file is gone. What the same plan had for the
-                    # sequence was then left out, and is planned again.
+                    # Less than planned, because a file has disappeared. The executor has left out
+                    # the rest of the plan for this sequence, so it is planned again.
                     one.filled = reused
                     one.snapshots = {place for place in one.snapshots if place <= reused}
             case Prefilled(number, filled, snapshot):
@@ -200,10 +201,10 @@ class Planner:
         return self.limits.room - self._other
 
     def _make_room(self) -> tuple[list[Leave], list[Refusal]]:
-        """Preempt the newest until the others fit; evict stored entries that they need.
+        """Preempt the newest sequences until the others fit; evict stored entries to make room.
 
-        What the preempted have computed is stored where there is room for it beside the others.
-        The last one stays where only bytes that will soon be gone crowd it.
+        KV of preempted sequences is stored if there is room for it. The last sequence is not
+        preempted if the only other memory in use will soon be free.
         """
         computed: list[tuple[SequenceState, int]] = []
         refused: list[Refusal] = []
@@ -231,16 +232,16 @@ class Planner:
         self._shrink(left)
         return preempted, refused
 
-    def _rest_masks(self) -> list[Leave]:
+    def _pause_costly_grammars(self) -> list[Leave]:
         """Preempt the sequences whose grammars are too costly for the others.
 
-        A sequence that rests keeps its KV as an entry, and starts again once the others have made
-        up for the time that its grammar took.
+        A preempted sequence keeps its KV as an entry. It starts again once the decode steps of the
+        others have made up for the time that its grammar took.
         """
         if not self.limits.prompt_cache:
             return []
         decoding = self.sequences.of("decode")
-        resting = [one for one in decoding if one.postponed]
+        resting = [one for one in self.sequences.admitted.values() if one.postponed]
         seconds = {one.number: one.mask_seconds for one in decoding if not one.postponed}
         resting += [self.sequences.by_number[number] for number in self.masks.too_costly(seconds)]
         leaving: list[Leave] = []
@@ -253,8 +254,8 @@ class Planner:
             one.resting, one.postponed = True, False
         return leaving
 
-    def _rests(self, one: SequenceState) -> bool:
-        """Whether it waits for the others to make up for its grammar: only decode steps do."""
+    def _is_paused(self, one: SequenceState) -> bool:
+        """Whether it must wait until decode steps of others have made up for its grammar's time."""
         return one.resting and self.masks.owed > 0 and bool(self.sequences.of("decode"))
 
     def _refuse(self, one: SequenceState, needed: int) -> Refusal:
@@ -263,11 +264,11 @@ class Planner:
         return Refusal(one.number, needed, self.limits.room, one.total)
 
     def _shrink(self, room: int, *pinned: int) -> None:
-        """Entries and features have so many bytes together."""
+        """Limit entries and features to `room` bytes together. pinned: entries that must stay."""
         self.entries.shrink(room - self._features, *pinned)
 
     def _shrink_features(self, left: int) -> int | None:
-        """How many of the bytes that are left features may keep; None: no change."""
+        """How many of the bytes `left` features may keep; None if nothing changes."""
         if self._features <= max(left, 0):
             return None
         self._features = max(left, 0)
@@ -278,29 +279,31 @@ class Planner:
     def _admit(self, now: float) -> tuple[list[Start], list[Refusal]]:
         starts: list[Start] = []
         refused: list[Refusal] = []
-        expecting = 0  # sequences that wait for a prefix in prefill and keep a slot
+        # sequences that keep a slot while they wait for a prefix that is being prefilled
+        expecting = 0
         slots = self.limits.slots - len(self.sequences.admitted)
         if slots <= 0:
             return starts, refused
         storing = self.entries.storing_bytes
         used = self._used() + storing
         if self.sequences.admitted and used + 2 * self.limits.cost.of(1) > self._room:
-            return starts, refused  # not even the shortest fits, with the copy while it joins
+            # not even the shortest fits, including the copy while it joins a batch
+            return starts, refused
         waiting = [
             one
             for one in self.sequences.of("waiting")
-            if one.preempted_in != self._steps and not self._rests(one)
+            if one.preempted_in != self._steps and not self._is_paused(one)
         ]
         urgent = {one.number: self._urgency(one, now) for one in waiting}
         waiting.sort(key=lambda one: (urgent[one.number], one.number))
-        if self._gathers(waiting, slots):
+        if self._waits_for_slots(waiting, slots):
             return starts, refused
         for one in waiting:
             if len(starts) + expecting >= slots:
                 break
-            if self._rests(one):
+            if self._is_paused(one):
                 continue  # another one has just started
-            # Memory comes first because it is asked quickly: in a long queue, most do not fit.
+            # Memory is checked first because that is quick: in a long queue, most do not fit.
             one.width = one.arrived.width
             needed = used + self._charges.newcomer(one, alone=not self.sequences.admitted)
             if needed > self._room and one.width <= 2 and (self.sequences.admitted or storing):
@@ -333,12 +336,12 @@ class Planner:
             used = self._used() + storing
         return starts, refused
 
-    def _gathers(self, waiting: Sequence[SequenceState], free: int) -> bool:
-        """Whether to leave the free slots free until the next sequence ends.
+    def _waits_for_slots(self, waiting: Sequence[SequenceState], free: int) -> bool:
+        """Whether to leave the free slots unused until the next sequence ends.
 
         The prompts that start then share one pass, and a pass of few tokens takes about as long as
-        one of PASS_TOKENS. That is worth it while more prompts wait than slots are free, and the
-        free slots would generate less in the meantime than in the time of a pass.
+        one of PASS_TOKENS. That pays while more prompts wait than slots are free, and the free
+        slots would generate less in the meantime than in the time of a pass.
 
         waiting: in the order in which they would start. free: slots.
         """
@@ -347,7 +350,7 @@ class Planner:
         if not (self.limits.together and speed and running) or len(waiting) <= free:
             return False
         if len(running) < len(self.sequences.admitted):
-            return False  # the pass of one in prefill can be shared now
+            return False  # a prompt that is being prefilled can share its pass now
         steps = min(one.arrived.limit - len(one.generated) for one in running)
         if steps * self._step_seconds * free / self.limits.slots >= PASS_TOKENS / speed:
             return False
@@ -361,11 +364,11 @@ class Planner:
         return self.pace.urgency(left, now - one.since)
 
     def _start(self, one: SequenceState, source: Source | None, left: int) -> Start:
-        """Admit a sequence. left: bytes beside all that is admitted then."""
+        """Admit a sequence. left: bytes besides those of all admitted sequences."""
         if source is not None and source.kind == "entry":
             self._shrink(left, source.number)
             if self.entries.index.nbytes > max(left, 0) and not source.move:
-                # The entry and its copy do not fit side by side.
+                # The entry and its copy do not fit in memory together.
                 if self.entries.index.places(source.number) is None:
                     source = Source("entry", source.number, source.length, move=True)
                 else:
@@ -387,18 +390,17 @@ class Planner:
     def _choose_snapshots(
         self, one: SequenceState, known: Collection[int] | None, left: int
     ) -> None:
-        """Which snapshots are taken, and which come along with the prefix.
+        """Choose which snapshots to take, and which of the source's snapshots to keep.
 
-        known: the lengths at which its source can be cut; None: at any.
-
-        No more than fit in the bytes that are left, than a bounded part of the prompt cache, and
-        than weigh as much as the KV of the prompt, beside a few.
+        known: the lengths at which the source can be truncated; None means any. left: bytes that
+        are free. Their number is limited by the free bytes, by a share of the prompt cache, and by
+        the KV of the prompt, which they may outweigh only by a few.
         """
         cost = self.limits.cost
         size = max(cost.snapshot(one.prompt), 1)
         fair = one.prompt * cost.per_token // size + _FEW_SNAPSHOTS
         if not cost.per_token:
-            fair = _MOST_SNAPSHOTS  # state alone: there is nothing else that could be kept
+            fair = _MOST_SNAPSHOTS  # recurrent state only: nothing else could be stored
         share = max(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, 1)
         spare = max(left - self.entries.copied_bytes, 0) // size
         most = min(fair, share, spare, _MOST_SNAPSHOTS)
@@ -425,7 +427,7 @@ class Planner:
         return joins
 
     def _batch_for(self, one: SequenceState) -> int:
-        """A batch in which the padding stays small, or a new one.
+        """A batch in which padding stays small, or a new one.
 
         A batch is a rectangle: every sequence takes as much memory as the longest.
         """
@@ -438,7 +440,7 @@ class Planner:
             lengths = [member.charged for member in (*members, one)]
             whole = len(lengths) * self._charges.row(max(lengths))
             if whole - len(members) * self._charges.row(max(lengths[:-1])) > left:
-                continue  # The padding would cost somebody its place.
+                continue  # The padding would cause a preemption.
             wasted = 1 - sum(map(self._charges.row, lengths)) / max(whole, 1)
             uneven = max(lengths) - min(lengths)
             padding[number] = 0.0 if uneven <= UNEVEN else wasted
@@ -450,13 +452,13 @@ class Planner:
         return self._batches
 
     def _guess(self, left: int) -> dict[int, int]:
-        """How many guesses each batch may check, within the bytes that are left."""
+        """How many guesses each batch may check, within the bytes `left`."""
         widths: dict[int, int] = {}
         if not self.limits.guesses:
             return widths
         for number, members in sorted(self.sequences.batches().items()):
             if len(members) > 1 and not self.limits.together:
-                continue  # several tokens of several sequences in a pass: the model cannot
+                continue  # the model cannot process several tokens of several sequences in one pass
             most = min(max(one.arrived.guesses for one in members), self.limits.guesses)
             longest = max(one.total for one in members)
             while most and self._charges.guesses(len(members), most, longest) > left:

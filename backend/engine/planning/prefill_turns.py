@@ -13,9 +13,9 @@ from backend.engine.planning.pace import PASS_TOKENS, SMALLEST_STEP, Pace
 from backend.engine.planning.plan import Limits, Prefill, Score
 from backend.engine.planning.sequence_state import SequenceState
 
-UNEVEN = 1024  # tokens by which the lengths in a pass may differ, whatever the padding costs
+UNEVEN = 1024  # tokens by which the lengths in a pass may always differ, whatever the padding costs
 _SHARE = 0.75  # maximum share of the device's time for prefill while sequences decode
-_REST = 1.5  # factor of the usual length of a step, if that leaves nothing to prefill
+_REST = 1.5  # factor on the usual length of a step, if that completes all prefills
 
 
 class PrefillTurns:
@@ -25,9 +25,10 @@ class PrefillTurns:
         self._together, self._longest = limits.together, limits.prefill_chunk
         self._charges, self._pace = charges, pace
         self._owed_to_decode = 0.0  # seconds
-        self._formed = 0  # number of groups of sequences that shared a pass
-        self._scored = False  # in the latest step that had time for prefill
-        self._shortest_next = False  # whether a step is too small for two prompts
+        self._formed = 0  # number of the latest group of sequences that shared a pass
+        self._scored = False  # whether the latest step with time for prefill scored
+        # whether the next step goes to the shortest prompt, because one step is too small for two
+        self._shortest_next = False
 
     def prefilled(self, seconds: float) -> None:
         """Record the seconds of a pass."""
@@ -42,9 +43,9 @@ class PrefillTurns:
     ) -> tuple[list[tuple[Prefill, ...]], list[Score], int]:
         """The prefill passes of this step, within the pause allowed for running streams.
 
-        filling: the sequences in prefill. room: bytes beside the admitted sequences. running:
-        whether others decode. Also returns the bytes that the passes take in all, because they may
-        be in MLX's queue together.
+        filling: the sequences in prefill. room: bytes besides those of admitted sequences. running:
+        whether others decode. Also returns the temporary bytes of all passes together, because all
+        may be in MLX's queue at the same time.
         """
         if not running:
             self._owed_to_decode = 0.0
@@ -100,9 +101,9 @@ class PrefillTurns:
         return sorted(able, key=urgency)
 
     def _longer(self, able: Sequence[SequenceState]) -> float:
-        """The factor by which a step without streams may be longer, if that completes the prefill.
+        """The factor by which a step without streams may be longer if that completes all prefills.
 
-        Otherwise a small rest would be prefilled beside the others' decode steps, much later.
+        Otherwise a small rest would be prefilled much later, beside the others' decode steps.
         """
         rests = [one.target - one.filled for one in able]
         whole = self._pace.tokens(running=False, behind=max(one.filled for one in able))
@@ -135,10 +136,10 @@ class PrefillTurns:
         budget: int,
         left: int,
     ) -> list[tuple[SequenceState, Prefill]]:
-        """The next chunk of a prompt, with those of others that share its pass with little padding.
+        """The next chunk of a prompt, and chunks of others that share its pass.
 
-        All take as long as the longest, so none may be more than twice as long as another. tokens:
-        of the first. budget: tokens of all. left: bytes.
+        All take as long as the longest, so none may be more than twice as long as another, and
+        padding is limited. tokens: of the first. budget: tokens of all. left: bytes.
         """
         group = [(first, stretch(first, tokens))]
         if not self._together or first.arrived.alone:
@@ -153,7 +154,7 @@ class PrefillTurns:
             parts = [part for _, part in more]
             sizes = list(map(_size, parts))
             ends = [part.end for part in parts]
-            # After few tokens, this many take about as long as the first alone.
+            # After few tokens, a pass of this many takes about as long as that of the first alone.
             free = PASS_TOKENS if max(ends) <= UNEVEN else 0
             if max(sizes) > 2 * min(sizes) or _padded(parts) > max(budget, free):
                 continue
@@ -181,5 +182,5 @@ def _size(part: Prefill) -> int:
 
 
 def _padded(group: Sequence[Prefill]) -> int:
-    """Tokens that a pass computes, padding included."""
+    """Tokens that a pass computes, including padding."""
     return len(group) * max(map(_size, group))

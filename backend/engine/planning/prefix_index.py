@@ -147,7 +147,10 @@ class PrefixIndex:
         return self._entries[entry].nbytes
 
     def places(self, entry: int) -> tuple[int, ...] | None:
-        """The lengths at which an entry is usable; None: any. Raises KeyError as `length` does."""
+        """The lengths at which an entry is usable;
+
+        None means any. Raises KeyError as `length` does.
+        """
         marks = self._entries[entry].marks
         return None if marks is None else tuple(len(mark.key) for mark in marks)
 
@@ -177,13 +180,13 @@ class PrefixIndex:
     ) -> list[int]:
         """Store a sequence of at most `max_bytes`; returns the evicted ids, never the new one.
 
-        places: the lengths at which it is usable besides its end; None: any. It replaces entries
-        that would save only a few tokens more than it does. In such an old entry only the places
-        before its end must be covered. Then the least recently used entries are evicted until the
-        limits hold. Raises ValueError if the id is already stored.
+        places: the lengths at which it is usable besides its end; None means any. The new entry
+        replaces entries that would save only a few tokens more than it does; of such an old entry,
+        only the places before its end must be covered. Then the least recently used entries are
+        evicted until the limits hold. Raises ValueError if the id is already stored.
         """
         if entry in self._entries:
-            raise ValueError(f"entry {entry} is stored already")
+            raise ValueError(f"entry {entry} is already stored")
         replaced = [old for old in self._replaced(key, places) if old not in pinned]
         for old in replaced:
             self.remove(old)
@@ -225,7 +228,10 @@ class PrefixIndex:
         self._nbytes -= removed.nbytes
 
     def shrink(self, max_bytes: int, pinned: Collection[int] = ()) -> list[int]:
-        """Evict until at most `max_bytes` and `max_entries` are left; returns the evicted ids."""
+        """Evict until at most `max_bytes` bytes and `max_entries` entries are left.
+
+        Returns their ids.
+        """
         evicted: list[int] = []
         nbytes, count = self._nbytes, len(self._entries)
         for entry in self._entries.values():
@@ -248,7 +254,7 @@ class PrefixIndex:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """One stored sequence. marks: the lengths at which it is usable; None: any."""
+    """One stored sequence. marks: the lengths at which it is usable; None means any."""
 
     id: int
     whole: _Mark
@@ -274,7 +280,7 @@ _key = attrgetter("key")
 class _Order:
     """Marks sorted by their tokens, equal ones by age.
 
-    A change makes a new list, because other threads may be searching the one that was there.
+    Every change creates a new list, because other threads may be searching the old one.
     """
 
     def __init__(self) -> None:
@@ -312,10 +318,11 @@ class _Order:
 
 
 def _covers(key: PrefixKey, places: Collection[int] | None, shared: int, at: int) -> bool:
-    """Whether an entry nearly replaces another one at the place `at`.
+    """Whether an entry nearly replaces another one at the length `at`.
 
-    key, places: of the entry; None: usable at any length. shared: tokens that both share. Nearly
-    means that the tokens to recompute are at most half of those before or after the place, or few.
+    key, places: of the entry; None means usable at any length. shared: tokens that both share.
+    Nearly means that the tokens to recompute are at most half of those before or after that length,
+    or few.
     """
     most = min(at, shared)
     if places is not None:

@@ -14,19 +14,22 @@ from backend.engine.planning.stored_entries import StoredEntries
 
 
 class PrefixSource:
-    """Finds the longest prefix that has KV, or will have it soon."""
+    """Finds the longest prefix of a prompt that has KV, or will have it soon."""
 
     def __init__(self, limits: Limits, sequences: SequenceTable, entries: StoredEntries) -> None:
         self._limits, self._sequences, self._entries = limits, sequences, entries
 
     def match(self, one: SequenceState) -> Match:
-        """The best entry for a prompt, found once, and again when relevant entries change."""
+        """The best entry for a prompt.
+
+        It is searched once, and again when relevant entries change.
+        """
         if one.match is None:
             one.match = self._entries.index.find(one.arrived.key)
         return one.match
 
     def choose(self, one: SequenceState) -> Source | None:
-        """The longest prefix that has KV, wherever it is."""
+        """The longest prefix that has KV, in whichever place."""
         if one.arrived.fresh or not (self._limits.prompt_cache or one.on_disk):
             return None
         index = self._entries.index
@@ -46,7 +49,7 @@ class PrefixSource:
         return best if best is not None and best.length > 0 else None
 
     def expects(self, one: SequenceState, source: Source | None) -> bool:
-        """Whether to wait until the prefix that it shares with another is computed or stored."""
+        """Whether to wait for a prefix that is being computed or stored for another sequence."""
         if one.arrived.fresh or one.generated or not self._limits.prompt_cache:
             return False
         for other in self._sequences.of("prefill"):
@@ -67,7 +70,10 @@ class PrefixSource:
         )
 
     def places_in(self, source: Source | None) -> Collection[int] | None:
-        """The lengths at which a source has snapshots; None: it can be truncated to any length."""
+        """The lengths at which a source has snapshots;
+
+        None means that it can be truncated anywhere.
+        """
         if source is None or source.kind == "disk":
             return ()
         if source.kind == "sequence":
@@ -77,7 +83,7 @@ class PrefixSource:
     def _only_user(self, one: SequenceState, entry: int) -> bool:
         """Whether the entry may be moved: no other sequence needs it.
 
-        Its continuation is stored and serves as much.
+        The entry that continues it is stored later and replaces it.
         """
         if not one.arrived.keep or self._entries.index.places(entry) is not None:
             return False
@@ -102,9 +108,10 @@ class PrefixSource:
 
 
 def _shared(one: SequenceState, other: SequenceState) -> int:
-    """Length of the prefix that both prompts share.
+    """The length of the prefix that both prompts share.
 
-    It has no half images and not the last token, whose pass gives the logits for sampling.
+    It never ends inside an image, and excludes the last token, whose pass gives the logits for
+    sampling.
     """
     if other.number not in one.shared:
         length = min(one.arrived.key.shared(other.arrived.key), one.prompt - 1)

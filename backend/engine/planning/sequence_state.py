@@ -17,13 +17,13 @@ class SequenceState:
     """The planner's data about one sequence.
 
     state: `waiting`, `prefill` or `decode`. filled: tokens in its KV during prefill. least: tokens
-    of the smallest prefill pass for which there must be room. places: prompt lengths at which a
-    snapshot should be taken; snapshots: those that were taken. on_disk: tokens that a file provides
-    when the sequence first starts. batch: the one in which it decodes. group: number of the group
-    that shared its latest prefill pass; 0: none did. known: tokens that it had when it started,
-    which are prefilled. mask_seconds: its grammar's time for the latest token; postponed: whether
-    there was no time for its next mask; resting: whether it was preempted because of its grammar.
-    prompt: its number of tokens.
+    of the smallest prefill pass for which memory is kept. places: prompt lengths at which a
+    snapshot should be taken; snapshots: those at which one was taken. on_disk: tokens that a file
+    provides when the sequence first starts. batch: number of the batch in which it decodes. group:
+    number of the group that shared its latest prefill pass; 0 if none did. known: tokens that it
+    had when it started, which are prefilled. mask_seconds: its grammar's time for the latest token;
+    postponed: whether there was no time for its next mask; resting: whether it was preempted
+    because of its grammar. prompt: number of prompt tokens.
     """
 
     arrived: Arrived
@@ -61,8 +61,10 @@ class SequenceState:
 
     @property
     def target(self) -> int:
-        """Tokens to prefill. The pass that ends with the last one chooses what follows it; scoring
-        feeds the last one itself."""
+        """Number of tokens to prefill. The pass with the last of them also samples the next token.
+
+        When scoring, the last token is not prefilled, because scoring feeds it.
+        """
         known = self.known or self.total
         return known if self.arrived.joins else known - 1
 
@@ -89,7 +91,7 @@ class SequenceState:
 
     @property
     def wanted_snapshots(self) -> int:
-        """How many snapshots are still to be taken."""
+        """How many snapshots have yet to be taken."""
         return sum(place > self.filled for place in self.places - self.snapshots)
 
     def uncut(self, length: int) -> int:

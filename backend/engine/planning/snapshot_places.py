@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 LEAST_STORED = 16  # tokens; computing fewer is as fast as finding them
 _INTERVAL = 128
-_NEAR = 8  # tokens; of two places as close as this, only the shorter gets a snapshot
+_NEAR = 8  # tokens; of two places closer than this, only the shorter one gets a snapshot
 
 
 def snapshot_places(
@@ -21,28 +21,28 @@ def snapshot_places(
     most: int,
     uncut: Callable[[int], int],
 ) -> tuple[set[int], set[int]]:
-    """The lengths at which to take snapshots, and the lengths whose snapshots the source keeps.
+    """The lengths at which to take snapshots, and the lengths at which the source's are kept.
 
     The source is the KV from which the prefill starts. expected: lengths where prompts diverge, the
     likeliest first. known: the lengths at which the source has snapshots; None if it can be
     truncated anywhere. filled: tokens of the source. last: the longest useful length. most: maximum
-    number of snapshots in all. uncut: shortens a length that lies inside an image or a sound.
+    number of snapshots. uncut: shortens a length that lies inside an image or a sound.
     """
     interval = max(-(-last // max(most - len(expected), 1)), _INTERVAL)
-    wanted = [*expected, *range(interval, last - interval // 2, interval)]
-    wanted = [uncut(place) for place in wanted if LEAST_STORED <= place <= last]
-    wanted = [at for at in wanted if not any(0 < at - other <= _NEAR for other in wanted)]
-    ahead = list(dict.fromkeys(at for at in wanted if at > filled))[:most]
+    chosen = [*expected, *range(interval, last - interval // 2, interval)]
+    chosen = [uncut(place) for place in chosen if LEAST_STORED <= place <= last]
+    chosen = [at for at in chosen if not any(0 < at - other <= _NEAR for other in chosen)]
+    ahead = list(dict.fromkeys(at for at in chosen if at > filled))[:most]
     # A sliding window that has not wrapped around yet can still be truncated anywhere.
-    behind = {at for at in (wanted if known is None else known) if at <= filled}
-    return set(ahead), _spread(behind, max(most - len(ahead), 0), last, kept=wanted)
+    behind = {at for at in (chosen if known is None else known) if at <= filled}
+    return set(ahead), _spread(behind, max(most - len(ahead), 0), last, kept=chosen)
 
 
 def _spread(places: Collection[int], most: int, end: int, *, kept: Collection[int]) -> set[int]:
     """At most `most` of the places: first those in `kept`, then others, denser towards the end.
 
-    Conversations are mostly edited near their end. So the place that is removed next is one with
-    close neighbours, far from `end`.
+    Conversations are usually edited near their end. So places far from `end` that have close
+    neighbours are removed first.
     """
     left = sorted(places)
 

@@ -14,9 +14,10 @@ from backend.engine.planning.sequence_table import SequenceTable
 class StoredEntries:
     """The stored entries of one loaded model.
 
-    index: finds the entry for a prompt. storing: entries that exist after the next step, by number:
-    a sequence and how many of its tokens. copied: entries that the current plan copies, so they
-    cannot be evicted. unstored: number of times that KV was larger than the whole prompt cache.
+    index: finds the entry for a prompt. storing: the entries that will exist after the next step,
+    by number: the sequence, and how many of its tokens. copied: entries that the current plan
+    copies, which therefore cannot be evicted. unstored: how often KV was larger than the whole
+    prompt cache.
     """
 
     def __init__(self, limits: Limits, charges: Charges, sequences: SequenceTable) -> None:
@@ -30,14 +31,14 @@ class StoredEntries:
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to report to the executor in the next step."""
+        """Whether the next step must report something to the executor."""
         return bool(self.storing or self._evicted)
 
     @property
     def storing_bytes(self) -> int:
         """Bytes of entries being stored.
 
-        No sequence yields to them, because entries yield first.
+        No sequence is preempted for them, because entries are evicted first.
         """
         return sum(self._charges.entry(one, filled) for one, filled in self.storing.values())
 
@@ -76,7 +77,7 @@ class StoredEntries:
                 other.match = None
 
     def serve(self, source: Source) -> None:
-        """Use an entry for a sequence: move it, or keep it until it was copied."""
+        """Use an entry for a sequence: take it over, or keep it until it has been copied."""
         if source.move:
             self.copied.discard(source.number)
             self.index.remove(source.number)
@@ -104,7 +105,7 @@ class StoredEntries:
         self._unmatch(entries)
 
     def _unmatch(self, entries: Collection[int]) -> None:
-        """Search again for the prompts that these entries would have served."""
+        """Search again for the prompts for which these entries were the best match."""
         for one in self._sequences.of("waiting") if entries else ():
             if one.match is not None and one.match.entry in entries:
                 one.match = None

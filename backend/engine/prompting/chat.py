@@ -18,8 +18,8 @@ def chat_format(
 ) -> ChatFormat:
     """The chat format. If a parser name is unknown, it is logged and the format is detected.
 
-    LocalAI's importer writes parser names from a table of its own into model files, so a model is
-    not refused for an unknown name.
+    A model is not refused for an unknown name, because LocalAI's importer writes names from a table
+    of its own into model files.
     """
     detected = ChatFormat.detect(chat_template, vocabulary)
     try:

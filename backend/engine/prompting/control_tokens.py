@@ -1,9 +1,10 @@
 """Which texts a tokenizer reads as control tokens, and how a message quotes them.
 
 A user who writes `<|im_end|>` in a question must not end the message with it: in the text of users
-and tools it is plain text. So before the chat template renders such a string, a mark is inserted, a
-character that occurs in no text; it distinguishes the template's own text from text that it quotes.
-`backend.engine.prompting.quoted_text` removes the marks and tokenises the two kinds differently.
+and tools it is plain text. So before the chat template renders such a string, a mark is inserted: a
+character that occurs in no text. It distinguishes the template's own text from text that the
+template quotes. `backend.engine.prompting.quoted_text` removes the marks and tokenises the two
+kinds differently.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _HTML = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Quoted:
-    """Messages whose control strings are broken by `mark`; '' where there was none."""
+    """Messages whose control strings are interrupted by `mark`; it is '' if they have none."""
 
     messages: tuple[Mapping[str, Any], ...]
     mark: str
@@ -38,8 +39,8 @@ class ControlTokens:
     """The control strings of one tokenizer.
 
     added: its added tokens by id, with `content` and `special` (tokenizers.AddedToken). Special
-    ones are control tokens, and others that look like markup; words and runs of spaces that a
-    vocabulary keeps in the same list are not. ids: those of the control strings.
+    ones are control strings, and so are others that look like markup; words and runs of spaces in
+    the same list are not. ids: the ids of the control strings.
     """
 
     def __init__(self, added: Mapping[int, Any]) -> None:
@@ -53,7 +54,10 @@ class ControlTokens:
         self._starts = re.compile("|".join(starts)) if self.tokens else None
 
     def quote(self, messages: tuple[Mapping[str, Any], ...]) -> Quoted:
-        """Break the control strings in what users and tools have written. Raises InvalidRequest."""
+        """Insert a mark into the control strings that users and tools wrote.
+
+        Raises InvalidRequest.
+        """
         starts = self._starts
         foreign = [message for message in messages if message.get("role") not in _TRUSTED]
         if starts is None or not any(starts.search(text) for text in _texts(foreign)):
@@ -74,7 +78,7 @@ class ControlTokens:
         return Quoted(quoted, mark)
 
     def written(self, mark: str) -> re.Pattern[str]:
-        """A pattern for the control strings without a mark; it prefers the longest match."""
+        """A pattern for control strings without a mark; it prefers the longest match."""
         longest = sorted(self.tokens, key=len, reverse=True)
         return re.compile(f"(?:{'|'.join(map(re.escape, longest))})(?!{mark})")
 

@@ -4,9 +4,9 @@ Models that were trained for it have special tokens that mark the parts. Sources
 llama.cpp's list (`src/llama-vocab.cpp`), the added tokens in the published tokenizers of
 Qwen2.5-Coder, CodeGemma, Granite 4 and DeepSeek-Coder, transformers' tokenizer of CodeLlama,
 mistral-common for Codestral, and the Seed-Coder report. The order of the parts comes from the same
-places and from each model's card. Only the names are looked at, so two models whose cards order the
-same names differently get the order of the others: Mellum (names of StarCoder) and CodeGeeX4 (names
-of GLM) were trained with the suffix first.
+sources and from each model's card. A model is recognised by its token names alone. Two models use
+the names of a family but were trained with the suffix first, and still get the family's order:
+Mellum (StarCoder's names) and CodeGeeX4 (GLM's names).
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _LEAD = "☺"  # a character that no tokenizer joins to the next
 class Family:
     """The special tokens before the prefix, the suffix and the middle (the text to write).
 
-    suffix_first: whether the suffix comes before the prefix. middle: "" for models that continue
+    suffix_first: whether the suffix comes before the prefix. middle: '' for models that continue
     the prefix without such a token. repository, file: tokens before the name of a repository and of
-    each of its files; the first that the model has is used. ends: more tokens that end an answer.
+    each of its files; the first that the model has is used. ends: additional tokens that end an
+    answer.
     """
 
     prefix: str
@@ -97,7 +98,8 @@ class Infill:
     def _bare(self, text: str, encode: Encode) -> list[int]:
         """The text without the space that SentencePiece puts before every text.
 
-        CodeLlama and Codestral were trained so: the suffix goes on in the middle of a line.
+        CodeLlama and Codestral were trained without it, because the suffix continues in the middle
+        of a line.
         """
         lead = encode(_LEAD)
         if not lead or lead[0] != self._vocabulary.get("▁"):

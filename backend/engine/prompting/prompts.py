@@ -21,6 +21,7 @@ from backend.engine.prompting.infill import infill_of
 from backend.engine.prompting.prompt_places import TokenPlaces, continuations, shared_text
 from backend.engine.prompting.quoted_text import QuotedText
 from backend.engine.prompting.template_limits import CostlyTemplate
+from backend.engine.prompting.unreadable_text import tokenizing
 from backend.engine.request import (
     Attachments,
     ChatPrompt,
@@ -30,7 +31,7 @@ from backend.engine.request import (
     TokenPrompt,
 )
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
-from common.tool_text import in_words, speaks_of_calls
+from common.tool_text import mentions_calls, with_tools_as_text
 
 if TYPE_CHECKING:
     from backend.engine.prompting.tool_support import ToolSupport
@@ -161,7 +162,7 @@ class PromptBuilder:
         self._media = media
 
     def write_tools(self, support: ToolSupport) -> None:
-        """From now on, describe tools and calls in words if the template does not render them."""
+        """From now on, describe tools and calls as text if the template does not render them."""
         self._support = support
 
     def build(
@@ -196,10 +197,11 @@ class PromptBuilder:
             self._require_short(len(text), most)
             tokens = self._encode(text, special=not (bos and text.startswith(bos)))
         else:
-            # Each step below copies the text, and the search for control strings stops every
-            # other thread. Templates show what users and tools say, trimmed at most.
-            given = (each["content"] for each in prompt.messages if each["role"] in _SHOWN)
-            self._require_short(sum(_trimmed_length(str(text)) for text in given), most)
+            # Each step below copies the text, and the search for control strings blocks all other
+            # threads, so messages that cannot fit are refused first. Templates render what users
+            # and tools say in full, except for space around it.
+            rendered = (one["content"] for one in prompt.messages if one["role"] in _SHOWN)
+            self._require_short(sum(_trimmed_length(str(text)) for text in rendered), most)
             # A template writes its own BOS; adding the tokenizer's would double it.
             quoted = self._control.quote(prompt.messages)
             messages = _open_ended(quoted.messages) if prompt.continues else quoted.messages
@@ -208,7 +210,7 @@ class PromptBuilder:
                 messages, items = self._media.attach(messages, given, shown)
             # Media refer to messages by their indices in the request.
             attached = replace(prompt, messages=messages)
-            marked = self.render(self._in_words(attached))
+            marked = self.render(self._with_tools_as_text(attached))
             if prompt.continues:
                 marked = _up_to_the_end(marked)
                 seen += len(str(prompt.messages[-1]["content"]))
@@ -256,11 +258,11 @@ class PromptBuilder:
     def _cuts(self, prompt: ChatPrompt, text: str, items: Sequence[MediaItem]) -> Iterator[int]:
         """The number of characters that each likely continuation shares with a rendered prompt."""
         lists = self._media is not None and self._media.lists
-        for messages in continuations(prompt.messages, lists=lists):
+        for messages in continuations(prompt.messages, lists=lists, calls=bool(prompt.tools)):
             try:
-                # No generation prompt: these conversations are not about to be answered.
+                # No generation prompt, because nothing answers these conversations.
                 goes_on = replace(prompt, messages=messages, continues=True)
-                other = self.render(self._in_words(goes_on))
+                other = self.render(self._with_tools_as_text(goes_on))
             except InvalidRequest:
                 continue
             if items and self._media is not None:
@@ -331,15 +333,17 @@ class PromptBuilder:
                 _log.warning("the chat template has no argument %s: it is left out", unknown[1])
                 del arguments[unknown[1]]
 
-    def _in_words(self, prompt: ChatPrompt) -> ChatPrompt:
-        """The prompt with tools and calls described in messages if the template omits them."""
+    def _with_tools_as_text(self, prompt: ChatPrompt) -> ChatPrompt:
+        """The prompt with tools and calls described as text if the template omits them."""
         support = self._support
         if support is None or not (
-            prompt.tools or (not support.calls and speaks_of_calls(prompt.messages))
+            prompt.tools or (not support.calls and mentions_calls(prompt.messages))
         ):
             return prompt
         lists = self._media is not None and self._media.lists
-        messages = in_words(prompt.messages, prompt.tools or (), system=support.system, lists=lists)
+        messages = with_tools_as_text(
+            prompt.messages, prompt.tools or (), system=support.system, lists=lists
+        )
         return replace(prompt, messages=messages, tools=None)
 
     def sample(
@@ -347,7 +351,7 @@ class PromptBuilder:
         messages: tuple[Mapping[str, Any], ...] = _SAMPLE,
         tools: tuple[Mapping[str, Any], ...] | None = None,
     ) -> str:
-        """A short conversation as the template renders it, or '' if it cannot.
+        """A short conversation as the template renders it; '' if the template cannot.
 
         Raises CostlyPrompt: if even this costs too much, every prompt will.
         """
@@ -377,8 +381,11 @@ class PromptBuilder:
         return len(texts) > 1
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text; special tokens in it are recognised, and none is added."""
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+        """Token ids of a text; special tokens in it are recognised, and none is added.
+
+        Raises UnreadableText.
+        """
+        return self._encode(text, special=False)
 
     def detokenize(self, tokens: list[int]) -> str:
         """Text of token ids. Raises InvalidRequest."""
@@ -389,10 +396,11 @@ class PromptBuilder:
                     f" {self._vocabulary_size - 1}",
                     f"tokens[{place}]",
                 )
-        return str(self._tokenizer.decode(tokens))
+        with tokenizing():
+            return str(self._tokenizer.decode(tokens))
 
     def encode_open(self, text: str) -> list[int]:
-        """Tokens of a raw prompt: with the BOS token as in `build`, without an end token."""
+        """The tokens of a raw prompt: with the BOS token as in `build`, without an end token."""
         self._require_short(len(text), self._context_size)
         tokens = self._encode(text, special=False)
         self._require_known(tokens)
@@ -409,7 +417,8 @@ class PromptBuilder:
             )
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=special)]
+        with tokenizing():
+            return [int(one) for one in self._tokenizer.encode(text, add_special_tokens=special)]
 
     def _require_short(self, characters: int, most: int) -> None:
         # No token is longer than the longest piece of the vocabulary. This refuses a text that is

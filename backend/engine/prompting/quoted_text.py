@@ -1,8 +1,9 @@
-"""Tokenises a rendered prompt in which control strings are quoted (`engine.control_tokens`).
+"""Tokenises a rendered prompt in which control strings are quoted.
 
-The text is cut at the control tokens that the template wrote. A stretch that holds a mark goes
-through a second tokenizer, equal to the first except that it knows no control token; everything
-else goes through the first, exactly as if nothing were quoted.
+`engine.prompting.control_tokens` inserts the marks. The text is cut at the control tokens that the
+template wrote. A piece with a mark goes through a second tokenizer, equal to the first except that
+it knows no control tokens; everything else goes through the first, exactly as if nothing were
+quoted.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import Any
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.prompting.control_tokens import ControlTokens
+from backend.engine.prompting.unreadable_text import tokenizing
 
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """A piece of the prompt. quotes: whether it quoted control strings; its marks are removed."""
+    """A piece of the prompt. quotes: whether it quotes control strings; its marks are removed."""
 
     text: str
     quotes: bool
@@ -82,14 +84,16 @@ class QuotedText:
         # A tokenizer may treat the beginning of a text differently, so unless the piece is the
         # beginning of the prompt, it is tokenised after another token.
         before = "" if stretch.begins else self._boundary
-        encoding = tokenizer.encode(before + stretch.text, add_special_tokens=False)
+        # Unlike `encode`, a batch is tokenised without the interpreter's lock.
+        with tokenizing():
+            (encoding,) = tokenizer.encode_batch([before + stretch.text], add_special_tokens=False)
         tokens: list[int] = encoding.ids
         return tokens if stretch.begins else tokens[1:]
 
     def _literal_tokenizer(self) -> Any:
         if self._backend is None:
             raise InvalidRequest(
-                "Messages hold the text of a control token, which this model's tokenizer cannot"
+                "Messages contain the text of a control token, which this model's tokenizer cannot"
                 " read as plain text: remove it from the content of users and tools",
                 "Messages",
             )

@@ -23,13 +23,13 @@ from jinja2.visitor import NodeTransformer
 SECONDS = 5.0  # of the thread's own processor time
 _LONGEST = 1 << 26  # characters or items of one value
 _NOTICED = 1 << 16  # smaller values are not counted
-_TOGETHER = 1 << 30  # characters and items of all larger values
+_TOGETHER = 1 << 30  # characters and items of all larger values together
 _LARGEST = 1 << 20  # largest integer argument that is a width or a count
 _MOST_BITS = 1 << 12
-_VISIT = 16  # characters that visiting an item counts as
+_VISIT = 16  # number of characters that visiting one item counts as
 _WIDTH = re.compile(r"\d{5}")  # a format string with such a width could write gigabytes
 _GROWS = "its output is too large"
-# Filters that do not turn lists and objects into text.
+# Filters that return lists and objects as they are, not as text.
 _KEEPING = frozenset(
     "abs attr batch count d default dictsort first float groupby int items last length list map max"
     " min random reject rejectattr reverse round select selectattr slice sort sum unique".split()
@@ -45,12 +45,12 @@ class _Budget:
         self._until = time.thread_time() + SECONDS
         self._left = _TOGETHER
 
-    def look(self) -> None:
+    def check_time(self) -> None:
         if time.thread_time() > self._until:
             raise CostlyTemplate(f"it takes more than {SECONDS:g} seconds")
 
     def take(self, size: int) -> None:
-        self.look()
+        self.check_time()
         if size > _NOTICED:
             self._left -= size
             if size > _LONGEST or self._left < 0:
@@ -106,11 +106,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
 
     def from_string(self, *args: Any, **kwargs: Any) -> Template:
-        """The template of a text. Raises CostlyTemplate where it cannot be compiled."""
+        """Compile a template. Raises CostlyTemplate if it is nested too deeply."""
         try:
             return super().from_string(*args, **kwargs)
         except (RecursionError, SyntaxError):
-            # Jinja follows the template's nesting, and Python bounds that of the compiled code.
+            # Jinja recurses into the template's nesting, and Python limits that of the compiled
+            # code.
             raise CostlyTemplate("its blocks or brackets are nested too deeply") from None
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -139,14 +140,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def limit_templates() -> None:
-    """Have `transformers` render all chat templates within the bounds."""
+    """Make `transformers` render all chat templates within the limits."""
     from transformers.utils import chat_template_utils
 
     chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment
 
 
 class _Filters(dict[str, Any]):
-    """Filters by name, with bounds also on those that are added later."""
+    """Filters by name, with limits also on those that are added later."""
 
     def __init__(self) -> None:
         super().__init__(_rounds=_rounds, _joined=_joined)
@@ -168,7 +169,7 @@ def _rounds(items: Iterable[Any]) -> Iterator[Any]:
     budget = _budget.get(None)
     for item in items:
         if budget is not None:
-            budget.look()
+            budget.check_time()
         yield item
 
 

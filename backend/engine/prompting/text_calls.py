@@ -16,7 +16,7 @@ Answer = TypeVar("Answer")
 
 
 class TextCalls:
-    """Runs them on a thread of their own, so that cancelled calls do not delay prompts."""
+    """Runs the calls on a thread of their own, so that cancelled ones do not delay prompts."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="text")

@@ -1,7 +1,7 @@
 """Tests whether a chat template renders tools, and provides a replacement if it does not.
 
 With a template that ignores tools, the model would never see them, and the user would get no error.
-So, unless the model is known to use another format, the tools are described in the prompt in words
+So, unless the model is known to use another format, the tools are described in the prompt as text
 (`common/tool_text`), and calls are parsed in the Hermes format.
 """
 
@@ -50,7 +50,7 @@ class Render(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolSupport:
-    """What the template renders: offered tools, earlier calls with results, system messages."""
+    """Whether the template renders offered tools, calls with results, and system messages."""
 
     tools: bool
     calls: bool
@@ -76,7 +76,7 @@ def call_format(
 ) -> ChatFormat | None:
     """The format of answers to requests with tools; None if it is the same as for all others.
 
-    If the template does not render tools, this also makes `prompts` describe them in words.
+    If the template does not render tools, this also makes `prompts` describe them as text.
     tool_parser: the user's option; a format that the user chose is never replaced.
     """
     support = learn(prompts.sample)
@@ -87,7 +87,7 @@ def call_format(
         return None
     if chat_format.name != "plain" or ChatFormat.knows_tool_parser(tool_parser):
         _log.warning(
-            "the chat template does not render tools, and there is no description in words for the"
+            "the chat template does not render tools, and there is no description as text for the"
             " format %s: the model will not see any tools",
             chat_format.name,
         )

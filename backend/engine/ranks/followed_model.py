@@ -27,7 +27,7 @@ from backend.engine.ranks.wire import Add, Clear, Open, Plain, Step
 from backend.engine.request import GenerationRequest, TokenPrompt
 from backend.engine.token_text import ByteStream
 
-_TIDY_EVERY = 512  # steps between two times at which freed buffers are returned to the system
+_TIDY_EVERY = 512  # steps between two returns of freed buffers to the system
 
 
 class FollowedModel:

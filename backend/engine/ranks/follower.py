@@ -54,7 +54,8 @@ STOPPED, FAILED = 0, 1
 
 def follow(place: Place, token: str, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:
     """Serve rank 0 until it ends. end: ends the process at once, whatever its threads are doing."""
-    import backend.engine.ranks.group  # noqa: F401  # imports MLX, for which `Form` has no time
+    # MLX is imported now, because `Form` must be answered at once.
+    import backend.engine.ranks.group  # noqa: F401
 
     link = _connected(place, token)
     follower = _Follower(place, link)
@@ -103,7 +104,7 @@ class _Follower:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._model: FollowedModel | None = None
         self._number = 0  # of the latest load
-        # By the numbers of loads that are still running here: set when rank 0 has ended them.
+        # By number, the loads that are still running here: set when rank 0 has ended them.
         self._loads: dict[int, threading.Event] = {}
 
     def run(self) -> None:

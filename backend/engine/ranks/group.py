@@ -9,10 +9,10 @@ from backend.engine.ranks.place import Place
 
 
 def join_group(place: Place) -> None:
-    """Connect with the other ranks, which must do the same at this time.
+    """Join MLX's group of ranks; all ranks must call this at the same time.
 
-    mlx 0.32.4 can form one group per process, and holds the interpreter's lock while it does.
-    Raises EngineFailed.
+    mlx 0.32.4 can form one group per process, and holds the interpreter's lock until it is
+    complete. Raises EngineFailed.
     """
     try:
         group = mx.distributed.init(strict=True, backend=place.transport)
@@ -28,8 +28,8 @@ def join_group(place: Place) -> None:
 def spread(tokens: mx.array) -> mx.array:
     """Broadcast the tokens that rank 0 sampled, as part of the graph.
 
-    tokens: integers of the same shape on every rank. The values of the other ranks are ignored;
-    they only make rank 0 wait until those ranks have computed them.
+    tokens: integers of the same shape on every rank. The values of other ranks do not affect the
+    result; rank 0 only waits until they have been computed.
     """
     group = mx.distributed.init()
     return mx.distributed.all_sum(tokens if group.rank() == 0 else tokens * 0, group=group)

@@ -76,7 +76,7 @@ def place_in(
 
 
 def transport_environ(place: Place, hostfile: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which mx.distributed finds the other ranks; those that are set stay.
+    """The variables by which mx.distributed finds the other ranks, unless they are set already.
 
     As in mlx 0.32.4, `mlx/_distributed_utils/launch.py`; mpirun sets those of `mpi`.
     """

@@ -62,22 +62,24 @@ _log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 5.0  # seconds between two log lines about missing ranks
 _GLANCE_SECONDS = 0.2  # seconds between two checks whether a wait was cancelled
-_NAME_SECONDS = 1.0  # seconds: MLX may notice the loss of a rank before its connection does
+# seconds to wait for the cause: MLX may notice the loss of a rank before its connection does
+_NAME_SECONDS = 1.0
 
 
 @dataclass(eq=False, slots=True)
 class _Follower:
-    """Another rank. reports: its reports about loads, refusals excepted, in order."""
+    """Another rank. reports: its reports about loads, except refusals, in order."""
 
     link: Link
     reports: queue.SimpleQueue[LoadReport] = field(default_factory=queue.SimpleQueue)
 
 
 class Leader:
-    """broken: describes the rank that was lost after the group was formed; "" if none was.
+    """Rank 0's view of the other ranks.
 
-    shards: what each rank has of the loaded model. steps, step_seconds, step_bytes: the number of
-    plans sent, the time that sending took, and their bytes.
+    broken: describes the rank that was lost after the group was formed; '' if none was. shards:
+    what each rank has of the loaded model. steps, step_seconds, step_bytes: the number of plans
+    sent, the time that sending took, and their bytes.
     """
 
     def __init__(self, place: Place, token: str) -> None:
@@ -95,12 +97,12 @@ class Leader:
         self._changed = threading.Condition()
         self._forming = self._formed = self._closing = False
         self._load = 0  # the number of the current load
-        self._refusal = ""  # why another rank has refused it
+        self._refusal = ""  # why another rank has refused the current load
 
     def open(self, failed: Callable[[str], None], heartbeat: Heartbeat) -> None:
         """Listen for the other ranks. Raises InvalidRequest.
 
-        failed: takes the cause of a failure, from any thread.
+        failed: called with the cause of a failure, from any thread.
         """
         self._failed, self._heartbeat = failed, heartbeat
         host, port = self.place.control
@@ -157,7 +159,7 @@ class Leader:
 
         self._send(Form())
         try:
-            with self._impatient("forming the group of ranks"):
+            with self._with_time_limit("forming the group of ranks"):
                 join_group(self.place)
         except EngineFailed as fault:
             self._failed(str(fault))  # MLX can form a group only once
@@ -188,8 +190,8 @@ class Leader:
 
         return Member(self.place, agree)
 
-    def heeding(self, stages: Stages[Loaded]) -> Stages[Loaded]:
-        """The stages of a load, which ends between two of them if another rank has refused it."""
+    def stages_until_refused(self, stages: Stages[Loaded]) -> Stages[Loaded]:
+        """The stages of a load, ended between two of them if another rank has refused it."""
         with contextlib.closing(stages):
             try:
                 place = next(stages)
@@ -214,7 +216,7 @@ class Leader:
             self._send(Abandon(number))
 
     def ended(self, number: int, fault: Exception) -> Exception:
-        """The exception to raise for an error of a load: RankLost, if a lost rank caused it.
+        """The exception to raise for an error of a load: RankLost if a lost rank caused it.
 
         MLX reports a lost rank too, but its message does not mention ranks.
         """
@@ -262,8 +264,8 @@ class Leader:
         return ", ".join(map(self.place.name, ranks))
 
     @contextlib.contextmanager
-    def _impatient(self, step: str) -> Iterator[None]:
-        """A step that must end within the time-out, although a client is waiting for the load.
+    def _with_time_limit(self, step: str) -> Iterator[None]:
+        """Limit the time of a step, although a client is waiting for the load.
 
         MLX holds the interpreter's lock during the step, so only the monitor could end the process.
         """
@@ -289,7 +291,7 @@ class Leader:
             self.step_bytes += size
 
     def fault(self, fault: Exception) -> RankLost:
-        """The exception to raise for an MLX error: RankLost, if a lost rank caused it."""
+        """The exception to raise for an MLX error: RankLost if a lost rank caused it."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self.broken), _NAME_SECONDS)
         return RankLost(self.broken or f"rank 0 failed: {type(fault).__name__}: {fault}")
@@ -389,7 +391,8 @@ class Leader:
                     del self._followers[rank]
                 _log.warning("%s", sentence)
             self._changed.notify_all()
-        follower.link.close()  # Only now: its reader takes a closed connection for the cause.
+        # Closed only now, because its reader would report a closed connection as the cause.
+        follower.link.close()
         if first:
             self._failed(sentence)
 

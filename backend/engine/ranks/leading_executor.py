@@ -15,10 +15,10 @@ from backend.engine.ranks.wire import Add, Clear, Open, Step
 
 
 class LeadingExecutor(Executor):
-    """An MLX error raises EngineFailed.
+    """Carries out plans on rank 0. An MLX error raises EngineFailed and ends the group.
 
-    The other ranks may be waiting in a collective for this one; only new processes can resolve
-    that.
+    The other ranks may be waiting for this one in a collective, which only new processes can
+    resolve.
     """
 
     def __init__(self, model: EngineModel, leader: Leader) -> None:

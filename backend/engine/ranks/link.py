@@ -27,15 +27,18 @@ _NONCE = 32
 _MOST_BYTES = 256 << 20  # a prompt of a million tokens takes 8 MiB
 _BEATS = 5  # per time-out
 _HANDSHAKE_SECONDS = 5.0
-_MOST_HANDSHAKES = 64  # at a time: whoever can reach the address may call
-_PAUSE_SECONDS = 0.5  # after a connection that cannot be accepted
+_MOST_HANDSHAKES = 64  # at the same time, because anyone who can reach the address may connect
+_PAUSE_SECONDS = 0.5  # after a connection that could not be accepted
 _HELLO = struct.Struct("!8sH32s")  # magic, version, nonce
 _CLAIM = struct.Struct("!8sHII32s32s")  # magic, version, rank, size, nonce, proof
 _LENGTH = struct.Struct("!I")
 
 
 class LinkLost(Exception):
-    """The other side is gone, silent, or not a rank. `str()` is a clause that says which."""
+    """The other side has ended, is silent, or is not a rank.
+
+    `str()` is a clause that says which.
+    """
 
 
 class Link:
@@ -47,7 +50,6 @@ class Link:
         self._sending = threading.Lock()
         self._closed = False
         self._beat_now = threading.Event()
-        self.sent_bytes = 0
         self.timeout = timeout
         self._beats = threading.Thread(target=self._beat, name="rank-beat", daemon=True)
         self._beats.start()
@@ -64,7 +66,7 @@ class Link:
         self._beat_now.set()  # with the new time-out, the next heartbeat may be due earlier
 
     def send(self, message: Message) -> None:
-        """Raises LinkLost."""
+        """Send a message. Raises LinkLost."""
         self.send_frame(frame_of(message))
 
     def send_frame(self, frame: bytes) -> None:
@@ -72,7 +74,6 @@ class Link:
         try:
             with self._sending:
                 self._connection.sendall(frame)
-                self.sent_bytes += len(frame)
         except TimeoutError:
             raise LinkLost(f"has received nothing for {self._timeout:g} s") from None
         except OSError:
@@ -230,7 +231,7 @@ def accepting(listener: socket.socket, take: Callable[[socket.socket, str], None
 
 
 def after(seconds: float, act: Callable[[], None]) -> None:
-    """Act on a thread later; the process may end before."""
+    """Call `act` on a thread after a delay; the process may end before."""
     timer = threading.Timer(seconds, act)
     timer.daemon = True
     timer.start()
@@ -242,7 +243,10 @@ def _proof(token: str, who: bytes, first: bytes, second: bytes, rank: int, size:
 
 
 def _exactly(connection: socket.socket, count: int, until: float | None = None) -> bytes:
-    """So many bytes. until: `time.monotonic()` by which all of them must have come."""
+    """Receive exactly `count` bytes. until:
+
+    `time.monotonic()` by which all of them must have come.
+    """
     parts = bytearray()
     while len(parts) < count:
         if until is not None:

@@ -1,4 +1,4 @@
-"""What the code that runs on every rank during a load needs to know about the others."""
+"""What code that runs on every rank during a load needs to know about the others."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ Value = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """agree: sends a value (JSON) to all ranks, waits for theirs, and returns the values of all,
-    by rank. It raises an EngineError if the load has failed on another rank. All ranks call it
-    at the same points of a load, and between them the same collectives of MLX.
+    """This process as one of the ranks that load a model.
+
+    agree: sends a value (JSON) to all ranks, waits for theirs, and returns all values by rank. It
+    raises an EngineError if the load has failed on another rank. All ranks call it at the same
+    points of a load, with the same MLX collectives in between.
     """
 
     place: Place

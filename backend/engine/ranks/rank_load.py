@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
-    """The other ranks, and the part of this one."""
+    """The other ranks, and this process as a member of the group."""
 
     leader: Leader
     member: Member

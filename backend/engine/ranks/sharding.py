@@ -1,8 +1,8 @@
-"""How a model is divided among ranks, by the methods that mlx-lm gives it.
+"""How a model is divided among ranks, by methods that mlx-lm's models have.
 
 Tensor: every rank has a part of each layer (`shard`), and the ranks add up their results twice per
-layer. Pipeline: every rank has some of the layers (`pipeline`), and sends its results on once per
-pass; the last layers are on rank 0.
+layer. Pipeline: every rank has some of the layers (`pipeline`), and sends its results to the next
+one once per pass; the last layers are on rank 0.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Shard:
     words: str
 
 
-def way_of(model: Any, name: str, wished: str, place: Place) -> Way:
-    """How this model is divided. wished: `tensor`, `pipeline` or `auto`. Raises ModelRejected."""
+def way_of(model: Any, name: str, requested: str, place: Place) -> Way:
+    """How to divide this model. requested: `tensor`, `pipeline` or `auto`. Raises ModelRejected."""
     ways: list[Way] = ["tensor"] if hasattr(model, "shard") else []
     if _has_pipeline(model):
         ways.append("pipeline")
@@ -41,21 +41,22 @@ def way_of(model: Any, name: str, wished: str, place: Place) -> Way:
             f"mlx-lm cannot divide a model of type {model.model_type} among ranks: serve it"
             " with one rank",
         )
-    if wished != "auto" and wished not in ways:
+    if requested != "auto" and requested not in ways:
         raise ModelRejected.because(
             name,
             f"mlx-lm offers only {ways[0]} parallelism for a model of type {model.model_type}:"
             f" set the option parallelism:{ways[0]}",
         )
-    if wished in ways:
-        return "tensor" if wished == "tensor" else "pipeline"
+    if requested in ways:
+        return "tensor" if requested == "tensor" else "pipeline"
     return ways[0] if place.transport in _FAST else ways[-1]
 
 
 def split_of(layers: int, memories: Sequence[int]) -> list[int]:
     """How many layers each rank gets: at least one, in proportion to its memory.
 
-    Amounts of memory that differ by less than a tenth count as equal, since each is a snapshot.
+    Amounts of memory that differ by less than a tenth count as equal, because each was measured at
+    one moment.
     """
     if max(memories) * _UNEVEN <= min(memories):
         memories = [1] * len(memories)

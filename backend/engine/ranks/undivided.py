@@ -8,7 +8,7 @@ from backend.engine.load_request import LoadOrder
 
 
 def require_divisible(order: LoadOrder) -> None:
-    """Raises InvalidRequest, ModelRejected."""
+    """Raise InvalidRequest or ModelRejected if several ranks cannot serve this load."""
     checkpoint, settings, request = order.checkpoint, order.settings, order.request
     if checkpoint.kind is not ModelKind.TEXT or request.embeddings or request.reranking:
         raise ModelRejected.because(

@@ -26,8 +26,8 @@ class LogitsHead:
     """The output projection of a model.
 
     found: whether the layer was found; if not, all logits are computed. What a model does to the
-    logits after that layer (a softcap, a scale) still happens. project: the layer itself: logits of
-    [..., vocabulary] from states of [..., size].
+    logits after that layer (a softcap, a scale) still applies. project: the layer itself, from
+    states [..., size] to logits [..., vocabulary].
     """
 
     project: Callable[[mx.array], mx.array]
@@ -38,7 +38,7 @@ class LogitsHead:
 
         def run() -> mx.array:
             logits: mx.array = model(mx.array([_TRIAL]), cache=kv.new_row(model))
-            mx.eval(logits)  # before the next pass: ranks need one order
+            mx.eval(logits)  # before the next pass, because all ranks need the same order
             return logits
 
         whole = run()
@@ -47,10 +47,10 @@ class LogitsHead:
         )
 
     def last(self, run: Callable[[], mx.array], counts: Sequence[int]) -> mx.array:
-        """Logits of [rows, vocabulary]: of each row's last token.
+        """The logits of each row's last token, [rows, vocabulary].
 
-        run: calls the model on [rows, tokens] and returns logits of that shape; row i has
-        `counts[i]` tokens, and then padding.
+        run: calls the model on [rows, tokens] and returns logits for these; row i has `counts[i]`
+        tokens, then padding.
         """
         places = [count - 1 for count in counts]
         self._places = mx.array(places) if self.found else None
@@ -64,7 +64,7 @@ class LogitsHead:
 
     @contextmanager
     def watched(self) -> Iterator[list[mx.array]]:
-        """Collects the states, [rows, tokens, size], that calls of the model inside project."""
+        """Collect the hidden states, [rows, tokens, size], that the model projects."""
         seen: list[mx.array] = []
         self._seen = seen
         try:
@@ -110,7 +110,7 @@ def _candidates(model: Any, vocabulary: int) -> Iterator[Any]:
     """Layers as wide as the vocabulary: linear layers first, then embeddings (tied weights).
 
     Layers in lists (a model's blocks) are left out: ranks of a pipeline have different ones, and
-    each try is a pass of all ranks.
+    each trial is a pass of all ranks.
     """
     kinds = (Linear, QuantizedLinear, Embedding, QuantizedEmbedding)
     wide = [

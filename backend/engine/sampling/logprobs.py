@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens, for the rows whose requests want them.
+"""Log-probabilities of sampled tokens, for the rows whose requests ask for them.
 
 They are those of the model's own distribution: the log-softmax of its logits in float32, before
 bias, penalties, grammar, filters and temperature, like OpenAI's `logprobs` and vLLM's
@@ -21,8 +21,8 @@ from backend.engine.sampling.subset import Subset
 class SampledLogprobs:
     """The log-probabilities of one step's tokens, not yet read from the device.
 
-    n is the number of rows that want them. chosen: [n], of the sampled tokens. top, top_values:
-    [n, alternatives], the likeliest tokens and their log-probabilities, unsorted.
+    n is the number of rows with log-probabilities. chosen: [n], of the sampled tokens. top,
+    top_values: [n, alternatives], the likeliest tokens and their log-probabilities, unsorted.
     """
 
     chosen: mx.array
@@ -37,21 +37,25 @@ class SampledLogprobs:
 class BatchLogprobs:
     """Log-probabilities for a fixed set of rows.
 
-    wanted: per row, the number of alternatives; None if the row wants no log-probabilities.
+    counts: per row, the number of alternatives; None for rows without log-probabilities.
     """
 
-    def __init__(self, wanted: Sequence[int | None]) -> None:
-        self._wanted = wanted
+    def __init__(self, counts: Sequence[int | None]) -> None:
+        self._counts = counts
         self._asking = Subset(
-            [at for at, count in enumerate(wanted) if count is not None], len(wanted)
+            [at for at, count in enumerate(counts) if count is not None],
+            len(counts),
         )
-        self._most = max((count for count in wanted if count is not None), default=0)
+        self._most = max((count for count in counts if count is not None), default=0)
 
     def __bool__(self) -> bool:
         return bool(self._asking)
 
     def __call__(self, logits: mx.array, tokens: mx.array) -> SampledLogprobs:
-        """logits: [rows, vocabulary], unchanged from the model. tokens: [rows], as sampled."""
+        """Compute the log-probabilities of one step.
+
+        logits: [rows, vocabulary], as the model returned them. tokens: [rows], as sampled.
+        """
         own = self._asking.of(logits).astype(mx.float32)
         values = own - mx.logsumexp(own, axis=-1, keepdims=True)
         chosen = mx.take_along_axis(values, self._asking.of(tokens)[:, None], axis=-1)[:, 0]
@@ -63,13 +67,13 @@ class BatchLogprobs:
         return SampledLogprobs(chosen, top, mx.take_along_axis(values, top, axis=-1))
 
     def read(self, sampled: SampledLogprobs, tokens: Sequence[int]) -> dict[int, TokenLogprob]:
-        """The log-probabilities by row, for the rows that want them."""
+        """The log-probabilities by row, for the rows that have any."""
         chosen = cast(list[float], sampled.chosen.tolist())
         top_tokens = cast(list[list[int]], sampled.top.tolist())
         top_values = cast(list[list[float]], sampled.top_values.tolist())
         rows = zip(self._asking.places, chosen, top_tokens, top_values, strict=True)
         return {
-            at: TokenLogprob(tokens[at], value, _ranked(top, values, self._wanted[at] or 0))
+            at: TokenLogprob(tokens[at], value, _ranked(top, values, self._counts[at] or 0))
             for at, value, top, values in rows
         }
 

@@ -93,7 +93,7 @@ class BatchPenalties:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One row's setting of one penalty. reach: tokens that it looks back; 0 means it is unused."""
+    """One row's setting of one penalty. reach: number of recent tokens it covers; 0 if unused."""
 
     strength: float
     reach: int

@@ -22,7 +22,7 @@ def best(logits: mx.array, count: int) -> mx.array:
     logits: [rows, vocabulary] float32, without NaN. count: from 1 to the vocabulary size.
 
     The ids are cut into blocks, and only the `count` blocks with the best maxima are sorted: tokens
-    of other blocks are worse than the maxima of all these blocks, and so than `count` tokens.
+    of other blocks are worse than all these maxima, and so worse than `count` tokens.
     """
     vocabulary = logits.shape[-1]
     size = _block_size(vocabulary, count)
@@ -46,7 +46,7 @@ def in_blocks(values: mx.array, size: int, padding: float) -> mx.array:
 def _block_size(vocabulary: int, count: int) -> int:
     """A power of two, because most vocabulary sizes are multiples of one.
 
-    The work is least if the number of blocks is that of the tokens in the chosen blocks.
+    The work is smallest if there are as many blocks as tokens in the chosen blocks.
     """
     return 1 << (isqrt(vocabulary // count).bit_length() - 1)
 

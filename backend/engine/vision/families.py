@@ -71,7 +71,7 @@ _NOT_SERVED: Mapping[str, str] = {
     "colqwen2_5": _OTHER,
     "qwen3_vl_embedding": _OTHER,
 }
-# Whose language part alone is wrong as well.
+# Families whose language part alone answers wrongly too.
 _NOT_READ: Mapping[str, str] = {
     "unlimited_ocr": _FORGETS,
     "phi4mm": _CHANGES,

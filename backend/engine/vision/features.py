@@ -33,11 +33,11 @@ class UnusualFeaturesError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Embeddings of tokens: of an item, or of a stretch of text.
+    """Embeddings of tokens: of an item, or of a piece of text.
 
     embeddings: [tokens, hidden]. visual: [tokens] bool, the tokens to which `deep` is added. deep:
-    for each such layer, an array [visual tokens, hidden]. by_token: other inputs of layers,
-    [tokens, …], by the language model's names.
+    for each layer that adds any, an array [visual tokens, hidden]. by_token: other inputs of
+    layers, [tokens, …], by the language model's names.
     """
 
     embeddings: mx.array
@@ -74,7 +74,7 @@ def encode(model: MultimodalModel, item: MediaItem) -> Features:
 
 
 def of_text(model: MultimodalModel, tokens: Sequence[int]) -> Features:
-    """The embeddings of a stretch of text."""
+    """The embeddings of a piece of text."""
     return _features(model, tokens, None, {}, len(tokens))
 
 
@@ -131,7 +131,7 @@ def _features(
 
 
 class _OfMlx(np.ndarray):
-    """An array that was MLX's."""
+    """A NumPy array that was an MLX array."""
 
 
 def frozen(value: Any) -> Any:

@@ -3,7 +3,7 @@
 Families differ: some templates take content as a list of parts and write the marker themselves,
 some need the marker in the text, some cannot render content that is a plain string. So the template
 is tested once, when the model is loaded. A marker contains a control token, which the text of users
-and tools cannot (`engine.control_tokens`), so no text can pass for an image.
+and tools cannot (`engine.prompting.control_tokens`), so no text can pass for an image.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PARTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
 }
 
 Render = Callable[[Sequence[Mapping[str, Any]]], str]
-# (kind, marker) → text with control strings to write for a marker that is plain text; '' for none.
+# (kind, marker) → control strings that replace a marker of plain text; '' if there are none.
 Ends = Callable[[str, str], str]
 
 
@@ -35,7 +35,7 @@ class Marker:
     core: the marker in the rendered prompt, from its first control token to its last. expands: the
     text that the processor expands to one item's tokens. part: the content part for which the
     template writes the marker; if None, `text` is put before the text of the message instead.
-    several: whether a prompt may hold more than one item of this kind.
+    several: whether a prompt may contain more than one item of this kind.
     """
 
     core: str

@@ -16,12 +16,11 @@ from typing import Any
 class MediaItem:
     """One image, video or sound as the model's processor prepared it.
 
-    kind: image, video or audio. digest: of its content (32 bytes). whole: its tokens, one for each
-    embedding that the encoder returns. first, count: the part of these that goes into a prompt; the
-    others are text that the processor writes around the item. arrays: the encoder's inputs by the
-    processor's names, with NumPy arrays in place of MLX arrays. nbytes: of the arrays. encoded: the
-    tokens for the encoder if they are not `whole`, because one stands for all embeddings of the
-    item.
+    kind: image, video or audio. digest: of its content (32 bytes). whole: its tokens, including
+    text that the processor writes around the item. first, count: the part of `whole` that goes into
+    a prompt. arrays: the encoder's inputs by the processor's names, with NumPy arrays in place of
+    MLX arrays. nbytes: of the arrays. encoded: the tokens for the encoder if they are not `whole`,
+    because one token stands for all embeddings of the item.
     """
 
     kind: str

@@ -32,7 +32,7 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         super().__init__()
         self.whole = whole
         if hasattr(whole, "disable_talker"):
-            whole.disable_talker()  # Qwen3-Omni's voice, which no call of ours asks for
+            whole.disable_talker()  # Qwen3-Omni's speech output, which is never requested
         scale_by_row(whole.language_model)
         self.shifts = hasattr(whole.language_model, "get_rope_index")
         self._one_axis = getattr(whole.config, "model_type", "") in _ONE_AXIS

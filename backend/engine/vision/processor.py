@@ -34,7 +34,7 @@ IMAGE, VIDEO, AUDIO = "image", "video", "audio"
 FIELDS = {IMAGE: "Images", VIDEO: "Videos", AUDIO: "Audios"}
 _CHANNELS, _FLOAT = 3, 4  # bytes
 _PROBE = 2048, 1536  # pixels of an image that most processors scale down
-_NOTHING = 0  # the token at the place of an embedding, which no layer looks at
+_NOTHING = 0  # the token in place of an embedding, which no layer reads
 _KINDS = {Picture: IMAGE, Video: VIDEO, Sound: AUDIO}
 # Outputs for the marker's text, which do not depend on the item.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
@@ -63,8 +63,8 @@ class ItemProcessor:
 
     markers: by kind, the text that the processor expands to one item. control: the control tokens;
     text that the processor writes before the first and after the last of them does not belong to
-    the item. most_bytes: size of the cache of prepared items. width: for how many
-    embeddings a token of no vocabulary stands.
+    the item. most_bytes: size of the cache of prepared items. width: number of embeddings that one
+    placeholder token outside the vocabulary stands for.
     """
 
     def __init__(
@@ -90,7 +90,10 @@ class ItemProcessor:
         self._probed = False
 
     def prepare(self, given: Picture | Video | Sound, name: str) -> MediaItem:
-        """name: the item in error messages, such as `Images[2]`. Raises InvalidRequest."""
+        """Prepare an item. name: the item in error messages, such as `Images[2]`.
+
+        Raises InvalidRequest.
+        """
         kind = _KINDS[type(given)]
         digest = given.digest
         with self._lock:
@@ -123,7 +126,7 @@ class ItemProcessor:
             return self._used
 
     def _of_probe(self) -> int | None:
-        """Pixels that the processor makes of a large image, its tiles and thumbnails included."""
+        """Number of pixels that the processor makes of a large image, including its tiles."""
         probe = Image.new("RGB", _PROBE)
         try:
             item = self._prepared(picture_of(probe), IMAGE)
@@ -233,7 +236,7 @@ def _number(processor: Any) -> tuple[str, str] | None:
 
 
 def _sound_rate(processor: Any) -> int:
-    """The rate at which the processor reads samples: mlx-vlm takes an array of them as it is."""
+    """The sample rate that the processor expects: mlx-vlm does not resample arrays."""
     named = getattr(getattr(processor, "feature_extractor", None), "sampling_rate", None)
     return named if isinstance(named, int) and named > 0 else SOUND_RATE
 

@@ -1,8 +1,8 @@
 """Builds a model that mlx-vlm implements: its text model, and its image and audio input if any.
 
-Support for a family is tested: before the model is served, a small picture, and a short clip and a
-short tone if the model takes them, go all the way from the chat template to logits. If the picture
-fails, the load fails with an error. If the clip fails, videos are sent as images.
+Support for a family is tested: before the model is served, a small picture goes all the way from
+the chat template to logits, and a short clip and a short tone if the model accepts them. If the
+picture fails, the load fails with an error. If the clip fails, videos are sent as images.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ def _open_senses(
         def ends(kind: str, text: str) -> str:
             """The control strings with which the processor surrounds an item; '' if there are none.
 
-            If the marker is still there next to the item, the processor did not recognise it. If
-            the processor writes a token of no vocabulary for it, prompts have a control string in
-            its place that they do not use otherwise.
+            If the marker is still next to the item, the processor did not recognise it. If the
+            processor writes a token outside the vocabulary, prompts get an otherwise unused control
+            string in its place.
             """
             try:
                 item = prepares({kind: text}).prepare(_sample(kind), f"the first {kind}")
@@ -183,7 +183,7 @@ def _refusing(loaded: LoadedModel) -> Iterator[None]:
 def _tried(
     model: MultimodalModel, processor: ItemProcessor, kind: str, vocabulary: int
 ) -> Stages[MediaItem | None]:
-    """The sample of a kind after it was run; None if it failed. A failing image is raised.
+    """The sample of a kind after it was run; None if it failed. A failing image raises.
 
     Begins and ends on `files`.
     """
@@ -218,7 +218,7 @@ def _require_same_as_plain_pass(model: MultimodalModel, item: MediaItem) -> None
         MediaPlan(tokens, [Span(item.first, item)]), tokens, cache
     )
     assert prefill is not None
-    prefill.look(0, len(tokens))
+    prefill.get_features(0, len(tokens))
     seen = prefill.run(0, len(tokens), cache)[0, -1].astype(mx.float32)
     expected, blind = (
         plain_pass(model, tokens, seen)[-1].astype(mx.float32) for seen in (item, None)
@@ -234,7 +234,7 @@ def _around(prompts: PromptBuilder, item: MediaItem) -> tuple[str, str]:
 
 
 def _unused(prompts: PromptBuilder) -> str:
-    """A control string that no prompt has unless we write it; '' if there is none."""
+    """A control string that no prompt contains unless we write it; '' if there is none."""
     turn = {"role": "assistant", "content": "Yes."}
     question = {"role": "user", "content": "No?"}
     rendered = _renderer(prompts)([question, turn, question])
@@ -262,7 +262,7 @@ def _run(model: MultimodalModel, item: MediaItem, vocabulary: int) -> Stages[Non
     assert prefill is not None
     half = 1 + len(item.tokens) // 2
     for start, stop in ((0, half), (half, len(tokens))):
-        prefill.look(start, stop)
+        prefill.get_features(start, stop)
         yield "engine"
         logits = prefill.run(start, stop, cache)
         kv.evaluate(cache)
