@@ -95,7 +95,6 @@ class ChatMessage(Strict):
         None, description="OpenRouter: the same."
     )
     refusal: str | None = Field(None, description="Assistant: content, where it refused.")
-    audio: dict[str, Any] | None = Field(None, description="Refused unless null.")
 
     @property
     def thought(self) -> str:

@@ -103,8 +103,6 @@ def _url(given: MediaUrl | str) -> str:
 
 def _require_fitting(message: ChatMessage, place: str) -> None:
     """Refuse fields that the role does not have."""
-    if message.audio is not None:
-        raise _refused(f"{place}.audio", "answers are text; leave it out")
     for name, role in _OF_ROLE.items():
         if getattr(message, name) and message.role != role:
             raise bad_field(
