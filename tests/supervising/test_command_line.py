@@ -69,6 +69,7 @@ def test_a_rank_survives_the_environment_of_its_process() -> None:
         (["--hostfile", "FILE", "--rank", "2"], "ranks 0 to 1"),
         (["--hostfile", "FILE", "--backend", "tcp"], "must be one of ring"),
         (["--hostfile", "FILE", "--control", "nowhere"], "not HOST:PORT"),
+        (["--hostfile", "FILE", "--control", "a..b:1"], "not HOST:PORT"),
         (["--hostfile", "/none/such.json"], "cannot be read"),
         (["--ranks", "two"], "must be a number"),
         (["--ranks"], "needs a value"),
@@ -88,7 +89,7 @@ def test_ranks_of_several_machines_need_a_secret(hostfile: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{}", "[]", '["10.0.0.1:1"]', '["a:1", "b"]', '[["a:1"], []]']
+    "text", ["", "{}", "[]", '["10.0.0.1:1"]', '["a:1", "b"]', '[["a:1"], []]', '["a..b:1", "c:2"]']
 )
 def test_invalid_hostfiles_are_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "hosts.json"
@@ -196,3 +197,23 @@ def test_a_transport_that_this_mlx_lacks_is_named(transport: Transport) -> None:
         pytest.skip(f"this mlx has {transport}")
     with pytest.raises(EngineFailed, match=f"cannot form the {transport} group"):
         join_group(Place(1, 2, ("h", 1), ("a", "b"), transport))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "control", "words"),
+    [
+        (["127.0.0.1:5000", "127.0.0.1:6000"], "", "--control"),
+        (["127.0.0.1:5000", "127.0.0.1:5001"], "127.0.0.1:5001", "--control"),
+        (["127.0.0.1:5000", "127.0.0.1:5001", "127.0.0.1:5000"], "", "127.0.0.1:5000 twice"),
+        (["10.0.0.1:5000", "10.0.0.2:5000"], "0.0.0.0:6000", "all interfaces"),
+        (["10.0.0.1:5000", "10.0.0.2:5000"], "[::]:6000", "all interfaces"),
+        (["0.0.0.0:5000", "10.0.0.2:5000"], "", "all interfaces"),
+    ],
+)
+def test_addresses_that_two_listeners_share_or_that_are_too_wide_are_refused(
+    tmp_path: Path, hosts: list[str], control: str, words: str
+) -> None:
+    path = tmp_path / "hosts.json"
+    path.write_text(json.dumps(hosts))
+    with pytest.raises(Misuse, match=words):
+        place_in(str(path), 1, "ring", control, SECRET)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -31,10 +31,10 @@ def hosts_of(path: str) -> list[tuple[str, int]]:
     hosts = []
     for entry in entries if isinstance(entries, list) else ():
         first = entry[0] if isinstance(entry, list) and entry else entry
-        host, _, port = first.rpartition(":") if isinstance(first, str) else ("", "", "")
-        if not host or not _is_port(port):
+        address = _address_in(first) if isinstance(first, str) else None
+        if address is None:
             raise Misuse(f"the hostfile {path} has the entry {entry!r}, which is not HOST:PORT")
-        hosts.append((host.strip("[]"), int(port)))
+        hosts.append(address)
     if len(hosts) < 2:
         raise Misuse(f"the hostfile {path} names {len(hosts)} ranks: it takes two or more")
     return hosts
@@ -53,15 +53,22 @@ def place_in(
         raise Misuse(f"--backend must be one of {', '.join(known)}, but it is {transport!r}")
     address = hosts[0][0], hosts[0][1] + _CONTROL_OFFSET
     if control:
-        host, _, port = control.rpartition(":")
-        if not host or not _is_port(port):
+        given = _address_in(control)
+        if given is None:
             raise Misuse(f"--control {control!r} is not HOST:PORT")
-        address = host.strip("[]"), int(port)
+        address = given
     elif address[1] >= 1 << 16:
         raise Misuse(
             f"rank 0 of the hostfile has port {hosts[0][1]}, and {_CONTROL_OFFSET} more is no port:"
             " give a lower one, or --control HOST:PORT"
         )
+    if _is_unspecified(address[0]):
+        raise Misuse(
+            f"rank 0 would listen for the other ranks on all interfaces, {address[0]}: name its"
+            " address in their network, in the hostfile or with --control"
+        )
+    if found == "ring":
+        _require_distinct(hosts, address)
     if not environ.get(TOKEN) and not _is_loopback(address[0]):
         raise Misuse(
             f"ranks on several machines need a shared secret: set {TOKEN} to the same text for"
@@ -95,8 +102,37 @@ def transport_environ(place: Place, hostfile: str, environ: Mapping[str, str]) -
     return found | {"MLX_HOSTFILE": hostfile, "MLX_RANK": str(place.rank)}
 
 
+def _require_distinct(hosts: Sequence[tuple[str, int]], control: tuple[str, int]) -> None:
+    """Raise Misuse if two sockets of a ring would listen at the same address."""
+    for rank, (host, port) in enumerate(hosts):
+        if (host, port) in hosts[:rank]:
+            raise Misuse(f"the hostfile names {host}:{port} twice: each rank has its own address")
+        if (host, port) == control:
+            raise Misuse(
+                f"rank 0 would listen for the other ranks at {host}:{port}, where rank {rank} has"
+                " its end of the ring: give another address with --control HOST:PORT"
+            )
+
+
+def _address_in(text: str) -> tuple[str, int] | None:
+    """`HOST:PORT`; None if it is anything else."""
+    host, _, port = text.rpartition(":")
+    try:
+        host.encode("idna")  # as the resolver does
+    except UnicodeError:
+        return None
+    return (host.strip("[]"), int(port)) if host and _is_port(port) else None
+
+
 def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and 0 < int(text) < 1 << 16
+
+
+def _is_unspecified(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 def _is_loopback(host: str) -> bool:

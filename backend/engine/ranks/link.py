@@ -19,6 +19,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from backend.engine.ranks.wire import VERSION, Beat, Message, WireError, decode, encode
 
@@ -183,11 +184,24 @@ def connect(address: tuple[str, int], token: str, rank: int, size: int, timeout:
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
-    """A socket that listens on this address only. Raises OSError."""
-    family, _, _, _, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+    """A socket that listens on this address only; of a name, on the first that this machine has.
+
+    Raises OSError.
+    """
+    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    fault = OSError("the name has no address")
+    for family, _, _, _, place in found:
+        try:
+            return _listener(family, place)
+        except OSError as refused:
+            fault = refused
+    raise fault
+
+
+def _listener(family: int, place: Any) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(place)
         listener.listen()
     except OSError:

@@ -232,3 +232,15 @@ def test_a_rank_that_has_joined_already_is_refused() -> None:
             connect(listener.getsockname(), "secret", 1, 3, LONG)
         thread.join(WAIT)
     assert outcome == ["says that it is rank 1, which has joined already"]
+
+
+def test_a_host_whose_first_address_is_not_of_this_machine_is_listened_on_at_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def resolved(_host: str, port: int, **_: Any) -> list[Any]:
+        places = ("192.0.2.1", port), ("127.0.0.1", port)  # the first is of no machine, RFC 5737
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    with listen(("of-two-addresses", 0)) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
