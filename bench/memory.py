@@ -1,6 +1,4 @@
-"""Checks that the parts in `Status` add up to MLX's memory, during mixed requests and afterwards.
-afterwards.
-"""
+"""Checks that the parts in `Status` add up to MLX's memory, during mixed requests and after."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from bench import recorded
 from bench.process import backend, stream, words
 from bench.report import Figure, at_least, at_most
 from common.messages import template_messages
+from common.prefixes import common_prefix
 from tests.engine.loading_models import write_model
 from tests.engine.random_models import CONFIGS
 from wire import backend_pb2 as pb
@@ -84,7 +85,7 @@ def _turns(stub: backend_pb2_grpc.BackendStub, name: str, folder: Path) -> Figur
             tools=json.loads(recorded.TOOLS),
             add_generation_prompt=True,
         )
-        known = max((_shared(prompt, one) for one in earlier), default=0)
+        known = max((common_prefix(prompt, one) for one in earlier), default=0)
         read = _read(stub, messages, len(prompt))
         turns.append((read, len(prompt) - min(known, len(prompt) - 1)))
         earlier.append(prompt)
@@ -116,8 +117,3 @@ def _read(stub: backend_pb2_grpc.BackendStub, messages: Sequence[pb.Message], to
         )
     trailers = dict(call.trailing_metadata())
     return tokens - int(trailers["mlx-cached-tokens"])
-
-
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

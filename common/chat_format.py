@@ -6,12 +6,11 @@ engines use too), or detected from markers in the chat template and the vocabula
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from common.formats import detection, families
-from common.formats.blocks import Block
 from common.formats.cursor import Wait
 from common.formats.harmony import Harmony
 from common.formats.reading import Reading, Tags
@@ -68,24 +67,6 @@ class ChatFormat:
         tool = detection.tool_parser(chat_template or "", vocabulary)
         tags = detection.reasoning_tags(chat_template or "", vocabulary)
         return cls(tool, families.TOOLS[tool])._with_tags(tags)
-
-    @classmethod
-    def of_blocks(
-        cls,
-        name: str,
-        opener: str,
-        closer: str,
-        parse: Callable[[str, Sequence[Mapping[str, Any]]], Any],
-        reasoning: Sequence[tuple[str, str]] = (),
-    ) -> ChatFormat:
-        """A format whose complete blocks are parsed by a function, such as another library's.
-
-        The function gets the content of a block and the tools, and returns a call or a list of
-        calls as dicts with `name`, `arguments` and optionally `id`. If it raises, the block is
-        text.
-        """
-        tags = tuple(Tags(opening, closing) for opening, closing in reasoning)
-        return cls(name, Block(opener, closer, parse).grammar(tags))
 
     def with_reasoning_of(self, other: ChatFormat) -> ChatFormat:
         """This format's tool calls with the reasoning tags of another."""

@@ -69,10 +69,10 @@ class ChatParser:
         self._reading = Reading(self._cursor, self._answer, ToolSchemas(tools or ()), before)
         self._grammar = format.grammar.read(self._reading)
         self._finished = False
-        self._known = ""  # text of `begun` that is still to be removed from events
+        self._begun_text = ""  # text of `begun` that is still to be removed from events
         if begun:
             self.feed(begun)
-            self._known = self._answer.pending + self._cursor.pending
+            self._begun_text = self._answer.pending + self._cursor.pending
         self._reading.partial = partial_calls
 
     @property
@@ -127,14 +127,14 @@ class ChatParser:
 
     def _new(self) -> list[ChatEvent]:
         events = self._answer.take()
-        return [new for event in events if (new := self._unknown(event)) is not None]
+        return [new for event in events if (new := self._without_begun(event)) is not None]
 
-    def _unknown(self, event: ChatEvent) -> ChatEvent | None:
+    def _without_begun(self, event: ChatEvent) -> ChatEvent | None:
         """The event without text that the client sent as the beginning of the answer;
 
         None if none is left.
         """
-        known, self._known = self._known, ""
+        known, self._begun_text = self._begun_text, ""
         if not known or not isinstance(event, Content | Reasoning):
             return event
         if event.text.startswith(known):
@@ -142,7 +142,7 @@ class ChatParser:
             return replace(event, text=rest) if rest else None
         if not known.startswith(event.text):
             return event
-        self._known = known[len(event.text) :]
+        self._begun_text = known[len(event.text) :]
         return None
 
 

@@ -33,7 +33,6 @@ class ToolSchemas:
     """The tools of a request, by name."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self.offered = tools
         self._parameters: dict[str, Mapping[str, Any]] = {}
         for tool in tools:
             function = tool.get("function") if isinstance(tool, Mapping) else None

@@ -24,12 +24,12 @@ Several calls may follow one another; write nothing after the last. What the too
 between <tool_response> and </tool_response>. If no tool is of use, answer in words."""
 
 
-def speaks_of_calls(messages: Iterable[Message]) -> bool:
+def mentions_calls(messages: Iterable[Message]) -> bool:
     """Whether the messages contain a tool call or a result."""
     return any(message.get("tool_calls") or message.get("role") in _RESULTS for message in messages)
 
 
-def in_words(
+def with_tools_as_text(
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] = (),
     *,
@@ -46,7 +46,7 @@ def in_words(
     after_results = False
     for message in messages:
         result = message.get("role") in _RESULTS
-        entry = _in_words(message)
+        entry = _as_text(message)
         if after_results and message.get("role") in _USERS:
             before = rewritten.pop()["content"]
             entry = {**entry, "content": _joined(before, "\n" if result else "\n\n", entry)}
@@ -57,7 +57,7 @@ def in_words(
     return tuple(rewritten)
 
 
-def _in_words(message: Message) -> Message:
+def _as_text(message: Message) -> Message:
     if message.get("role") in _RESULTS:
         opened = _joined("<tool_response>", "\n", message)
         closed = {"content": "</tool_response>"}

@@ -55,7 +55,7 @@ def parse_tools(text: str) -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def in_order(tools: Sequence[Tool]) -> tuple[Tool, ...]:
+def sorted_tools(tools: Sequence[Tool]) -> tuple[Tool, ...]:
     """The tools sorted by name, with their keys in OpenAI's order. Schemas keep their key order.
 
     Programs that collect tools from several servers send them in changing order. The same tools
@@ -108,7 +108,7 @@ def _of_object(choice: dict[str, Any]) -> ToolChoice:
     raise ValueError(f"ToolChoice has the type {kind!r}: send auto, none, required or function")
 
 
-def meant(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
+def corrected_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
     """The choice without LocalAI's mistranslation of `required`.
 
     If a tool is strict, LocalAI sends the mode as the name of a function to call. A name that is a
@@ -120,7 +120,7 @@ def meant(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
     return ToolChoice(mode)
 
 
-def offered(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
+def offered_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
     """The tools to show to the model. Raises ValueError if the choice names an unknown one."""
     if choice.mode == "none":
         return ()

@@ -149,8 +149,8 @@ def dequantised(tensors: dict[str, mx.array], module: str) -> mx.array:
 
 
 def in_half_order(weight: mx.array, heads: int) -> mx.array:
-    """Undo llama.cpp's row order, in which the two values that RoPE rotates together are
-    neighbours.
+    """Undo llama.cpp's row order, which puts the two values that RoPE rotates together next to
+    each other.
 
     In the hub's layout they are half a head apart.
     """

@@ -42,7 +42,7 @@ async def ask(
     for again in (False, True):
         SUSPECTS.check(request)
         try:
-            async with _lent(lend) as lease, aclosing(send(lease)) as sayings:
+            async with _checked_lease(lend) as lease, aclosing(send(lease)) as sayings:
                 async for event in sayings:
                     silent = False
                     yield event
@@ -109,7 +109,9 @@ def _digest(request: BaseModel) -> bytes:
 
 
 @asynccontextmanager
-async def _lent(lend: Callable[[], AbstractAsyncContextManager[Lease]]) -> AsyncIterator[Lease]:
+async def _checked_lease(
+    lend: Callable[[], AbstractAsyncContextManager[Lease]],
+) -> AsyncIterator[Lease]:
     """A lease.
 
     If the backend or its model turns out to be lost, it is checked before the next lease.

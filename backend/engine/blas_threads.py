@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 _INTERVAL = 0.2  # seconds between two readings; the system counts in hundredths of a second
-_FORGOTTEN = 1.0  # seconds after which an earlier reading is outdated
+_OUTDATED = 1.0  # seconds after which an earlier reading is outdated
 _SPARE = 0.5  # cores that others may use while a thread of ours on that core still helps
 _SMALL_BYTES = 1 << 20  # products with fewer bytes of weights end before another thread wakes up
 _STAT = Path("/proc/stat")
@@ -52,14 +52,14 @@ class FreeCores:
         busy: busy time of all cores. own: the part of it that this process used.
         """
         before, self._latest = self._latest, (now, busy, own)
-        if before is None or (passed := now - before[0]) > _FORGOTTEN:
+        if before is None or (passed := now - before[0]) > _OUTDATED:
             # The average over such a long time is outdated; keep the last value until the next
             # reading.
             self._guessed = True
             return
         latest = max(busy - before[1] - (own - before[2]), 0.0) / passed
         falls = latest < self._neighbours and not self._guessed
-        weight = min(passed / _FORGOTTEN, 1.0) if falls else 1.0
+        weight = min(passed / _OUTDATED, 1.0) if falls else 1.0
         self._guessed = False
         self._neighbours += weight * (latest - self._neighbours)
 

@@ -86,10 +86,10 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class MeasureMemory:
     """Measure memory use, in bytes by purpose, between two steps."""
 
     done: Future[dict[str, int]] = field(default_factory=Future)
 
 
-Command = Submit | Encode | Cancel | Load | Free | Look | Stop
+Command = Submit | Encode | Cancel | Load | Free | MeasureMemory | Stop

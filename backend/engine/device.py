@@ -146,28 +146,28 @@ def prepare(device: Device, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def weight_type(
-    device: Device, wanted: str, environ: Mapping[str, str] = os.environ
+    device: Device, type_name: str, environ: Mapping[str, str] = os.environ
 ) -> WeightType | None:
     """The type that floating-point weights are cast to; None keeps the checkpoint's own.
 
     On a CPU half precision is emulated: a quantised product with float16 scales takes 30 to 50
-    times as long as with float32 scales. `wanted` is a name given by the user, or `auto`.
+    times as long as with float32 scales. `type_name` is a name given by the user, or `auto`.
     """
-    if wanted in _WEIGHT_TYPES:
-        return _WEIGHT_TYPES[wanted]
+    if type_name in _WEIGHT_TYPES:
+        return _WEIGHT_TYPES[type_name]
     if device.kind == "cpu" and environ.get(KEEP_HALF_ON_CPU) != "0":
         return "float32"
     return None
 
 
-def dequantizes(device: Device, wish: bool | None, type_: WeightType | None) -> bool:
+def dequantizes(device: Device, user_setting: bool | None, type_: WeightType | None) -> bool:
     """Whether quantised weights are converted to dense ones at load.
 
     MLX's quantised kernels for CPUs are far slower than BLAS: on x86 a product with 64 rows takes
-    over 20 times as long, and one with a single row is no faster either. wish: the user's setting,
-    or None. type_: what `weight_type` returned.
+    over 20 times as long, and one with a single row is no faster either.
+    user_setting: None if it is not set. type_: what `weight_type` returned.
     """
-    return (device.kind == "cpu" and type_ == "float32") if wish is None else wish
+    return (device.kind == "cpu" and type_ == "float32") if user_setting is None else user_setting
 
 
 def dense_room(device: Device, limit: int, taken: int, root: Path = Path("/")) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from backend.engine.commands import Cancel, Free, Load, Look, Stop
+from backend.engine.commands import Cancel, Free, Load, MeasureMemory, Stop
 from backend.engine.embedding.encoding import Encoded, Encoding, Piece
 from backend.engine.embedding.kind import ModelKind
 from backend.engine.embedding.readers import Reader
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from backend.engine.ranks.leader import Leader
 
 _SAVE_SECONDS_AT_FREE = 3.0  # LocalAI waits 5 seconds for the answer to Free
-_LOOK_SECONDS = 1.0  # how long Status waits for the engine thread's step to end
+_MEASURE_SECONDS = 1.0  # how long Status waits for the engine thread's step to end
 _FAILED = "the engine has failed and the backend ends: send the request again in a while"
 _FILES_GRACE = 1.0  # how long a cancelled load may take to end its work on files
 _MOST_LEFT_BEHIND = 4
@@ -68,14 +68,14 @@ class Engine:
         self._texts = TextCalls()
         self._files = _thread_for_files()
         self._on_files = False
-        self._left_behind = 0
+        self._abandoned_loads = 0
         self._tickets = itertools.count(1)
         self._epochs = itertools.count(1)
         self._served: ServedModel | None = None
         self._abandoned = threading.Event()
         self._loading = False
         self._stopping = False
-        self._look: asyncio.Future[dict[str, int]] | None = None
+        self._measurement: asyncio.Future[dict[str, int]] | None = None
         self._memory: dict[str, int] = {}
         self._slot = asyncio.Lock()
         self._before_load: Callable[[], None] = lambda: None
@@ -96,7 +96,7 @@ class Engine:
         if self._leader is not None:
             self._leader.open(self._fatal_threadsafe, self.heartbeat)
 
-    def _lead(self, request: LoadRequest) -> None:
+    def _connect_ranks(self, request: LoadRequest) -> None:
         """Connect to the other ranks that a load names. Raises InvalidRequest."""
         hostfile = request.settings.get("hostfile", "")
         if not hostfile or self._leader is not None:
@@ -149,13 +149,13 @@ class Engine:
         self._refuse_when_stopping()
         async with self._slot:
             self._refuse_when_stopping()
-            if self._left_behind >= _MOST_LEFT_BEHIND:
+            if self._abandoned_loads >= _MOST_LEFT_BEHIND:
                 raise Overloaded(
-                    f"{self._left_behind} cancelled loads are still waiting for the disk: check the"
-                    " disk, and restart the backend"
+                    f"{self._abandoned_loads} cancelled loads are still waiting for the disk: check"
+                    " the disk, and restart the backend"
                 )
             self._before_load()
-            self._lead(request)
+            self._connect_ranks(request)
             if self._leader is not None:
                 await self._drop_model()
             abandoned = self._abandoned = threading.Event()
@@ -257,9 +257,9 @@ class Engine:
         """
         state = self._state()
         if state is not EngineState.FAILED:
-            if self._look is None or self._look.done():
-                self._look = self._begin_look()
-            await asyncio.wait({self._look}, timeout=_LOOK_SECONDS)
+            if self._measurement is None or self._measurement.done():
+                self._measurement = self._begin_measurement()
+            await asyncio.wait({self._measurement}, timeout=_MEASURE_SECONDS)
         memory = dict(self._memory)
         total = memory.get("mlx_active", 0) + memory.get("mlx_cache", 0)
         if self._served is not None:
@@ -267,12 +267,12 @@ class Engine:
         ranks = self._leader.report() if self._leader is not None else ()
         return EngineStatus(state, total, memory, ranks)
 
-    def _begin_look(self) -> asyncio.Future[dict[str, int]]:
+    def _begin_measurement(self) -> asyncio.Future[dict[str, int]]:
         def seen(look: asyncio.Future[dict[str, int]]) -> None:
             if not look.cancelled() and look.exception() is None:
                 self._memory = look.result()
 
-        command = Look()
+        command = MeasureMemory()
         self._worker.send(command)
         look = asyncio.wrap_future(command.done)
         look.add_done_callback(seen)
@@ -347,7 +347,7 @@ class Engine:
         except asyncio.CancelledError:
             self._files.shutdown(wait=False)
             self._files = _thread_for_files()
-            self._left_behind += 1
+            self._abandoned_loads += 1
             stage.add_done_callback(lambda _: self._returned(stages, abandoned))
             raise
         finally:
@@ -358,10 +358,10 @@ class Engine:
         assert self._loop is not None
         self._worker.send(Load(stages, abandoned))
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._forget_left_behind)
+            self._loop.call_soon_threadsafe(self._forget_abandoned)
 
-    def _forget_left_behind(self) -> None:
-        self._left_behind -= 1
+    def _forget_abandoned(self) -> None:
+        self._abandoned_loads -= 1
 
     async def _answered(self, done: concurrent.futures.Future[Answer]) -> Answer:
         """Wait for the engine thread's answer; cancelling the wait does not cancel the command.

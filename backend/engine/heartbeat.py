@@ -100,7 +100,7 @@ class Heartbeat:
         return self.limit > 0 and not (self.patient and self._numbers[_LOADS])
 
     @property
-    def complaint(self) -> str:
+    def hang_message(self) -> str:
         """The error message if the latest step hangs."""
         return f"the engine hangs: {self.step} has not ended within {self.limit} s"
 
@@ -121,7 +121,7 @@ class Standstill:
         self._number = -1
         self._looks = 0
 
-    def look(self, number: int, *, due: bool) -> int:
+    def check(self, number: int, *, due: bool) -> int:
         """Compare the number with its last value.
 
         Returns the count. due: whether it should have changed.

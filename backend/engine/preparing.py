@@ -23,6 +23,7 @@ from backend.engine.executing.score_plan import ScoreRequest
 from backend.engine.generation import Generation
 from backend.engine.outbox import Publication
 from backend.engine.prompting.prompts import require_returnable
+from backend.engine.prompting.unreadable_text import tokenizing
 from backend.engine.request import (
     ChatPrompt,
     GenerationRequest,
@@ -161,7 +162,7 @@ class Preparer:
                     request,
                     served.prompts.encode_open,
                     served.context_size,
-                    wanted=lambda: ticket in self._owners,
+                    still_needed=lambda: ticket in self._owners,
                 )
             if ticket not in self._owners:
                 return
@@ -181,7 +182,9 @@ class Preparer:
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
             yield "long"
-            if pieces := read():
+            with tokenizing():
+                pieces = read()
+            if pieces:
                 self._worker.send(Encode(served.epoch, ticket, pieces))
             else:
                 self._publish([(ticket, Encoded(()))])

@@ -398,9 +398,9 @@ class Scheduler:
 
         Returns how many bytes are granted.
         """
-        if nbytes != self.executor.lent:
-            self.executor.lent = nbytes
-            self._events += self.executor.weigh_other()
+        if nbytes != self.executor.embedding_bytes:
+            self.executor.embedding_bytes = nbytes
+            self._events += self.executor.other_memory_events()
             return 0
         return nbytes + self.planner.spare
 

@@ -15,6 +15,12 @@ from typing import Any, Protocol
 
 _REPLACEMENT = "\ufffd"
 _UNFINISHED = 8  # tokens without complete text that are held back; a character has up to four bytes
+_SENTENCEPIECE = [
+    {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+    {"type": "ByteFallback"},
+    {"type": "Fuse"},
+]
+_FIRST_SPACE = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 def byte_level_alphabet() -> dict[str, int]:
@@ -96,14 +102,14 @@ class TokenTexts:
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
-        kinds = [part["type"] for part in _parts(decoder)]
+        parts = _parts(decoder)
         self._table: list[bytes] | None = None
         self._strip = False
-        if kinds and kinds[-1] == "ByteLevel":
+        if [part["type"] for part in parts] == ["ByteLevel"]:
             self._table = _byte_level_table(backend)
-        elif "ByteFallback" in kinds and "Replace" in kinds:
+        elif parts[:3] == _SENTENCEPIECE and parts[3:] in ([], [_FIRST_SPACE]):
             self._table = _sentencepiece_table(backend)
-            self._strip = "Strip" in kinds
+            self._strip = len(parts) > 3
 
     def stream(self, continues: bool) -> TextStream:
         """A decoder for one row. continues: whether its text continues the prompt's text.
@@ -112,7 +118,7 @@ class TokenTexts:
         it; the answer in a chat does not.
         """
         if self._table is None:
-            return WindowStream(self._tokenizer.decode, self._context() if continues else ())
+            return WindowStream(self._decode, self._context() if continues else ())
         return ByteStream(self._table, strip_first_space=self._strip and not continues)
 
     def bytes_of(self, token: int) -> bytes:
@@ -121,8 +127,17 @@ class TokenTexts:
         For an unknown kind of vocabulary, the bytes that it adds after other text.
         """
         if self._table is None:
-            return WindowStream(self._tokenizer.decode, self._context()).add(token).encode()
+            return WindowStream(self._decode, self._context()).add(token).encode()
         return self._table[token] if token < len(self._table) else b""
+
+    def _decode(self, tokens: list[int]) -> str:
+        try:
+            # "Cleaning up" would take back spaces that have been sent.
+            return str(self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+        except Exception:
+            raise
+        except BaseException as panic:  # Rust's, which would end the engine thread
+            raise RuntimeError(f"the tokenizer cannot decode: {panic}") from None
 
     def _context(self) -> list[int]:
         return list(self._tokenizer.encode("a", add_special_tokens=False))
@@ -134,35 +149,32 @@ def _parts(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
 
 
-def _pieces(backend: Any) -> tuple[list[str], frozenset[int]]:
-    """The piece of every id ('' for unused ids), and the ids of added tokens, which are literal."""
+def _pieces(backend: Any) -> list[str]:
+    """The piece of every id; '' for unused ids."""
     vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
     pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
     for piece, token in vocabulary.items():
         pieces[token] = piece
-    return pieces, frozenset(backend.get_added_tokens_decoder())
+    return pieces
 
 
 def _byte_level_table(backend: Any) -> list[bytes]:
     alphabet = byte_level_alphabet()
-    pieces, added = _pieces(backend)
+    added = backend.get_added_tokens_decoder()  # their text is literal
 
     def encode(token: int, piece: str) -> bytes:
         if token in added or any(character not in alphabet for character in piece):
             return piece.encode()
         return bytes(alphabet[character] for character in piece)
 
-    return [encode(token, piece) for token, piece in enumerate(pieces)]
+    return [encode(token, piece) for token, piece in enumerate(_pieces(backend))]
 
 
 def _sentencepiece_table(backend: Any) -> list[bytes]:
-    pieces, added = _pieces(backend)
-
-    def encode(token: int, piece: str) -> bytes:
-        if token in added:
-            return piece.encode()
+    def encode(piece: str) -> bytes:
         if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
             return bytes([int(piece[3:5], 16)])
+        # Added tokens too: Gemma's are runs of spaces.
         return piece.replace("\u2581", " ").encode()
 
-    return [encode(token, piece) for token, piece in enumerate(pieces)]
+    return [encode(piece) for piece in _pieces(backend)]

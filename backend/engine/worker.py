@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from backend.engine.commands import Cancel, Command, Encode, Free, Load, Look, Stop, Submit
+from backend.engine.commands import Cancel, Command, Encode, Free, Load, MeasureMemory, Stop, Submit
 from backend.engine.device import release_memory
 from backend.engine.errors import Cancelled, EngineError, NotLoaded, ShuttingDown
 from backend.engine.gauges import Gauges
@@ -176,7 +176,7 @@ class Worker:
                 self._end_all(Cancelled("the model was unloaded"))
                 self._drop_model()
                 done.set_result(None)
-            case Look(done):
+            case MeasureMemory(done):
                 if done.set_running_or_notify_cancel():
                     done.set_result(self._memory())
             case Stop():
@@ -281,9 +281,9 @@ class Worker:
                 case Free(done=free):
                     if free.set_running_or_notify_cancel():
                         free.set_exception(ShuttingDown())
-                case Look(done=look):
-                    if look.set_running_or_notify_cancel():
-                        look.set_exception(ShuttingDown())
+                case MeasureMemory(done=measurement):
+                    if measurement.set_running_or_notify_cancel():
+                        measurement.set_exception(ShuttingDown())
 
     def _end_all(self, error: EngineError) -> None:
         for rows in (self._scheduler, self._encoder):

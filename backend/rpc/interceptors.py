@@ -22,15 +22,23 @@ from backend.rpc import call_log, logs
 from backend.rpc.identity import Identity
 from backend.rpc.sizes import require_bounded
 from backend.rpc.statuses import status_of
+from common.machine_memory import return_freed_memory
 
 SERVICE = "backend.Backend"
 REACHED = (("mlx-reached", "1"),)
 QUEUED = frozenset({"Predict", "PredictStream", "Embedding", "Rerank", "Score", "TokenClassify"})
 """The methods whose requests wait for the engine, and are refused while its queue is full."""
 _PREFIX = f"/{SERVICE}/"
+_LONG = 1 << 20  # bytes
+_SOON = 0.05  # seconds
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
+
+
+def _return_memory() -> None:
+    """In a thread, because it takes time."""
+    asyncio.get_running_loop().run_in_executor(None, return_freed_memory)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
@@ -106,6 +114,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         async def call(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             notes = call_log.begin()
             started = time.monotonic()
+            long = len(raw) > _LONG
             try:
                 reply = await self._answer(method, handler, raw, context)
             except asyncio.CancelledError:
@@ -114,9 +123,19 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except Exception as error:
                 status = status_of(error)
                 call_log.failed(method, notes, started, status, error)
-                await context.abort(status.code, status.sentence, status.trailers)
-            call_log.succeeded(method, notes, started)
-            return reply
+                error.__traceback__ = None
+            else:
+                call_log.succeeded(method, notes, started)
+                return reply
+            finally:
+                if long:
+                    # gRPC still has the request.
+                    asyncio.get_running_loop().call_later(_SOON, _return_memory)
+            # Cycles of exceptions and frames keep a request, perhaps of 50 MiB, until the garbage
+            # collector finds them. So the error has lost its frames, and this frame, to which
+            # gRPC's exception and its context refer, loses the request.
+            raw = b""
+            return await context.abort(status.code, status.sentence, status.trailers)
 
         return call
 
@@ -144,4 +163,6 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         # the host that the call was reached and should not be repeated.
         await context.send_initial_metadata(REACHED)
         behaviour: Behaviour = handler.unary_stream or handler.unary_unary
-        return await behaviour(request, context)
+        answered = behaviour(request, context)
+        del request  # it repeats what the engine has, and answers may take long
+        return await answered

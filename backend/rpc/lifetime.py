@@ -34,7 +34,7 @@ class EngineStopped(Exception):
 
 async def serve(engine: Engine, address: Address, token: str, ready: Callable[[int], None]) -> None:
     """Serve until a signal arrives. Raises EngineStopped, AddressInUse or UsageError."""
-    asked = _on_signals()
+    stop_signal = _on_signals()
     server = Server(engine, token)
     watchdog = Watchdog(engine.heartbeat, engine.fail)
     engine.start(watchdog.start_monitor)
@@ -42,12 +42,12 @@ async def serve(engine: Engine, address: Address, token: str, ready: Callable[[i
     watching = asyncio.ensure_future(watchdog.watch())
     again = asyncio.ensure_future(server.load_again())
     failure = asyncio.ensure_future(engine.failed())
-    ends: list[asyncio.Future[Any]] = [asked, failure]
+    ends: list[asyncio.Future[Any]] = [stop_signal, failure]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    failed = not asked.done()
+    failed = not stop_signal.done()
     again.cancel()
     if not failed:
-        logs.info("stopping", signal=signal.Signals(asked.result()).name)
+        logs.info("stopping", signal=signal.Signals(stop_signal.result()).name)
     await server.refuse_new(failed=failed)
     try:
         await asyncio.wait_for(engine.stop(0 if failed else _ENGINE_GRACE), _ENGINE_LIMIT)
@@ -70,13 +70,13 @@ def _on_signals() -> asyncio.Future[int]:
     count as a second signal.
     """
     loop = asyncio.get_running_loop()
-    asked: asyncio.Future[int] = loop.create_future()
+    stop_signal: asyncio.Future[int] = loop.create_future()
     echo_until = 0.0
 
     def receive(number: signal.Signals) -> None:
         nonlocal echo_until
-        if not asked.done():
-            asked.set_result(number)
+        if not stop_signal.done():
+            stop_signal.set_result(number)
             echo_until = loop.time() + _ECHO
             return
         if loop.time() < echo_until:
@@ -87,4 +87,4 @@ def _on_signals() -> asyncio.Future[int]:
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, receive, number)
-    return asked
+    return stop_signal

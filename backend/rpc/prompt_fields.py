@@ -8,7 +8,15 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.request import ChatPrompt, Extras, Prompt, RawPrompt, TokenPrompt
 from backend.rpc.request_metadata import template_arguments
 from common.messages import template_messages
-from common.tools import Tool, ToolChoice, in_order, meant, offered, parse_tool_choice, parse_tools
+from common.tools import (
+    Tool,
+    ToolChoice,
+    corrected_choice,
+    offered_tools,
+    parse_tool_choice,
+    parse_tools,
+    sorted_tools,
+)
 from wire import backend_pb2 as pb
 
 MOST_MESSAGES = 10_000
@@ -119,12 +127,12 @@ def tool_choice(options: pb.PredictOptions) -> ToolChoice:
         choice = parse_tool_choice(options.ToolChoice)
     except ValueError as error:
         raise InvalidRequest(str(error), "ToolChoice") from None
-    return meant(choice, _tools(options)) if choice.name else choice
+    return corrected_choice(choice, _tools(options)) if choice.name else choice
 
 
 def _offered_tools(options: pb.PredictOptions) -> tuple[Tool, ...]:
     try:
-        return in_order(offered(_tools(options), tool_choice(options)))
+        return sorted_tools(offered_tools(_tools(options), tool_choice(options)))
     except ValueError as error:
         raise InvalidRequest(str(error), "ToolChoice", "Tools") from None
 

@@ -210,9 +210,9 @@ def _thinking_budget(
 
     An effort is not turned into a budget if the template has a variable for it.
     """
-    asked = _BUDGET in options.Metadata
+    in_request = _BUDGET in options.Metadata
     if not isinstance(prompt, ChatPrompt):
-        if asked and extras.thinking_budget >= 0:
+        if in_request and extras.thinking_budget >= 0:
             raise InvalidRequest(
                 f"Metadata {_BUDGET} is {extras.thinking_budget}, but reasoning is recognised only"
                 " in an answer to Messages: send Messages, or leave it out",
@@ -220,7 +220,7 @@ def _thinking_budget(
             )
         return None
     given = extras.thinking_budget
-    if not asked:
+    if not in_request:
         arguments = prompt.template_arguments
         variable, effort = arguments.get("thinking_budget"), arguments.get("reasoning_effort")
         if type(variable) is int:

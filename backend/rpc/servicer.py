@@ -111,6 +111,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         events: list[ChatEvent] = []
         usage, logprobs = Usage(), b""
         generation, answer = self._submit(request, partial_calls=False)
+        del request
         async with generation:
             async for event in generation:
                 if isinstance(event, Progress):
@@ -124,6 +125,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
         generation, answer = self._submit(request, partial_calls=True)
+        del request
         async with generation:
             async for event in generation:
                 if isinstance(event, Progress):

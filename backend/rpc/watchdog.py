@@ -44,10 +44,10 @@ class Watchdog:
             await asyncio.sleep(TICK_SECONDS)
             heartbeat.tick()
             due = heartbeat.guarded and heartbeat.running
-            looks = engine.look(heartbeat.steps, due=due)
-            if due and looks >= heartbeat.limit and not reported:
+            checks = engine.check(heartbeat.steps, due=due)
+            if due and checks >= heartbeat.limit and not reported:
                 reported = True
-                self._hangs(heartbeat.complaint)
+                self._hangs(heartbeat.hang_message)
 
     def start_monitor(self) -> None:
         """Start the second process unless it is already running.

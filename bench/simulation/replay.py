@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import time
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -64,8 +63,6 @@ class Replayed:
     preemptions: int = 0
     computed: int = 0
     peak: int = 0
-    planning: float = 0.0  # seconds of this machine
-    replaying: float = 0.0
 
 
 @dataclass(slots=True)
@@ -98,7 +95,6 @@ class Replay:
 
     def run(self) -> Replayed:
         """Run until the last request has ended. Raises BrokenPlanError."""
-        began = time.perf_counter()
         while self._due or self._live or self._events or self._policy.busy:
             if not (self._live or self._events or self._policy.busy):
                 self._now = max(self._now, self._due[0][0])
@@ -106,7 +102,6 @@ class Replay:
             self._step()
         result = self.result
         result.seconds, result.peak = self._now, self._device.peak
-        result.replaying = time.perf_counter() - began
         left = self._device.sequences
         if left or any(not one.end for one in result.requests):
             raise BrokenPlanError(f"{len(left)} sequences never left")
@@ -175,9 +170,7 @@ class Replay:
 
     def _step(self) -> None:
         events, self._events = self._events, []
-        began = time.perf_counter()
         plan = self._policy.plan(self._now, events)
-        self.result.planning += time.perf_counter() - began
         self.result.preemptions += len(plan.preempt)
         for refusal in plan.refuse:
             self._end(self._live[refusal.sequence], "refused")

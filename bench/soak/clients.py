@@ -169,8 +169,8 @@ def _whole(replies: Sequence[pb.Reply]) -> str:
     for call in (call for delta in deltas for call in delta.tool_calls):
         calls[call.index] = calls.get(call.index, "") + call.name + call.arguments
     thought = "".join(delta.reasoning_content for delta in deltas)
-    told = b"".join(reply.logprobs for reply in replies[-1:])
-    tokens = [entry["token"] for entry in json.loads(told)["content"]] if told else []
+    responses = b"".join(reply.logprobs for reply in replies[-1:])
+    tokens = [entry["token"] for entry in json.loads(responses)["content"]] if responses else []
     return json.dumps(
         [_text(replies), thought, calls, tokens, replies[-1].tokens if replies else 0]
     )

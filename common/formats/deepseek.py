@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from common.formats.answer import Call
 from common.formats.cursor import Markers, Wait
 from common.formats.json_calls import read_arguments
@@ -50,6 +52,14 @@ _SECTION = Section(
     _read_call,
 )
 
+_VARIANTS = tuple(
+    replace(_SECTION, opener=f"<｜{words}｜>")
+    for words in ("tool_calls_begin", "tool calls begin", r"tool\_calls\_begin", "tool▁calls")
+)
+"""Smaller models that were trained on DeepSeek's answers write the first marker so, and llama.cpp
+reads it (deepseek_r1 in its common/chat).
+"""
+
 
 def _dsml(prefix: str, block: str) -> CallTags:
     return CallTags(
@@ -69,7 +79,11 @@ _DSML = (
     _dsml("｜DSML｜ ", "calls"),
 )
 V3_TEXT = TaggedText(
-    tags=(THINK,), calls=(CallSyntax(_SECTION.openers, _SECTION.read, _SECTION.closers),)
+    tags=(THINK,),
+    calls=(
+        CallSyntax(_SECTION.openers, _SECTION.read, _SECTION.closers),
+        *(CallSyntax((each.opener,), each.read, each.closers) for each in _VARIANTS),
+    ),
 )
 DSML_TEXT = TaggedText(
     tags=(THINK,),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from common.formats.cursor import Cursor, Wait
 from common.formats.json_calls import read_json_calls
-from common.formats.reading import CallSyntax, Reading, Tags, nothing_said
+from common.formats.reading import CallSyntax, Reading, Tags, no_content_yet
 from common.formats.tagged_calls import CallTags
 from common.formats.tagged_text import TaggedText
 
@@ -85,7 +85,7 @@ def _text(prefix: str, think: str) -> TaggedText:
         tags=(Tags(f"<{think}>", f"</{think}>"),),
         calls=(
             CallSyntax(tags.openers, tags.read, tags.closers),
-            CallSyntax((), read_without_opening, begins=nothing_said, by_name=True),
+            CallSyntax((), read_without_opening, begins=no_content_yet, by_name=True),
         ),
         starts_line=True,
     )

@@ -8,7 +8,15 @@ from collections.abc import Collection
 from common.formats.answer import Call
 from common.formats.cursor import Unreadable, Wait
 from common.formats.reading import Reading
-from common.formats.values import JSON, Dialect, Send, as_json, parts, read_value, string_of
+from common.formats.values import (
+    MODEL_JSON,
+    Dialect,
+    Send,
+    as_json,
+    parts,
+    read_value,
+    string_of,
+)
 
 _NAMES = ("name", "function", "tool_name", "tool")
 _ARGUMENTS = ("arguments", "parameters", "args")
@@ -32,7 +40,7 @@ def arguments_of(text: str | None) -> str | None:
 
 
 def read_arguments(
-    reading: Reading, ends: tuple[str, ...] = (), dialect: Dialect = JSON
+    reading: Reading, ends: tuple[str, ...] = (), dialect: Dialect = MODEL_JSON
 ) -> Wait[str]:
     """Read the arguments of the open call, and send them as they come.
 
@@ -127,8 +135,8 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
         yield from _read_json_call(reading, ends)
         with cursor.ahead():
             surplus = yield from cursor.run(_SURPLUS)
-            mended = yield from cursor.at(ends)
-        cursor.take(len(surplus) if mended else 0)
+            closes = yield from cursor.at(ends)
+        cursor.take(len(surplus) if closes else 0)
         return
     yield from cursor.space()
     while True:
@@ -144,9 +152,10 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
 
 
 def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
-    for call in calls_of(
-        (yield from read_value(reading.cursor, ends=ends, receiver=_CallSender(reading)))
-    ):
+    value = yield from read_value(
+        reading.cursor, MODEL_JSON, ends=ends, receiver=_CallSender(reading)
+    )
+    for call in calls_of(value):
         reading.call(call)
 
 

@@ -7,7 +7,7 @@ import re
 from common.formats.answer import Call
 from common.formats.cursor import Wait
 from common.formats.json_calls import read_arguments, read_bare_calls, read_json_calls
-from common.formats.reading import CallSyntax, Reading, Tags, nothing_said
+from common.formats.reading import CallSyntax, Reading, Tags, no_content_yet
 from common.formats.tagged_text import TaggedText
 
 _CALLS, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -51,7 +51,9 @@ def _read_named(reading: Reading) -> Wait[None]:
     if (yield from cursor.peek()) != "{" and not marked:
         raise cursor.unreadable()
     reading.begin(name, identity)
-    arguments = yield from read_arguments(reading, (_CALLS,))
+    ended = not (yield from cursor.more()) and not reading.was_cut()
+    none = ended or (yield from cursor.at([_CALLS]))
+    arguments = "{}" if none else (yield from read_arguments(reading, (_CALLS,)))
     reading.call(Call(name, arguments, identity))
 
 
@@ -72,6 +74,6 @@ MISTRAL_TEXT = TaggedText(
     tags=(Tags("[THINK]", "[/THINK]", anywhere=True), Tags("<think>", "</think>")),
     calls=(
         CallSyntax((_CALLS,), _read),
-        CallSyntax(("[", "{"), _read_without_opening, begins=nothing_said, by_name=True),
+        CallSyntax(("[", "{"), _read_without_opening, begins=no_content_yet, by_name=True),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.formats.cursor import Wait
 from common.formats.json_calls import read_bare_calls
-from common.formats.reading import CallSyntax, Reading, Tags, nothing_said
+from common.formats.reading import CallSyntax, Reading, Tags, no_content_yet
 from common.formats.tagged_calls import CallTags, named
 from common.formats.tagged_text import TaggedText
 
@@ -28,5 +28,5 @@ def _read_without_opening(reading: Reading) -> Wait[None]:
 
 
 MARKED_CALLS = CallSyntax(_TAGS.openers, _TAGS.read, _TAGS.closers)
-UNMARKED_CALLS = CallSyntax(("{",), _read_without_opening, begins=nothing_said)
+UNMARKED_CALLS = CallSyntax(("{",), _read_without_opening, begins=no_content_yet)
 TEXT = TaggedText(tags=(THINK,), calls=(MARKED_CALLS, UNMARKED_CALLS))

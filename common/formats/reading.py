@@ -150,7 +150,7 @@ def is_quoted(reading: Reading, marker: str) -> Wait[bool]:
         return bool((yield from cursor.at(["```", "~~~"])))
 
 
-def nothing_said(reading: Reading, _opener: str) -> bool:
+def no_content_yet(reading: Reading, _opener: str) -> bool:
     """Whether there is no content since the last block; unmarked calls may begin only there."""
     return reading.answer.fresh and not reading.answer.reasoning
 

@@ -44,16 +44,16 @@ class _Value:
         self._cdata = cdata
         self._wrapped = False
         self._text = ""  # text that was read and not sent yet
-        self._telling: bool | None = None
+        self._streams_text: bool | None = None
         self.sent = 0
 
     def add(self, text: str) -> None:
-        if self._telling is False:
+        if self._streams_text is False:
             return
         self._text += text
-        if self._telling is None:
+        if self._streams_text is None:
             self._decide()
-        if self._telling:
+        if self._streams_text:
             end = len(self._text) - (self._trims_line and self._text.endswith("\n"))
             if self._wrapped and (closing := _CDATA_END.search(self._text)):
                 end = closing.start()
@@ -62,7 +62,7 @@ class _Value:
 
     def stop(self) -> None:
         """The following text may not belong to the value."""
-        self._telling = False
+        self._streams_text = False
 
     def whole(self, value: str) -> None:
         """End the value, with its complete JSON."""
@@ -77,12 +77,12 @@ class _Value:
             elif _CDATA_OPEN.startswith(bare):
                 return
         if self._is_text(self._text):
-            self._telling = True
+            self._streams_text = True
             if self._trims_line:
                 self._text = self._text.removeprefix("\n")
             self._put('"')
         elif len(self._text) > _TYPED_BY:
-            self._telling = False
+            self._streams_text = False
 
     def _put(self, text: str) -> None:
         self._send(text)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from common.formats.cursor import Cut, Markers, Unreadable, Wait
+from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import may_be_bare
 from common.formats.reading import CallSyntax, Reading, Tags, is_quoted
 
@@ -25,6 +25,15 @@ _TURNS = re.compile(
 
 
 _REST_OF_CODE = re.compile(r"[^`\n]*")
+
+
+def _skip_repeated(cursor: Cursor, opener: str) -> Wait[None]:
+    """Skip an opener that is followed by itself."""
+    with cursor.ahead():
+        cursor.take(len(opener))
+        space = len((yield from cursor.space()))
+        repeated = yield from cursor.at([opener])
+    cursor.take(len(opener) + space if repeated else 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,12 +162,17 @@ class TaggedText:
         start, quoted = cursor.position, 0
         try:
             with reading.attempt():
+                if syntax.marked:
+                    yield from _skip_repeated(cursor, opener)
                 yield from syntax.read(reading)
                 length = cursor.position - start
                 if (
                     mentioned
                     or (in_code and (yield from self._code_ends(reading)))
-                    or (answer.reasoning and not (yield from self._meant(reading, own_line)))
+                    or (
+                        answer.reasoning
+                        and not (yield from self._are_real_calls(reading, own_line))
+                    )
                 ):
                     quoted = length
                     raise Unreadable
@@ -193,7 +207,7 @@ class TaggedText:
             yield from reading.cursor.run(_REST_OF_CODE)
             return (yield from reading.cursor.peek()) == "`"
 
-    def _meant(self, reading: Reading, own_line: bool) -> Wait[bool]:
+    def _are_real_calls(self, reading: Reading, own_line: bool) -> Wait[bool]:
         """Whether calls inside reasoning are real, and not an example in a sentence."""
         if not all(call.name in reading.tools for call in reading.pending_calls or ()):
             return False

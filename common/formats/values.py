@@ -44,6 +44,8 @@ class Dialect:
 
 
 JSON = Dialect()
+MODEL_JSON = Dialect(_PYTHON_WORDS)
+"""JSON as models write it, which sometimes has Python's words for its constants."""
 GEMMA4 = Dialect(_PYTHON_WORDS, fence='<|"|>', bare=True)
 FUNCTION_GEMMA = Dialect(_PYTHON_WORDS, fence="<escape>", bare=True)
 PYTHON = Dialect(_PYTHON_WORDS, python=True)
@@ -73,7 +75,7 @@ class MemberReceiver(Protocol):
         """The receiver for the members of a value that is an object."""
 
 
-class _Written:
+class _JsonOutput:
     """The JSON of a value as far as it has been read; pieces are sent when they are certain."""
 
     __slots__ = ("_comma", "_texts", "send", "send_member")
@@ -121,7 +123,7 @@ def read_value(
     send: called with the same text in pieces, as soon as they are certain. receiver: the same for
     members of an object.
     """
-    out = _Written(send)
+    out = _JsonOutput(send)
     stack: list[str] = []
     levels: list[MemberReceiver | None] = []  # the receiver for the members of each open bracket
     member_depth = 0

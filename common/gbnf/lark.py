@@ -34,7 +34,7 @@ def gbnf_to_lark(text: str) -> str:
     """The grammar in llguidance's Lark, with `root` as `start`. Raises GbnfError."""
     try:
         rules = reachable(parse(text))
-        return _written(_safe_productions(rules, regular_rules(rules)))
+        return _lark_text(_safe_productions(rules, regular_rules(rules)))
     except RecursionError:
         raise GbnfError("the rules are nested too deeply", text, 0) from None
 
@@ -98,7 +98,7 @@ def _is_one_character(expr: Expr) -> bool:
     return isinstance(expr, CharClass) or (isinstance(expr, Literal) and len(expr.text) == 1)
 
 
-def _written(productions: Productions) -> str:
+def _lark_text(productions: Productions) -> str:
     lines = [
         f"{name}: {' | '.join(_option(option) for option in options)}"
         for name, options in productions.rules.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -53,7 +53,6 @@ class Repeat:
 
 
 Expr: TypeAlias = Literal | CharClass | Reference | Sequence | Choice | Repeat
-Rules: TypeAlias = Mapping[str, Expr]
 
 ANY = CharClass((), negated=True)
 EMPTY = Sequence(())

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.anthropic.blocks import Content, SystemContent
-from gateway.openai.base import MODEL, Request, Strict
+from gateway.openai.base import Request, Strict
 from gateway.openai.refused import MESSAGES
 from gateway.tagged import OneOf, drop
 
@@ -93,7 +93,6 @@ class CountTokensRequest(Request):
 
     refused = MESSAGES
 
-    model: str | None = Field(None, min_length=1, description=MODEL)
     messages: list[Turn] = Field(min_length=1)
     system: SystemContent | None = None
     tools: list[_Tool] | None = None

@@ -210,9 +210,9 @@ def _choice(request: CountTokensRequest) -> Json:
     return chosen
 
 
-def _output(wanted: OutputConfig) -> Json:
-    fields: Json = {"reasoning_effort": wanted.effort}
-    if wanted.format is not None:
-        form = {"name": "answer", "schema": wanted.format.schema_, "strict": True}
+def _output(config: OutputConfig) -> Json:
+    fields: Json = {"reasoning_effort": config.effort}
+    if config.format is not None:
+        form = {"name": "answer", "schema": config.format.schema_, "strict": True}
         fields["response_format"] = {"type": "json_schema", "json_schema": form}
     return fields

@@ -46,7 +46,7 @@ class Turn(Strict):
     tool_call_id: str | None = None
 
 
-class Asked(Request):
+class GenerationFields(Request):
     """The fields that both endpoints have."""
 
     model: ModelName = Field(min_length=1)
@@ -59,7 +59,7 @@ class Asked(Request):
     )
 
 
-class ChatRequest(Asked):
+class ChatRequest(GenerationFields):
     """A conversation; without messages the model is only loaded."""
 
     messages: list[Turn] = Field(default_factory=list)
@@ -69,7 +69,7 @@ class ChatRequest(Asked):
         return self.messages
 
 
-class GenerateRequest(Asked):
+class GenerateRequest(GenerationFields):
     """One question; without a prompt the model is only loaded."""
 
     prompt: str = ""
@@ -89,25 +89,25 @@ class GenerateRequest(Asked):
         return [*system, Turn(role="user", content=self.prompt, images=self.images)]
 
 
-def chat_request(asked: ChatRequest | GenerateRequest) -> Translation | None:
+def chat_request(body: ChatRequest | GenerateRequest) -> Translation | None:
     """The chat request; None if the request only loads or unloads. Raises ApiError."""
-    turns = asked.turns()
+    turns = body.turns()
     if not turns:
         return None
-    fields: Json = {"model": asked.model, "messages": [_message(turn) for turn in turns]}
-    if isinstance(asked, ChatRequest) and asked.tools:
-        fields["tools"] = [tool.model_dump(exclude_none=True) for tool in asked.tools]
-    if isinstance(asked.think, bool):
-        fields["enable_thinking"] = asked.think
+    fields: Json = {"model": body.model, "messages": [_message(turn) for turn in turns]}
+    if isinstance(body, ChatRequest) and body.tools:
+        fields["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    if isinstance(body.think, bool):
+        fields["enable_thinking"] = body.think
     else:
-        fields["reasoning_effort"] = asked.think
-    if isinstance(asked.format, dict):
-        form = {"name": "answer", "schema": asked.format}
+        fields["reasoning_effort"] = body.think
+    if isinstance(body.format, dict):
+        form = {"name": "answer", "schema": body.format}
         fields["response_format"] = {"type": "json_schema", "json_schema": form}
-    elif asked.format:
+    elif body.format:
         fields["response_format"] = {"type": "json_object"}
-    if asked.options is not None:
-        fields["options"] = asked.options.model_dump(exclude_none=True, by_alias=True)
+    if body.options is not None:
+        fields["options"] = body.options.model_dump(exclude_none=True, by_alias=True)
     places = {"response_format": "format", "enable_thinking": "think", "reasoning_effort": "think"}
     return translate(fields, places)
 

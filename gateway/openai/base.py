@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 from gateway import tolerance
 from gateway.openai.refused import Refused, without_refused
 
-MODEL = "A model of the models folder, or its alias; may be left out if there is only one."
+_MODEL = "A model of the models folder, or its alias; may be left out if there is only one."
 
 
 class Strict(BaseModel):
@@ -32,7 +32,25 @@ class Request(Strict):
 
     refused: ClassVar[Mapping[str, Refused]] = {}
 
+    model: str | None = Field(None, min_length=1, description=_MODEL)
+
     @model_validator(mode="wrap")
     @classmethod
     def _tolerate(cls, body: Any, check: ModelWrapValidatorHandler[Any]) -> Any:
         return tolerance.checked(without_refused(body, cls.refused), check)
+
+
+class StreamOptions(Strict):
+    """What a stream contains beside the answer."""
+
+    include_usage: bool | None = Field(None, description="Whether the last chunk has the usage.")
+
+
+class TextRequest(Request):
+    """What the requests for a chat answer and for a completion share, beside sampling."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_progress: bool | None = Field(
+        None, description="llama.cpp: a stream reports prompt progress."
+    )

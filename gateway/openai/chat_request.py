@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from gateway.openai import refused
-from gateway.openai.base import MODEL, Request, Strict
+from gateway.openai.base import Strict, TextRequest
 from gateway.openai.format_fields import FormatFields
 from gateway.openai.messages import ChatMessage
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, Options, SamplingFields
@@ -16,12 +16,6 @@ from gateway.openai.tools import AnyTool, FunctionCallChoice, FunctionDefinition
 
 MOST_MESSAGES = 10_000
 MOST_TOOLS = 1024
-
-
-class StreamOptions(Strict):
-    """What a stream contains beside the answer."""
-
-    include_usage: bool | None = Field(None, description="Whether the last chunk has the usage.")
 
 
 class RoleMapping(Strict):
@@ -35,18 +29,12 @@ class RoleMapping(Strict):
     system_prompt: str | None = Field(None, description="Not read, as in mlx_lm.server.")
 
 
-class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, Request):
+class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRequest):
     """OpenAI's chat request, with the fields of mlx_lm.server, MLC-LLM, llama.cpp and vLLM."""
 
     refused = refused.CHAT
 
-    model: str | None = Field(None, min_length=1, description=MODEL)
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    return_progress: bool | None = Field(
-        None, description="llama.cpp: a stream reports prompt progress."
-    )
     max_completion_tokens: int | None = Field(
         None, ge=-1, le=2**31 - 1, description="The newer name of max_tokens."
     )

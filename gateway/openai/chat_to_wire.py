@@ -70,17 +70,17 @@ def _write_logprobs(options: pb.PredictOptions, request: ChatCompletionRequest) 
         ("top_logprobs", request.top_logprobs),
         ("n_probs", request.n_probs or None),
     )
-    wanted = wants_logprobs(request)
-    if alternatives and not wanted:
+    requested = wants_logprobs(request)
+    if alternatives and not requested:
         raise bad_field("top_logprobs", "top_logprobs needs logprobs: send logprobs true")
-    if wanted and request.include_reasoning is False:
+    if requested and request.include_reasoning is False:
         # The entries of a token are sent with the next text, of whatever kind.
         raise bad_field(
             "include_reasoning",
             "include_reasoning is false and log-probabilities are asked for: those of the"
             " reasoning cannot be separated from those of the answer, so leave out one of the two",
         )
-    if wanted:
+    if requested:
         options.Logprobs = 1
         options.TopLogprobs = alternatives or 0
         options.Metadata["mlx.stream_logprobs"] = "true"

@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from gateway.openai import refused
-from gateway.openai.base import MODEL, Request
-from gateway.openai.chat_request import StreamOptions
+from gateway.openai.base import TextRequest
 from gateway.openai.format_fields import FormatFields
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS, SamplingFields
 
@@ -18,22 +17,16 @@ Tokens = Annotated[list[Token], Field(min_length=1)]
 Prompts = Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
 
 
-class CompletionRequest(SamplingFields, FormatFields, Request):
+class CompletionRequest(SamplingFields, FormatFields, TextRequest):
     """OpenAI's legacy completion request, with the fields of the local servers."""
 
     refused = refused.COMPLETION
     most_by_default: ClassVar[int] = 16  # tokens of an answer, OpenAI's default for completions
 
-    model: str | None = Field(None, min_length=1, description=MODEL)
     prompt: str | Prompts | Tokens = Field(
         description="A text, its tokens, or a list of these; a list runs as one batch."
     )
     suffix: str | None = Field(None, description="Text after the answer, for fill-in-the-middle.")
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    return_progress: bool | None = Field(
-        None, description="llama.cpp: a stream reports prompt progress."
-    )
     echo: bool | None = Field(None, description="Whether the prompt is returned before the answer.")
     best_of: int | None = Field(None, ge=1, le=128, description="Only the value of n.")
     logprobs: bool | Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = Field(

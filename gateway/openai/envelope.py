@@ -42,12 +42,12 @@ def usage_of(answers: Sequence[Usage], per_prompt: int = 1) -> Json:
     per_prompt: how many answers in a row have the same prompt.
     """
     prompts = answers[::per_prompt]
-    asked = sum(usage.prompt_tokens for usage in prompts)
+    prompt_count = sum(usage.prompt_tokens for usage in prompts)
     generated = sum(usage.completion_tokens for usage in answers)
     return {
-        "prompt_tokens": asked,
+        "prompt_tokens": prompt_count,
         "completion_tokens": generated,
-        "total_tokens": asked + generated,
+        "total_tokens": prompt_count + generated,
         "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in prompts)},
         "completion_tokens_details": {
             "reasoning_tokens": sum(usage.reasoning_tokens for usage in answers)

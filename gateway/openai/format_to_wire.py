@@ -25,14 +25,14 @@ class Constraint:
 
 def constraint_of(fields: FormatFields) -> Constraint | None:
     """The requested format. Raises ApiError if there are two, or if it is malformed."""
-    wishes = list(_wishes(fields))
-    if len(wishes) > 1:
+    constraints = list(_constraints(fields))
+    if len(constraints) > 1:
         raise bad_field(
-            wishes[1].field,
-            f"{wishes[0].field} and {wishes[1].field} both set the format of the answer:"
+            constraints[1].field,
+            f"{constraints[0].field} and {constraints[1].field} both set the format of the answer:"
             " send one of them",
         )
-    return wishes[0] if wishes else None
+    return constraints[0] if constraints else None
 
 
 def write_constraint(options: pb.PredictOptions, constraint: Constraint | None) -> None:
@@ -41,7 +41,7 @@ def write_constraint(options: pb.PredictOptions, constraint: Constraint | None) 
         options.Metadata["mlx.grammar_type"] = constraint.kind
 
 
-def _wishes(fields: FormatFields) -> Iterator[Constraint]:
+def _constraints(fields: FormatFields) -> Iterator[Constraint]:
     if fields.response_format is not None:
         yield from _of_response_format(fields.response_format)
     if fields.grammar:

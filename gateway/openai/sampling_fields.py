@@ -39,19 +39,12 @@ class SamplingFields(Strict):
     )
     top_p: Share | None = Field(None, description="Share of probability to keep; 1 keeps all.")
     top_k: Count | None = Field(None, description="Tokens to keep; 0 and -1 keep all.")
-    min_p: Share | None = Field(
-        None, description="Share of the likeliest token's probability; 0 is off."
-    )
+    min_p: Share | None = Field(None, description="Share of the best token's probability; 0: off.")
     typical_p: Share | None = Field(None, description="Locally typical sampling; 1 is off.")
-    xtc_probability: Share | None = Field(
-        None, description="XTC: chance per token to leave the likeliest out."
-    )
-    xtc_threshold: Share | None = Field(
-        None, description="XTC: probability from which a token counts as likely."
-    )
+    xtc_probability: Share | None = Field(None, description="XTC: how often it is applied.")
+    xtc_threshold: Share | None = Field(None, description="XTC: what counts as likely.")
     presence_penalty: Penalty | None = Field(
-        None,
-        description="Subtracted from the logit of every token in the answer; OpenAI: -2 to 2.",
+        None, description="Subtracted from the logits of the answer's tokens; OpenAI: -2 to 2."
     )
     frequency_penalty: Penalty | None = Field(
         None, description="The same, multiplied by the number of occurrences; OpenAI: -2 to 2."
@@ -61,9 +54,7 @@ class SamplingFields(Strict):
         description="mlx_lm.server: presence_penalty covers this number of recent tokens of prompt"
         " and answer; 0 none. Without it: the whole answer, and none of the prompt.",
     )
-    frequency_context_size: Window | None = Field(
-        None, description="The same for frequency_penalty."
-    )
+    frequency_context_size: Window | None = Field(None, description="For frequency_penalty.")
     repeat_penalty: Divisor | None = Field(
         None, description="Divides the logits of tokens of prompt and answer; 0 and 1 are off."
     )
@@ -71,9 +62,7 @@ class SamplingFields(Strict):
     repeat_last_n: Count | None = Field(
         None, description="Tokens that repeat_penalty looks back: 64 by default, -1 all, 0 none."
     )
-    repetition_context_size: Count | None = Field(
-        None, description="Another name of repeat_last_n."
-    )
+    repetition_context_size: Count | None = Field(None, description="Alias of repeat_last_n.")
     logit_bias: dict[TokenId, Bias] | None = Field(
         None, description="Token id → value added to its logit.", max_length=10_000
     )
@@ -86,23 +75,18 @@ class SamplingFields(Strict):
         None, description="Maximum tokens to generate; -1: up to the end of the context."
     )
     n_predict: Count | None = Field(None, description="Another name of max_tokens.")
-    min_tokens: Window | None = Field(
-        None, description="Tokens before which the answer cannot end."
-    )
+    min_tokens: Window | None = Field(None, description="Minimum tokens of the answer.")
     ignore_eos: bool | None = Field(
         None, description="Continue after the end-of-sequence token, up to max_tokens."
     )
     stop: str | list[str] | None = Field(
-        None,
-        description=f"Up to {MOST_STOPS} texts; the first to appear ends the answer before it.",
+        None, description=f"Up to {MOST_STOPS} texts, before any of which the answer ends."
     )
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = Field(
         None, description="Number of answers; they run as one batch."
     )
     num_draft_tokens: Natural | None = Field(
-        None,
-        description="Tokens to guess ahead where the model has a draft model; does not change the"
-        " answer.",
+        None, description="Maximum tokens drafted at a time; does not change the answer."
     )
     n_probs: Alternatives | None = Field(
         None, description="Log-probabilities with this number of alternatives; 0 is off."
@@ -111,9 +95,7 @@ class SamplingFields(Strict):
         None, description="mlx_lm.server: one of the adapters of the model's file, by name."
     )
     draft_model: str | None = Field(
-        None,
-        description="mlx_lm.server: one of the draft_models of the model's file; does not change"
-        " the answer.",
+        None, description="mlx_lm.server: one of the draft_models of the model's file."
     )
 
     def fill(self, values: Mapping[str, Any]) -> None:

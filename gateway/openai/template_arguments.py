@@ -30,10 +30,10 @@ def write_template_arguments(
     variables = request.chat_template_kwargs or {}
     thinking = _thinking(request)
     _require_agreement(variables, thinking, request)
-    wanted = _flag(variables.get(_THINKING)) if thinking is None else thinking
+    thinks = _flag(variables.get(_THINKING)) if thinking is None else thinking
     effort = request.reasoning_effort or ("" if _EFFORT in variables else config.reasoning_effort)
     if effort == "none":
-        if wanted:  # then the file sets it, and the request overrides it
+        if thinks:  # then the file sets it, and the request overrides it
             effort = ""
         else:
             thinking = False

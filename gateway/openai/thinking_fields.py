@@ -57,16 +57,13 @@ class ThinkingFields(Strict):
     )
     enable_thinking: bool | None = Field(None, description="Reaches the chat template.")
     thinking_budget: Budget = Field(
-        None,
-        description="Maximum tokens of reasoning, after which its end is forced; 0: none, -1:"
-        " no limit.",
+        None, description="Maximum tokens of reasoning, which then ends; 0: none, -1: no limit."
     )
     reasoning_budget: Budget = Field(None, description="The same, under llama.cpp's name.")
     thinking_budget_tokens: Budget = Field(None, description="Another of llama.cpp's.")
     thinking_token_budget: Budget = Field(None, description="The same, under vLLM's name.")
     reasoning: Reasoning | None = Field(
-        None,
-        description="OpenRouter: reasoning fields; fields of the request itself take precedence.",
+        None, description="OpenRouter's object; fields of the request itself take precedence."
     )
     thinking: Thinking | None = Field(
         None, description="Anthropic's object; fields of the request itself take precedence."

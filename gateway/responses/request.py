@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from gateway.openai.base import MODEL, Request, Strict
+from gateway.openai.base import Request, Strict
 from gateway.openai.refused import RESPONSES
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS
 from gateway.openai.thinking_fields import Budget, ReasoningEffort
@@ -183,7 +183,6 @@ class PromptRequest(Request):
 
     refused = RESPONSES
 
-    model: str | None = Field(None, min_length=1, description=MODEL)
     input: Input = Field(min_length=1)
     instructions: str | None = Field(
         None, description="A system message before the input; not inherited by the next response."

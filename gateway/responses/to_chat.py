@@ -234,8 +234,8 @@ def _choice(choice: str | ChooseFunction | ChooseAmong) -> str | Json:
     return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
 
 
-def _format(wanted: Any) -> Json:
-    if not isinstance(wanted, JsonSchemaFormat):
-        return {"type": wanted.type}
-    schema = wanted.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+def _format(format_: Any) -> Json:
+    if not isinstance(format_, JsonSchemaFormat):
+        return {"type": format_.type}
+    schema = format_.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
     return {"type": "json_schema", "json_schema": schema}

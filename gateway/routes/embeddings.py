@@ -20,7 +20,7 @@ from gateway.calls import ask_all
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import Names, bad_field
 from gateway.limits import JsonRoute
-from gateway.openai.base import MODEL, Request
+from gateway.openai.base import Request
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -61,7 +61,6 @@ Input = Annotated[
 
 
 class EmbeddingRequest(Request):
-    model: str | None = Field(None, description=MODEL)
     input: Input
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="base64: little-endian 32-bit floats. Default: float."

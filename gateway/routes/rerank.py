@@ -12,7 +12,7 @@ from gateway.asking import ask_once
 from gateway.calls import ask
 from gateway.context import GatewayDep
 from gateway.limits import JsonRoute
-from gateway.openai.base import MODEL, Request, Strict
+from gateway.openai.base import Request, Strict
 from gateway.routes.embeddings import PromptUsage
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
@@ -37,7 +37,6 @@ AnyDocument = Annotated[
 class RerankRequest(Request):
     """A query, and the documents to put in order."""
 
-    model: str | None = Field(None, description=MODEL)
     query: str = Field(min_length=1)
     documents: list[AnyDocument] = Field(min_length=1, max_length=_MOST_DOCUMENTS)
     top_n: int | None = Field(None, ge=1, description="Best documents to return; default: all.")

@@ -12,7 +12,7 @@ from gateway.calls import ask, ask_all
 from gateway.context import GatewayDep
 from gateway.errors import bad_field
 from gateway.limits import JsonRoute
-from gateway.openai.base import MODEL, Request
+from gateway.openai.base import Request
 from gateway.routes.models import context_size
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
@@ -25,7 +25,6 @@ _MOST_PIECES = 4096  # tokens; each different one is looked up separately
 class TokenizeRequest(Request):
     """A text: `content` as llama.cpp names it, or `prompt` as vLLM does."""
 
-    model: str | None = Field(None, description=MODEL)
     content: str | None = Field(None, description="llama.cpp: the text.")
     prompt: str | None = Field(None, description="vLLM: the text.")
     add_special: Literal[False] | None = Field(
@@ -54,7 +53,6 @@ class TokenizeResponse(BaseModel):
 
 
 class DetokenizeRequest(Request):
-    model: str | None = Field(None, description=MODEL)
     tokens: list[TokenId]
 
 

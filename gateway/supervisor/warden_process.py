@@ -85,13 +85,13 @@ def _tell(link: socket.socket, answer: int | str) -> None:
 
 def _start(link: socket.socket, stderr: int) -> _Backend | None:
     """Start the backend that a new link describes; None if there is none."""
-    asked = b""
-    while b"\n" not in asked:
+    request_line = b""
+    while b"\n" not in request_line:
         more = _received(link)
         if not more:
             return None
-        asked += more
-    request, _, signals = asked.partition(b"\n")
+        request_line += more
+    request, _, signals = request_line.partition(b"\n")
     command, folder, environ = json.loads(request)
     try:
         process = subprocess.Popen(

@@ -84,7 +84,27 @@ _OTHER: dict[str, dict[str, Any]] = {
     "nemotron_labs_diffusion": {},
     "qwen3_5_moe_text": {"rope_parameters": _MROPE},
     "qwen3_5_text": {"num_experts": 0, "rope_parameters": _MROPE},
+    "step3p7": {
+        "num_attention_groups": 2,
+        "moe_num_experts": 4,
+        "moe_top_k": 2,
+        "share_expert_dim": 32,
+        "moe_layers_enum": "1,2,3",
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "sliding_window": 24,
+        "attention_other_setting": {
+            "attention_type": "sliding_attention",
+            "num_attention_heads": 4,
+            "num_attention_groups": 2,
+            "head_dim": 16,
+        },
+        "use_head_wise_attn_gate": True,
+        "use_moe_router_bias": True,
+        "moe_router_activation": "sigmoid",
+        "vision_config": {"width": 32, "layers": 1, "heads": 2, "image_size": 56},
+    },
     "xing4_0": {"hc_mult": 2, "num_key_value_heads": 4},
+    "z1t": {"hidden_size": 64, "aft_heads": 4, "max_position_embeddings": 512},
 }
 
 VLM_ARCHITECTURES = sorted(_OTHER)
@@ -99,8 +119,13 @@ def tiny_vlm_model(model_type: str) -> Any:
     arguments = family.ModelConfig
     if model_type != "minimax_m3":
         arguments = getattr(family, "TextConfig", arguments)
-    text = filled(arguments, _OTHER[model_type])
+    other = dict(_OTHER[model_type])
+    tower = other.pop("vision_config", None)
+    text = filled(arguments, other)
     config = text | {"model_type": model_type, "text_config": dict(text)}
+    if tower is not None:
+        config["text_config"]["model_type"] = model_type
+        config["vision_config"] = tower
     if arguments is family.ModelConfig:
         config["text_config"] = {}
     settings = update_module_configs(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -128,31 +126,6 @@ def test_prose_about_thinking_in_a_template_is_not_reasoning() -> None:
 def test_every_name_has_a_grammar_that_accepts_plain_text() -> None:
     for name in families.TOOLS:
         assert parse_chat("Nine.", ChatFormat.named(name), tools=TOOLS).content == "Nine."
-
-
-def _parse(text: str, tools: Any) -> Any:
-    assert [tool["function"]["name"] for tool in tools] == [t["function"]["name"] for t in TOOLS]
-    if text == "boom":
-        raise KeyError(text)
-    name, _, arguments = text.partition(" ")
-    return {"name": name, "arguments": json.loads(arguments)}
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a <<tide_now {}>> b", ("a  b", "", [("tide_now", {})])),
-        ('<<f "{\\"x\\": 1}">>', ("", "", [("f", {"x": 1})])),
-        ("<<boom>>", ("<<boom>>", "", [])),
-        ("<<f [1]>>", ("<<f [1]>>", "", [])),
-        ("<<f {", ("<<f {", "", [])),
-        ("[r]a[/r]b", ("b", "a", [])),
-    ],
-)
-def test_blocks_that_are_read_by_a_given_function(text: str, expected: Any) -> None:
-    format_ = ChatFormat.of_blocks("other", "<<", ">>", _parse, [("[r]", "[/r]")])
-    assert plain(parse_chat(text, format_, tools=TOOLS)) == expected
-    assert format_.tool_call_markers == ("<<", ">>")
 
 
 def test_templates_of_the_test_models_are_detected() -> None:

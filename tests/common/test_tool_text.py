@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
-from common.tool_text import in_words, speaks_of_calls
+from common.tool_text import mentions_calls, with_tools_as_text
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -41,14 +41,14 @@ RESULT = {**_message("tool", "12°"), "tool_call_id": "c1", "name": "get_weather
 
 def test_a_conversation_without_tools_is_unchanged() -> None:
     messages = (_message("system", "Be brief."), ASKED, _message("assistant", "No."))
-    assert in_words(messages) == messages
-    assert not speaks_of_calls(messages)
-    assert speaks_of_calls([ASKED, CALLED])
-    assert speaks_of_calls([RESULT])
+    assert with_tools_as_text(messages) == messages
+    assert not mentions_calls(messages)
+    assert mentions_calls([ASKED, CALLED])
+    assert mentions_calls([RESULT])
 
 
 def test_tools_follow_the_system_prompt() -> None:
-    system, user = in_words([_message("system", "Be brief."), ASKED], [WEATHER, TIME])
+    system, user = with_tools_as_text([_message("system", "Be brief."), ASKED], [WEATHER, TIME])
     assert user == ASKED
     assert system["role"] == "system"
     assert system["content"].startswith("Be brief.\n\n")
@@ -61,18 +61,18 @@ def test_tools_follow_the_system_prompt() -> None:
 
 
 def test_a_system_message_is_added_if_there_is_none() -> None:
-    system, user = in_words([ASKED], [WEATHER])
+    system, user = with_tools_as_text([ASKED], [WEATHER])
     assert (system["role"], user) == ("system", ASKED)
     assert system["content"].strip() == system["content"]
 
 
 def test_tools_precede_the_first_question_if_system_messages_are_not_allowed() -> None:
     hello = _message("assistant", "Hello.")
-    first, second, third = in_words([hello, ASKED, ASKED], [WEATHER], system=False)
+    first, second, third = with_tools_as_text([hello, ASKED, ASKED], [WEATHER], system=False)
     assert (first, third) == (hello, ASKED)
     assert "get_weather" in second["content"]
     assert second["content"].endswith("\n\nWhat is the weather?")
-    alone = in_words([hello], [WEATHER], system=False)
+    alone = with_tools_as_text([hello], [WEATHER], system=False)
     assert [message["role"] for message in alone] == ["user", "assistant"]
 
 
@@ -86,14 +86,14 @@ def test_roles_alternate_for_any_number_of_results() -> None:
         ASKED,
         _message("assistant", "Cold."),
     ]
-    told = in_words(messages)
+    told = with_tools_as_text(messages)
     assert [message["role"] for message in told] == ["user", "assistant", "user", "assistant"]
     assert told[2] == _message(
         "user",
         "<tool_response>\n12°\n</tool_response>\n<tool_response>\n</tool_response>\n\n"
         "What is the weather?",
     )
-    assert [message["role"] for message in in_words([ASKED, ASKED])] == ["user", "user"]
+    assert [message["role"] for message in with_tools_as_text([ASKED, ASKED])] == ["user", "user"]
 
 
 _TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -103,7 +103,7 @@ _VALUES = st.one_of(st.none(), st.booleans(), st.integers(), _TEXTS, st.lists(_T
 @given(st.lists(st.dictionaries(st.sampled_from("xyz"), _VALUES), min_size=1, max_size=3))
 def test_calls_are_written_in_the_format_that_is_parsed(arguments: list[dict[str, Any]]) -> None:
     calls = [_call("get_weather", **each) for each in arguments]
-    (told,) = in_words([{**_message("assistant", "Let me see."), "tool_calls": calls}])
+    (told,) = with_tools_as_text([{**_message("assistant", "Let me see."), "tool_calls": calls}])
     assert "tool_calls" not in told
     read = parse_chat(told["content"], HERMES, tools=[WEATHER])
     assert read.content == "Let me see."
@@ -122,7 +122,7 @@ def test_calls_are_written_in_the_format_that_is_parsed(arguments: list[dict[str
 )
 def test_calls_in_other_formats(call: dict[str, Any], written: dict[str, Any]) -> None:
     message = {**_message("assistant", ""), "reasoning_content": "Hm.", "tool_calls": [call]}
-    (told,) = in_words([message])
+    (told,) = with_tools_as_text([message])
     inside = told["content"].removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
     assert json.loads(inside) == written
     assert told["reasoning_content"] == "Hm."
@@ -140,14 +140,14 @@ def test_contents_in_parts_give_the_same_text() -> None:
         for said in messages
     ]
     for system in (True, False):
-        told = in_words(messages, [WEATHER], system=system)
-        in_parts = in_words(parted, [WEATHER], system=system, lists=True)
+        told = with_tools_as_text(messages, [WEATHER], system=system)
+        in_parts = with_tools_as_text(parted, [WEATHER], system=system, lists=True)
         assert [_text_of(message["content"]) for message in in_parts] == [
             message["content"] for message in told
         ]
-    (made, seen) = in_words([_message("user", [picture])], [WEATHER], lists=True)
+    (made, seen) = with_tools_as_text([_message("user", [picture])], [WEATHER], lists=True)
     assert isinstance(made["content"], list)
     assert seen["content"] == [picture]
-    (seen,) = in_words([_message("user", [picture])], [WEATHER], system=False)
+    (seen,) = with_tools_as_text([_message("user", [picture])], [WEATHER], system=False)
     assert seen["content"][-1] == picture
     assert "get_weather" in _text_of(seen["content"])

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from common.tools import ToolChoice, in_order, offered, parse_tool_choice, parse_tools
+from common.tools import ToolChoice, offered_tools, parse_tool_choice, parse_tools, sorted_tools
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": None}}
 CLOCK = {"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}
@@ -54,12 +54,12 @@ def test_invalid_tools_are_an_error(text: str) -> None:
 
 
 def test_choice_none_removes_the_tools_and_an_unknown_name_is_refused() -> None:
-    assert offered((WEATHER, CLOCK), ToolChoice("none")) == ()
-    assert offered((WEATHER, CLOCK), ToolChoice()) == (WEATHER, CLOCK)
+    assert offered_tools((WEATHER, CLOCK), ToolChoice("none")) == ()
+    assert offered_tools((WEATHER, CLOCK), ToolChoice()) == (WEATHER, CLOCK)
     with pytest.raises(ValueError, match="sing"):
-        offered((WEATHER,), ToolChoice("required", "sing"))
+        offered_tools((WEATHER,), ToolChoice("required", "sing"))
     with pytest.raises(ValueError, match="empty"):
-        offered((), ToolChoice("required"))
+        offered_tools((), ToolChoice("required"))
 
 
 def test_equal_tools_in_any_order_give_the_same_key() -> None:
@@ -68,5 +68,5 @@ def test_equal_tools_in_any_order_give_the_same_key() -> None:
     turned = {"function": {"parameters": schema, "name": "look"}, "type": "function"}
     ask = {"type": "function", "function": {"name": "ask", "description": "Asks."}}
     orders = ([look, ask], [ask, turned])
-    one, other = (json.dumps(in_order(tools)) for tools in orders)
+    one, other = (json.dumps(sorted_tools(tools)) for tools in orders)
     assert one == other == json.dumps([ask, look])

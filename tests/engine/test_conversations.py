@@ -10,6 +10,7 @@ import pytest
 
 from backend.engine.planning.planner import _MOST_SNAPSHOTS
 from backend.engine.planning.prefix_index import PrefixKey
+from common.prefixes import common_prefix
 from tests.engine.random_models import CONFIGS, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
 
@@ -23,11 +24,6 @@ Messages = list[list[int]]
 
 def _words(dice: random.Random, count: int) -> list[int]:
     return [dice.randrange(1, 90) for _ in range(count)]
-
-
-def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 @dataclass
@@ -57,7 +53,7 @@ class _Conversation:
         received = self.rounds.received[ticket]
         assert received.finished is not None
         assert received.tokens == alone(self.rounds.model, prompt, ANSWER, ignore_eos=True).tokens
-        known = max((_shared(prompt, earlier) for earlier in self.computed), default=0)
+        known = max((common_prefix(prompt, earlier) for earlier in self.computed), default=0)
         self.computed.append([*prompt, *received.tokens])
         self.messages.append(received.tokens)
         read = len(prompt) - received.finished.usage.cached_tokens

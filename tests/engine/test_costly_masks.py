@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from backend.engine.constraints.spec import ConstraintSpec
+from backend.engine.drafting.draft_loading import Drafting
+from backend.engine.drafting.drafter import GuessRequest
+from backend.engine.executing import batch
+from backend.engine.planning.guess_width import GuessWidth
 from backend.engine.planning.mask_share import MaskShare
 from backend.engine.planning.plan import Masked
 from common.chat_format import ChatFormat
 from tests.common.grammar_walks import byte_tokenizer
 from tests.engine.constraints.walks import allowed_ids, compiler_for
+from tests.engine.kv_models import kv_model
 from tests.engine.planning.test_planner import World, limits_of, run_until
 from tests.engine.random_models import random_model
 from tests.engine.rounds import MIB, Rounds, alone, engine_model
+from tests.engine.test_parity import check_schedule
 
 SECONDS = 0.02
 
@@ -41,6 +48,9 @@ class Costly:
         while time.thread_time() < until:
             pass
         allowed[:] = 0xFFFFFFFE
+
+    def look_ahead(self, guesses: Sequence[int], allowed: np.ndarray) -> int:
+        return 0
 
 
 @pytest.mark.parametrize("kind", ["full", "hybrid"])
@@ -83,12 +93,32 @@ class Turning(Costly):
         super().fill(allowed)
 
 
-def test_rows_that_turn_costly_at_once_do_not_share_one_step() -> None:
+class Guesses:
+    """Guesses the same tokens for every row."""
+
+    nbytes = 0
+
+    def propose(self, asked: Sequence[GuessRequest]) -> list[list[int] | None]:
+        return [[7, 7][: one.most] for one in asked]
+
+    def forget(self, sequences: Collection[int]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("cheap", "guessed"), [(4, False), (4, True), (0, False)], ids=["step", "guesses", "first"]
+)
+def test_rows_that_turn_costly_at_once_do_not_share_one_step(
+    cheap: int, guessed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The plain row waits for those masks that fit into a step; the other rows rest."""
-    model = engine_model(random_model("full"), stall_ms=20)
+    monkeypatch.setattr(GuessWidth, "choose", lambda *_: 2)
+    drafting = Drafting(2, lambda: [Guesses()]) if guessed else None
+    model = engine_model(random_model("full"), stall_ms=20, drafting=drafting, slots=9)
     rounds = Rounds(model)
-    rules = {number: Turning(4) for number in range(2, 10)}
+    rules = {number: Turning(cheap) for number in range(2, 10)}
     rounds.submit(1, [1, *range(20, 45)], 3000, ignore_eos=True)
+    while not rounds.received[1].tokens:
+        rounds.step()
     for number, rule in rules.items():
         rounds.submit(number, [number, *range(20, 45)], 12, grammar=rule)
     fills = [0]
@@ -103,6 +133,20 @@ def test_rows_that_turn_costly_at_once_do_not_share_one_step() -> None:
         assert rounds.received[number].tokens == lone.tokens
     rounds.scheduler.cancel(1)
     rounds.drain()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("guessed", [False, True])
+def test_postponed_rows_get_the_same_tokens_as_alone(
+    seed: int, guessed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In every step with a plain row, each grammar after the first one is postponed."""
+    monkeypatch.setattr(batch, "_MOST_STALLS", 0)
+    monkeypatch.setattr(GuessWidth, "choose", lambda *_: 2)
+    drafting = Drafting(2, lambda: [Guesses()]) if guessed else None
+    model = engine_model(kv_model("attention"), slots=8, drafting=drafting)
+    plain = engine_model(kv_model("attention"), slots=8)
+    assert check_schedule(model, random.Random(seed), plain)["rows preempted"]
 
 
 @pytest.mark.parametrize("cache", [64 * MIB, 0])
@@ -145,6 +189,20 @@ def test_a_costly_sequence_rests_for_nobody_who_is_still_prefilled() -> None:
     world.step()
     assert world.planner.sequences.by_number[long].state == "prefill"
     assert costly in world.planner.sequences.admitted
+
+
+@pytest.mark.parametrize("limit", ['stop="."', "max_tokens=9"])
+def test_a_grammar_that_counts_tokens_can_start_again(limit: str) -> None:
+    """llguidance's own reset refuses grammars with such limits."""
+    tokenizer = byte_tokenizer()
+    a, b, c = tokenizer.backend_tokenizer.encode("abc").ids
+    compiler = compiler_for(tokenizer, ChatFormat.named("plain"))
+    text = f'start: text "z"\ntext[{limit}]: /[a-c.]*/'
+    constraint = compiler.compile(ConstraintSpec("lark", text))
+    for token in (a, b, c):
+        constraint.accept(token)
+    constraint.restart([a])
+    assert {a, b, c} <= set(allowed_ids(constraint, tokenizer.size))
 
 
 def test_a_resumed_grammar_reads_no_token_twice() -> None:

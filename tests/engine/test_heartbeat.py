@@ -14,15 +14,15 @@ LOOKS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40)
 
 
 @given(LOOKS)
-def test_the_count_is_of_the_latest_looks_without_progress(
-    looks: list[tuple[int, bool]],
+def test_the_count_is_of_the_latest_checks_without_progress(
+    numbers: list[tuple[int, bool]],
 ) -> None:
     standstill = Standstill()
-    for at, (number, due) in enumerate(looks):
+    for at, (number, due) in enumerate(numbers):
         same = 0
-        while at - same > 0 and looks[at - same][1] and looks[at - same - 1][0] == number:
+        while at - same > 0 and numbers[at - same][1] and numbers[at - same - 1][0] == number:
             same += 1
-        assert standstill.look(number, due=due) == same
+        assert standstill.check(number, due=due) == same
 
 
 @given(st.lists(st.text(max_size=700), min_size=1, max_size=5))

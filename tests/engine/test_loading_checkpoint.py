@@ -160,6 +160,44 @@ def test_vision_weights_are_served_and_their_text_part_is_an_option(
     assert not inspect(model, "mine", Settings(type="text")).media
 
 
+@pytest.mark.parametrize(
+    ("model_type", "tensor"),
+    [
+        ("molmo2", "model.vision_backbone.a.weight"),
+        ("phi3_v", "model.vision_embed_tokens.a.weight"),
+    ],
+)
+def test_weights_alone_show_the_vision_part_of_a_family_that_mlx_lm_lacks(
+    model: Path, tensor: str, model_type: str
+) -> None:
+    configure(model, model_type=model_type)
+    write_weights(model, read_weights(model) | {tensor: mx.zeros((2,))})
+    assert inspect(model, "mine", Settings()).media
+
+
+def test_original_weights_of_deepseek_vl2_hold_a_vision_part(model: Path) -> None:
+    configure(model, model_type="deepseek_vl_v2", **VISION)
+    write_weights(model, read_weights(model) | {"vision.blocks.0.weight": mx.zeros((2,))})
+    assert "its processor opens a prompt with a token of its own" in refusal(model)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "gemma4_unified"},
+        {"model_type": "gemma4", "text_config": {"use_bidirectional_attention": "vision"}},
+    ],
+)
+def test_a_model_whose_images_see_ahead_is_refused_with_a_hint(
+    model: Path, config: dict[str, Any]
+) -> None:
+    configure(model, **VISION, **config)
+    write_weights(model, read_weights(model) | {"vision_tower.a.weight": mx.zeros((2,))})
+    refused = refusal(model)
+    assert "attend to each other in both directions" in refused
+    assert refused.endswith("set the option type:text")
+
+
 @pytest.mark.parametrize("model_type", ["smolvlm", "internvl_chat", "idefics3"])
 def test_a_family_that_takes_its_vision_tower_from_another_is_recognised(model_type: str) -> None:
     assert why_not_seen({"model_type": model_type}) == ""
@@ -322,6 +360,30 @@ def test_impossible_headers_of_weight_files(
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + body[end:])
     assert sentence in refusal(model)
+
+
+def test_more_tensors_than_layers_have(model: Path) -> None:
+    """Reading a hundred thousand empty tensors stops the streams of the current model."""
+    weights = (model / "model.safetensors").read_bytes()
+    length = int.from_bytes(weights[:8], "little")
+    header = json.loads(weights[8 : 8 + length])
+    empty = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    text = json.dumps(header | {f"x{number}": empty for number in range(1_000)}).encode()
+    damaged = len(text).to_bytes(8, "little") + text + weights[8 + length :]
+    (model / "model.safetensors").write_bytes(damaged)
+    assert "tensors, and a model of the 2 layers in config.json has at most 384" in refusal(model)
+    configure(model, thinker_config={"text_config": {"num_hidden_layers": 8}})  # as in Qwen3-Omni
+    inspect(model, "mine", Settings())
+    configure(model, num_hidden_layers=5_000)
+    assert "num_hidden_layers is 5000 in config.json, and at most 4096 are built" in refusal(model)
+
+
+@pytest.mark.parametrize("merges", [["a b"] * 1_500_000, [["a", "b"]] * 750_000])
+def test_a_tokenizer_that_takes_too_long_to_read(model: Path, merges: list[Any]) -> None:
+    tokenizer = json.loads((model / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = merges
+    (model / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert "tokenizer.json lists more than 1500000 tokens and merges" in refusal(model)
 
 
 def test_a_missing_tokenizer(model: Path) -> None:

@@ -26,14 +26,17 @@ from tokenizers import (
     trainers,
 )
 
+from backend.engine.constraints import compiler
+from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
 from backend.engine.loading.weights import _template_of
 from backend.engine.prompting.prompts import PromptBuilder
-from backend.engine.request import ChatPrompt
+from backend.engine.request import ChatPrompt, RawPrompt
 from backend.engine.settings import Settings
 from backend.engine.token_text import TokenTexts
+from common.chat_format import ChatFormat
 
 CORPUS = ["the quick brown fox", "a lazy dog jumps, twice!", "naïve café 好的 😀 élan"]
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_end|>"]
@@ -161,6 +164,61 @@ def test_a_continuation_keeps_the_space_of_its_first_word(wild: Any) -> None:
     told = "".join([*(stream.add(token) for token in after), stream.finish()])
     assert told == wild.decode([*before, *after])[len(wild.decode(before)) :]
     assert "dog" in told
+
+
+def test_runs_of_spaces_that_are_added_tokens_are_spaces(tmp_path: Path) -> None:
+    """As in Gemma's vocabulary."""
+    made = _sentencepiece(strips=False)
+    made.add_tokens([AddedToken("▁▁▁▁", normalized=False)])
+    tokenizer = _loaded(_folder(tmp_path / "it", made))
+    tokens = [tokenizer.convert_tokens_to_ids("▁▁▁▁"), *tokenizer.encode("fox")]
+    assert _streamed(tokenizer, tokens) == "    fox" == tokenizer.decode(tokens)
+
+
+_AS_USUAL = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+_UNUSUAL: dict[str, Callable[[], Tokenizer]] = {
+    "two spaces": lambda: _decoded_by(_sentencepiece(True), *_AS_USUAL, decoders.Strip(" ", 2, 0)),
+    "another letter": lambda: _decoded_by(
+        _sentencepiece(True), decoders.Replace("q", "Q"), *_AS_USUAL
+    ),
+    "a letter of bytes": lambda: _decoded_by(
+        _byte_level(), decoders.Replace("q", "Q"), decoders.ByteLevel()
+    ),
+}
+
+
+def _decoded_by(tokenizer: Tokenizer, *parts: Any) -> Tokenizer:
+    tokenizer.decoder = decoders.Sequence([*parts])
+    return tokenizer
+
+
+def _streamed(tokenizer: Any, tokens: list[int]) -> str:
+    stream = TokenTexts(tokenizer).stream(False)
+    return "".join([*(stream.add(token) for token in tokens), stream.finish()])
+
+
+@pytest.mark.parametrize("unusual", list(_UNUSUAL))
+def test_an_unusual_decoder_is_followed(tmp_path: Path, unusual: str) -> None:
+    tokenizer = _loaded(_folder(tmp_path / "it", _UNUSUAL[unusual]()))
+    tokens = tokenizer.encode("  the quick fox", add_special_tokens=False)
+    assert _streamed(tokenizer, tokens) == tokenizer.decode(tokens)
+
+
+def test_a_stream_gives_spaces_before_punctuation_that_cleaning_up_would_take_back(
+    tmp_path: Path,
+) -> None:
+    tokenizer = _loaded(_folder(tmp_path / "it", _unigram(), clean_up_tokenization_spaces=True))
+    tokens = tokenizer.encode("the quick !", add_special_tokens=False)
+    kept = tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+    assert _streamed(tokenizer, tokens) == kept != tokenizer.decode(tokens)
+
+
+def test_a_decoder_that_panics_fails_its_row_alone(tmp_path: Path) -> None:
+    """A panic is not an Exception: it would end the engine thread."""
+    made = _decoded_by(_sentencepiece(True), *_AS_USUAL, decoders.Strip(" ", 1, 1))
+    tokenizer = _loaded(_folder(tmp_path / "it", made))
+    with pytest.raises(RuntimeError, match="the tokenizer cannot decode"):
+        TokenTexts(tokenizer).stream(False).add(tokenizer.convert_tokens_to_ids("▁"))
 
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
@@ -374,3 +432,29 @@ def test_a_normalizer_that_exhausts_memory_is_refused(
     tokenizer.normalizer = normalizers.Sequence(grows)
     with pytest.raises(ModelRejected, match=r"its tokenizer\.json can make"):
         _loaded(_folder(tmp_path / "it", tokenizer))
+
+
+def test_a_text_for_which_a_tokenizer_panics_is_refused(tmp_path: Path) -> None:
+    """A panic of Rust is not an Exception."""
+    tokenizer = _byte_level()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    prompts = _prompts(_loaded(_folder(tmp_path / "it", tokenizer)))
+    text = "a" * 28 + "b"
+    for read in (prompts.tokenize, lambda text: prompts.build(RawPrompt(text))):
+        with pytest.raises(InvalidRequest, match="the model's tokenizer fails for this text: Onig"):
+            read(text)
+
+
+def test_a_tokenizer_without_grammars_is_tried_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = _byte_level()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?<=a|bc)b"), "isolated")
+    tokenizer = _loaded(_folder(tmp_path / "it", tokenizer))
+    tried: list[object] = []
+    monkeypatch.setattr(compiler, "Trial", tried.append)
+    plain = compiler.ConstraintCompiler(tokenizer, 320, [], ChatFormat.named("plain"))
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match=r"its tokenizer is not supported \("):
+            plain.compile(ConstraintSpec("regex", "a"))
+    assert len(tried) == 1

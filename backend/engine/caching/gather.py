@@ -28,11 +28,11 @@ class BatchKV(Rectangle):
     """Keys and values of several sequences; the batched counterpart of mlx-lm's KVCache."""
 
 
-def gathers(layer: Any) -> bool:
+def can_gather(layer: Any) -> bool:
     """Whether single-sequence caches like this one can be combined."""
     match layer:
         case CacheList():
-            return all(map(gathers, layer.caches))
+            return all(map(can_gather, layer.caches))
         case RotatingKVCache():  # `BatchWindow` cannot keep the first tokens
             return not layer.keep
         case Rectangle() | QuantizedRow() | RowShift() | BatchShift():

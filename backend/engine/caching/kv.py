@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from backend.engine.caching.gather import BatchKV, gathered, gathers, keeps_state, taken
+from backend.engine.caching.gather import BatchKV, can_gather, gathered, keeps_state, taken
 from backend.engine.caching.quantized_kv import QuantizedBatch, QuantizedRow
 from backend.engine.caching.rectangle import Rectangle
 from backend.engine.caching.row_shift import BatchShift, RowShift
@@ -56,7 +56,7 @@ def always_trims(cache: RowCache) -> bool:
     return all(map(_keeps_all, cache))
 
 
-def takes_back(cache: RowCache) -> bool:
+def can_remove_tokens(cache: RowCache) -> bool:
     """Whether `BatchCache.begin` and `end` can remove tokens of the row's latest pass."""
     return all(
         _keeps_all(leaf) or type(leaf) is RotatingKVCache or keeps_state(leaf)
@@ -147,7 +147,7 @@ def trim(cache: RowCache, tokens: int) -> bool:
 
 def can_batch(cache: RowCache) -> bool:
     """Whether rows with such caches can be decoded together."""
-    return all(map(gathers, cache))
+    return all(map(can_gather, cache))
 
 
 def evaluate(cache: RowCache) -> None:
@@ -317,7 +317,7 @@ class BatchCache:
         """Copies of a sequence's layers that cannot be truncated; see `snapshot`."""
         return _snapshot(self._layers, self._rows[place])
 
-    def let_go(self) -> None:
+    def own_states(self) -> None:
         """Copy recurrent states, because some are views that keep a whole pass's results alive."""
         for leaf in leaves(self._layers):
             if keeps_state(leaf):
@@ -367,7 +367,7 @@ class BatchCache:
         """Hold exactly these sequences. One alone is held as a row cache."""
         layers, _ = members[-1]
         if len(members) > 1:
-            if not all(map(gathers, layers)):
+            if not all(map(can_gather, layers)):
                 raise ValueError("this model's caches hold one sequence at a time")
             layers = [
                 gathered([(own[at], row) for own, row in members]) for at in range(len(layers))
@@ -426,7 +426,7 @@ def can_leave_holes(model: Any) -> bool:
     trial at load finds out.
     """
     rows = [new_row(model), new_row(model)]
-    if not (can_batch(rows[0]) and takes_back(rows[0])):
+    if not (can_batch(rows[0]) and can_remove_tokens(rows[0])):
         return True
     try:
         return _reads_past_holes(model, rows)

@@ -61,6 +61,7 @@ class ConstraintCompiler:
         self._end_tokens = frozenset(end_tokens)
         self._chat_format = chat_format
         self._ready: tuple[TokenTable, Trial] | None = None
+        self._unready = ""  # why it cannot be; trying again would take a second
         self._ready_lock = threading.Lock()
         self._grammars: Recent[dict[str, Any]] = Recent(_TEXTS_KEPT)
         self._compiled: Recent[Compiled] = Recent(MEMORY_KEPT)
@@ -155,11 +156,18 @@ class ConstraintCompiler:
                 "answers of this model cannot be constrained: its tokenizer is not supported"
             )
         with self._ready_lock:
+            if self._unready:
+                raise InvalidRequest(self._unready)
             if self._ready is None:
                 source = source_of(backend, self._vocabulary_size, self._end_tokens)
                 trial = Trial(source)
                 vocabulary = backend.get_vocab(with_added_tokens=True)
-                self._ready = TokenTable.of(vocabulary, self._vocabulary_size, source), trial
+                try:
+                    table = TokenTable.of(vocabulary, self._vocabulary_size, source)
+                except InvalidRequest as refusal:
+                    self._unready = str(refusal)
+                    raise
+                self._ready = table, trial
             return self._ready
 
     def _grammar(self, spec: ConstraintSpec, table: TokenTable, attempt: Try) -> Mapping[str, Any]:
@@ -205,7 +213,7 @@ class ConstraintCompiler:
             made = on_stack(STACK + MARGIN, lambda: matcher_of(table.tokens, grammars))
             error = made.get_error()
         if error:
-            raise InvalidRequest(_complaint(spec, error))
+            raise InvalidRequest(_error_message(spec, error))
         compiled = Compiled(made, reply["bytes"])
         with self._in_use_lock:
             self._in_use.add(compiled)
@@ -244,7 +252,7 @@ _WHAT = {
 }
 
 
-def _complaint(spec: ConstraintSpec, error: str) -> str:
+def _error_message(spec: ConstraintSpec, error: str) -> str:
     """llguidance's error as an error message with the position in the user's text."""
     subject = f"the {_WHAT[spec.kind]} cannot be enforced"
     if regex := _REGEX_PLACE.search(error):

@@ -30,11 +30,14 @@ _AMBIGUOUS = (
 )
 _LEXER = "its regular expressions are too complex: simplify them, or use fewer"
 _DEAD_END = "no text can follow there: look for a rule or pattern that matches nothing"
+_RANGE = "one of its numbers has too many digits: use at most 18"
 _CAUSES = {
     "items": _AMBIGUOUS,
     "lexer error": _LEXER,
     "fuel": _LEXER,
     "NoExtension": _DEAD_END,
+    "regex for integer range": _RANGE,
+    "number out of range": _RANGE,
 }
 """Phrases of llguidance's errors for which the grammar is to blame, and the client's sentence."""
 
@@ -128,7 +131,8 @@ class Constraint:
         """
         if self._accepted == list(tokens):
             return
-        self.matcher.reset()
+        # A new copy and not `reset`, which some grammars do not support (max_tokens, stop).
+        self.matcher = self.source.matcher.deep_copy()
         self._accepted.clear()
         for token in tokens:
             self.accept(token)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -64,8 +65,10 @@ def read_schema(text: str) -> dict[str, Any]:
         )
     try:
         schema = json.loads(text)
-    except ValueError as fault:
+    except json.JSONDecodeError as fault:
         raise InvalidRequest(f"the JSON schema is not valid JSON: {fault}") from None
+    except ValueError:  # Python reads integers of up to 4300 digits
+        raise InvalidRequest("the JSON schema has a number with too many digits") from None
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -85,11 +88,20 @@ def enforceable(schema: Mapping[str, Any], text: str = "") -> dict[str, Any]:
                 f"the JSON schema's {keyword!r} cannot be enforced{_place(text, pointer)}: leave it"
                 " out, or use type, properties, items, enum, anyOf or pattern instead"
             )
-        meant = _KEYWORDS.get(keyword.lower(), keyword)
-        if meant != keyword:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise InvalidRequest(
+                f"the JSON schema's {keyword!r} is not a finite number{_place(text, pointer)}:"
+                " leave it out, or use a smaller number"
+            )
+        if keyword == "multipleOf" and value == 0:
+            raise InvalidRequest(
+                f"the JSON schema's 'multipleOf' is 0{_place(text, pointer)}: it must be above 0"
+            )
+        known_spelling = _KEYWORDS.get(keyword.lower(), keyword)
+        if known_spelling != keyword:
             raise InvalidRequest(
                 f"the JSON schema's {keyword!r} is not a keyword{_place(text, pointer)}: did you"
-                f" mean {meant!r}?"
+                f" mean {known_spelling!r}?"
             )
     cleaned: dict[str, Any] = _cleaned(schema)
     return {**cleaned, "x-guidance": dict(OPTIONS)}

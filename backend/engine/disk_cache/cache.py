@@ -190,7 +190,7 @@ class DiskCache:
         try:
             if read := self._catalogue.read(entry):
                 head, arrays = read
-                length = entry.prefix.spares(prompt)
+                length = entry.prefix.reusable(prompt)
                 stored = StoredPrefix(entry.prefix.key.tokens, length, head.layers, arrays)
                 weakref.finalize(stored, self._release, entry.size)
                 touch(entry.path)

@@ -48,7 +48,7 @@ class Prefix:
     key: PrefixKey
     trimmable: bool
 
-    def spares(self, prompt: PrefixKey) -> int:
+    def reusable(self, prompt: PrefixKey) -> int:
         """How many tokens of a prompt would need no prefill; the last one always needs it."""
         shared = min(self.key.shared(prompt), len(prompt) - 1)
         return shared if self.trimmable or shared == len(self.key) else 0
@@ -105,7 +105,7 @@ class Catalogue:
             try:
                 names = self._names(self._folder)
             except OSError as fault:
-                self._complain(self._folder, _reason(fault))
+                self._log_unusable(self._folder, _reason(fault))
                 names = set()
             known = {entry.path.name: entry for entry in self.entries}
             if names != known.keys():
@@ -136,13 +136,13 @@ class Catalogue:
             self._forget(entry)
         except (OSError, BadEntry) as fault:
             self._forget(entry)
-            self.complain(entry.path, _reason(fault))
+            self.log_unusable(entry.path, _reason(fault))
         return None
 
-    def complain(self, path: Path, reason: str) -> None:
+    def log_unusable(self, path: Path, reason: str) -> None:
         """Log why a file is not used, once per version of the file."""
         with self._looking:
-            self._complain(path, reason)
+            self._log_unusable(path, reason)
 
     def name_of(self, prefix: Prefix) -> str:
         """The file name for a prefix. Equal names have equal content, whichever process writes."""
@@ -167,7 +167,7 @@ class Catalogue:
         except FileNotFoundError:
             return None
         except (OSError, BadEntry) as fault:
-            self._complain(path, _reason(fault))
+            self._log_unusable(path, _reason(fault))
             return None
         return Entry(path, Prefix(PrefixKey(opened.tokens), opened.head.trimmable), opened.size)
 
@@ -181,7 +181,7 @@ class Catalogue:
         with self._looking:
             self.entries = tuple(other for other in self.entries if other is not entry)
 
-    def _complain(self, path: Path, reason: str) -> None:
+    def _log_unusable(self, path: Path, reason: str) -> None:
         state = _state(path)
         if path in self._bad and self._bad[path] == state:
             return
@@ -193,7 +193,7 @@ class Catalogue:
 
 def candidates(entries: Iterable[Entry], prompt: PrefixKey, more_than: int) -> list[Entry]:
     """The entries that spare more than `more_than` tokens: most tokens first, then by size."""
-    spared = [(entry.prefix.spares(prompt), entry) for entry in entries]
+    spared = [(entry.prefix.reusable(prompt), entry) for entry in entries]
     serving = [(length, entry) for length, entry in spared if length > more_than]
     return [entry for _, entry in sorted(serving, key=lambda pair: (-pair[0], pair[1].size))]
 
@@ -225,13 +225,13 @@ def to_evict(
     """
     order = sorted(files, key=lambda file: (file.path not in useless, file.used))
     excess = sum(file.size for file in files) + needed - bound
-    going: list[StoredFile] = []
+    chosen: list[StoredFile] = []
     for file in order:
         if excess <= 0:
             break
-        going.append(file)
+        chosen.append(file)
         excess -= file.size
-    return going
+    return chosen
 
 
 def _stored_files(folder: Path) -> list[StoredFile]:

@@ -172,7 +172,7 @@ class Writer:
     def _write_file(self, save: Save, path: Path) -> None:
         """Put a prefix into the file that its request named, unless that file is not ours."""
         if path.is_symlink() or (path.exists() and not is_entry(path)):
-            self._catalogue.complain(path, "it is not a prompt cache, and is left unchanged")
+            self._catalogue.log_unusable(path, "it is not a prompt cache, and is left unchanged")
             return
         before = self._catalogue.look_at(path)
         if before is None or not before.prefix.covers(save.prefix):

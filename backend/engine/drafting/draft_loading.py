@@ -13,7 +13,7 @@ from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
 from backend.engine.drafting.drafter import Guesser, LookupGuesser
 from backend.engine.drafting.head_guesser import HeadGuesser
 from backend.engine.drafting.prediction_head import HeadError, PredictionHead, open_head
-from backend.engine.drafting.reference import in_its_name, own_settings
+from backend.engine.drafting.reference import naming_draft_model, own_settings
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.stages import Stages
@@ -71,22 +71,22 @@ def load_drafting(
     Begins and ends on `engine`. checkpoint: of the draft model; own: of the main model.
     context_size: tokens that the main model is served with. Raises ModelRejected, InvalidRequest.
     """
-    wishes = {
+    requested_by = {
         "DraftModel is set": checkpoint is not None,
         "option mtp is true": settings.mtp,
         "option prompt_lookup is true": settings.prompt_lookup,
     }
-    wish = next((wish for wish, is_set in wishes.items() if is_set), "")
-    if not wish:
+    reason = next((reason for reason, is_set in requested_by.items() if is_set), "")
+    if not reason:
         return None
     if checkpoint is not None and settings.mtp:
         raise InvalidRequest(
             "DraftModel is set and option mtp is true: either a draft model drafts or the model's"
             " own head, so leave one of them out"
         )
-    if not kv.takes_back(kv.new_row(main.model)):
+    if not kv.can_remove_tokens(kv.new_row(main.model)):
         raise InvalidRequest(
-            f"{wish}, but model {shown(main.name)} cannot go back on a wrong guess: its layers"
+            f"{reason}, but model {shown(main.name)} cannot go back on a wrong guess: its layers"
             " keep what they read in a form of their own; load it without"
         )
     looking = [LookupGuesser] if settings.prompt_lookup else []
@@ -108,7 +108,7 @@ def load_drafting(
         )
     if checkpoint is None:
         return Drafting(settings.n_draft, lambda: [LookupGuesser()])
-    with in_its_name():
+    with naming_draft_model():
         draft = yield from _load(checkpoint, main, context_size, settings, device, dtype)
     pace = Pace(prefill_chunk(device, settings), settings.stall_ms * _PAUSE)
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from backend.engine.caching import kv
-from backend.engine.drafting.drafter import Asked
+from backend.engine.drafting.drafter import GuessRequest
 from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import CacheCost
 from common.prefixes import common_prefix
@@ -39,7 +39,7 @@ class DraftModel:
 
 
 @dataclass(eq=False, slots=True)
-class _Followed:
+class _DraftSequence:
     """A sequence in the draft model's KV. cached: its tokens there; guessed: guesses after those.
 
     row: its own KV while it catches up; None once it is in the batch.
@@ -66,8 +66,8 @@ class ModelGuesser:
         self._pace = pace
         self._least_probability = least_probability
         self._cache = kv.BatchCache()
-        self._batch: list[_Followed] = []  # in the order of the batch's rows
-        self._behind: dict[int, _Followed] = {}
+        self._batch: list[_DraftSequence] = []  # in the order of the batch's rows
+        self._behind: dict[int, _DraftSequence] = {}
 
     @property
     def nbytes(self) -> int:
@@ -78,15 +78,15 @@ class ModelGuesser:
         for sequence in sequences:
             self._behind.pop(sequence, None)
 
-    def propose(self, asked: Sequence[Asked]) -> list[list[int] | None]:
-        able = {one.sequence: one for one in asked if self._reads(one)}
-        self.forget([one.sequence for one in asked if one.sequence not in able])
-        self._agree(able)
+    def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
+        able = {one.sequence: one for one in requests if self._can_follow(one)}
+        self.forget([one.sequence for one in requests if one.sequence not in able])
+        self._drop_wrong_guesses(able)
         self._catch_up(able)
         found = self._guess(able)
-        return [found.get(one.sequence) if one.sequence in able else [] for one in asked]
+        return [found.get(one.sequence) if one.sequence in able else [] for one in requests]
 
-    def _reads(self, one: Asked) -> bool:
+    def _can_follow(self, one: GuessRequest) -> bool:
         """Whether the draft model knows all these token ids and has room for one more token."""
         known = next((at for at in self._batch if at.sequence == one.sequence), None)
         known = known or self._behind.get(one.sequence)
@@ -95,23 +95,23 @@ class ModelGuesser:
             len(one.tokens) < self._draft.longest and max(new, default=0) < self._draft.vocabulary
         )
 
-    def _agree(self, asked: dict[int, Asked]) -> None:
+    def _drop_wrong_guesses(self, requests: dict[int, GuessRequest]) -> None:
         """Keep the KV of right guesses and drop that of wrong ones.
 
         At least the last token is left to be fed.
         """
         dropped = [0] * len(self._batch)
         for at, one in enumerate(self._batch):
-            if one.sequence not in asked:
+            if one.sequence not in requests:
                 continue
-            tokens = asked[one.sequence].tokens
+            tokens = requests[one.sequence].tokens
             right = common_prefix(one.guessed, tokens[one.cached :])
             kept = min(one.cached + right, len(tokens) - 1)
             dropped[at] = one.cached + len(one.guessed) - kept
             one.cached, one.guessed = kept, []
         self._cache.drop(dropped)
 
-    def _catch_up(self, asked: dict[int, Asked]) -> None:
+    def _catch_up(self, requests: dict[int, GuessRequest]) -> None:
         """Prefill a chunk of one sequence that is behind.
 
         Those that have caught up join the batch.
@@ -119,7 +119,7 @@ class ModelGuesser:
         far = [
             at
             for at, one in enumerate(self._batch)
-            if one.sequence in asked and len(asked[one.sequence].tokens) - one.cached > _NEAR
+            if one.sequence in requests and len(requests[one.sequence].tokens) - one.cached > _NEAR
         ]
         for at in far:
             one = self._batch[at]
@@ -127,18 +127,18 @@ class ModelGuesser:
             self._behind[one.sequence] = one
         self._leave(far)
         followed = {one.sequence for one in self._batch} | self._behind.keys()
-        for sequence in asked.keys() - followed:
-            self._behind[sequence] = _Followed(sequence, kv.new_row(self._draft.model))
+        for sequence in requests.keys() - followed:
+            self._behind[sequence] = _DraftSequence(sequence, kv.new_row(self._draft.model))
         for one in self._behind.values():
-            if one.sequence in asked:
-                tokens = asked[one.sequence].tokens
+            if one.sequence in requests:
+                tokens = requests[one.sequence].tokens
                 if one.cached < len(tokens) - 1:
                     self._feed(one, tokens)
                 break
         ready = [
             one
             for one in self._behind.values()
-            if one.sequence in asked and len(asked[one.sequence].tokens) - one.cached <= _NEAR
+            if one.sequence in requests and len(requests[one.sequence].tokens) - one.cached <= _NEAR
         ]
         if ready:
             self._cache.join([(one.row or [], 0) for one in ready])
@@ -146,7 +146,7 @@ class ModelGuesser:
                 one.row = None
                 self._batch.append(self._behind.pop(one.sequence))
 
-    def _feed(self, one: _Followed, tokens: Sequence[int]) -> None:
+    def _feed(self, one: _DraftSequence, tokens: Sequence[int]) -> None:
         chunk = tokens[one.cached : -1][: self._pace.tokens(running=True)]
         started = time.perf_counter()
         self._draft.model(mx.array([chunk]), cache=one.row)
@@ -154,18 +154,19 @@ class ModelGuesser:
         self._pace.measured(len(chunk), time.perf_counter() - started)
         one.cached += len(chunk)
 
-    def _guess(self, asked: dict[int, Asked]) -> dict[int, list[int]]:
+    def _guess(self, requests: dict[int, GuessRequest]) -> dict[int, list[int]]:
         """The guesses for the sequences in the batch."""
-        active = [one for one in self._batch if one.sequence in asked]
+        active = [one for one in self._batch if one.sequence in requests]
         if not active:
             return {}
         fed = [
-            list(asked[one.sequence].tokens[one.cached :]) if one in active else []
+            list(requests[one.sequence].tokens[one.cached :]) if one in active else []
             for one in self._batch
         ]
         most = {
             one.sequence: min(
-                asked[one.sequence].most, self._draft.longest - len(asked[one.sequence].tokens)
+                requests[one.sequence].most,
+                self._draft.longest - len(requests[one.sequence].tokens),
             )
             for one in active
         }

@@ -25,7 +25,7 @@ _EMPTY = 4  # the same for attempts without a guess, which cost less
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GuessRequest:
     """A sequence for which guesses are requested.
 
     tokens: the whole prompt and output; between calls they only grow, by any number. most: maximum
@@ -42,7 +42,7 @@ class Asked:
 class Guesser(Protocol):
     """Guesses for the sequences of one batch. They affect speed, never output."""
 
-    def propose(self, asked: Sequence[Asked]) -> list[list[int] | None]:
+    def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
         """Guesses for each sequence; [] for none, None if the guesser has yet to catch up.
 
         Takes bounded time however long the sequences are.
@@ -119,14 +119,14 @@ class LookupGuesser:
     def __init__(self) -> None:
         self._indices: dict[int, NgramIndex] = {}
 
-    def propose(self, asked: Sequence[Asked]) -> list[list[int] | None]:
-        return [self._guesses(one) for one in asked]
+    def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
+        return [self._guesses(one) for one in requests]
 
     def forget(self, sequences: Collection[int]) -> None:
         for sequence in sequences:
             self._indices.pop(sequence, None)
 
-    def _guesses(self, one: Asked) -> list[int]:
+    def _guesses(self, one: GuessRequest) -> list[int]:
         index = self._indices.setdefault(one.sequence, NgramIndex())
         index.extend(one.tokens)
         place = index.follow(one.tokens)

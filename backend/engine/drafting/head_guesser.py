@@ -8,7 +8,7 @@ from typing import Any, cast
 import mlx.core as mx
 
 from backend.engine.caching import kv
-from backend.engine.drafting.drafter import Asked
+from backend.engine.drafting.drafter import GuessRequest
 
 LEAST_PROBABILITY = 0.5  # lowest probability, according to the head, at which a guess is made
 
@@ -52,19 +52,19 @@ class HeadGuesser:
         self._guessed = [self._guessed[at] for at in stay]
         self._cache.leave(places)
 
-    def propose(self, asked: Sequence[Asked]) -> list[list[int] | None]:
-        able = {one.sequence: one for one in asked if one.states is not None}
+    def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
+        able = {one.sequence: one for one in requests if one.states is not None}
         if not able:
-            return [None for _ in asked]
+            return [None for _ in requests]
         new = [number for number in able if number not in self._sequences]
         self._cache.drop(self._guessed)
         self._cache.join([(kv.new_row(self._head), 0) for _ in new])
         self._sequences += new
         self._guessed = [0] * len(self._sequences)
         found = self._guess(able)
-        return [found.get(one.sequence) for one in asked]
+        return [found.get(one.sequence) for one in requests]
 
-    def _guess(self, able: dict[int, Asked]) -> dict[int, list[int]]:
+    def _guess(self, able: dict[int, GuessRequest]) -> dict[int, list[int]]:
         """The guesses, each from the head's state after the token before it."""
         fed: list[Sequence[int]] = [[] for _ in self._sequences]
         states: list[mx.array | None] = [None] * len(fed)

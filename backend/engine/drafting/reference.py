@@ -29,7 +29,7 @@ def find_draft(
     if not draft.strip():
         return None
     own = own_settings(settings)
-    with in_its_name():
+    with naming_draft_model():
         place = resolve_draft(draft, model_path)
         if isinstance(place, HubModel):
             from backend.engine.loading.download import download
@@ -46,14 +46,14 @@ def resolve_draft(draft: str, model_path: str) -> LocalModel | HubModel:
     """
     written = draft.strip()
     if not Path(written).is_absolute():
-        return resolve(_mended(written), "", model_path)
+        return resolve(_with_scheme(written), "", model_path)
     relative = os.path.relpath(written, model_path) if model_path else os.pardir
     if Path(relative).parts[:1] in ((), (os.pardir,)):
         return resolve("", written)
-    return resolve(_mended(relative), written, model_path)
+    return resolve(_with_scheme(relative), written, model_path)
 
 
-def _mended(reference: str) -> str:
+def _with_scheme(reference: str) -> str:
     return _CUT_SCHEME.sub(r"\1://", reference)
 
 
@@ -64,7 +64,7 @@ def own_settings(settings: Settings) -> Settings:
 
 
 @contextmanager
-def in_its_name() -> Iterator[None]:
+def naming_draft_model() -> Iterator[None]:
     """Name the draft model in errors raised inside; they would seem to be about the main model."""
     refusal: EngineError
     try:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from backend.engine.drafting.drafter import Asked, DraftLength, Guesser
+from backend.engine.drafting.drafter import DraftLength, Guesser, GuessRequest
 from backend.engine.planning.guess_width import MOST_AGAIN
 from common.prefixes import common_prefix
 
@@ -38,7 +38,7 @@ class Speculation:
         self._most = drafting.most
         self.reads_states = drafting.reads_states
         self._end_tokens = end_tokens
-        self._guessers = [_Learning(guesser) for guesser in drafting.new_guessers()]
+        self._guessers = [_TrackedGuesser(guesser) for guesser in drafting.new_guessers()]
         # by sequence, the record of the guesser that it uses
         self._asked: dict[int, DraftLength] = {}
 
@@ -64,12 +64,12 @@ class Speculation:
     ) -> list[list[int]]:
         """Up to `width` guesses for each sequence, after its last known token.
 
-        states: as in `Asked`, by the sequences' numbers.
+        states: as in `GuessRequest`, by the sequences' numbers.
         """
         sequences = [one for one, _ in known]
         guesses: list[list[int]] = [[] for _ in known]
         wanting = {
-            at: Asked(one.number, [*one.history, *behind], most, states.get(one.number))
+            at: GuessRequest(one.number, [*one.history, *behind], most, states.get(one.number))
             for at, (one, behind) in enumerate(known)
             if (most := min(width, self._most_for(one, behind[:-1])))
             and behind[-1] not in self._ends(one)
@@ -116,30 +116,32 @@ class Speculation:
         """
         if one.media is not None or len(again) > MOST_AGAIN:
             return 0
-        wanted = one.request.n_draft or self._most
-        return max(min(wanted, one.limit - one.delivered - 2), 0)
+        most_requested = one.request.n_draft or self._most
+        return max(min(most_requested, one.limit - one.delivered - 2), 0)
 
 
-class _Learning:
+class _TrackedGuesser:
     """A guesser, and for each sequence how many of its guesses pay."""
 
     def __init__(self, guesser: Guesser) -> None:
         self.guesser = guesser
         self.lengths: defaultdict[int, DraftLength] = defaultdict(DraftLength)
 
-    def propose(self, wanting: dict[int, Asked]) -> dict[int, list[int]]:
+    def propose(self, wanting: dict[int, GuessRequest]) -> dict[int, list[int]]:
         """The guesses of the sequences that have any, by the same keys."""
-        asked = {
+        guess_requests = {
             at: replace(one, most=most)
             for at, one in wanting.items()
             if (most := self.lengths[one.sequence].begin(len(one.tokens), one.most))
         }
-        if not asked:
+        if not guess_requests:
             return {}
-        found = dict(zip(asked, self.guesser.propose(list(asked.values())), strict=True))
+        found = dict(
+            zip(guess_requests, self.guesser.propose(list(guess_requests.values())), strict=True)
+        )
         for at, guesses in found.items():
             if guesses == []:
-                self.lengths[asked[at].sequence].record_none()
+                self.lengths[guess_requests[at].sequence].record_none()
         return {at: guesses for at, guesses in found.items() if guesses}
 
 

@@ -164,10 +164,10 @@ def _use_exact_gelu(model: Any) -> None:
         model.head.act = GELU()
 
 
-def _limits(checkpoint: Checkpoint, loaded: LoadedModel, wanted: int) -> Limits:
+def _limits(checkpoint: Checkpoint, loaded: LoadedModel, requested: int) -> Limits:
     stated = sequence_limit(checkpoint.path, checkpoint.name, checkpoint.config)
     own = min(loaded.context_size, stated) if stated else loaded.context_size
-    return Limits(served_context(own, wanted), int(_part(loaded.config)["vocab_size"]))
+    return Limits(served_context(own, requested), int(_part(loaded.config)["vocab_size"]))
 
 
 def _read_kind(

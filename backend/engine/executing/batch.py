@@ -91,20 +91,25 @@ class Chosen:
 
 
 class Chooser:
-    """Samples tokens for a fixed set of sequences. pasts: their tokens before a step."""
+    """Samples tokens for a fixed set of sequences.
+
+    pasts: their tokens before a step. delays: whether their grammars delay other sequences.
+    """
 
     def __init__(
-        self, sequences: Sequence[ExecutorSequence], pasts: Sequence[Past], model: EngineModel
+        self,
+        sequences: Sequence[ExecutorSequence],
+        pasts: Sequence[Past],
+        model: EngineModel,
+        *,
+        delays: bool = False,
     ) -> None:
         requests = [one.request for one in sequences]
         self._sequences = list(sequences)
         self._vocabulary = model.vocabulary
         self._spread = model.spread
         self._constrained = [at for at, one in enumerate(sequences) if one.constraint is not None]
-        # Postponing a grammar gains nothing if all sequences have one, or if its KV could not be
-        # stored.
-        gains = len(self._constrained) < len(sequences) and model.prompt_cache_bytes
-        self._most_seconds = _MOST_STALLS * model.stall_ms / 1e3 if gains else math.inf
+        self._most_seconds = _most_seconds(sequences, model, delays=delays)
         self._sampler = BatchSampler(
             [request.sampling for request in requests],
             pasts,
@@ -163,9 +168,9 @@ class Chooser:
         """Pass the latest tokens to the grammars, and fill the masks of what may follow.
 
         A grammar that fails or has ended leaves its sequence unmasked, because the sequence is
-        about to end. The same holds for one that is postponed in a decode step because the grammars
-        before it took too long. Returns None if every token may follow in every sequence, as within
-        a thinking budget.
+        about to end. The same holds for one that is postponed because the grammars before it took
+        too long. Returns None if every token may follow in every sequence, as within a thinking
+        budget.
         """
         spent = 0.0
         shape = (len(self._constrained), words(self._vocabulary))
@@ -178,7 +183,7 @@ class Chooser:
                     if tokens is not None and not (one.first_delivered or one.constraint.ended):
                         one.constraint.accept(tokens[at])
                     if not one.constraint.ended:
-                        one.postponed = tokens is not None and spent > self._most_seconds
+                        one.postponed = spent > self._most_seconds
                         if not one.postponed:
                             one.constraint.fill(mask)
                 except Exception as fault:
@@ -189,14 +194,18 @@ class Chooser:
 
 
 def first_tokens(
-    sequences: Sequence[ExecutorSequence], logits: mx.array, model: EngineModel
+    sequences: Sequence[ExecutorSequence], logits: mx.array, model: EngineModel, *, delays: bool
 ) -> Chosen:
-    """Sample the tokens after a prefill. logits: [sequences, vocabulary]."""
+    """Sample the tokens after a prefill. logits: [sequences, vocabulary].
+
+    delays: whether the sequences' grammars delay others, which decode.
+    """
     pasts = [Past(one.history[:-1], len(one.prompt), one.longest) for one in sequences]
     fed = mx.array([one.history[-1] for one in sequences], dtype=mx.uint32)
     steps = [one.delivered for one in sequences]
     faults: dict[int, Exception] = {}
-    chosen = Chooser(sequences, pasts, model)(logits, fed, steps, faults, new=False)
+    chooser = Chooser(sequences, pasts, model, delays=delays)
+    chosen = chooser(logits, fed, steps, faults, new=False)
     chosen.faults = faults
     return chosen
 
@@ -370,7 +379,7 @@ class DecodeBatch:
                 accept(one, token, fed.chosen.faults)
         return _delivered(sampled_of(self.sequences, fed.chosen, tokens))
 
-    def give_up(self, one: ExecutorSequence) -> list[Sampled]:
+    def remove_before_read(self, one: ExecutorSequence) -> list[Sampled]:
         """Remove a sequence whose latest token has not been read; returns that token.
 
         Its grammar gets the token now, because the token will be prefilled with the others. The
@@ -528,8 +537,9 @@ class DecodeBatch:
         """Pass each grammar its sequence's last token, and look ahead along the guesses.
 
         Returns the masks for all fed tokens of constrained sequences, one after the other, and the
-        guesses that grammars allow.
+        guesses that grammars allow. A grammar is postponed as in `Chooser`.
         """
+        spent, most = 0.0, _most_seconds(self.sequences, self._engine_model)
         size = words(self._engine_model.vocabulary)
         masks: list[np.ndarray] = []
         left: list[Sequence[int]] = []
@@ -544,6 +554,8 @@ class DecodeBatch:
                 if not one.first_delivered:
                     accept(one, token, faults)
                 if id(one) not in faults and not rule.ended:
+                    one.postponed = spent > most
+                if not (id(one) in faults or rule.ended or one.postponed):
                     try:
                         rule.fill(allowed[0])
                     except Exception as fault:
@@ -551,6 +563,7 @@ class DecodeBatch:
                         allowed[0] = 0xFFFFFFFF
                     else:
                         possible = _looked_ahead(rule, own, allowed[1:])
+            spent += one.mask_seconds
             left.append(own[:possible])
             masks.append(allowed[: 1 + possible])
         return np.concatenate(masks) if masks else None, left
@@ -572,9 +585,9 @@ class DecodeBatch:
             choices = every[start : start + 1 + len(guesses)]
             count = accepted_count(guesses, choices)
             one.delivered += count
-            one.first_delivered = True
+            one.first_delivered = not one.postponed
             faults: dict[int, Exception] = {}
-            for at, choice in enumerate(choices[: count + 1], start):
+            for at, choice in enumerate([] if one.postponed else choices[: count + 1], start):
                 accept(one, choice, faults)
                 fault = unfit.get(at) or faults.get(id(one))
                 sampled.append(Sampled(one, choice, logprobs.get(at), fault, _over(one)))
@@ -609,6 +622,18 @@ def _masking(one: ExecutorSequence) -> Iterator[None]:
     started = time.thread_time()
     yield
     one.mask_seconds += time.thread_time() - started
+
+
+def _most_seconds(
+    sequences: Sequence[ExecutorSequence], model: EngineModel, *, delays: bool = False
+) -> float:
+    """The processor time after which the grammars of one step are postponed.
+
+    Infinite where postponing gains nothing, because every sequence has a grammar, or where the KV
+    could not be stored. delays: whether the grammars delay others than these sequences.
+    """
+    gains = delays or any(one.constraint is None for one in sequences)
+    return _MOST_STALLS * model.stall_ms / 1e3 if gains and model.prompt_cache_bytes else math.inf
 
 
 def _looked_ahead(rule: AnswerRule, guesses: Sequence[int], allowed: np.ndarray) -> int:

@@ -54,9 +54,9 @@ class Executor:
         self._scores: Sequence[Score] = ()
         self._early: list[Sampled] = []
         self._guessed: list[PlannerEvent] = []
-        self._quiet = False  # whether the step only decodes
+        self._only_decodes = False  # whether the step only decodes
         self._other = OtherBytes(0)
-        self.lent = 0  # bytes of working memory that a batch of texts to embed needs
+        self.embedding_bytes = 0  # bytes of working memory that a batch of texts to embed needs
         self.sequences: dict[int, ExecutorSequence] = {}
         self.failures: list[Failure] = []
         self.prompt_tokens = 0
@@ -133,7 +133,11 @@ class Executor:
             if (batch := self._batches.get(number)) is not None:
                 self._decode(batch, plan.guess.get(number, 0))
         self._times.decode_launched()
-        self._quiet = plan.only_decodes and not (plan.join or plan.score)
+        self._only_decodes = plan.only_decodes and not (plan.join or plan.score)
+        plain = (
+            one.constraint is None and one.batch is not None for one in self.sequences.values()
+        )
+        self._passes.delays = any(plain)
         for group in plan.prefill:
             self._prefill(group, events)
         self._scores = plan.score
@@ -285,9 +289,9 @@ class Executor:
         """Report how many guesses of this step were right, and how long the step took."""
         batches = self._launched_batches
         steady: tuple[object, ...] = ()
-        if self._quiet and len(batches) == 1:
+        if self._only_decodes and len(batches) == 1:
             steady = (id(batches[0]), len(batches[0].sequences), batches[0].width)
-        seconds = self._times.since_alike(steady)
+        seconds = self._times.since_same_step(steady)
         for batch in batches:
             if batch.sequences:
                 longest = max(len(one.history) for one in batch.sequences)
@@ -319,7 +323,7 @@ class Executor:
         for score in self._scores:
             self._score(score, events)
         self.failures += self._entries.settle(events)
-        events += self.weigh_other()
+        events += self.other_memory_events()
         return events
 
     def _finish_pass(self, launched: PrefillPass, events: list[PlannerEvent]) -> None:
@@ -373,7 +377,7 @@ class Executor:
 
     def _leave(self, leaves: Iterable[Leave]) -> None:
         """Remove sequences; those of one batch leave it together."""
-        going: dict[int, tuple[DecodeBatch, list[ExecutorSequence]]] = {}
+        leaving_batches: dict[int, tuple[DecodeBatch, list[ExecutorSequence]]] = {}
         for leave in leaves:
             one = self.sequences.pop(leave.sequence, None)
             if one is None:
@@ -383,8 +387,8 @@ class Executor:
             if one.group is not None:
                 one.group.drop(one)
             if one.batch is not None:
-                going.setdefault(id(one.batch), (one.batch, []))[1].append(one)
-        for batch, leaving in going.values():
+                leaving_batches.setdefault(id(one.batch), (one.batch, []))[1].append(one)
+        for batch, leaving in leaving_batches.values():
             try:
                 batch.leave(leaving)
             except Exception as fault:
@@ -418,7 +422,7 @@ class Executor:
             self._keep(one, entry)
         if batch is not None:
             try:
-                self._early += batch.give_up(one)
+                self._early += batch.remove_before_read(one)
             except Exception as fault:
                 self._break(batch, fault)
             if not batch.sequences:
@@ -461,11 +465,11 @@ class Executor:
         if self._model.media is not None:
             self._model.media.features.clear()
 
-    def weigh_other(self) -> list[PlannerEvent]:
+    def other_memory_events(self) -> list[PlannerEvent]:
         """Report the memory that neither sequences nor entries use, if it has changed."""
         media, disk = self._model.media, self._model.disk
         waiting = disk.waiting_bytes if disk else 0
-        other = OtherBytes(waiting + self.lent, media.features.nbytes if media else 0)
+        other = OtherBytes(waiting + self.embedding_bytes, media.features.nbytes if media else 0)
         if other == self._other:
             return []
         self._other = other

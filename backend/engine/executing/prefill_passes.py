@@ -61,18 +61,21 @@ class PrefillPass:
     def read_first(self) -> list[Sampled]:
         """The first tokens of sequences that wait to join their batch.
 
-        They are read before the batch's step is launched, because that takes time.
+        They are read before the batch's step is launched, because that takes time. Those of
+        postponed sequences were chosen without their grammars, and are dropped.
         """
         chosen = self.chosen
         if chosen is None or all(one.first is not chosen for one in self.sequences):
             return []
         tokens = ids(chosen.tokens)
         for one, token in zip(chosen.sequences, tokens, strict=True):
-            if one.first is chosen:
+            if one.first is chosen and not one.postponed:
                 accept(one, token, chosen.faults)
                 one.first_delivered = True
         sampled = sampled_of(chosen.sequences, chosen, tokens)
-        return [one for one in sampled if one.sequence.first is chosen]
+        return [
+            one for one in sampled if one.sequence.first is chosen and not one.sequence.postponed
+        ]
 
 
 class PrefillPasses:
@@ -80,6 +83,7 @@ class PrefillPasses:
 
     def __init__(self, model: EngineModel, files: PrefixFiles, times: StepTimes) -> None:
         self._model, self._files, self._times = model, files, times
+        self.delays = False  # whether grammars delay sequences that decode
         self._launched: list[PrefillPass] = []  # in this step
         self._earlier: list[PrefillPass] = []
 
@@ -142,7 +146,7 @@ class PrefillPasses:
             end = min(end, start + prompt_logprobs.longest_chunk(self._model.vocabulary))
         media = one.media_prefill if start < len(one.prompt) else None
         if media is not None:
-            if media.look(start, end):
+            if media.get_features(start, end):
                 return  # Encoding an image or a sound is a pass of its own: it cannot be cut.
             end = min(end, len(one.prompt))
         tokens = one.tokens[start:end]
@@ -223,13 +227,13 @@ class PrefillPasses:
         """
         whole = [one for one, _, end in ends if end == len(one.tokens)]
         if last is not None and whole:
-            chosen = first_tokens(whole, last, self._model)
+            chosen = first_tokens(whole, last, self._model, delays=self.delays)
             launched.marks += chosen.arrays
             launched.chosen = chosen
             for one in whole:
                 one.first = chosen
         snapshots: list[kv.Snapshot] = []
-        group.cache.let_go()
+        group.cache.own_states()
         for at, (one, part, end) in enumerate(ends):
             kept = part.snapshot and end == part.end
             if kept:

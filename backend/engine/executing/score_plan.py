@@ -83,15 +83,16 @@ def plan(
     request: ScoreRequest,
     encode: Callable[[str], list[int]],
     context_size: int,
-    wanted: Callable[[], bool],
+    still_needed: Callable[[], bool],
 ) -> ScorePlan:
     """The tokens to run. Raises InvalidRequest.
 
-    encode: tokenises text like a raw prompt, with a BOS token and without an end token. wanted:
-    called between two texts; if False (the request was cancelled), the rest is skipped.
+    encode: tokenises text like a raw prompt, with a BOS token and without an end token.
+    still_needed: called between two texts; if False (the request was cancelled), the rest is
+    skipped.
     """
     prompt = encode(request.prompt)
-    texts = list(_encoded(request, prompt, encode, context_size, wanted))
+    texts = list(_encoded(request, prompt, encode, context_size, still_needed))
     shared = [common_prefix(prompt, tokens) for tokens in texts]
     scored = [place for place, tokens in enumerate(texts) if len(tokens) > shared[place]]
     start = min((shared[place] for place in scored), default=len(prompt))
@@ -119,10 +120,10 @@ def _encoded(
     prompt: list[int],
     encode: Callable[[str], list[int]],
     context_size: int,
-    wanted: Callable[[], bool],
+    still_needed: Callable[[], bool],
 ) -> Iterator[list[int]]:
     for place, candidate in enumerate(request.candidates):
-        if not wanted():
+        if not still_needed():
             return
         tokens = encode(request.prompt + candidate) if candidate else prompt
         if len(tokens) > context_size:

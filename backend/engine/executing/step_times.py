@@ -23,7 +23,7 @@ class StepTimes:
         self._decoded = 0.0  # seconds of the latest decode step that were not reported yet
         self._ready = 0.0  # when the device was last known to have finished something
         # what the latest step did; empty if it did more than decode
-        self._alike: tuple[object, ...] = ()
+        self._latest_kind: tuple[object, ...] = ()
         self._read = 0.0
 
     def begin(self) -> None:
@@ -48,14 +48,14 @@ class StepTimes:
         decoded, self._decoded = self._decoded, 0.0
         return decoded
 
-    def since_alike(self, step: tuple[object, ...]) -> float:
+    def since_same_step(self, step: tuple[object, ...]) -> float:
         """Seconds since the previous step if that step was the same; otherwise 0.
 
         step: what this step does; empty if it does more than decode.
         """
         now = self.clock()
-        seconds = now - self._read if step and step == self._alike else 0.0
-        self._alike, self._read = step, now
+        seconds = now - self._read if step and step == self._latest_kind else 0.0
+        self._latest_kind, self._read = step, now
         return seconds
 
     def finished(self, launched: float, done: float) -> float:

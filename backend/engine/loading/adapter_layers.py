@@ -136,11 +136,11 @@ def _filled(layer: Any, weights: dict[str, mx.array]) -> Any:
 
 def _require_shapes(path: str, part: _Part, shapes: dict[str, Shape]) -> None:
     for name, weight in part.weights.items():
-        wanted = tuple(size or part.rank for size in shapes[name])
-        if weight.shape != wanted:
+        expected = tuple(size or part.rank for size in shapes[name])
+        if weight.shape != expected:
             raise part.adapter.rejected(
                 f"{name} of layer {shown(path)} has shape {weight.shape}, but the model needs"
-                f" {wanted}: it was made for another model"
+                f" {expected}: it was made for another model"
             )
 
 

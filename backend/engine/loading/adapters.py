@@ -65,7 +65,7 @@ class Adapter:
 
 
 def find_adapters(
-    wanted: Sequence[AdapterRequest], model_path: str, cancel: threading.Event
+    requests: Sequence[AdapterRequest], model_path: str, cancel: threading.Event
 ) -> tuple[Adapter, ...]:
     """Resolve, download and check all adapters of a load.
 
@@ -73,7 +73,7 @@ def find_adapters(
     models. Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled.
     """
     adapters: list[Adapter] = []
-    for request in wanted:
+    for request in requests:
         adapter = _inspect(_folder(request, model_path, cancel), request)
         if any(other.weights == adapter.weights for other in adapters):
             raise InvalidRequest(f"adapter {shown(adapter.name)} is named twice")

@@ -57,7 +57,8 @@ _MEDIA_KEYS = (
 )
 _MEDIA_MODULES = frozenset({
     "vision_tower", "vision_model", "vision_encoder", "vision_embedder", "vision_adapter",
-    "vision_projection", "visual", "embed_vision", "vpm", "resampler",
+    "vision_projection", "vision_backbone", "vision_embed_tokens", "vision", "vit", "visual",
+    "embed_vision", "vpm", "resampler",
     "multi_modal_projector", "mm_projector",
     "audio_tower", "audio_model", "audio_encoder", "embed_audio", "apm",
 })  # fmt: skip

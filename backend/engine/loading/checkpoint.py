@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -40,8 +41,8 @@ _TOKENIZER_FILES = (
     "tokenizer*.jsonl",
 )
 _COUNTED = re.compile(r"(layers?|depth|experts)$")
-# layers or experts; smaller counts are always allowed, because building so few is quick
-_FEW_PARTS = 4096
+_MOST_PARTS = 4096  # layers, or experts
+_MOST_TENSORS = 128  # of each expert of a layer, quantised
 _SIZES = (
     "hidden_size",
     "intermediate_size",
@@ -142,22 +143,44 @@ def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
 
 
 def _require_buildable(name: str, config: dict[str, Any], tensors: int) -> None:
-    """Refuse impossible sizes, and numbers of layers that do not fit the weights.
+    """Refuse impossible sizes, numbers of layers that do not fit the weights, and the opposite.
 
-    Building each layer takes time, so a wrong number could stall the load.
+    Each layer takes time to build, and each tensor to read.
     """
-    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+    layers, experts = 0, 0
+    for part in _parts(config):
         for key, count in part.items():
             if key in _SIZES and isinstance(count, int) and not 0 <= count <= _MOST_SIZE:
                 raise ModelRejected.because(
                     name,
                     f"{key} is {shown(count)} in config.json, which cannot be the size of an array",
                 )
-            parts = _COUNTED.search(key)
-            if parts and isinstance(count, int) and count > max(tensors, _FEW_PARTS):
+            if not (isinstance(count, int) and _COUNTED.search(key)):
+                continue
+            if count > _MOST_PARTS:
                 raise ModelRejected.because(
-                    name, f"{key} is {count} in config.json, but its weights are {tensors} tensors"
+                    name,
+                    f"{key} is {shown(count)} in config.json, and at most {_MOST_PARTS} are built",
                 )
+            if key.endswith("experts"):
+                experts = max(experts, count)
+            else:
+                layers += max(count, 0)
+    most = _MOST_TENSORS * (1 + layers * (1 + experts))
+    if layers and tensors > most:
+        raise ModelRejected.because(
+            name,
+            f"its weights are {tensors} tensors, and a model of the {layers} layers in config.json"
+            f" has at most {most}",
+        )
+
+
+def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The configuration and all those inside it."""
+    yield config
+    for value in config.values():
+        if isinstance(value, dict):
+            yield from _parts(value)
 
 
 def _require_text_family(name: str, model_type: str) -> None:
@@ -232,12 +255,14 @@ def _takes_media(
     """Whether the model is served with its vision and audio parts. Raises ModelRejected.
 
     Conversions to text models keep the configuration of the whole model, so only the weights show
-    which parts exist.
+    which parts exist. Some configurations do not name the vision part at all (Molmo, Phi-3.5
+    Vision); for a family that mlx-lm does not have, the weights alone decide.
     """
     wanted = settings.type == "vision"
+    designed = is_multimodal(config) or config["model_type"] not in model_types()
     if settings.type == "text" or config.get("model_file"):
         return False
-    if not wanted and not (is_multimodal(config) and holds_media(tensors)):
+    if not wanted and not (designed and holds_media(tensors)):
         return False
     if wanted and tensors and not holds_media(tensors):
         raise ModelRejected.because(

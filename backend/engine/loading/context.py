@@ -38,9 +38,9 @@ def context_of(config: dict[str, Any]) -> int:
     return UNBOUNDED
 
 
-def served_context(own: int, wanted: int) -> int:
-    """The context for a load. own: the model's. wanted: the request's, 0 if it has none."""
-    return min(own, wanted) if wanted > 0 else own
+def served_context(own: int, requested: int) -> int:
+    """The context for a load. own: the model's. requested: the request's, 0 if it has none."""
+    return min(own, requested) if requested > 0 else own
 
 
 def _yarn_length(config: dict[str, Any]) -> int:

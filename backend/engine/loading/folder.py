@@ -2,7 +2,7 @@
 
 Opening a pipe waits for a writer that may never come, and a device has no end; nor have some files
 of the kernel, which look like regular files of size 0. A folder with one of them, or with a text
-file far larger than any model's, is refused before anything is read.
+file far larger than any model's, is refused before anything is parsed.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ _MOST_BYTES_BY_SUFFIX = {
     ".tiktoken": 256 * MIB,
     ".txt": 64 * MIB,
 }
+_MOST_COMMAS = 1_500_000
+"""In a tokenizer.json, one for each token and one or two for each merge; published ones have up to
+1,340,000. All other threads wait while it is parsed: a second and a half for so many."""
 
 
 class UnsafeFileError(Exception):
@@ -53,6 +56,16 @@ def require_regular_files(folder: Path) -> None:
                 f"{path.name} is {found.st_size // MIB} MiB large, and at most {most // MIB} MiB"
                 " are read of such a file"
             )
+        if path.name == "tokenizer.json" and _commas(path) > _MOST_COMMAS:
+            raise UnsafeFileError(
+                f"{path.name} lists more than {_MOST_COMMAS} tokens and merges, which would take"
+                " too long to read"
+            )
+
+
+def _commas(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(part.count(b",") for part in iter(lambda: file.read(MIB), b""))
 
 
 def _is_of_kernel(path: Path) -> bool:

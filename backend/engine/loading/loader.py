@@ -24,6 +24,7 @@ from backend.engine.loading.stages import Stages
 from backend.engine.media.limits import media_limits
 from backend.engine.mlx_lm_import import import_mlx_lm
 from backend.engine.prompting.prompts import CostlyPrompt
+from backend.engine.prompting.unreadable_text import UnreadableText, tokenizing
 from backend.engine.ranks.rank_load import RankLoad
 from backend.engine.ranks.undivided import require_divisible
 from backend.engine.settings import Settings
@@ -55,7 +56,7 @@ def load(
     try:
         member = leader.begin(request, epoch, order.settings.rank_timeout, cancelled)
         stages = _build(replace(order, ranks=RankLoad(leader, member)))
-        return (yield from leader.heeding(stages))
+        return (yield from leader.stages_until_refused(stages))
     except Exception as fault:
         raise leader.ended(epoch, fault) from None
     except BaseException:
@@ -71,10 +72,11 @@ def _build(order: LoadOrder) -> Stages[Built]:
     else:
         from backend.engine.loading.text_builder import build
     try:
-        built = yield from build(order)
+        with tokenizing():
+            built = yield from build(order)
     except Exception as fault:
         yield "engine"  # where the memory of the weights that were read is released
-        if isinstance(fault, CostlyPrompt | NotFinite):
+        if isinstance(fault, CostlyPrompt | NotFinite | UnreadableText):
             raise ModelRejected.because(order.checkpoint.name, str(fault)) from None
         raise
     served = built[-1]

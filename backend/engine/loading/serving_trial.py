@@ -167,13 +167,13 @@ class ServingTrial:
 
     def _run(self, model: EngineModel) -> Stages[bool]:
         started = time.perf_counter()
-        talks = yield from self._talk(model, self._rows(1), self._seconds * _OF_TIME)
+        talks = yield from self._converse(model, self._rows(1), self._seconds * _OF_TIME)
         if (yield from self._all_right(talks, wrong=0)):
             self._report(model, talks, time.perf_counter() - started)
             return True
         fault, rows = self._fault, self._rows(_SECOND_LOOK)
         by_itself = replace(model, **_ALONE, **_NO_STORE)
-        right = yield from self._all_right((yield from self._talk(by_itself, rows)))
+        right = yield from self._all_right((yield from self._converse(by_itself, rows)))
         if not right:
             _log.warning(
                 "model %s: a request alone does not get what the model's forward pass gives%s",
@@ -184,7 +184,7 @@ class ServingTrial:
             if changes and all(getattr(model, name) == value for name, value in changes.items()):
                 continue
             tried = replace(model, **changes)
-            if (yield from self._all_right((yield from self._talk(tried, rows)), tried)):
+            if (yield from self._all_right((yield from self._converse(tried, rows)), tried)):
                 if way:
                     _log.warning("model %s: " + way, self._name, fault)
                 for name, value in changes.items():
@@ -216,7 +216,7 @@ class ServingTrial:
             ),
         ]
 
-    def _talk(
+    def _converse(
         self,
         model: EngineModel,
         rows: Sequence[_Row],
@@ -224,7 +224,7 @@ class ServingTrial:
     ) -> Stages[list[list[_Answer]]]:
         """Each row's answer, and the answer of its next turn, as far as the time allows."""
         conversation = _Conversation(model, rows, self._words, self._failed)
-        while conversation.goes_on and seconds > 0:
+        while conversation.unfinished and seconds > 0:
             yield "engine"
             started = time.perf_counter()
             conversation.step()
@@ -276,7 +276,7 @@ class ServingTrial:
         full. The chosen tokens are compared, up to the first that differs.
         """
         row = _Row(answer.prompt, answer.limit, item=answer.item)
-        ((alone,),) = yield from self._talk(model, [row])
+        ((alone,),) = yield from self._converse(model, [row])
         if not (answer.complete and alone.complete):
             return False
         yield "engine"
@@ -383,26 +383,26 @@ class _Conversation:
         self._turns = 2 if model.prompt_cache_bytes else 1
         self._bias = tuple((word, 1e3) for word in words)
         self._steps = 0
-        asked: list[_Answer] = []
-        self._asked = asked
+        answers_by_ticket: list[_Answer] = []
+        self._answers_by_ticket = answers_by_ticket
 
         def take(ticket: int, what: Event | EngineError) -> None:
             # Not a method: the KV must be freed with the scheduler, without the garbage collector.
             match what:
                 case TextDelta(logprobs=sampled):
-                    asked[ticket].logprobs += sampled
+                    answers_by_ticket[ticket].logprobs += sampled
                 case Finished(logprobs=sampled):
-                    asked[ticket].logprobs = list(sampled or ())
+                    answers_by_ticket[ticket].logprobs = list(sampled or ())
                 case Overloaded():
-                    pass  # for want of memory, which says nothing about the model
+                    pass  # a lack of memory says nothing about the model
                 case EngineError():
-                    asked[ticket].failed = True
+                    answers_by_ticket[ticket].failed = True
 
         alone = replace(model, disk=None, drafting=None, repetition_guard=0)
         self._scheduler = Scheduler(alone, take, report, Gauges())
 
     @property
-    def goes_on(self) -> bool:
+    def unfinished(self) -> bool:
         return self._scheduler.busy or any(
             not answers or self._next_turn(row, answers)
             for row, answers in zip(self._rows, self.answers, strict=True)
@@ -430,8 +430,8 @@ class _Conversation:
 
     def _ask(self, answers: list[_Answer], answer: _Answer) -> None:
         answers.append(answer)
-        ticket = len(self._asked)
-        self._asked.append(answer)
+        ticket = len(self._answers_by_ticket)
+        self._answers_by_ticket.append(answer)
         media = None
         if (item := answer.item) is not None:
             media = MediaPlan(answer.prompt, [Span(item.first, item)])

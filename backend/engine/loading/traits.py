@@ -98,12 +98,12 @@ def measure(
                 "room": room,
                 "shard": asdict(loaded.shard) | {"bytes": loaded.weights_bytes},
             }
-            said = member.agree(own)
-            room = min(one["room"] for one in said)
-            shards = tuple(one["shard"] for one in said)
-            together = all(one["together"] for one in said)
-            cost = _largest_cost([_cost_of(one["cost"]) for one in said])
-            passes = _largest_pass([PassCost(**one["passes"]) for one in said])
+            reports = member.agree(own)
+            room = min(one["room"] for one in reports)
+            shards = tuple(one["shard"] for one in reports)
+            together = all(one["together"] for one in reports)
+            cost = _largest_cost([_cost_of(one["cost"]) for one in reports])
+            passes = _largest_pass([PassCost(**one["passes"]) for one in reports])
         return Traits(
             vocabulary, head, cost, passes, form.batches, form.trims, together, room, shards
         )
@@ -130,8 +130,8 @@ def _figures(model: Any, form: _Form) -> Stages[tuple[CacheCost, bool, int, Logi
     return cost, together, vocabulary, head, passes
 
 
-def _agreed(said: Sequence[Value]) -> _Form:
-    forms = [_Form(**one) for one in said]
+def _agreed(reports: Sequence[Value]) -> _Form:
+    forms = [_Form(**one) for one in reports]
     return _Form(
         all(form.batches for form in forms),
         all(form.trims for form in forms),

@@ -105,9 +105,9 @@ def load_model(
     returns its configuration too; None means mlx-lm's function. member: the rank whose part is
     loaded; None means the whole model. After an error nothing stays in memory.
     """
-    wanted = weight_type(device, weight_dtype(settings, dtype))
+    type_ = weight_type(device, weight_dtype(settings, dtype))
     try:
-        loading = _load(checkpoint, settings, device, wanted, adapters, open_model, member)
+        loading = _load(checkpoint, settings, device, type_, adapters, open_model, member)
         return (yield from loading)
     except EngineError as error:
         refusal = error
@@ -131,7 +131,7 @@ def _load(
     checkpoint: Checkpoint,
     settings: Settings,
     device: Device,
-    wanted: WeightType | None,
+    type_: WeightType | None,
     adapters: Sequence[Adapter],
     open_model: OpenModel | None,
     member: Member | None,
@@ -156,17 +156,17 @@ def _load(
     if member is not None:
         way = way_of(model, checkpoint.name, settings.parallelism, member.place)
         if way == "pipeline":
-            said = member.agree({"memory": memory_limit(device, settings)})
-            memories = [one["memory"] for one in said]
+            reports = member.agree({"memory": memory_limit(device, settings)})
+            memories = [one["memory"] for one in reports]
             shard = keep_layers(model, checkpoint.name, member.place, memories)
     if adapters:
         from backend.engine.loading.adapter_layers import apply_adapters
 
         apply_adapters(model, adapters)
-    if wanted:
-        cast(model, wanted)
+    if type_:
+        cast(model, type_)
     limit = memory_limit(device, settings)
-    dequantized = dequantizes(device, settings.dequantize, wanted) and _make_dense(
+    dequantized = dequantizes(device, settings.dequantize, type_) and _make_dense(
         model, checkpoint.name, device, limit
     )
     if member is not None and shard is None:

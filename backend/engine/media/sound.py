@@ -96,15 +96,15 @@ def _require_shape(rate: int, channels: int) -> None:
         raise BadItem(f"has {channels} channels, but at most {MAX_CHANNELS} are mixed: send fewer")
 
 
-def resampled(mixed: Any, rate: int, wanted: int = SOUND_RATE) -> Any:
+def resampled(mixed: Any, rate: int, target_rate: int = SOUND_RATE) -> Any:
     """Samples of one channel at another rate, in float32."""
-    if rate == wanted:
+    if rate == target_rate:
         return mixed
     from scipy.signal import resample_poly
 
-    common = gcd(rate, wanted)
+    common = gcd(rate, target_rate)
     with np.errstate(all="ignore"):
-        samples = resample_poly(mixed, wanted // common, rate // common)
+        samples = resample_poly(mixed, target_rate // common, rate // common)
     return np.ascontiguousarray(samples, dtype=np.float32)
 
 

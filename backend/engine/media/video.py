@@ -31,7 +31,7 @@ from backend.engine.media.limits import (
     MediaLimits,
 )
 from backend.engine.media.picture import picture_of
-from backend.engine.media.video_process import FORMATS, Asked, Found
+from backend.engine.media.video_process import FORMATS, Found, Task
 from backend.engine.units import MIB
 
 _ROOT = Path(__file__).parents[3]
@@ -54,7 +54,7 @@ def decode_video(
     rest of the request's VIDEO_CPU_SECONDS. Raises BadItem, and EngineFailed if the video is not
     the cause.
     """
-    asked = Asked(
+    task = Task(
         kind=require_format(content, "video", FORMATS),
         frames=limits.video_frames,
         pixels=limits.image_pixels,
@@ -62,7 +62,7 @@ def decode_video(
         seconds=limits.video_seconds,
         cpu_seconds=max(math.ceil(cpu_seconds), 1),
     )
-    head, _, pixels = _answer(content, asked).partition(b"\n")
+    head, _, pixels = _answer(content, task).partition(b"\n")
     answer = json.loads(head)
     if "refusal" in answer:
         raise BadItem(answer["refusal"])
@@ -75,13 +75,13 @@ def decode_video(
     return Video(frames, places, found.count, found.rate, digest.digest(), found.cost)
 
 
-def _answer(content: bytes, asked: Asked) -> bytes:
+def _answer(content: bytes, task: Task) -> bytes:
     """The child's output. Raises BadItem if the video killed it, EngineFailed if it failed."""
     with tempfile.TemporaryFile() as file:
         file.write(content)
         file.seek(0)
         child = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM, json.dumps(asdict(asked))],
+            [sys.executable, "-m", _PROGRAM, json.dumps(asdict(task))],
             stdin=file,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
 """The program that extracts frames from one video, run as a child process; see `video`.
 
-Standard input is the video as a regular file; the first argument is `Asked` as JSON. The program
+Standard input is the video as a regular file; the first argument is `Task` as JSON. The program
 writes one line of JSON: `refusal`, or the fields of `Found`, followed by the frames (8-bit RGB, row
 by row). If the video exceeds a limit, the process ends: by SIGXCPU (time), or with the exit code
 VIDEO_TOO_LARGE (memory).
@@ -44,7 +44,7 @@ _WATCH_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Task:
     """The limits for decoding a video.
 
     kind: one of FORMATS. frames: maximum number of frames to return. pixels: maximum of one stored
@@ -81,14 +81,14 @@ class _RefusedError(Exception):
 
 
 def main() -> None:
-    asked = Asked(**json.loads(sys.argv[1]))
+    task = Task(**json.loads(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (asked.cpu_seconds, asked.cpu_seconds + 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (task.cpu_seconds, task.cpu_seconds + 1))
     with suppress(OSError):  # if memory runs out, this process is killed before the backend
         Path("/proc/self/oom_score_adj").write_text("1000")
     os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = (
-        f"protocol_whitelist;file|format_whitelist;{_DEMUXERS[asked.kind]}"
+        f"protocol_whitelist;file|format_whitelist;{_DEMUXERS[task.kind]}"
         f"|codec_whitelist;{_DECODERS}"
     )
     import cv2
@@ -96,7 +96,7 @@ def main() -> None:
     cv2.setNumThreads(1)
     threading.Thread(target=_watch, args=[peak_memory() + VIDEO_MEMORY], daemon=True).start()
     try:
-        found, frames = _taken(asked)
+        found, frames = _extract(task)
     except _RefusedError as refusal:
         print(json.dumps({"refusal": str(refusal)}), flush=True)
         return
@@ -116,7 +116,7 @@ def _watch(limit: int) -> None:
     os._exit(VIDEO_TOO_LARGE)
 
 
-def _taken(asked: Asked) -> tuple[Found, list[bytes]]:
+def _extract(task: Task) -> tuple[Found, list[bytes]]:
     """Evenly spaced frames, including the first and the last. Raises _RefusedError."""
     import cv2
 
@@ -124,21 +124,21 @@ def _taken(asked: Asked) -> tuple[Found, list[bytes]]:
     width, height = (
         int(video.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
     )
-    _require_size(width, height, asked.pixels)
+    _require_size(width, height, task.pixels)
     claimed, rate = video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS)
     count = 0
     if 0 < claimed < math.inf and 0 < rate < math.inf:
-        _require_short(claimed / rate, asked.seconds)
+        _require_short(claimed / rate, task.seconds)
         count = int(claimed)
-        places = _even(count, asked.frames)
-        frames = _frames(video, places, asked.kept_pixels, seek=True)
+        places = _even(count, task.frames)
+        frames = _frames(video, places, task.kept_pixels, seek=True)
     if not count or len(frames) < len(places):
         # The header of a live recording has no number of frames, and others only an estimate.
-        there, rate = _counted(_opened(), asked.seconds)
+        there, rate = _counted(_opened(), task.seconds)
         if there < _WHOLE * count:
             raise _RefusedError(f"is truncated: it has {there} of {count} frames")
-        count, places = there, _even(there, asked.frames)
-        frames = _frames(_opened(), places, asked.kept_pixels, seek=False)
+        count, places = there, _even(there, task.frames)
+        frames = _frames(_opened(), places, task.kept_pixels, seek=False)
     if not frames or len(frames) < len(places):
         raise _RefusedError(_BROKEN)
     height, width = frames[0].shape[:2]

@@ -64,7 +64,7 @@ class GuessWidth:
         # Seconds of a step, by number and length of sequences, then by width.
         self._seconds: dict[tuple[int, int], dict[int, _Mean]] = {}
         # The share of sequences in a step whose first guess was right, whose second was, and so on.
-        self._held = [_Mean() for _ in range(most)]
+        self._first_right_shares = [_Mean() for _ in range(most)]
         self._tested = 0  # number of guesses for which the latest steps measured these shares
         # the width being tried, and the remaining steps of the trial
         self._trial: tuple[int, int] = (0, 0)
@@ -114,7 +114,7 @@ class GuessWidth:
         self._tested = width
         for at in range(width):
             share = sum(count > at for count in right) / max(rows, 1)
-            self._held[at].add(share, max(_TEXT // max(rows, 1), _LEAST_TEXT))
+            self._first_right_shares[at].add(share, max(_TEXT // max(rows, 1), _LEAST_TEXT))
         if sum(right) >= proposed > 0:
             self._rest = _SHORTEST_REST
             # a test continues as long as guesses are right
@@ -141,7 +141,7 @@ class GuessWidth:
             return 0
         self._rest = min(2 * self._rest, _LONGEST_REST)
         self._plain = 0
-        for mean in self._held:
+        for mean in self._first_right_shares:
             mean.count = min(mean.count, _LOOK)  # the text may have changed
         guessing = [width for width in self._widths if width]
         best = max(guessing, key=lambda width: (self._rate(known, width), -width), default=0)
@@ -168,11 +168,11 @@ class GuessWidth:
     def _tokens(self, width: int) -> float:
         """The expected number of tokens that one sequence gains in a step."""
         self._extend(width)
-        return 1 + sum(mean.value for mean in self._held[:width])
+        return 1 + sum(mean.value for mean in self._first_right_shares[:width])
 
     def _extend(self, width: int) -> None:
         """Estimate guesses beyond those that the latest steps made, from the last of these."""
-        first, held = self._tested, self._held
+        first, held = self._tested, self._first_right_shares
         again = _PRIOR
         if first == 1:
             again = max(held[0].value, _PRIOR)

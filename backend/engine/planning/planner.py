@@ -94,7 +94,7 @@ class Planner:
         self._steps += 1
         self.entries.copied.clear()
         preempt, refuse = self._make_room()
-        preempt += self._rest_masks()
+        preempt += self._pause_costly_grammars()
         start, unfit = self._admit(now)
         refuse += unfit
         join = self._join()
@@ -232,7 +232,7 @@ class Planner:
         self._shrink(left)
         return preempted, refused
 
-    def _rest_masks(self) -> list[Leave]:
+    def _pause_costly_grammars(self) -> list[Leave]:
         """Preempt the sequences whose grammars are too costly for the others.
 
         A preempted sequence keeps its KV as an entry. It starts again once the decode steps of the
@@ -241,7 +241,7 @@ class Planner:
         if not self.limits.prompt_cache:
             return []
         decoding = self.sequences.of("decode")
-        resting = [one for one in decoding if one.postponed]
+        resting = [one for one in self.sequences.admitted.values() if one.postponed]
         seconds = {one.number: one.mask_seconds for one in decoding if not one.postponed}
         resting += [self.sequences.by_number[number] for number in self.masks.too_costly(seconds)]
         leaving: list[Leave] = []
@@ -254,7 +254,7 @@ class Planner:
             one.resting, one.postponed = True, False
         return leaving
 
-    def _rests(self, one: SequenceState) -> bool:
+    def _is_paused(self, one: SequenceState) -> bool:
         """Whether it must wait until decode steps of others have made up for its grammar's time."""
         return one.resting and self.masks.owed > 0 and bool(self.sequences.of("decode"))
 
@@ -292,16 +292,16 @@ class Planner:
         waiting = [
             one
             for one in self.sequences.of("waiting")
-            if one.preempted_in != self._steps and not self._rests(one)
+            if one.preempted_in != self._steps and not self._is_paused(one)
         ]
         urgent = {one.number: self._urgency(one, now) for one in waiting}
         waiting.sort(key=lambda one: (urgent[one.number], one.number))
-        if self._gathers(waiting, slots):
+        if self._waits_for_slots(waiting, slots):
             return starts, refused
         for one in waiting:
             if len(starts) + expecting >= slots:
                 break
-            if self._rests(one):
+            if self._is_paused(one):
                 continue  # another one has just started
             # Memory is checked first because that is quick: in a long queue, most do not fit.
             one.width = one.arrived.width
@@ -336,7 +336,7 @@ class Planner:
             used = self._used() + storing
         return starts, refused
 
-    def _gathers(self, waiting: Sequence[SequenceState], free: int) -> bool:
+    def _waits_for_slots(self, waiting: Sequence[SequenceState], free: int) -> bool:
         """Whether to leave the free slots unused until the next sequence ends.
 
         The prompts that start then share one pass, and a pass of few tokens takes about as long as

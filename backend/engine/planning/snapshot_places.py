@@ -29,13 +29,13 @@ def snapshot_places(
     number of snapshots. uncut: shortens a length that lies inside an image or a sound.
     """
     interval = max(-(-last // max(most - len(expected), 1)), _INTERVAL)
-    wanted = [*expected, *range(interval, last - interval // 2, interval)]
-    wanted = [uncut(place) for place in wanted if LEAST_STORED <= place <= last]
-    wanted = [at for at in wanted if not any(0 < at - other <= _NEAR for other in wanted)]
-    ahead = list(dict.fromkeys(at for at in wanted if at > filled))[:most]
+    chosen = [*expected, *range(interval, last - interval // 2, interval)]
+    chosen = [uncut(place) for place in chosen if LEAST_STORED <= place <= last]
+    chosen = [at for at in chosen if not any(0 < at - other <= _NEAR for other in chosen)]
+    ahead = list(dict.fromkeys(at for at in chosen if at > filled))[:most]
     # A sliding window that has not wrapped around yet can still be truncated anywhere.
-    behind = {at for at in (wanted if known is None else known) if at <= filled}
-    return set(ahead), _spread(behind, max(most - len(ahead), 0), last, kept=wanted)
+    behind = {at for at in (chosen if known is None else known) if at <= filled}
+    return set(ahead), _spread(behind, max(most - len(ahead), 0), last, kept=chosen)
 
 
 def _spread(places: Collection[int], most: int, end: int, *, kept: Collection[int]) -> set[int]:

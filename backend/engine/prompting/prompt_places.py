@@ -19,17 +19,19 @@ Message = Mapping[str, Any]
 
 # A noncharacter of Unicode, which text never contains, so no prompt contains it by chance.
 _OTHER_TEXT = "\ufdee"
+_CALL = {"id": "call00001", "type": "function", "function": {"name": "call", "arguments": {}}}
 _LONGEST_STRETCH = 1 << 16  # maximum number of characters that are tokenised again to find a cut
 
 
 def continuations(
-    messages: tuple[Message, ...], *, lists: bool = False
+    messages: tuple[Message, ...], *, lists: bool = False, calls: bool = False
 ) -> Iterator[tuple[Message, ...]]:
     """Conversations that share a prefix with this one, the likeliest first.
 
     They are: the next question; more messages in the same turn, as in an agent's loop; another
     conversation with the same system prompt and tools; this one with its last message edited.
-    lists: whether every content must be a list of parts.
+    lists: whether every content must be a list of parts. calls: whether the model may call tools,
+    whose calls some templates open in another way than other answers.
     """
     content: Any = [{"type": "text", "text": _OTHER_TEXT}] if lists else _OTHER_TEXT
     question = {"role": "user", "content": content}
@@ -37,7 +39,11 @@ def continuations(
     last = messages[-1] if messages else question
     answered = messages if last.get("role") == "assistant" else (*messages, answer)
     yield (*answered, question)
-    yield answered
+    if calls and answered is not messages:
+        answer = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
+        yield (*messages, answer)
+    else:
+        yield answered
     yield (*itertools.takewhile(_instructs, messages), question)
     yield (*messages[:-1], {**last, "content": content})
 

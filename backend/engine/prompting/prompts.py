@@ -21,6 +21,7 @@ from backend.engine.prompting.infill import infill_of
 from backend.engine.prompting.prompt_places import TokenPlaces, continuations, shared_text
 from backend.engine.prompting.quoted_text import QuotedText
 from backend.engine.prompting.template_limits import CostlyTemplate
+from backend.engine.prompting.unreadable_text import tokenizing
 from backend.engine.request import (
     Attachments,
     ChatPrompt,
@@ -30,7 +31,7 @@ from backend.engine.request import (
     TokenPrompt,
 )
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
-from common.tool_text import in_words, speaks_of_calls
+from common.tool_text import mentions_calls, with_tools_as_text
 
 if TYPE_CHECKING:
     from backend.engine.prompting.tool_support import ToolSupport
@@ -46,6 +47,7 @@ REASONING_WORDS: Mapping[str, Sequence[Any]] = {
 _SAMPLE = ({"role": "user", "content": "Hello"},)
 _MOST_LOGPROBS = 1 << 18  # about 25 MB of JSON; a gRPC message holds 50 MiB
 _COUNTED_CONTEXTS = 16  # a prompt that is only counted may be this many times the context
+_SHOWN = frozenset({"user", "tool"})
 _TAIL = 512  # characters of the prompt's end that show which block the model continues
 # Unicode's noncharacters do not occur in text, and no client knows the random number.
 _END = f"\ufdee{secrets.token_hex(16)}\ufdee"
@@ -104,6 +106,16 @@ def _up_to_the_end(rendered: str) -> str:
             " continued"
         )
     return text.replace(_END, "")
+
+
+def _trimmed_length(text: str) -> int:
+    """`len(text.strip())` without a copy of the text."""
+    begin, end = 0, len(text)
+    while begin < end and text[begin].isspace():
+        begin += 1
+    while begin < end and text[end - 1].isspace():
+        end -= 1
+    return end - begin
 
 
 class CostlyPrompt(InvalidRequest):
@@ -186,10 +198,10 @@ class PromptBuilder:
             tokens = self._encode(text, special=not (bos and text.startswith(bos)))
         else:
             # Each step below copies the text, and the search for control strings blocks all other
-            # threads, so a message that cannot fit is refused first. Templates render the last
-            # message in full, except for space around it.
-            if (last := prompt.messages[-1])["role"] == "user":
-                self._require_short(len(str(last["content"]).strip()), most)
+            # threads, so messages that cannot fit are refused first. Templates render what users
+            # and tools say in full, except for space around it.
+            rendered = (one["content"] for one in prompt.messages if one["role"] in _SHOWN)
+            self._require_short(sum(_trimmed_length(str(text)) for text in rendered), most)
             # A template writes its own BOS; adding the tokenizer's would double it.
             quoted = self._control.quote(prompt.messages)
             messages = _open_ended(quoted.messages) if prompt.continues else quoted.messages
@@ -198,7 +210,7 @@ class PromptBuilder:
                 messages, items = self._media.attach(messages, given, shown)
             # Media refer to messages by their indices in the request.
             attached = replace(prompt, messages=messages)
-            marked = self.render(self._in_words(attached))
+            marked = self.render(self._with_tools_as_text(attached))
             if prompt.continues:
                 marked = _up_to_the_end(marked)
                 seen += len(str(prompt.messages[-1]["content"]))
@@ -246,11 +258,11 @@ class PromptBuilder:
     def _cuts(self, prompt: ChatPrompt, text: str, items: Sequence[MediaItem]) -> Iterator[int]:
         """The number of characters that each likely continuation shares with a rendered prompt."""
         lists = self._media is not None and self._media.lists
-        for messages in continuations(prompt.messages, lists=lists):
+        for messages in continuations(prompt.messages, lists=lists, calls=bool(prompt.tools)):
             try:
                 # No generation prompt, because nothing answers these conversations.
                 goes_on = replace(prompt, messages=messages, continues=True)
-                other = self.render(self._in_words(goes_on))
+                other = self.render(self._with_tools_as_text(goes_on))
             except InvalidRequest:
                 continue
             if items and self._media is not None:
@@ -321,15 +333,17 @@ class PromptBuilder:
                 _log.warning("the chat template has no argument %s: it is left out", unknown[1])
                 del arguments[unknown[1]]
 
-    def _in_words(self, prompt: ChatPrompt) -> ChatPrompt:
+    def _with_tools_as_text(self, prompt: ChatPrompt) -> ChatPrompt:
         """The prompt with tools and calls described as text if the template omits them."""
         support = self._support
         if support is None or not (
-            prompt.tools or (not support.calls and speaks_of_calls(prompt.messages))
+            prompt.tools or (not support.calls and mentions_calls(prompt.messages))
         ):
             return prompt
         lists = self._media is not None and self._media.lists
-        messages = in_words(prompt.messages, prompt.tools or (), system=support.system, lists=lists)
+        messages = with_tools_as_text(
+            prompt.messages, prompt.tools or (), system=support.system, lists=lists
+        )
         return replace(prompt, messages=messages, tools=None)
 
     def sample(
@@ -367,8 +381,11 @@ class PromptBuilder:
         return len(texts) > 1
 
     def tokenize(self, text: str) -> list[int]:
-        """Token ids of a text; special tokens in it are recognised, and none is added."""
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+        """Token ids of a text; special tokens in it are recognised, and none is added.
+
+        Raises UnreadableText.
+        """
+        return self._encode(text, special=False)
 
     def detokenize(self, tokens: list[int]) -> str:
         """Text of token ids. Raises InvalidRequest."""
@@ -379,7 +396,8 @@ class PromptBuilder:
                     f" {self._vocabulary_size - 1}",
                     f"tokens[{place}]",
                 )
-        return str(self._tokenizer.decode(tokens))
+        with tokenizing():
+            return str(self._tokenizer.decode(tokens))
 
     def encode_open(self, text: str) -> list[int]:
         """The tokens of a raw prompt: with the BOS token as in `build`, without an end token."""
@@ -399,7 +417,8 @@ class PromptBuilder:
             )
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
-        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=special)]
+        with tokenizing():
+            return [int(one) for one in self._tokenizer.encode(text, add_special_tokens=special)]
 
     def _require_short(self, characters: int, most: int) -> None:
         # No token is longer than the longest piece of the vocabulary. This refuses a text that is

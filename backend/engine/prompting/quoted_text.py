@@ -17,6 +17,7 @@ from typing import Any
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.prompting.control_tokens import ControlTokens
+from backend.engine.prompting.unreadable_text import tokenizing
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,9 @@ class QuotedText:
         # A tokenizer may treat the beginning of a text differently, so unless the piece is the
         # beginning of the prompt, it is tokenised after another token.
         before = "" if stretch.begins else self._boundary
-        encoding = tokenizer.encode(before + stretch.text, add_special_tokens=False)
+        # Unlike `encode`, a batch is tokenised without the interpreter's lock.
+        with tokenizing():
+            (encoding,) = tokenizer.encode_batch([before + stretch.text], add_special_tokens=False)
         tokens: list[int] = encoding.ids
         return tokens if stretch.begins else tokens[1:]
 

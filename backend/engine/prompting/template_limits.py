@@ -45,12 +45,12 @@ class _Budget:
         self._until = time.thread_time() + SECONDS
         self._left = _TOGETHER
 
-    def look(self) -> None:
+    def check_time(self) -> None:
         if time.thread_time() > self._until:
             raise CostlyTemplate(f"it takes more than {SECONDS:g} seconds")
 
     def take(self, size: int) -> None:
-        self.look()
+        self.check_time()
         if size > _NOTICED:
             self._left -= size
             if size > _LONGEST or self._left < 0:
@@ -169,7 +169,7 @@ def _rounds(items: Iterable[Any]) -> Iterator[Any]:
     budget = _budget.get(None)
     for item in items:
         if budget is not None:
-            budget.look()
+            budget.check_time()
         yield item
 
 

@@ -159,7 +159,7 @@ class Leader:
 
         self._send(Form())
         try:
-            with self._impatient("forming the group of ranks"):
+            with self._with_time_limit("forming the group of ranks"):
                 join_group(self.place)
         except EngineFailed as fault:
             self._failed(str(fault))  # MLX can form a group only once
@@ -190,7 +190,7 @@ class Leader:
 
         return Member(self.place, agree)
 
-    def heeding(self, stages: Stages[Loaded]) -> Stages[Loaded]:
+    def stages_until_refused(self, stages: Stages[Loaded]) -> Stages[Loaded]:
         """The stages of a load, ended between two of them if another rank has refused it."""
         with contextlib.closing(stages):
             try:
@@ -264,7 +264,7 @@ class Leader:
         return ", ".join(map(self.place.name, ranks))
 
     @contextlib.contextmanager
-    def _impatient(self, step: str) -> Iterator[None]:
+    def _with_time_limit(self, step: str) -> Iterator[None]:
         """Limit the time of a step, although a client is waiting for the load.
 
         MLX holds the interpreter's lock during the step, so only the monitor could end the process.

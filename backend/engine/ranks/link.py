@@ -50,7 +50,6 @@ class Link:
         self._sending = threading.Lock()
         self._closed = False
         self._beat_now = threading.Event()
-        self.sent_bytes = 0
         self.timeout = timeout
         self._beats = threading.Thread(target=self._beat, name="rank-beat", daemon=True)
         self._beats.start()
@@ -75,7 +74,6 @@ class Link:
         try:
             with self._sending:
                 self._connection.sendall(frame)
-                self.sent_bytes += len(frame)
         except TimeoutError:
             raise LinkLost(f"has received nothing for {self._timeout:g} s") from None
         except OSError:

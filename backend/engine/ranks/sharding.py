@@ -30,8 +30,8 @@ class Shard:
     words: str
 
 
-def way_of(model: Any, name: str, wished: str, place: Place) -> Way:
-    """How this model is divided. wished: `tensor`, `pipeline` or `auto`. Raises ModelRejected."""
+def way_of(model: Any, name: str, requested: str, place: Place) -> Way:
+    """How to divide this model. requested: `tensor`, `pipeline` or `auto`. Raises ModelRejected."""
     ways: list[Way] = ["tensor"] if hasattr(model, "shard") else []
     if _has_pipeline(model):
         ways.append("pipeline")
@@ -41,14 +41,14 @@ def way_of(model: Any, name: str, wished: str, place: Place) -> Way:
             f"mlx-lm cannot divide a model of type {model.model_type} among ranks: serve it"
             " with one rank",
         )
-    if wished != "auto" and wished not in ways:
+    if requested != "auto" and requested not in ways:
         raise ModelRejected.because(
             name,
             f"mlx-lm offers only {ways[0]} parallelism for a model of type {model.model_type}:"
             f" set the option parallelism:{ways[0]}",
         )
-    if wished in ways:
-        return "tensor" if wished == "tensor" else "pipeline"
+    if requested in ways:
+        return "tensor" if requested == "tensor" else "pipeline"
     return ways[0] if place.transport in _FAST else ways[-1]
 
 

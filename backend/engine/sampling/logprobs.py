@@ -37,15 +37,16 @@ class SampledLogprobs:
 class BatchLogprobs:
     """Log-probabilities for a fixed set of rows.
 
-    wanted: per row, the number of alternatives; None for rows without log-probabilities.
+    counts: per row, the number of alternatives; None for rows without log-probabilities.
     """
 
-    def __init__(self, wanted: Sequence[int | None]) -> None:
-        self._wanted = wanted
+    def __init__(self, counts: Sequence[int | None]) -> None:
+        self._counts = counts
         self._asking = Subset(
-            [at for at, count in enumerate(wanted) if count is not None], len(wanted)
+            [at for at, count in enumerate(counts) if count is not None],
+            len(counts),
         )
-        self._most = max((count for count in wanted if count is not None), default=0)
+        self._most = max((count for count in counts if count is not None), default=0)
 
     def __bool__(self) -> bool:
         return bool(self._asking)
@@ -72,7 +73,7 @@ class BatchLogprobs:
         top_values = cast(list[list[float]], sampled.top_values.tolist())
         rows = zip(self._asking.places, chosen, top_tokens, top_values, strict=True)
         return {
-            at: TokenLogprob(tokens[at], value, _ranked(top, values, self._wanted[at] or 0))
+            at: TokenLogprob(tokens[at], value, _ranked(top, values, self._counts[at] or 0))
             for at, value, top, values in rows
         }
 

@@ -179,12 +179,12 @@ def drawn(weights: mx.array, keys: mx.array) -> mx.array:
 
 def _draws(rows: Sequence[Sampling], vocabulary: int) -> list[tuple[Subset, _Draw]]:
     """The sampled rows (temperature above 0), grouped by the reach of their filters."""
-    alike: dict[tuple[int, bool], dict[int, Sampling]] = {}
+    by_reach: dict[tuple[int, bool], dict[int, Sampling]] = {}
     for at, row in enumerate(rows):
         if row.temperature > 0:
             own = row if row.top_k < vocabulary else replace(row, top_k=0)
-            alike.setdefault((reach(own, vocabulary), own.top_k > 0), {})[at] = own
+            by_reach.setdefault((reach(own, vocabulary), own.top_k > 0), {})[at] = own
     return [
         (Subset(list(group), len(rows)), _Draw(list(group.values()), own_reach))
-        for (own_reach, _), group in alike.items()
+        for (own_reach, _), group in by_reach.items()
     ]

@@ -14,6 +14,10 @@ from backend.engine.loading.architectures import aliases, model_files
 from common.wording import shown
 
 _BIDIRECTIONAL = "its attention over the prompt is bidirectional, which batches do not support"
+_SEES_AHEAD = (
+    "the tokens of an image attend to each other in both directions, but here a prompt is read in"
+    " parts that may cut an image"
+)
 _CROSSES = "its layers use cross-attention to the image, which batches do not support"
 _CANVAS = (
     "it places all images of a prompt on one canvas, but here each image is prepared on its own"
@@ -25,6 +29,10 @@ _LOSES_A_TOKEN = (
 _FORGETS = (
     "which of its own tokens an answer attends to depends on where its prompt ended, which stored"
     " KV does not record; serve dots.ocr or PaddleOCR-VL instead"
+)
+_OPENS = (
+    "its processor opens a prompt with a token of its own, but here it prepares each image alone;"
+    " serve a Qwen-VL model instead"
 )
 _IN_FRONT = (
     "mlx-vlm puts one image before the whole prompt, wherever it is in the conversation; serve a"
@@ -55,12 +63,14 @@ _NOT_SERVED: Mapping[str, str] = {
     "minicpmv4_7": _CANVAS,
     "hunyuan_vl": _OWN_POSITIONS,
     "ernie4_5_moe_vl": _OWN_POSITIONS,
+    "deepseek_vl_v2": _OPENS,
     "deepseekocr": _LOSES_A_TOKEN,
     "deepseekocr_2": _LOSES_A_TOKEN,
     "unlimited_ocr": _FORGETS,
     "molmo": _IN_FRONT,
     "phi4mm": _CHANGES,
     "gemma3n": _SCALED,
+    "gemma4_unified": _SEES_AHEAD,
     "idefics2": _BY_NEIGHBOURS,
     "florence2": _OTHER,
     "nemotron_parse": _OTHER,
@@ -88,6 +98,11 @@ def why_not_seen(config: Mapping[str, Any]) -> str:
         return f"mlx-vlm has no vision-language model of type {shown(model_type)}"
     if why := _NOT_SERVED.get(module):
         return f"vision-language models of type {shown(model_type)} are not served: {why}"
+    text = config.get("text_config")
+    if isinstance(text, Mapping) and text.get("use_bidirectional_attention") == "vision":
+        return (
+            f"this vision-language model of type {shown(model_type)} is not served: {_SEES_AHEAD}"
+        )
     return ""
 
 

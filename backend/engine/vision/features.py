@@ -82,7 +82,7 @@ def width_of(model: MultimodalModel, item: MediaItem) -> int:
     """How many embeddings the encoder returns for the one token that stands for an item."""
     arrays = thawed(item.arrays)
     pixels = arrays.pop("pixel_values", None)
-    ids = mx.array([item.encoded])
+    ids = mx.array([item.encoded or item.whole])
     embed = model.whole.get_input_embeddings
     given = accepted(embed, {"mask": mx.ones(ids.shape, dtype=mx.int32), **arrays})
     embeddings: mx.array = embed(ids, pixels, **given).inputs_embeds
@@ -122,6 +122,9 @@ def _features(
     if isinstance(deep, mx.array) and deep.shape[:2] == (1, len(tokens)):
         # Qwen3-Omni's: [rows, tokens, layers, hidden], with zeros for text.
         by_token[_DEEP], deep = deep, None
+    elif isinstance(deep, mx.array) and visual is not None and visual.size == deep.shape[1]:
+        # Granite 4 Vision's: [layers, tokens, hidden], with zeros for text.
+        deep = deep[:, mx.array(np.flatnonzero(np.array(visual)))]
     return Features(
         embeddings,
         None if visual is None else np.array(visual).reshape(-1).astype(bool),

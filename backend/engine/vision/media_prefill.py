@@ -46,7 +46,7 @@ class MediaReader:
                 shift.shift = int(positions.max()) + 1 - len(tokens)
         return None if plan is None else MediaPrefill(self, plan, tokens, positions)
 
-    def look(self, span: Span) -> tuple[Features, bool]:
+    def features_of(self, span: Span) -> tuple[Features, bool]:
         """The features of an item, and whether they had to be computed."""
         known = self.features.find(span.item.digest)
         if known is not None:
@@ -91,20 +91,20 @@ class MediaPrefill:
         remembered = self._reader.features
         return sum(own.nbytes for own in self._features.values() if not remembered.holds(own))
 
-    def look(self, start: int, stop: int) -> int:
+    def get_features(self, start: int, stop: int) -> int:
         """Get the features for a chunk, encoding at most one item; returns that item's tokens.
 
         Call it once per step until it returns 0.
         """
         for span in self._within(start, stop):
             if span.start not in self._features:
-                self._features[span.start], computed = self._reader.look(span)
+                self._features[span.start], computed = self._reader.features_of(span)
                 if computed:
                     return len(span.item.tokens)
         return 0
 
     def run(self, start: int, stop: int, cache: list[Any]) -> mx.array:
-        """Run a chunk whose features are available (`look` returned 0); returns its logits."""
+        """Run a chunk after `get_features` has returned 0; returns its logits."""
         model = self._reader.model
         chunk = _joined(self._pieces(start, stop))
         features: dict[str, Any] = {"inputs_embeds": chunk.embeddings[None]}

@@ -125,11 +125,11 @@ class MediaPrompts:
 
         items: what `items` returned.
         """
-        wanted = _message_indices(messages, given)
+        indices = _message_indices(messages, given)
         placed: list[Message] = []
         ordered: list[MediaItem] = []
         for index, message in enumerate(messages):
-            shown = (one for one, at in zip(items, wanted, strict=True) if at == index)
+            shown = (one for one, at in zip(items, indices, strict=True) if at == index)
             own = list(chain.from_iterable(shown))
             ordered += own
             placed.append(self._with(message, own))
@@ -203,7 +203,7 @@ class MediaPrompts:
 def _message_indices(messages: Sequence[Message], given: Attachments) -> list[int]:
     """The index of the message for each image, video and sound. Raises InvalidRequest."""
     last = next((at for at in range(len(messages) - 1, -1, -1) if _is_user(messages[at])), None)
-    wanted: list[int] = []
+    indices: list[int] = []
     for kind, count, named in (
         (IMAGE, len(given.images), given.image_messages),
         (VIDEO, len(given.videos), given.video_messages),
@@ -217,7 +217,7 @@ def _message_indices(messages: Sequence[Message], given: Attachments) -> list[in
                     FIELDS[kind],
                     "Messages",
                 )
-            wanted += [last or 0] * count
+            indices += [last or 0] * count
             continue
         key = f"Metadata mlx.{kind}_messages"
         if len(named) != count:
@@ -230,17 +230,17 @@ def _message_indices(messages: Sequence[Message], given: Attachments) -> list[in
                     f"{key} names message {at}, which is not a user message: Messages has"
                     f" {len(messages)}, counted from 0"
                 )
-        wanted += named
-    return wanted
+        indices += named
+    return indices
 
 
 def _is_user(message: Message) -> bool:
     return message.get("role") == "user"
 
 
-def _find(tokens: Sequence[int], wanted: Sequence[int], start: int) -> int:
-    wanted, length = list(wanted), len(wanted)
+def _find(tokens: Sequence[int], indices: Sequence[int], start: int) -> int:
+    indices, length = list(indices), len(indices)
     for at in range(start, len(tokens) - length + 1):
-        if tokens[at] == wanted[0] and list(tokens[at : at + length]) == wanted:
+        if tokens[at] == indices[0] and list(tokens[at : at + length]) == indices:
             return at
     return -1

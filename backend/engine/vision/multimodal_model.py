@@ -8,10 +8,12 @@ for every row, so the state that mlx-vlm keeps on the model is never used.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 from mlx_lm.models import cache as lm
 from mlx_vlm.models import cache as vlm
 
@@ -19,6 +21,8 @@ from backend.engine.caching.row_shift import RowShift
 from backend.engine.vision.row_scale import scale_by_row
 
 _ONE_AXIS = ("minimax_m3_vl", "minimax_m3")  # positions are [rows, tokens], not [3, rows, tokens]
+# What is added to layers has a place for every token of the prompt, not only for visual ones.
+_DEEP_BY_PLACE = ("granite4_vision",)
 
 
 class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is untyped
@@ -35,7 +39,9 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
             whole.disable_talker()  # Qwen3-Omni's speech output, which is never requested
         scale_by_row(whole.language_model)
         self.shifts = hasattr(whole.language_model, "get_rope_index")
-        self._one_axis = getattr(whole.config, "model_type", "") in _ONE_AXIS
+        model_type = getattr(whole.config, "model_type", "")
+        self._one_axis = model_type in _ONE_AXIS
+        self._deep_by_place = model_type in _DEEP_BY_PLACE
 
     @property
     def language_model(self) -> Any:
@@ -82,10 +88,31 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
             if position_ids is None:
                 position_ids = _following(layers, shift.shifts, inputs.shape[1])
             features["position_ids"] = position_ids[0] if self._one_axis else position_ids
+        if self._deep_by_place and "visual_pos_masks" in features:
+            mask = features["visual_pos_masks"]
+            features["visual_pos_masks"] = _OfChunk(mask)
+            features["deepstack_visual_embeds"] = [
+                _OfChunk(_spread(layer, mask[0])) for layer in features["deepstack_visual_embeds"]
+            ]
         output = self.language_model(inputs, cache=layers, **features)
         cache[: len(layers)] = layers
         logits: mx.array = getattr(output, "logits", output)
         return logits
+
+
+class _OfChunk:
+    """An array for the tokens of a chunk, where the family cuts them out of the whole prompt's."""
+
+    def __init__(self, array: mx.array) -> None:
+        self._array = array
+
+    def __getitem__(self, _: Any) -> mx.array:
+        return self._array
+
+
+def _spread(layer: mx.array, visual: mx.array) -> mx.array:
+    """[visual tokens, hidden] as [tokens, hidden]; what other tokens get is not read."""
+    return layer[mx.maximum(mx.cumsum(visual.astype(mx.int32)) - 1, 0)]
 
 
 def _following(layers: Sequence[Any], shifts: mx.array, tokens: int) -> mx.array:
@@ -108,9 +135,24 @@ def _of_mlx_lm(layer: Any) -> Any:
             made = lm.CacheList(*map(_of_mlx_lm, layer.caches))
         case _ if type(layer) is vlm.KVCache:
             made = lm.KVCache()
+        case _ if not hasattr(layer, "nbytes"):  # Z1T's
+            kind: Any = type(layer)
+            layer.__class__ = _measured(kind)
+            made = layer
         case _:
             made = layer
     return made
+
+
+@cache
+def _measured(kind: type) -> type:
+    """A class of recurrent states with the members that mlx-lm's caches have."""
+
+    def size(layer: Any) -> int:
+        arrays: Any = tree_flatten(layer.state)
+        return sum(array.nbytes for _, array in arrays if array is not None)
+
+    return type(kind.__name__, (kind, lm._BaseCache), {"nbytes": property(size)})
 
 
 def accepted(call: Any, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class ItemProcessor:
     markers: by kind, the text that the processor expands to one item. control: the control tokens;
     text that the processor writes before the first and after the last of them does not belong to
     the item. most_bytes: size of the cache of prepared items. width: number of embeddings that one
-    placeholder token outside the vocabulary stands for.
+    placeholder token stands for, if it is not one.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class ItemProcessor:
         tokens = tuple(int(token) for token in np.array(arrays["input_ids"]).reshape(-1))
         arrays = {name: value for name, value in arrays.items() if name not in _OF_TEXT}
         encoded: tuple[int, ...] = ()
-        if min(tokens) < 0:
+        if min(tokens) < 0 or (self.width > 1 and len(tokens) == 1):
             encoded = (min(tokens),)
             first, count = 0, self.width
             tokens = (_NOTHING,) * count

@@ -130,7 +130,7 @@ def _open_senses(
         form = learn(_renderer(prompts), prompts.control, kinds, fallbacks, ends)
         if IMAGE in form.markers:
             first = prepares(_expanded(form)).prepare(_sample(IMAGE), f"the first {IMAGE}")
-            if first.encoded:
+            if first.encoded or len(first.whole) == 1:
                 yield "engine"
                 width = width_of(model, first)
                 yield "files"
@@ -218,7 +218,7 @@ def _require_same_as_plain_pass(model: MultimodalModel, item: MediaItem) -> None
         MediaPlan(tokens, [Span(item.first, item)]), tokens, cache
     )
     assert prefill is not None
-    prefill.look(0, len(tokens))
+    prefill.get_features(0, len(tokens))
     seen = prefill.run(0, len(tokens), cache)[0, -1].astype(mx.float32)
     expected, blind = (
         plain_pass(model, tokens, seen)[-1].astype(mx.float32) for seen in (item, None)
@@ -262,7 +262,7 @@ def _run(model: MultimodalModel, item: MediaItem, vocabulary: int) -> Stages[Non
     assert prefill is not None
     half = 1 + len(item.tokens) // 2
     for start, stop in ((0, half), (half, len(tokens))):
-        prefill.look(start, stop)
+        prefill.get_features(start, stop)
         yield "engine"
         logits = prefill.run(start, stop, cache)
         kv.evaluate(cache)

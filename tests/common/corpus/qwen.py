@@ -13,6 +13,12 @@ A_FERRY: Call = ("ferry_times", {"harbour": "Ærø"})
 A_TIDE: Call = ("tide_now", {})
 
 JSON_CASES = [
+    Case("one mark too many before", f"<tool_call>\n{FERRY}", calls=[A_FERRY]),
+    Case(
+        "Python's words",
+        '<tool_call>{"name": "f", "arguments": {"a": True, "b": [None]}}</tool_call>',
+        calls=[("f", {"a": True, "b": [None]})],
+    ),
     Case("plain", "The last boat leaves at nine.", "The last boat leaves at nine."),
     Case("whitespace inside an answer", "  a\n\n\nb \n", "  a\n\n\nb \n"),
     Case("one call", FERRY, calls=[A_FERRY]),
@@ -162,6 +168,7 @@ def _noted(text: str) -> list[Call]:
 
 
 XML_CASES = [
+    Case("one mark too many before", f"<tool_call>\n{_FERRY}", calls=[A_FERRY]),
     Case("one call", _FERRY, calls=[A_FERRY]),
     Case(
         "two calls, text before",

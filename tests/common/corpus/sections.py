@@ -17,6 +17,16 @@ _V31_FERRY = '<｜tool▁call▁begin｜>ferry_times<｜tool▁sep｜>{"harbour"
 _V31_TIDE = "<｜tool▁call▁begin｜>tide_now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
 
 DEEPSEEK_CASES = [
+    *(
+        Case(f"opened by {opener}", opener + _V3_FERRY + _END, calls=[A_FERRY])
+        for opener in (
+            "<｜tool_calls_begin｜>",
+            "<｜tool calls begin｜>",
+            r"<｜tool\_calls\_begin｜>",
+            "<｜tool▁calls｜>",
+        )
+    ),
+    Case("two openings", _BEGIN + _BEGIN + _V31_TIDE + _END, calls=[A_TIDE]),
     Case("fenced", _BEGIN + _V3_FERRY + _END, calls=[A_FERRY]),
     Case("fenced, two", f"{_BEGIN}{_V3_FERRY}\n{_V3_FERRY}{_END}", calls=[A_FERRY, A_FERRY]),
     Case("bare, two", f"Hm.{_BEGIN}{_V31_FERRY}{_V31_TIDE}{_END}", "Hm.", calls=[A_FERRY, A_TIDE]),

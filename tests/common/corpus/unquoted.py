@@ -14,6 +14,7 @@ def _gemma(opening: str, fence: str, closing: str) -> list[Case]:
     return [
         Case("one", ferry, calls=[A_FERRY]),
         Case("two", f"Hm.\n{ferry}{tide}", "Hm.", calls=[A_FERRY, A_TIDE]),
+        Case("two openings", opening + tide, calls=[A_TIDE]),
         Case(
             "values",
             f"{opening}call:book_cabin{{berths:9007199254740993,price:-2.5e1,pets:true,remark:null,"
@@ -189,6 +190,13 @@ _OLD_FERRY = '{"name": "ferry_times", "arguments": {"harbour": "Ærø"}}'
 _OLD_TIDE = '{"arguments": {}, "name": "tide_now"}'
 MISTRAL_HEADER = "[/INST]"
 MISTRAL = [
+    Case("two openings", f"[TOOL_CALLS]{_NEW_TIDE}", calls=[A_TIDE]),
+    Case(
+        "nothing after the mark of arguments",
+        f"[TOOL_CALLS]tide_now[ARGS]{_NEW_FERRY}[TOOL_CALLS]tide_now[ARGS]",
+        calls=[A_TIDE, A_FERRY, A_TIDE],
+    ),
+    Case("cut after the mark of arguments", "[TOOL_CALLS]tide_now[ARGS]", cut=True),
     Case("one", _NEW_FERRY, calls=[A_FERRY]),
     Case("two", f"Hm.{_NEW_FERRY}{_NEW_TIDE}", "Hm.", calls=[A_FERRY, A_TIDE]),
     Case("with an id", _NEW_TIDE.replace("[A", "[CALL_ID]a1B2c3D4e[A"), calls=[A_TIDE]),

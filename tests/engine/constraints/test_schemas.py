@@ -98,6 +98,14 @@ def test_a_mask_keeps_exactly_its_bits(width: int) -> None:
         ('{"$ref": "#/$defs/gone"}', "gone"),
         ('{"items": ' * 100 + "{}" + "}" * 100, "nested more than 60 deep at line 1"),
         ("[" * 100_000, "nested more than 60 deep"),
+        (
+            '{"items": {"maxLength": 1e400}}',
+            "'maxLength' is not a finite.*line 1, column 12",
+        ),
+        ('{"const": NaN}', "'const' is not a finite number"),
+        ('{"multipleOf": 0}', "'multipleOf' is 0 at line 1, column 2: it must be above 0"),
+        ('{"type": "integer", "minimum": 1' + "0" * 20 + "}", "too many digits: use at most 18"),
+        ('{"minimum": 1' + "0" * 5000 + "}", "too many digits"),
         ('{"oneOf": [{"type": "string"}, {"enum": ["a"]}]}', "oneOf"),
     ],
 )

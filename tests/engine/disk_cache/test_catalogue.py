@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from backend.engine.caching import kv
 from backend.engine.disk_cache.catalogue import Entry, Prefix, StoredFile, candidates, to_evict
 from backend.engine.planning.prefix_index import PrefixKey
+from common.prefixes import common_prefix
 from tests.engine.disk_cache.rows import (
     IDENTITY,
     PATIENCE,
@@ -58,7 +59,7 @@ def test_candidates_are_ordered_by_the_tokens_they_save(
     order = [(-length, entry.size) for length, entry in zip(lengths, found, strict=True)]
     assert order == sorted(order), "of equals the smaller file comes first"
     for length, entry in zip(lengths, found, strict=True):
-        assert entry.prefix.spares(PrefixKey(prompt)) == length
+        assert entry.prefix.reusable(PrefixKey(prompt)) == length
 
 
 @given(STORED, TEXTS, st.booleans(), TEXTS)
@@ -128,11 +129,6 @@ def age(folder: Path) -> None:
         os.utime(path, (used, used))
 
 
-def shared(left: list[int], right: list[int]) -> int:
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(left), len(right)))
-
-
 CONVERSATIONS = st.tuples(st.integers(1, 3), st.integers(64, 90), st.integers(0, 3)).map(
     lambda text: words(text[1], text[0])[: text[1] - text[2]] + [90 + text[2]] * text[2]
 )
@@ -155,7 +151,9 @@ def test_the_limit_holds_and_the_best_entry_is_found(
         for reader in (disk, disk_cache(model, folder)):
             found = reader.find(prompt)
             kept = [tokens(entry) for entry in reader._catalogue.entries]
-            best = max([min(shared(text, prompt), len(prompt) - 1) for text in kept], default=0)
+            best = max(
+                [min(common_prefix(text, prompt), len(prompt) - 1) for text in kept], default=0
+            )
             assert (found.length if found else 0) == (best if best >= 64 else 0)
             assert all(text in texts for text in kept)
 

@@ -10,7 +10,7 @@ import pytest
 
 from backend.engine.caching import kv
 from backend.engine.drafting.draft_model import ModelGuesser
-from backend.engine.drafting.drafter import Asked
+from backend.engine.drafting.drafter import GuessRequest
 from backend.engine.planning.pace import Pace
 from tests.engine.drafting.tiny import VOCABULARY, draft_model, load, prompts
 
@@ -42,7 +42,7 @@ def watched(pace: Pace, **changes: Any) -> tuple[ModelGuesser, Watched]:
 
 
 def guesses(guesser: ModelGuesser, tokens: list[int], most: int) -> list[int] | None:
-    (found,) = guesser.propose([Asked(1, tokens, most)])
+    (found,) = guesser.propose([GuessRequest(1, tokens, most)])
     return found
 
 
@@ -70,7 +70,7 @@ def test_guesses_are_the_draft_models_own_whatever_happened_to_earlier_ones() ->
             del texts[gone]
             guesser.forget([gone])
         wanted = [number for number in texts if dice.random() < 0.8]
-        asked = [Asked(number, texts[number], dice.randint(1, 4)) for number in wanted]
+        asked = [GuessRequest(number, texts[number], dice.randint(1, 4)) for number in wanted]
         found = guesser.propose(asked)
         together += sum(own is not None for own in found) > 1
         for one, own in zip(asked, found, strict=True):
@@ -108,7 +108,7 @@ def test_long_prompts_are_prefilled_in_limited_chunks_one_per_call() -> None:
     answered: set[int] = set()
     while len(answered) < 2:
         model.fed.clear()
-        found = guesser.propose([Asked(1, first, 2), Asked(2, second, 2)])
+        found = guesser.propose([GuessRequest(1, first, 2), GuessRequest(2, second, 2)])
         assert max(model.fed) <= 32
         assert sum(model.fed) <= 2 * 32 + 2
         answered |= {at for at, own in enumerate(found) if own}

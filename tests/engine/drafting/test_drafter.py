@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from backend.engine.drafting.drafter import (
     CHUNK,
     NGRAM_SIZES,
-    Asked,
     DraftLength,
+    GuessRequest,
     LookupGuesser,
     NgramIndex,
     continued,
@@ -70,7 +70,7 @@ def test_a_repeat_continues_with_itself(tokens: list[int], data: st.DataObject) 
 
 
 def looked_up(tokens: Sequence[int], most: int, guesser: LookupGuesser | None = None) -> list[int]:
-    (found,) = (guesser or LookupGuesser()).propose([Asked(1, tokens, most)])
+    (found,) = (guesser or LookupGuesser()).propose([GuessRequest(1, tokens, most)])
     assert found is not None
     return found
 
@@ -83,10 +83,12 @@ def test_quotations_and_loops_are_guessed_at_full_length() -> None:
 
 def test_each_sequence_is_searched_separately() -> None:
     guesser = LookupGuesser()
-    both = [Asked(1, [5, 6, 7, 5], 2), Asked(2, [5, 8, 9, 5], 2)]
+    both = [GuessRequest(1, [5, 6, 7, 5], 2), GuessRequest(2, [5, 8, 9, 5], 2)]
     assert guesser.propose(both) == [[6, 7], [8, 9]]
     guesser.forget([1])
-    assert guesser.propose([Asked(1, [1, 2, 3, 1], 1), Asked(2, [5, 8, 9, 5], 1)]) == [[2], [8]]
+    assert guesser.propose(
+        [GuessRequest(1, [1, 2, 3, 1], 1), GuessRequest(2, [5, 8, 9, 5], 1)]
+    ) == [[2], [8]]
 
 
 @pytest.mark.parametrize("length", [0, 1, 2])

@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 
 from backend.engine.caching import kv
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.drafter import Asked
+from backend.engine.drafting.drafter import GuessRequest
 from backend.engine.drafting.head_guesser import HeadGuesser
 from backend.engine.drafting.prediction_head import HeadError
 from backend.engine.drafting.speculation import Speculation
@@ -55,7 +55,7 @@ class Watched(HeadGuesser):
         super().__init__(*given)
         self.made: list[tuple[list[int], list[int]]] = []
 
-    def propose(self, asked: Sequence[Asked]) -> list[list[int] | None]:
+    def propose(self, asked: Sequence[GuessRequest]) -> list[list[int] | None]:
         found = super().propose(asked)
         self.made += [(list(one.tokens), own) for one, own in zip(asked, found, strict=True) if own]
         return found

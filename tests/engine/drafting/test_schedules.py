@@ -20,7 +20,7 @@ import pytest
 from backend.engine.caching import kv
 from backend.engine.drafting import drafter
 from backend.engine.drafting.draft_loading import Drafting
-from backend.engine.drafting.drafter import Asked
+from backend.engine.drafting.drafter import GuessRequest
 from backend.engine.drafting.speculation import Speculation
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.planning.guess_width import GuessWidth
@@ -62,8 +62,8 @@ class Seer:
         self.dice = random.Random(seed)
         self.answers: list[list[int]] = []
 
-    def propose(self, asked: Sequence[Asked]) -> list[list[int] | None]:
-        return [self.guesses(list(one.tokens), one.most) for one in asked]
+    def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
+        return [self.guesses(list(one.tokens), one.most) for one in requests]
 
     def forget(self, sequences: Collection[int]) -> None:
         """Do nothing: the answers stay known."""

@@ -144,7 +144,7 @@ def test_a_refusal_ends_the_load_between_two_stages(ranks: Ranks) -> None:
             yield "engine"
             raise
 
-    load = ranks.leader.heeding(stages())
+    load = ranks.leader.stages_until_refused(stages())
     assert [next(load), next(load)] == ["files", "files"]
     other.send(LoadReport(7, refusal="its disk is on fire"))
     ranks.until(lambda: ranks.leader._refusal)

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from tests.engine.vision import llava_families, qwen_families
+from tests.engine.vision import llava_families, qwen_families, recent_families
 from tests.engine.vision.checkpoint_files import PIXELS, SIGLIP, TEXT, add_tokens, read, write
 from tests.engine.vision.ocr_families import write_deepseekocr, write_unlimited_ocr
 from tests.engine.vision.omni_families import write_qwen3_omni
@@ -79,6 +79,16 @@ def write_family(path: Path, family: str) -> Path:
         "qwen3_vl_moe": qwen_families.write_qwen3_vl_moe,
         "glm_ocr": qwen_families.write_glm_ocr,
         "glm4v": qwen_families.write_glm4v,
+        "gemma4": recent_families.write_gemma4,
+        "llama4": recent_families.write_llama4,
+        "glm4v_moe": recent_families.write_glm4v_moe,
+        "kimi_k25": recent_families.write_kimi_k25,
+        "granite_vision": recent_families.write_granite_vision,
+        "granite4_vision": recent_families.write_granite4_vision,
+        "molmo2": recent_families.write_molmo2,
+        "fastvlm": recent_families.write_fastvlm,
+        "multi_modality": recent_families.write_multi_modality,
+        "youtu_vl": recent_families.write_youtu_vl,
         "deepseekocr": write_deepseekocr,
         "unlimited_ocr": write_unlimited_ocr,
         "qwen3_omni_moe": write_qwen3_omni,

@@ -56,7 +56,7 @@ class PlainPasses:
 
     def prompt_tokens(self, messages: Sequence[Message], images: Sequence[Any]) -> int:
         inputs = self._inputs(messages, images)
-        if bool((inputs["input_ids"] < 0).any().item()):  # one token stands for many embeddings
+        if images:  # one token may stand for many embeddings
             return int(self._embedded(inputs)["inputs_embeds"].shape[1])
         return int(inputs["input_ids"].shape[1])
 
