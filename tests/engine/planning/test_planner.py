@@ -226,9 +226,9 @@ def random_course(seed: int) -> World:
     return world
 
 
-@pytest.mark.parametrize("start", range(0, 1000 if TEST_LONG else 250, 250))
+@pytest.mark.parametrize("start", range(0, 1000 if TEST_LONG else 125, 125))
 def test_every_course_of_events_ends_well_and_can_be_replayed(start: int) -> None:
-    for seed in range(start, start + 250):
+    for seed in range(start, start + 125):
         try:
             world = random_course(seed)
             assert world.replayed() == [plan for _, _, plan in world.course]
