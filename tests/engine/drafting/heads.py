@@ -15,6 +15,7 @@ from mlx.nn.losses import cross_entropy
 from mlx.nn.utils import value_and_grad
 from mlx.optimizers import Adam
 from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
 
 from backend.engine.caching import kv
 from backend.engine.drafting.prediction_head import PredictionHead, open_head
@@ -154,6 +155,11 @@ def write_checkpoint(directory: Path, kind: str, steps: int = _STEPS) -> Checkpo
     weights = dict(tree_flatten(model.parameters()))
     write_weights(directory, weights | published(head, kind))
     return inspect(directory, directory.name, Settings())
+
+
+def main_model(checkpoint: Checkpoint) -> Any:
+    """The model without its head, whose weights mlx-lm drops only from published checkpoints."""
+    return load_model(checkpoint.path, strict=False)[0]
 
 
 def publish(checkpoint: Checkpoint, directory: Path) -> Checkpoint:

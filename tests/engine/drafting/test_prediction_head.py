@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
-import mlx_lm
 import pytest
 from mlx.utils import tree_flatten
 
@@ -31,6 +30,7 @@ from tests.engine.drafting.heads import (
     CONFIGS,
     LENGTH,
     VOCABULARY,
+    main_model,
     opened,
     publish,
     text,
@@ -73,7 +73,7 @@ class Watched(HeadGuesser):
 
 def models(checkpoint: Checkpoint, **changes: Any) -> tuple[EngineModel, EngineModel, Watched]:
     """The model without guesses, and with those of its head."""
-    model = mlx_lm.load(str(checkpoint.path))[0]
+    model = main_model(checkpoint)
     plain = engine_model(model, **changes)
     head = opened(checkpoint, model)
     guesser = Watched(head, plain.head.project, VOCABULARY)
@@ -201,7 +201,7 @@ async def test_the_head_of_a_published_model_guesses_right(
 async def test_a_load_reads_the_head_and_counts_its_weights(trained: Checkpoint) -> None:
     plain, none = await answers_of(trained.path)
     guessing, share = await answers_of(trained.path, mtp=True)
-    head = opened(trained, mlx_lm.load(str(trained.path))[0])
+    head = opened(trained, main_model(trained))
     weights = sum(value.nbytes for value in _flat(head).values())
     assert int(guessing) - int(plain) == weights
     assert none == -1
@@ -211,7 +211,7 @@ async def test_a_load_reads_the_head_and_counts_its_weights(trained: Checkpoint)
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_the_head_of_each_family_is_opened(kind: str, tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / kind, kind, steps=0)
-    model = mlx_lm.load(str(checkpoint.path))[0]
+    model = main_model(checkpoint)
     head = opened(checkpoint, model)
     tokens = mx.array([[1, 2, 3]])
     states = mx.random.normal((1, 3, 32))
@@ -226,7 +226,7 @@ def test_the_head_of_each_family_is_opened(kind: str, tmp_path: Path) -> None:
 def test_weights_as_first_published_give_the_same_head(kind: str, tmp_path: Path) -> None:
     own = write_checkpoint(tmp_path / "own", kind, steps=0)
     other = publish(own, tmp_path / "published")
-    heads = [opened(one, mlx_lm.load(str(one.path))[0]) for one in (own, other)]
+    heads = [opened(one, main_model(one)) for one in (own, other)]
     first, second = map(_flat, heads)
     assert first.keys() == second.keys()
     assert all(mx.allclose(first[name], second[name], atol=1e-6) for name in first)
@@ -240,7 +240,7 @@ def test_a_head_of_other_sizes_is_refused(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "small", "qwen3_5", steps=0)
     weights = read_weights(checkpoint.path)
     weights["mtp.fc.weight"] = weights["mtp.fc.weight"][:, :8]
-    model = mlx_lm.load(str(checkpoint.path))[0]
+    model = main_model(checkpoint)
     write_weights(checkpoint.path, weights)
     with pytest.raises(HeadError, match=r"lack projection\.weight"):
         opened(checkpoint, model)
@@ -255,5 +255,5 @@ def test_a_head_of_other_sizes_is_refused(tmp_path: Path) -> None:
 )
 async def test_a_model_without_a_head(config: dict[str, Any], why: str, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", **config)
-    with pytest.raises(InvalidRequest, match=f"option mtp is true, but model 'own'.*{why}"):
+    with pytest.raises(InvalidRequest, match=f"option mtp is true, but model 'model'.*{why}"):
         await answers_of(model, mtp=True)
