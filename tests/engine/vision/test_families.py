@@ -166,7 +166,7 @@ async def test_a_family_that_mlx_vlm_cannot_run_is_refused(
     with pytest.raises(ModelRejected, match=reason) as refused:
         async with seeing(path):
             pass
-    record_property("refused", refused.value)
+    record_property("refused", str(refused.value))
 
 
 async def test_a_row_is_right_after_others_have_left(tmp_path: Path) -> None:
