@@ -143,7 +143,7 @@ def test_a_shown_part_of_a_broken_call_stays_and_its_text_is_content() -> None:
     events = stream(ChatFormat.named("hermes"), list(text), tools=TOOLS, partial=True)
     message = message_of(events)
     assert message.content == text
-    assert [(c.name, c.arguments) for c in message.tool_calls] == [("save_note", '{"path": "a" ')]
+    assert [(c.name, c.arguments) for c in message.tool_calls] == [("save_note", '{"path": "a"')]
     assert isinstance(events[0], Content)
 
 
