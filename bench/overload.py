@@ -1,7 +1,6 @@
 """Overload: how many requests a backend still serves, and how fast it refuses the others.
 
-Requests arrive at a constant rate, TIMES the backend's capacity, without waiting for answers. The
-health checks beside them take a share of the machine, so capacity is measured beside them as well.
+Requests arrive at a constant rate, TIMES the backend's capacity, without waiting for answers.
 BENCH_SECONDS sets the duration; the default is 60.
 """
 
@@ -60,8 +59,7 @@ def measure(model: Path) -> Iterator[Figure]:
     seconds = float(os.environ.get("BENCH_SECONDS", SECONDS))
     with backend(model, Options=OPTIONS) as stub:
         alone = min(_one(stub) for _ in range(3))
-        with _Probes(stub):
-            capacity = _capacity(stub, seconds / 2)
+        capacity = _capacity(stub, seconds / 2)
         with _Probes(stub) as idle:
             time.sleep(seconds / 4)
         ends = Ends()
