@@ -222,7 +222,7 @@ def test_a_trial_without_memory_blames_no_model(caplog: pytest.LogCaptureFixture
 
 
 async def test_a_limit_without_room_beside_the_vision_cache_is_refused() -> None:
-    with pytest.raises(ModelRejected, match="256 MiB of vision_cache_mib.* limit is 80 MiB"):
+    with pytest.raises(ModelRejected, match=r"256 MiB of vision_cache_mib.* limit is 80 MiB"):
         async with seeing(memory_limit_mib=80):
             pass
     async with seeing(memory_limit_mib=80, vision_cache_mib=8) as engine:
