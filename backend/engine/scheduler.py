@@ -17,7 +17,7 @@ import mlx.core as mx
 from backend.engine.commands import Submit
 from backend.engine.errors import EngineError, EngineFailed, Overloaded
 from backend.engine.events import Event
-from backend.engine.executing.batch import Sampled
+from backend.engine.executing.choosing import Sampled
 from backend.engine.executing.executor import Executor
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.failure import Failure

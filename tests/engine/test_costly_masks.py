@@ -13,7 +13,7 @@ import pytest
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import GuessRequest
-from backend.engine.executing import batch
+from backend.engine.executing import choosing
 from backend.engine.planning.guess_width import GuessWidth
 from backend.engine.planning.mask_share import MaskShare
 from backend.engine.planning.plan import Masked
@@ -141,7 +141,7 @@ def test_postponed_rows_get_the_same_tokens_as_alone(
     seed: int, guessed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In every step with a plain row, each grammar after the first one is postponed."""
-    monkeypatch.setattr(batch, "_MOST_STALLS", 0)
+    monkeypatch.setattr(choosing, "_MOST_STALLS", 0)
     monkeypatch.setattr(GuessWidth, "choose", lambda *_: 2)
     drafting = Drafting(2, lambda: [Guesses()]) if guessed else None
     model = engine_model(kv_model("attention"), slots=8, drafting=drafting)

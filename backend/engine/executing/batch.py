@@ -1,9 +1,8 @@
 """Sequences that decode together: each takes one decode step in the same forward pass.
 
 Steps overlap: `launch` starts the next forward pass on tokens that are still being computed, and
-only then does `read` wait for those tokens, so the device works while Python delivers text. A
-grammar needs a token before it can mask the next one, so with constrained sequences `launch` reads
-the tokens and fills the masks while its forward pass runs; only sampling waits for that.
+only then does `read` wait for those tokens, so the device works while Python delivers text. With
+constrained sequences, `launch` reads them itself (`choosing`).
 
 A step may check guesses (`drafting.speculation`). It reads its tokens first, feeds each sequence
 its token and the guesses after it, and delivers the right guesses and the token after them.
@@ -14,12 +13,9 @@ to where it was before the step, and the next step feeds it the right tokens aga
 from __future__ import annotations
 
 import logging
-import math
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 import numpy as np
@@ -27,187 +23,25 @@ import numpy as np
 from backend.engine.caching import kv
 from backend.engine.constraints.constraint import AnswerRule, words
 from backend.engine.drafting.speculation import Speculation, accepted_count
-from backend.engine.errors import NotFinite
-from backend.engine.events import TokenLogprob
+from backend.engine.executing.choosing import (
+    Chooser,
+    Chosen,
+    Sampled,
+    accept,
+    grammar_ended,
+    ids,
+    masking,
+    most_grammar_seconds,
+    read_choices,
+    sampled_of,
+)
 from backend.engine.model import EngineModel
-from backend.engine.sampling.logprobs import BatchLogprobs, SampledLogprobs
 from backend.engine.sampling.penalties import Past
-from backend.engine.sampling.sampler import BatchSampler
 
 if TYPE_CHECKING:
     from backend.engine.executing.executor_sequence import ExecutorSequence
 
 _log = logging.getLogger(__name__)
-
-_MOST_STALLS = 2  # maximum processor time of the grammars in one step, as a multiple of `stall_ms`
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """A token that was sampled for a sequence, and the fault that ends the sequence, if any.
-
-    over: whether the sequence's grammar ends with the token.
-    """
-
-    sequence: ExecutorSequence
-    token: int
-    logprob: TokenLogprob | None = None
-    fault: Exception | None = None
-    over: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Logprobs:
-    """Log-probabilities of some sequences, still being computed."""
-
-    batch: BatchLogprobs
-    sampled: SampledLogprobs
-    sequences: Sequence[ExecutorSequence]
-
-
-@dataclass(slots=True)
-class Chosen:
-    """The next token of each sequence, being computed: [sequences] uint32.
-
-    faults: errors of grammars, by `id` of the sequence. peaks: for some sequences, a number each
-    that is finite if its logits are.
-    """
-
-    sequences: Sequence[ExecutorSequence]
-    tokens: mx.array
-    logprobs: list[_Logprobs]
-    faults: dict[int, Exception]
-    peaks: list[tuple[mx.array, Sequence[ExecutorSequence]]] = field(default_factory=list)
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        logprobs = (array for one in self.logprobs for array in one.sampled.arrays)
-        return [self.tokens, *logprobs, *(peaks for peaks, _ in self.peaks)]
-
-    def of(self, one: ExecutorSequence) -> mx.array:
-        """The token of one sequence, [1]."""
-        at = next(at for at, other in enumerate(self.sequences) if other is one)
-        return self.tokens[at : at + 1]
-
-
-class Chooser:
-    """Samples tokens for a fixed set of sequences.
-
-    pasts: their tokens before a step. delays: whether their grammars delay other sequences.
-    """
-
-    def __init__(
-        self,
-        sequences: Sequence[ExecutorSequence],
-        pasts: Sequence[Past],
-        model: EngineModel,
-        *,
-        delays: bool = False,
-    ) -> None:
-        requests = [one.request for one in sequences]
-        self._sequences = list(sequences)
-        self._vocabulary = model.vocabulary
-        self._spread = model.spread
-        self._constrained = [at for at, one in enumerate(sequences) if one.constraint is not None]
-        self._most_seconds = _most_seconds(sequences, model, delays=delays)
-        self._sampler = BatchSampler(
-            [request.sampling for request in requests],
-            pasts,
-            model.vocabulary,
-            end_ids=sorted(model.end_tokens),
-            closed=[request.end_opens_at for request in requests],
-            constrained=self._constrained,
-        )
-        self._logprobs = BatchLogprobs([request.logprobs for request in requests])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are kept from step to step."""
-        return self._sampler.nbytes
-
-    def __call__(
-        self,
-        logits: mx.array,
-        fed: mx.array,
-        steps: Sequence[int],
-        faults: dict[int, Exception],
-        *,
-        new: bool,
-    ) -> Chosen:
-        """Sample the next tokens.
-
-        logits: [sequences, vocabulary]. fed: [sequences], the tokens that led to them. steps:
-        tokens generated so far, per sequence. faults: collects errors of grammars. new: whether the
-        grammars have not seen `fed` yet; they then read it while the logits are computed.
-        """
-        allowed: np.ndarray | None = None
-        if self._constrained:
-            mx.async_eval(logits)
-            allowed = self._advance(ids(fed) if new else None, faults)
-        return self.choose(logits, fed, steps, allowed)
-
-    def choose(
-        self, logits: mx.array, fed: mx.array, steps: Sequence[int], allowed: np.ndarray | None
-    ) -> Chosen:
-        """As `__call__`, with the masks of the constrained sequences, [constrained, words]."""
-        tokens = self._sampler(logits, fed, steps, allowed)
-        if self._spread is not None:
-            tokens = self._spread(tokens)
-        logprobs = []
-        if self._logprobs:
-            sampled = self._logprobs(logits, tokens)
-            logprobs.append(_Logprobs(self._logprobs, sampled, self._sequences))
-        peaks = self._sampler.peaks(logits, tokens)
-        chosen = Chosen(self._sequences, tokens, logprobs, {}, [(peaks, self._sequences)])
-        mx.async_eval(chosen.arrays)
-        return chosen
-
-    def _advance(
-        self, tokens: Sequence[int] | None, faults: dict[int, Exception]
-    ) -> np.ndarray | None:
-        """Pass the latest tokens to the grammars, and fill the masks of what may follow.
-
-        A grammar that fails or has ended leaves its sequence unmasked, because the sequence is
-        about to end. The same holds for one that is postponed because the grammars before it took
-        too long. Returns None if every token may follow in every sequence, as within a thinking
-        budget.
-        """
-        spent = 0.0
-        shape = (len(self._constrained), words(self._vocabulary))
-        allowed = np.full(shape, 0xFFFFFFFF, dtype=np.uint32)
-        for mask, at in zip(allowed, self._constrained, strict=True):
-            one = self._sequences[at]
-            assert one.constraint is not None
-            with _masking(one):
-                try:
-                    if tokens is not None and not (one.first_delivered or one.constraint.ended):
-                        one.constraint.accept(tokens[at])
-                    if not one.constraint.ended:
-                        one.postponed = spent > self._most_seconds
-                        if not one.postponed:
-                            one.constraint.fill(mask)
-                except Exception as fault:
-                    faults[id(one)] = fault
-                    mask[:] = 0xFFFFFFFF
-            spent += one.mask_seconds
-        return allowed if (allowed != 0xFFFFFFFF).any() else None
-
-
-def first_tokens(
-    sequences: Sequence[ExecutorSequence], logits: mx.array, model: EngineModel, *, delays: bool
-) -> Chosen:
-    """Sample the tokens after a prefill. logits: [sequences, vocabulary].
-
-    delays: whether the sequences' grammars delay others, which decode.
-    """
-    pasts = [Past(one.history[:-1], len(one.prompt), one.longest) for one in sequences]
-    fed = mx.array([one.history[-1] for one in sequences], dtype=mx.uint32)
-    steps = [one.delivered for one in sequences]
-    faults: dict[int, Exception] = {}
-    chooser = Chooser(sequences, pasts, model, delays=delays)
-    chosen = chooser(logits, fed, steps, faults, new=False)
-    chosen.faults = faults
-    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -539,7 +373,7 @@ class DecodeBatch:
         Returns the masks for all fed tokens of constrained sequences, one after the other, and the
         guesses that grammars allow. A grammar is postponed as in `Chooser`.
         """
-        spent, most = 0.0, _most_seconds(self.sequences, self._engine_model)
+        spent, most = 0.0, most_grammar_seconds(self.sequences, self._engine_model)
         size = words(self._engine_model.vocabulary)
         masks: list[np.ndarray] = []
         left: list[Sequence[int]] = []
@@ -550,7 +384,7 @@ class DecodeBatch:
                 continue
             allowed = np.full((1 + len(own), size), 0xFFFFFFFF, dtype=np.uint32)
             possible = 0
-            with _masking(one):
+            with masking(one):
                 if not one.first_delivered:
                     accept(one, token, faults)
                 if id(one) not in faults and not rule.ended:
@@ -575,7 +409,7 @@ class DecodeBatch:
         """
         assert self._speculation is not None
         every = ids(checked.choices.tokens)
-        logprobs, unfit = _read(checked.choices, every)
+        logprobs, unfit = read_choices(checked.choices, every)
         sampled = _delivered(sampled_of(self.sequences, checked.chosen, checked.at_hand))
         right: list[int] = []
         latest: list[int] = []
@@ -590,7 +424,7 @@ class DecodeBatch:
             for at, choice in enumerate([] if one.postponed else choices[: count + 1], start):
                 accept(one, choice, faults)
                 fault = unfit.get(at) or faults.get(id(one))
-                sampled.append(Sampled(one, choice, logprobs.get(at), fault, _over(one)))
+                sampled.append(Sampled(one, choice, logprobs.get(at), fault, grammar_ended(one)))
             self._speculation.record(one, proposed, count)
             right.append(count)
             latest.append(choices[count])
@@ -616,26 +450,6 @@ class DecodeBatch:
         return all(one.delivered + 1 >= one.limit for one in self.sequences)
 
 
-@contextmanager
-def _masking(one: ExecutorSequence) -> Iterator[None]:
-    """Add the processor time of the block to that of the sequence's grammar."""
-    started = time.thread_time()
-    yield
-    one.mask_seconds += time.thread_time() - started
-
-
-def _most_seconds(
-    sequences: Sequence[ExecutorSequence], model: EngineModel, *, delays: bool = False
-) -> float:
-    """The processor time after which the grammars of one step are postponed.
-
-    Infinite where postponing gains nothing, because every sequence has a grammar, or where the KV
-    could not be stored. delays: whether the grammars delay others than these sequences.
-    """
-    gains = delays or any(one.constraint is None for one in sequences)
-    return _MOST_STALLS * model.stall_ms / 1e3 if gains and model.prompt_cache_bytes else math.inf
-
-
 def _looked_ahead(rule: AnswerRule, guesses: Sequence[int], allowed: np.ndarray) -> int:
     """What `look_ahead` returns; 0 if it fails, because the guess may be wrong anyway."""
     try:
@@ -643,15 +457,6 @@ def _looked_ahead(rule: AnswerRule, guesses: Sequence[int], allowed: np.ndarray)
     except Exception:
         _log.warning("a grammar failed to look ahead; its guesses are dropped", exc_info=True)
         return 0
-
-
-def accept(one: ExecutorSequence, token: int, faults: dict[int, Exception]) -> None:
-    """Pass a token to the sequence's grammar, if it has one. faults: collects its exceptions."""
-    if one.constraint is not None and not one.constraint.ended:
-        try:
-            one.constraint.accept(token)
-        except Exception as refusal:
-            faults[id(one)] = refusal
 
 
 def _delivered(sampled: Sequence[Sampled]) -> list[Sampled]:
@@ -665,48 +470,6 @@ def _delivered(sampled: Sequence[Sampled]) -> list[Sampled]:
     return new
 
 
-def sampled_of(
-    sequences: Sequence[ExecutorSequence], chosen: Chosen, tokens: Sequence[int]
-) -> list[Sampled]:
-    """The tokens with their log-probabilities and faults."""
-    by_sequence = {id(one): token for one, token in zip(sequences, tokens, strict=True)}
-    logprobs: dict[int, TokenLogprob] = {}
-    for part in chosen.logprobs:
-        # Some of them may have left since.
-        own = [by_sequence.get(id(one), 0) for one in part.sequences]
-        for at, entry in part.batch.read(part.sampled, own).items():
-            logprobs[id(part.sequences[at])] = entry
-    faults = dict(chosen.faults)
-    for peaks, rows in chosen.peaks:
-        for at in _unfit(peaks):
-            faults[id(rows[at])] = NotFinite()
-    return [
-        Sampled(one, token, logprobs.get(id(one)), faults.get(id(one)), _over(one))
-        for one, token in zip(sequences, tokens, strict=True)
-    ]
-
-
-def _read(
-    choices: Chosen, tokens: Sequence[int]
-) -> tuple[dict[int, TokenLogprob], dict[int, Exception]]:
-    """The log-probabilities and the faults of logits, by position, of computed choices."""
-    logprobs: dict[int, TokenLogprob] = {}
-    for part in choices.logprobs:
-        logprobs |= part.batch.read(part.sampled, tokens)
-    return logprobs, {at: NotFinite() for peaks, _ in choices.peaks for at in _unfit(peaks)}
-
-
-def _unfit(peaks: mx.array) -> list[int]:
-    """The positions of numbers that are not finite."""
-    found = enumerate(cast(list[float], peaks.tolist()))
-    return [at for at, peak in found if not math.isfinite(peak)]
-
-
-def _over(one: ExecutorSequence) -> bool:
-    """Whether the sequence's grammar is complete."""
-    return one.constraint is not None and one.constraint.ended
-
-
 def _padded(rows: Sequence[Sequence[int]], width: int) -> list[list[int]]:
     return [[*tokens, *[0] * (width - len(tokens))] for tokens in rows]
 
@@ -715,7 +478,3 @@ def _past(one: ExecutorSequence, tokens: Sequence[int]) -> Past:
     """A sequence's tokens for the penalties, with tokens that follow."""
     known = [*one.history, *tokens] if one.request.sampling.remembers else ()
     return Past(known, len(one.prompt), one.longest)
-
-
-def ids(tokens: mx.array) -> list[int]:
-    return cast(list[int], tokens.tolist())

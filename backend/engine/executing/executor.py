@@ -15,7 +15,8 @@ import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.errors import NotFinite
-from backend.engine.executing.batch import DecodeBatch, PrefillGroup, Sampled
+from backend.engine.executing.batch import DecodeBatch, PrefillGroup
+from backend.engine.executing.choosing import Sampled
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.failure import GRAMMAR, Failure
 from backend.engine.executing.kept_entries import KeptEntries, KeptEntry

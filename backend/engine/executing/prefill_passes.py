@@ -10,9 +10,9 @@ import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.executing import prompt_logprobs
-from backend.engine.executing.batch import (
+from backend.engine.executing.batch import PrefillGroup
+from backend.engine.executing.choosing import (
     Chosen,
-    PrefillGroup,
     Sampled,
     accept,
     first_tokens,

@@ -27,8 +27,9 @@ from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import LookupGuesser
 from backend.engine.errors import Cancelled, EngineFailed
 from backend.engine.executing import batch as decode_batch
-from backend.engine.executing import prefill_passes, prompt_logprobs
-from backend.engine.executing.batch import Chooser, DecodeBatch, PrefillGroup
+from backend.engine.executing import choosing, prefill_passes, prompt_logprobs
+from backend.engine.executing.batch import DecodeBatch, PrefillGroup
+from backend.engine.executing.choosing import Chooser
 from backend.engine.executing.score_plan import Continuation, ScorePlan
 from backend.engine.executing.scoring import Scoring
 from backend.engine.model import EngineModel
@@ -179,7 +180,7 @@ ACTIONS = [
     Action(BatchSampler, "__call__", BATCH),
     Action(BatchLogprobs, "__call__", BATCH, caller="choose"),
     Action(decode_batch, "ids", BATCH, caller="read"),
-    Action(decode_batch, "ids", BATCH, caller="__call__"),
+    Action(choosing, "ids", BATCH, caller="__call__"),
     Action(DecodeBatch, "read", BATCH, late=True),
     Action(decode_batch, "sampled_of", BATCH),
     Action(DecodeBatch, "remove_before_read", BATCH),
