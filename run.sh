@@ -2,6 +2,7 @@
 # Starts the backend: ./run.sh --addr HOST:PORT. Replaces itself with Python, so that the host
 # that started it is Python's parent and its signals reach Python.
 set -eu
+trap '' USR1 USR2 # while Python starts, they would end the process
 
 script=${BASH_SOURCE[0]}
 while [ -L "$script" ]; do

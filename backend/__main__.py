@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import sys
+import threading
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from backend.rpc import logs
+from common import inherited_signals
 from common.log_lines import traceback_of
 from common.version import VERSION
 
@@ -29,11 +33,13 @@ _MISUSED = 2
 # The interpreter's switch interval. A call changes threads a dozen times, and while a long prompt
 # is computed it waits up to that long each time.
 _SWITCH_SECONDS = 0.001
+_STACK_BYTES = 8 << 20
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the process to its end. Returns the exit code; the last log line is its cause."""
     started = time.monotonic()
+    inherited_signals.reset()
     logs.configure(environ.get(LEVEL, ""))
     try:
         return _run(arguments, environ, started)
@@ -80,6 +86,8 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
     from backend.rpc.lifetime import EngineStopped, serve
 
     sys.setswitchinterval(_SWITCH_SECONDS)
+    _require_folder()
+    _require_stack()
     watched = parent_watch.arm(environ)
     token = environ.get(TOKEN, "")
 
@@ -102,6 +110,21 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
         logs.error("exit", cause=failure)
         return _FAILED
     return 0
+
+
+def _require_folder() -> None:
+    """Leave a working folder that has been deleted, which libraries cannot bear."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        os.chdir("/")
+
+
+def _require_stack() -> None:
+    """Give new threads a stack of the usual size if the process's limit is lower."""
+    most, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    if 0 <= most < _STACK_BYTES:
+        threading.stack_size(_STACK_BYTES)
 
 
 def _supervise(arguments: Sequence[str], environ: Mapping[str, str]) -> int | None:

@@ -1,6 +1,6 @@
 """`make bench`: runs the measurements and lists missed goals.
 
-BENCH="prefix lookup:json" runs only the measurements that it names.
+BENCH="prefix drafting:json" runs only the measurements that it names.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ def measurements() -> dict[str, Measurement]:
         "quantised": lambda: quantised.measure(model),
         "sampling": sampling.measure,
         "constraints": lambda: constraints.measure(model),
-        "lookup": lambda: drafting.lookup(model),
+        "drafting": lambda: drafting.lookup(model),
         "draft-model": lambda: drafting.draft_model(TINY, TINY_DRAFT),
+        "drafters": lambda: drafting.drafters(TINY),
         "vision": lambda: vision.measure(TINY_VISION),
         "gateway": lambda: gateway.measure(model),
         "parsing": lambda: parsing.measure(TINY),
@@ -79,7 +80,7 @@ def parts() -> dict[str, Measurement]:
     """Parts of long measurements, by their own names."""
     model = ensure()
     found: dict[str, Measurement] = {
-        f"lookup:{text.key}": partial(drafting.lookup, model, (text,)) for text in drafting.TEXTS
+        f"drafting:{text.key}": partial(drafting.lookup, model, (text,)) for text in drafting.TEXTS
     }
     return found | {
         f"draft-model:{text.key}": partial(drafting.draft_model, TINY, TINY_DRAFT, (text,))

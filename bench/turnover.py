@@ -23,25 +23,28 @@ LAYERS, HEADS, DIM = 30, 3, 64
 SEQUENCES = 8
 TOKENS = 1024
 ROUNDS = 5
-CHANGES = {"leave": (0, 1), "join": (1, 0), "turnover": (1, 1)}  # joins and leaves
+# joins and leaves
+CHANGES = {"leave": (0, 1), "join": (1, 0), "turnover": (1, 1)}
 _PART = HEADS * TOKENS * DIM * 4  # bytes of one sequence's keys, or values, in a layer
 
 
 def measure() -> Iterator[Figure]:
-    """After every change each sequence gets one more token, as in a decode step."""
+    """After every change each row gets one more token, as in a decode step."""
     copied: dict[str, list[int]] = {name: [] for name in CHANGES}
     spent: dict[str, list[float]] = {name: [] for name in CHANGES}
     theirs: list[float] = []
     for _ in range(ROUNDS):
-        batch = BatchCache([_row() for _ in range(SEQUENCES)])
-        _decode(batch.layers, SEQUENCES)
+        batch = BatchCache()
+        batch.rows, batch.gaps = SEQUENCES, True
+        batch.arrange([(_row(), 0) for _ in range(SEQUENCES)])
+        _decode(batch.layers)
         for name, (joins, leaves) in CHANGES.items():
             rows = [_row() for _ in range(joins)]
             before = _addresses(batch.layers)
             started = time.perf_counter()
             batch.leave(range(leaves))
-            batch.join([(row, 0) for row in rows])
-            _decode(batch.layers, len(batch))
+            batch.arrange([(row, 0) for row in rows])
+            _decode(batch.layers)
             spent[name].append(time.perf_counter() - started)
             copied[name].append(_copied(before, batch.layers, joins))
         del batch
@@ -66,14 +69,14 @@ def _of_mlx_lm() -> float:
     rows = [_row() for _ in range(SEQUENCES)]
     layers = [BatchKVCache.merge([row[at] for row in rows]) for at in range(LAYERS)]
     del rows
-    _decode(layers, SEQUENCES)
+    _decode(layers)
     joining = _row()
     stay = mx.array(list(range(1, SEQUENCES)))
     started = time.perf_counter()
     for layer, row in zip(layers, joining, strict=True):
         layer.filter(stay)
         layer.extend(BatchKVCache.merge([row]))
-    _decode(layers, SEQUENCES)
+    _decode(layers)
     return time.perf_counter() - started
 
 
@@ -85,8 +88,8 @@ def _row() -> RowCache:
     return row
 
 
-def _decode(layers: Sequence[Any], width: int) -> None:
-    token = mx.zeros((width, HEADS, 1, DIM))
+def _decode(layers: Sequence[Any]) -> None:
+    token = mx.zeros((SEQUENCES, HEADS, 1, DIM))
     mx.eval([layer.update_and_fetch(token, token) for layer in layers])
 
 

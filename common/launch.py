@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SWITCH = "MLX_BACKEND_OPENBLAS"
 _OFF = ("0", "off", "no", "false")
+_KEPT = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONFAULTHANDLER")
 _OPENBLAS = "libopenblas.so.0"
 _FORTRAN = "libgfortran.so.5"
 
@@ -33,12 +34,13 @@ def command(*arguments: str) -> list[str]:
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """`environ` with the changes that Python needs for the packages in ROOT.
 
-    The host's settings for Python are replaced. If OpenBLAS is preloaded, the variables
-    MLX_BACKEND_LD_PRELOAD_BEFORE and MLX_BACKEND_LD_LIBRARY_PATH_BEFORE hold the original values,
-    for child processes.
+    The host's settings for Python are replaced: some would end it at its start, and without UTF-8
+    mode the libraries cannot read their own files under every locale. If OpenBLAS is preloaded, the
+    variables MLX_BACKEND_LD_PRELOAD_BEFORE and MLX_BACKEND_LD_LIBRARY_PATH_BEFORE hold the original
+    values, for child processes.
     """
-    found = {name: value for name, value in environ.items() if name != "PYTHONHOME"}
-    found |= {"PYTHONPATH": ROOT, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
+    found = {name: value for name, value in environ.items() if name in _KEPT or not _sets(name)}
+    found |= {"PYTHONPATH": ROOT, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
     if environ.get(SWITCH, "").lower() in _OFF:
         return found
     if folder := openblas_folder():
@@ -49,6 +51,11 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
             found[f"MLX_BACKEND_{variable}_BEFORE"] = before
             found[variable] = f"{value}:{before}" if before else value
     return found
+
+
+def _sets(name: str) -> bool:
+    """Whether the variable is one of Python's own."""
+    return name.startswith("PYTHON") and name[len("PYTHON") :].isalpha()
 
 
 def openblas_folder() -> str | None:

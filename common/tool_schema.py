@@ -51,6 +51,11 @@ class ToolSchemas:
     def names(self) -> list[str]:
         return list(self._parameters)
 
+    def meant(self, name: str) -> str:
+        """The offered tool that a model means if it writes `functions.` before the name."""
+        bare = name.removeprefix("functions.")
+        return bare if bare in self and name not in self else name
+
     def properties(self, name: str) -> list[str]:
         """The declared arguments of a tool, in order."""
         return list(_properties(self._parameters.get(name, {})))

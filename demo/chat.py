@@ -96,7 +96,7 @@ class Backend:
         raise DemoFailed(f"the backend ended with exit code {code}: {self.last_line or 'no word'}")
 
     def wait_a_moment(self) -> None:
-        """Wait, because a connection breaks shortly before its process has ended."""
+        """Give the process a second to end: its connections break shortly before."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1)
 

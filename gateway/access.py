@@ -48,7 +48,7 @@ class AccessMiddleware:
         try:
             with self._traffic.request():
                 if self._traffic.draining and not is_open(scope["path"]):
-                    await response_of(_DRAINING, scope["path"])(scope, receive, watched)
+                    await response_of(_DRAINING, scope)(scope, receive, watched)
                 else:
                     await self._app(scope, receive, watched)
         except Exception as failure:
@@ -56,7 +56,7 @@ class AccessMiddleware:
             if seen.status:
                 # The head has already been sent, so only a cut connection can show the failure.
                 raise ConnectionAbortedError from None
-            await response_of(_broken(seen.request_id), scope["path"])(scope, receive, watched)
+            await response_of(_broken(seen.request_id), scope)(scope, receive, watched)
         finally:
             self._close(seen, scope)
 

@@ -71,7 +71,7 @@ def _of_environment(environ: Mapping[str, str]) -> list[str]:
 
 
 def flag_of(row: Field[Any]) -> str:
-    """For instance `--max-body-bytes`; flags that may be repeated are in the singular."""
+    """A setting's flag, such as `--max-body-bytes`; in the singular if it may be repeated."""
     name = "--" + row.name.replace("_", "-")
     return name.removesuffix("s") if row.metadata["rule"].kind in ("texts", "keys") else name
 

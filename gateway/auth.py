@@ -36,7 +36,7 @@ class KeyMiddleware:
             name = self._name_of(given)
             if name is None:
                 refusal = _refusal(given)
-                await response_of(refusal, scope["path"])(scope, receive, send)
+                await response_of(refusal, scope)(scope, receive, send)
                 return
             exchange.current().key = name
         await self._app(scope, receive, send)

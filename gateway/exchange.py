@@ -6,6 +6,7 @@ because tokens are counted far from the layer that writes the log line.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from contextvars import ContextVar
@@ -28,6 +29,7 @@ class Exchange:
     key: str = ""  # the name of the API key, if it has one
     status: int = 0  # 0 until the answer has begun
     streams: bool = False
+    waits: asyncio.Event = field(default_factory=asyncio.Event)  # set while its model is loaded
     first_byte: float | None = None  # seconds after the start
     broken: str = ""  # the code of the error that a stream ended with
     left: bool = False  # the client disconnected before the answer was complete

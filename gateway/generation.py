@@ -222,10 +222,9 @@ async def generate_all(
                 async with aclosing(replies) as events:
                     async for event in events:
                         await arrivals.put((index, event))
+            await arrivals.put((index, None))
         except Exception as failure:  # it is raised by the reader of the events
             await arrivals.put((index, failure))
-        else:
-            await arrivals.put((index, None))
 
     tasks = [asyncio.ensure_future(read(index)) for index in range(len(wanted))]
     try:
@@ -250,11 +249,7 @@ def _piece(reply: pb.Reply, logprobs: tuple[dict[str, Any], ...]) -> Piece | Non
     for delta in reply.chat_deltas:
         content += delta.content
         reasoning += delta.reasoning_content
-        if delta.tool_calls:
-            calls += tuple(
-                ToolCallPiece(call.index, call.id, call.name, call.arguments)
-                for call in delta.tool_calls
-            )
+        calls += tuple(ToolCallPiece(c.index, c.id, c.name, c.arguments) for c in delta.tool_calls)
     if not (content or reasoning or calls or logprobs):
         return None
     return Piece(content, reasoning, calls, logprobs, reply.prompt_tokens)

@@ -55,7 +55,7 @@ async def run_until_left(
             exchange.current().left = True
         elif not exchange.current().status:
             await _end(work)
-            await response_of(too_slow(seconds), scope["path"])(scope, replay, send)
+            await response_of(too_slow(seconds), scope)(scope, replay, send)
     finally:
         listener.cancel()
         await _end(work)

@@ -62,7 +62,7 @@ class BodyMiddleware:
                 scope[PARSED] = parsed
                 MutableHeaders(scope=scope)["content-type"] = "application/json"  # for FastAPI
         except ApiError as refusal:
-            await response_of(refusal, scope["path"])(scope, receive, send)
+            await response_of(refusal, scope)(scope, receive, send)
             return
         del body  # free it, because it may be large and the request may take long
         await run_until_left(self._app, scope, receive, send, self._settings.request_timeout)

@@ -55,9 +55,7 @@ class Metrics:
             (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0),
         )
         self.queue = self._seconds(
-            "model_queue",
-            "Until the first part, less the backend's time for the prompt.",
-            "model",
+            "model_queue", "Until the first part, less the backend's time for the prompt.", "model"
         )
 
     def _counter(self, name: str, meaning: str, labels: Sequence[str] = ("path",)) -> Counter:

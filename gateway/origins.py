@@ -41,7 +41,7 @@ class OriginMiddleware:
         origin = headers.get("origin")
         refusal = self._refusal(headers, origin)
         if refusal is not None:
-            await response_of(refusal, scope["path"])(scope, receive, send)
+            await response_of(refusal, scope)(scope, receive, send)
         elif scope["method"] == "OPTIONS":
             await self._preflight(headers, origin)(scope, receive, send)
         elif origin is None or not self._is_listed(origin):

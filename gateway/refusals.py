@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Mount
+from starlette.types import Scope
 
 from gateway.errors import ApiError, bad_field
 from gateway.problems import likeliest
@@ -36,23 +37,26 @@ TEXT = {"type": "string"}
 _TEXT_OR_NULL = {"type": ["string", "null"]}
 _ERROR = schema_of(message=TEXT, type=TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)
 OPENAI = ErrorForm("Error", schema_of(error=_ERROR), ApiError.body)
-FORMS: dict[str, ErrorForm] = {}  # by path without /v1; the routes of other APIs add theirs
+FORMS: dict[str, ErrorForm] = {}  # by what paths below /v1 or / begin with; other APIs add theirs
 
 
-def form_of(path: str) -> ErrorForm:
-    """The form of the errors of an endpoint."""
-    return FORMS.get(path.removeprefix("/v1"), OPENAI)
+def form_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> ErrorForm:
+    """The form of the errors of an API: of the one that has the path, or of the client's own."""
+    of_anthropic = any(name == b"anthropic-version" for name, _ in headers)
+    root = path.removeprefix("/v1").lstrip("/").partition("/")[0]
+    return FORMS.get("messages" if of_anthropic else root, OPENAI)
 
 
-def response_of(error: ApiError, path: str) -> JSONResponse:
-    return JSONResponse(form_of(path).body(error), error.status, error.headers())
+def response_of(error: ApiError, scope: Scope) -> JSONResponse:
+    form = form_of(scope["path"], scope["headers"])
+    return JSONResponse(form.body(error), error.status, error.headers())
 
 
 def install(app: FastAPI) -> None:
     """Turn every exception that a route may raise into a response."""
 
     async def refused(request: Request, error: Exception) -> JSONResponse:
-        return response_of(_refusal(request, error), request.url.path)
+        return response_of(_refusal(request, error), request.scope)
 
     for kind in (ApiError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, refused)

@@ -1,7 +1,7 @@
 """The uvicorn server: SIGTERM drains and exits with 0, a second SIGTERM exits at once.
 
-While it drains, the gateway still listens, so that /ready can report it and clients are told to
-retry later instead of finding a closed port.
+While it drains, the gateway still listens, so that /ready can report it and clients get an answer
+that says when to retry, instead of a closed port.
 """
 
 from __future__ import annotations

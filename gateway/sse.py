@@ -1,10 +1,10 @@
 """Server-sent events: the only way in which answers stream to clients.
 
 The status line waits for the first event, which comes when the backend has accepted the request, so
-that an earlier error keeps its own HTTP status. During silence (while a model is loaded, or a long
-prompt is computed) the stream regularly sends an event that the API's clients know: many of them
-give up on a stream that sends only comments. A failure after that is an event of its own: a stream
-never just ends. If a client disconnects, the task that runs the response is cancelled
+that an earlier error keeps its own HTTP status; a request that waits for its model begins at once.
+During silence the stream regularly sends an event that the API's clients know: many of them give up
+on a stream that sends only comments. A failure after that is an event of its own: a stream never
+just ends. If a client disconnects, the task that runs the response is cancelled
 (`gateway.leaving`); this closes the events at once and cancels the work that produces them.
 """
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Generic, TypeVar
 
 from starlette.responses import Response
@@ -46,7 +46,7 @@ def written(events: Iterable[dict[str, Any]]) -> str:
 class EventStream(Response, Generic[T]):
     """The response that streams events; `write` gives the text of each, '' for none.
 
-    beat: returns the text of an event to send during silence, which may be the first event.
+    beat: returns the text of an event for times of silence, which may be the first event.
     on_error: returns the event for a failure after the stream has begun; an earlier failure is
     raised.
     """
@@ -75,18 +75,17 @@ class EventStream(Response, Generic[T]):
         keeper = asyncio.ensure_future(writer.keep_alive(self._interval, self._beat))
         try:
             await self._tell(writer)
-        except ApiError as error:
-            if not writer.begun:
-                raise
-            await self._break(writer, error)
         except Exception as fault:
             if not writer.begun:
                 raise
-            logs.error("stream failed", traceback=traceback_of(fault))
-            await self._break(writer, _FAULT)
+            error = fault if isinstance(fault, ApiError) else _FAULT
+            if error is _FAULT:
+                logs.error("stream failed", traceback=traceback_of(fault))
+            exchange.current().broken = error.code or error.type
+            await writer.write(self._on_error(error).encode())
         finally:
             keeper.cancel()
-        await writer.end()
+        await writer.write(b"", more=False)
 
     async def _tell(self, writer: _Writer) -> None:
         """Send the events, within the time limit of a request; waiting for a model counts too."""
@@ -98,10 +97,6 @@ class EventStream(Response, Generic[T]):
                         await writer.write(text.encode())
         except TimeoutError:
             raise too_slow(self._limit) from None
-
-    async def _break(self, writer: _Writer, error: ApiError) -> None:
-        exchange.current().broken = error.code or error.type
-        await writer.write(self._on_error(error).encode())
 
 
 class _Writer:
@@ -128,7 +123,11 @@ class _Writer:
         self._last = self._clock()
 
     async def keep_alive(self, interval: float, beat: Callable[[], str]) -> None:
-        """Send a beat after every `interval` seconds of silence, until cancelled; 0 means never."""
+        """Send a beat once a model is waited for, and after `interval` s of silence (0: never)."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(interval or None):
+                await exchange.current().waits.wait()
+            await self.write(beat().encode())
         while interval > 0:
             async with self._lock:  # a client that reads slowly is not in silence
                 silence = self._clock() - self._last
@@ -136,7 +135,3 @@ class _Writer:
                     await self._write(beat().encode())
                     silence = 0
             await asyncio.sleep(interval - silence)
-
-    async def end(self) -> None:
-        """End the response."""
-        await self.write(b"", more=False)

@@ -101,7 +101,7 @@ def _literals(annotation: Any) -> Iterator[str]:
 
 
 def drop(_: Any) -> Any:
-    """For `otherwise`: the object is removed."""
+    """A value of `otherwise` that removes the object."""
     return DROPPED
 
 

@@ -57,7 +57,10 @@ check macos-metal.lock "$mac"
 
 # The constraints keep what the locks below have pinned already; they are installed together.
 resolve gateway.in gateway.lock "$linux_x86" --constraint linux-cpu.lock
-resolve dev.in dev.lock "$linux_x86" --constraint linux-cpu.lock --constraint gateway.lock
+# selenium drives a browser without these, and httpcore imports trio wherever it is installed, which
+# makes the start of every process that loads a model or serves HTTP longer.
+resolve dev.in dev.lock "$linux_x86" --constraint linux-cpu.lock --constraint gateway.lock \
+    --no-emit-package={trio,trio-websocket,outcome,sniffio,wsproto}
 for lock in gateway.lock dev.lock; do
     for platform in "$linux_x86" "$linux_arm" "$mac"; do
         check "$lock" "$platform"

@@ -7,17 +7,21 @@ Python is the one with which the venv was created, without parts that serving do
 
 from __future__ import annotations
 
+import marshal
 import os
 import platform
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import distributions
+from importlib.util import MAGIC_NUMBER, cache_from_source, source_hash
 from pathlib import Path
+from types import CodeType
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("run.sh", "backend", "common", "wire", "LICENSE", "README.md")
@@ -37,6 +41,7 @@ C_LIBRARY = re.compile(
 # Three names of one library would become three copies; the dynamic linker uses the third name.
 COPIES = ("libopenblas.so", "libopenblas.so.0.3")
 ELF = b"\x7fELF"
+NEVER_COMPARED = (1).to_bytes(4, "little")  # flags of bytecode that is valid whatever its source
 OTHER_PYTHON = (
     "this Python cannot be moved to another place; install with one that can, for example"
     ' PYTHON="$(uv python find --managed-python 3.12)" ./install.sh'
@@ -144,6 +149,45 @@ def copy_own(package: Path) -> None:
         shutil.copy(ROOT / "scripts" / name, package / "scripts")
 
 
+def compile_all(package: Path, origins: Mapping[Path, Path]) -> None:
+    """Compile all sources to bytecode that stays valid when copying changes dates.
+
+    origins: folders of the package, and those that they were copied from, whose bytecode is used
+    again, because compiling takes most of the time.
+    """
+    for source in package.rglob("*.py"):
+        place, text = str(source.relative_to(package)), source.read_bytes()
+        folder = next((one for one in source.parents if one in origins), None)
+        code = (
+            compiled_before(text, origins[folder] / source.relative_to(folder)) if folder else None
+        )
+        if code is None:
+            code = compile(text, place, "exec", dont_inherit=True)
+        compiled = Path(cache_from_source(str(source)))
+        compiled.parent.mkdir(exist_ok=True)
+        header = MAGIC_NUMBER + NEVER_COMPARED + source_hash(text)
+        compiled.write_bytes(header + marshal.dumps(placed(code, place)))
+
+
+def compiled_before(text: bytes, origin: Path) -> CodeType | None:
+    """The code of a source file, if it has this text and its bytecode is valid."""
+    compiled = Path(cache_from_source(str(origin)))
+    if not compiled.exists() or origin.read_bytes() != text:
+        return None
+    changed = int(origin.stat().st_mtime) & 0xFFFFFFFF
+    valid = struct.pack("<4sIII", MAGIC_NUMBER, 0, changed, len(text) & 0xFFFFFFFF)
+    found = compiled.read_bytes()
+    return marshal.loads(found[len(valid) :]) if found.startswith(valid) else None
+
+
+def placed(code: CodeType, place: str) -> CodeType:
+    """The same code with another path of its source."""
+    inner = (
+        placed(value, place) if isinstance(value, CodeType) else value for value in code.co_consts
+    )
+    return code.replace(co_filename=place, co_consts=tuple(inner))
+
+
 def python_in(package: Path, *arguments: str, launch: bool = False) -> str:
     """The output of the package's own Python.
 
@@ -174,9 +218,9 @@ def build(package: Path, venv: Path) -> None:
     copy_packages(venv, Path(places[0]))
     copy_libraries(package)
     copy_own(package)
-    # Bytecode that is never compared with its source stays valid when copying changes dates.
-    compiling = ("-m", "compileall", "-qf", "-j0", "--invalidation-mode", "unchecked-hash")
-    python_in(package, *compiling, "-s", str(package), str(package))
+    library, packages = (Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib"))
+    placed_at = package / "python" / sys.platlibdir / library.name
+    compile_all(package, {placed_at: library, Path(places[0]): packages})
     python_in(package, "-c", "import mlx.core, mlx_lm, wire.backend_pb2_grpc", launch=True)
 
 

@@ -1,15 +1,18 @@
-"""What holds for all tests: how hypothesis searches, and which files come first.
+"""What holds for all tests: how MLX and hypothesis are set, and which files come first.
 
-The files that take minutes come first, so that all workers stay busy.
+The files that take longest come first, so that all workers stay busy.
 """
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from backend.engine import device
 from tests.long import TEST_LONG
 
 # A machine that stalls says nothing about the code. A sample is the same at every run.
@@ -23,26 +26,46 @@ settings.register_profile(
 settings.load_profile("unhurried")
 
 HERE = Path(__file__).parent
+# None uses a process that other files of its folder share, which a change of folders ends.
 LONG = (
-    "engine/executing/test_executor_faults.py",
-    "engine/vision/test_families.py",
-    "acceptance/test_hanging.py",
+    "acceptance/test_rank_faults.py",
     "architectures/test_architectures.py",
-    "gateway/test_supervisor_failures.py",
-    "engine/test_scheduler.py",
-    "engine/planning/test_planner.py",
-    "clients/test_conformance.py",
-    "clients/test_openai.py",
-    "engine/test_parity.py",
-    "acceptance/test_fuzz.py",
+    "acceptance/test_ranks.py",
+    "acceptance/test_hanging.py",
+    "engine/vision/test_families.py",
+    "engine/test_memory.py",
     "clients/test_schemathesis.py",
+    "engine/executing/test_executor_faults.py",
+    "gateway/test_supervisor.py",
+    "install/test_package.py",
+    "engine/test_conversations.py",
+    "engine/test_costly_masks.py",
     "install/test_install.py",
     "gateway/test_crowd.py",
-    "gateway/test_supervisor.py",
-    "gateway/page/test_page_chat.py",
+    "engine/vision/test_videos.py",
+    "engine/test_scheduler.py",
+    "engine/test_parity.py",
     "acceptance/test_restart.py",
-    "clients/test_lm_eval.py",
 )
+
+
+def pytest_sessionstart() -> None:
+    """Configure MLX as a backend does, because the setting is one for all tests of a process."""
+    device.prepare(device.detect())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Keep what collection imports out of all garbage collections.
+
+    The engine collects garbage at each load, which would take a quarter of a second.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

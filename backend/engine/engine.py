@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from backend.engine.commands import Cancel, Free, Load, MeasureMemory, Stop
 from backend.engine.embedding.encoding import Encoded, Encoding, Piece
-from backend.engine.embedding.kind import ModelKind
 from backend.engine.embedding.readers import Reader
 from backend.engine.engine_state import EngineMetrics, EngineState, EngineStatus
 from backend.engine.errors import (
@@ -38,6 +37,7 @@ from backend.engine.prompting.text_calls import TextCalls
 from backend.engine.request import GenerationRequest
 from backend.engine.served_model import ServedModel
 from backend.engine.worker import Worker
+from common.model_kind import ModelKind
 from common.wording import shown
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _SAVE_SECONDS_AT_FREE = 3.0  # LocalAI waits 5 seconds for the answer to Free
 _MEASURE_SECONDS = 1.0  # how long Status waits for the engine thread's step to end
+_GLANCE_SECONDS = 0.05  # the same if a measurement is known that is no older than _RECENT_SECONDS
+_RECENT_SECONDS = 5.0
 _FAILED = "the engine has failed and the backend ends: send the request again in a while"
 _FILES_GRACE = 1.0  # how long a cancelled load may take to end its work on files
 _MOST_LEFT_BEHIND = 4
@@ -77,6 +79,7 @@ class Engine:
         self._stopping = False
         self._measurement: asyncio.Future[dict[str, int]] | None = None
         self._memory: dict[str, int] = {}
+        self._measured_at = float("-inf")
         self._slot = asyncio.Lock()
         self._before_load: Callable[[], None] = lambda: None
         self._failure: asyncio.Future[str] | None = None
@@ -253,13 +256,16 @@ class Engine:
         """State and memory. The total is all memory that MLX has allocated, in use or for reuse.
 
         The engine thread measures memory after the current step; if the step takes long, the
-        previous measurement is returned.
+        previous measurement is returned, sooner if that is recent.
         """
         state = self._state()
         if state is not EngineState.FAILED:
             if self._measurement is None or self._measurement.done():
                 self._measurement = self._begin_measurement()
-            await asyncio.wait({self._measurement}, timeout=_MEASURE_SECONDS)
+            recent = time.monotonic() - self._measured_at <= _RECENT_SECONDS
+            glances = recent and state is EngineState.GENERATING
+            patience = _GLANCE_SECONDS if glances else _MEASURE_SECONDS
+            await asyncio.wait({self._measurement}, timeout=patience)
         memory = dict(self._memory)
         total = memory.get("mlx_active", 0) + memory.get("mlx_cache", 0)
         if self._served is not None:
@@ -270,7 +276,7 @@ class Engine:
     def _begin_measurement(self) -> asyncio.Future[dict[str, int]]:
         def seen(look: asyncio.Future[dict[str, int]]) -> None:
             if not look.cancelled() and look.exception() is None:
-                self._memory = look.result()
+                self._memory, self._measured_at = look.result(), time.monotonic()
 
         command = MeasureMemory()
         self._worker.send(command)
@@ -310,6 +316,8 @@ class Engine:
         await asyncio.to_thread(self._worker.join, grace)
         if self._leader is not None:
             self._leader.close()
+        if self._served is not None and self._served.constraints is not None:
+            self._served.constraints.close()
         if self._served is not None and self._served.disk is not None:
             left = grace - (time.monotonic() - started)
             await asyncio.to_thread(self._served.disk.close, min(max(left, 0.0), _SAVE_SECONDS))

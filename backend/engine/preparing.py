@@ -22,7 +22,7 @@ from backend.engine.executing import score_plan
 from backend.engine.executing.score_plan import ScoreRequest
 from backend.engine.generation import Generation
 from backend.engine.outbox import Publication
-from backend.engine.prompting.prompts import require_returnable
+from backend.engine.prompting.prompts import TOO_DEEP, require_returnable
 from backend.engine.prompting.unreadable_text import tokenizing
 from backend.engine.request import (
     ChatPrompt,
@@ -51,10 +51,6 @@ _THREADS: dict[Stage, int] = {
     "disk": 1,
 }
 _LONG = 1 << 15  # characters; rendering and tokenising longer texts takes a noticeable time
-_TOO_DEEP = (
-    "the request is nested too deeply to be read: send messages, tools and template arguments with"
-    " less nesting of objects and lists"
-)
 
 # A generator that yields the name of the threads on which its next stage must run.
 Work = Callable[["ServedModel", int], Iterator[Stage]]
@@ -202,7 +198,7 @@ class Preparer:
         except EngineError as refusal:
             self._publish([(ticket, refusal)])
         except RecursionError:  # templates and JSON encoding recurse as deep as the request
-            self._publish([(ticket, InvalidRequest(_TOO_DEEP))])
+            self._publish([(ticket, InvalidRequest(TOO_DEEP))])
         except BaseException as fault:  # a Rust panic in the tokenizer is not an Exception
             name = type(fault).__name__
             self._publish([(ticket, EngineFailed(f"the prompt could not be prepared ({name})"))])

@@ -47,6 +47,7 @@ from common.stop_strings import StopMatcher
 
 if TYPE_CHECKING:
     from backend.engine.vision.media_plan import MediaPlan
+    from backend.engine.vision.media_prefill import MediaReader
 
 _log = logging.getLogger(__name__)
 
@@ -163,6 +164,7 @@ class Scheduler:
                 tokens=tuple(command.prompt),
                 limit=command.limit,
                 spans=() if media is None else tuple((s.start, s.stop) for s in media.spans),
+                whole=media is not None and self._reader.whole,
                 places=command.places if plan is None else (plan.stable,),
                 on_disk=command.stored.length if command.stored else 0,
                 width=1 if scoring is None else 1 + scoring.width,
@@ -186,8 +188,12 @@ class Scheduler:
         return command.request.n_draft or self._model.drafting.most
 
     def _encoding_bytes(self, media: MediaPlan) -> int:
+        return self._reader.needs(media)
+
+    @property
+    def _reader(self) -> MediaReader:
         assert self._model.media is not None, "a text model gets no media"
-        return self._model.media.needs(media)
+        return self._model.media
 
     def cancel(self, ticket: int) -> None:
         """End a sequence. Nothing is published, because its owner cancelled it."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from backend.engine.embedding.kind import ModelKind
 from backend.engine.request import ChatPrompt, Extras
 from backend.engine.token_text import TextStream
 from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser
+from common.model_kind import ModelKind
 
 if TYPE_CHECKING:
     from backend.engine.constraints.compiler import ConstraintCompiler

@@ -202,7 +202,8 @@ MODEL_OPTIONS = Fields(
         "LoraAdapters": "further adapters; several are added up",
         "LoraScale": "multiplies the adapter's own scale; 0 means 1",
         "LoraScales": "the same, in the order of LoraAdapters",
-        "DraftModel": "a smaller model with the same tokenizer, for speculative decoding",
+        "DraftModel": "for speculative decoding: a smaller model with the same tokenizer, or an"
+        " EAGLE-3 or DFlash checkpoint that was trained for this model",
         "LimitImagePerPrompt": "maximum number of Images in a request; 0 means 16",
         "LimitVideoPerPrompt": "maximum number of Videos in a request; 0 means 16",
         "LimitAudioPerPrompt": "maximum number of Audios in a request; 0 means 16",

@@ -149,6 +149,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if self._closed and method not in self._answered:
             raise ShuttingDown
         require_bounded(handler.request_deserializer.__self__, raw)
+        if len(raw) > _LONG:
+            # The pieces in which it came take twice its length, although they are freed.
+            await asyncio.to_thread(return_freed_memory)
         try:
             request = handler.request_deserializer(raw)
         except DecodeError:

@@ -25,7 +25,7 @@ _ENGINE_LIMIT = 6.0  # seconds after which an engine that has not stopped is aba
 _ANSWER_GRACE = 1.0
 _LAST_LOOK = 1.0  # seconds during which Status and Health report a failure before calls end
 _ECHO = 0.1
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class EngineStopped(Exception):
@@ -64,7 +64,9 @@ async def serve(engine: Engine, address: Address, token: str, ready: Callable[[i
 
 
 def _on_signals() -> asyncio.Future[int]:
-    """A future that the first signal completes; a second signal ends the process at once.
+    """A future that the first signal to stop completes; a second one ends the process at once.
+
+    SIGHUP is one of them unless it is ignored, as under `nohup`.
 
     `timeout` and similar programs signal a process and then its group; such a repetition does not
     count as a second signal.
@@ -85,6 +87,7 @@ def _on_signals() -> asyncio.Future[int]:
         logs.flush()
         os._exit(128 + number)
 
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, receive, number)
+    for number in _STOPPING:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            loop.add_signal_handler(number, receive, number)
     return stop_signal

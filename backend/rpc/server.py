@@ -21,6 +21,10 @@ _MOST_PENDING = 100_000
 _OPTIONS = (
     ("grpc.max_send_message_length", MOST_BYTES),
     ("grpc.max_receive_message_length", MOST_BYTES),
+    # Without a limit, a client that resets its calls as soon as it has sent them leaves more and
+    # more of them behind, until others are not answered. A client that knows the limit holds back
+    # further calls; those that it sends before are reset, so the limit is far above any burst.
+    ("grpc.max_concurrent_streams", 1 << 13),
     ("grpc.so_reuseport", 0),  # otherwise two backends on one port would share its calls
     # If many calls arrive before the server accepts them, gRPC cancels some without an error
     # message. Accept them all instead: refusing them here is fast, and the caller learns why.

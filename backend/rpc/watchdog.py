@@ -13,12 +13,12 @@ import mmap
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from backend.engine.heartbeat import BYTES, TICK_SECONDS, Heartbeat, Standstill
 from backend.rpc import logs
+from common.unnamed_file import unnamed_file
 
 _ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,8 @@ class Watchdog:
     def __init__(self, heartbeat: Heartbeat, hangs: Callable[[str], None]) -> None:
         self._heartbeat = heartbeat
         self._hangs = hangs
-        self._file = _shared_file()
+        self._file = unnamed_file("heartbeat")
+        os.write(self._file, bytes(BYTES))
         self._monitor: subprocess.Popen[bytes] | None = None
         heartbeat.move(mmap.mmap(self._file, BYTES))
 
@@ -76,14 +77,3 @@ class Watchdog:
             assert self._monitor.stdin is not None
             self._monitor.stdin.close()
             self._monitor.wait()
-
-
-def _shared_file() -> int:
-    """The descriptor of an unnamed file with BYTES zero bytes."""
-    if sys.platform == "linux":
-        file = os.memfd_create("heartbeat")
-    else:
-        with tempfile.TemporaryFile() as unnamed:
-            file = os.dup(unnamed.fileno())
-    os.write(file, bytes(BYTES))
-    return file

@@ -33,8 +33,8 @@ _GRACE = 10.0  # seconds that rank 0 gets to shut down; it takes 7 at most
 _REPORTS = 4.0  # seconds that rank 0 gets to report the loss of a rank
 _FOLLOWERS_GRACE = 1.0  # seconds that the others get to notice that rank 0 has ended
 _LOOK_SECONDS = 2.0  # seconds between two checks whether a signal has stopped a rank
-_MOST_STOPPED = 8.0  # maximum seconds; together with the check before, it is a rank's time-out
-# seconds; ranks that end sooner than this several times in a row are not started again
+_MOST_STOPPED = 8.0  # seconds; with the time between two checks it makes up a rank's time-out
+# seconds; ranks that live shorter than this several times in a row are not started again
 _SHORT_LIFE = 20.0
 _MOST_SHORT_LIVES = 3
 _GIVEN_UP = 1
@@ -111,7 +111,7 @@ class Supervisor:
         self, place: Place, hostfile: str, environ: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         own = {**environ, **transport_environ(place, hostfile, environ)}
-        own.pop(parent_watch.SWITCH, None)  # this supervisor watches the host for it
+        own.pop(parent_watch.SWITCH, None)  # the supervisor watches the host instead
         own[LAST_LOAD] = str(Path(self._folder.name) / "last_load")
         place.write(own)
         arguments = self._plan.rest if place.rank == 0 else ()
@@ -120,7 +120,7 @@ class Supervisor:
         )
 
     def _life(self, processes: Sequence[subprocess.Popen[bytes]]) -> int:
-        """Wait until the first process or any other ends; returns the first one's exit code."""
+        """Wait until a process ends, and end the others. Returns the exit code of the first one."""
         first, *others = processes
         stopped: dict[int, float] = {}
         try:
@@ -153,7 +153,7 @@ class Supervisor:
         return _ended(first, _GRACE)
 
     def _pause(self, seconds: float) -> None:
-        """Wait for a signal, but not longer than the pause."""
+        """Wait for a signal, at most that many seconds."""
         if select.select([self._wake], [], [], seconds)[0]:
             os.read(self._wake, 4096)
 

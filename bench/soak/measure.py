@@ -146,7 +146,7 @@ def _of_looks(looks: Sequence[Look]) -> Iterator[Figure]:
     shown = f"{before / 2**20:.1f} to {after / 2**20:.1f} MiB in {len(looks)} rounds"
     yield at_most("resident memory, last third / first", after / before, GROWTH, shown)
     before, after = medians(lambda look: look.active)
-    yield at_most("MLX's bytes outside the parts of Status, growth", after - before, 2**16)
+    yield at_most("MLX's bytes that Status does not account for, growth", after - before, 2**16)
     for name, of in (
         ("threads", lambda look: look.threads),
         ("descriptors", lambda look: look.descriptors),
@@ -172,7 +172,7 @@ def _loads(stub: BackendStub, pid: int, paths: Sequence[Path]) -> Iterator[Figur
 
 
 def _of_log(ledger: Ledger, log: str) -> Figure:
-    """Whether the backend's log has exactly one end of every answer."""
+    """The answers that do not have exactly one final line in the backend's log."""
     ends = Counter(_CALL.findall(log))
     of_label = Counter(label for _, label in ends.elements())
     odd = [label for label, times in of_label.items() if times > 1]

@@ -22,7 +22,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class Unreadable(Exception):
-    """The text is not what its beginning suggested."""
+    """The text does not follow the syntax with which it begins."""
 
 
 class Cut(Unreadable):
@@ -202,6 +202,24 @@ class Cursor:
                 show(self.take(end - self._at))
             if marker or self.ended:
                 return marker
+            yield
+
+    def inside(self, markers: Markers, show: Callable[[str], None]) -> Wait[str]:
+        """As `until`, for a value that a marker must end.
+
+        Raises Cut at the end of the text; the beginning of a marker there is not passed to `show`.
+        """
+        while True:
+            end, marker = markers.find(self._text, self._at, self.ended)
+            if not marker:
+                end = markers.open_end(self._text, self._at)
+            if end > self._at:
+                show(self.take(end - self._at))
+            if marker:
+                return marker
+            if self.ended:
+                self.rest()
+                raise Cut
             yield
 
     def unreadable(self) -> Unreadable:

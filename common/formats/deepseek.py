@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from common.formats.answer import Call
-from common.formats.cursor import Markers, Wait
+from common.formats.cursor import Wait
 from common.formats.json_calls import read_arguments
 from common.formats.reading import CallSyntax, Reading, Tags
 from common.formats.sections import Section
@@ -15,33 +16,28 @@ from common.formats.tagged_text import TaggedText
 THINK = Tags("<think>", "</think>")
 _SEPARATOR = "<｜tool▁sep｜>"
 _CALL_END = "<｜tool▁call▁end｜>"
-_LINE = Markers(["\n", "{", _CALL_END])
+_NAME = re.compile(r"""[^\s{}<>`"]*""")
+_NO_ARGUMENTS = ("", "null", "[]")
 
 
 def _read_call(reading: Reading) -> Wait[Call]:
     """`function<sep>NAME`, a line break and fenced JSON in V3; `NAME<sep>` and JSON in V3.1."""
     cursor = reading.cursor
-    words: list[str] = []
-    marker = yield from cursor.until(Markers([_SEPARATOR, "\n", "{"]), words.append)
-    if marker not in (_SEPARATOR, "{"):
-        raise cursor.unreadable()
-    yield from cursor.accept(_SEPARATOR)
-    after: list[str] = []
-    yield from cursor.until(_LINE, after.append)
-    name = "".join(after).strip() or "".join(words).strip()
     yield from cursor.space()
-    if (yield from cursor.accept("```")):
-        yield from cursor.accept("json")
-        yield from cursor.space()
-    if not name or any(letter.isspace() for letter in name):
+    words = yield from cursor.run(_NAME)
+    yield from cursor.space()
+    separated = yield from cursor.accept(_SEPARATOR)
+    yield from cursor.space()
+    after = (yield from cursor.run(_NAME)) if separated else ""
+    name = words if after in _NO_ARGUMENTS else after
+    yield from cursor.space()
+    begun = yield from cursor.at(["{", '"', "```", _CALL_END])
+    if not name or not (begun and (separated or begun == "{")):
         raise cursor.unreadable()
     reading.begin(name)
     if (yield from cursor.at([_CALL_END])):
         return Call(name, "{}")
-    arguments = yield from read_arguments(reading, ("\n```", _CALL_END))
-    yield from cursor.space()
-    yield from cursor.accept("```")
-    return Call(name, arguments)
+    return Call(name, (yield from read_arguments(reading, ("```", _CALL_END))))
 
 
 _SECTION = Section(

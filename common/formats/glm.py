@@ -12,7 +12,7 @@ from common.formats.reading import CallSyntax, Reading, Tags, no_content_yet
 from common.formats.tagged_calls import CallTags
 from common.formats.tagged_text import TaggedText
 
-_NAME = re.compile(r"[^<>{}\s]*")
+_NAME = re.compile(r"[^<>{}\s\\]*")
 _KEY = re.compile(r"[^<\n]*")
 
 
@@ -37,11 +37,18 @@ class KeyValueTags(CallTags):
         else:
             yield from CallTags.read(self, reading)
 
+    def _gap(self, cursor: Cursor) -> Wait[None]:
+        """Read space, and line breaks that the model wrote as `\\n`, which vLLM reads as well."""
+        yield from cursor.space()
+        while (yield from cursor.accept("\\n")):
+            yield from cursor.space()
+
     def _read_call_header(self, cursor: Cursor) -> Wait[tuple[str, bool, str]]:
         yield from cursor.space()
         name = yield from cursor.run(_NAME)
-        yield from cursor.space()
-        if not (yield from cursor.at([self.parameter, self.call_close, "{"])):
+        yield from self._gap(cursor)
+        follow = [self.parameter, self.call_close, "{", self.call + name]
+        if not (yield from cursor.at(follow)):
             with cursor.ahead():
                 if not (yield from self._opens_parameter(cursor)):
                     raise cursor.unreadable()
@@ -55,13 +62,18 @@ class KeyValueTags(CallTags):
             key = yield from cursor.run(_KEY)
             return bool(key.strip()) and bool((yield from cursor.at([self.key_close])))
 
-    def _read_header(self, cursor: Cursor) -> Wait[tuple[Mapping[str, str], bool]]:
+    def _read_parameter_header(self, cursor: Cursor) -> Wait[tuple[Mapping[str, str], bool]]:
+        yield from cursor.space()
         key = (yield from cursor.run(_KEY)).strip()
+        yield from cursor.space()
         closed = yield from cursor.accept(self.key_close)
+        start = cursor.position
         with cursor.ahead():
-            space = len((yield from cursor.space()))
+            yield from self._gap(cursor)
+            space = cursor.position - start
             opened = yield from cursor.at([self.value])
         cursor.take(space + len(opened))
+        yield from cursor.drop_cut((self.value,))
         if not key or not (closed or opened):
             raise cursor.unreadable()
         return {"name": key}, False

@@ -105,8 +105,10 @@ class Harmony:
             elif part == _CONSTRAIN:
                 yield from cursor.run(_FORMAT)
         yield from cursor.drop_cut((*_HEADER_PARTS, _MESSAGE))
-        if not header.marked or not (yield from cursor.more()):
-            raise cursor.unreadable()
+        with cursor.ahead():
+            yield from cursor.space()
+            if not header.marked or not (yield from cursor.more()):
+                raise cursor.unreadable()
         header.whole = True
 
     def _is_header(self, cursor: Cursor, header: _Header) -> Wait[bool]:
@@ -114,6 +116,7 @@ class Harmony:
         if header.marked:
             return True
         with cursor.ahead():
+            yield from cursor.space()
             yield from cursor.run(_HEADER_WORDS)
             return bool((yield from cursor.at([_CHANNEL, _MESSAGE, _CONSTRAIN])))
 

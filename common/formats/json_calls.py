@@ -6,32 +6,36 @@ import re
 from collections.abc import Collection
 
 from common.formats.answer import Call
-from common.formats.cursor import Unreadable, Wait
+from common.formats.cursor import Cursor, Unreadable, Wait
 from common.formats.reading import Reading
 from common.formats.values import (
     MODEL_JSON,
     Dialect,
     Send,
     as_json,
+    object_of,
     parts,
     read_value,
     string_of,
 )
+from common.tool_schema import ToolSchemas
 
 _NAMES = ("name", "function", "tool_name", "tool")
-_ARGUMENTS = ("arguments", "parameters", "args")
+_ARGUMENTS = ("arguments", "parameters", "args", "input", "params")
 _EXTRAS = frozenset({"id", "type", "index", "call_id"})
 _KEYS = _EXTRAS.union(_NAMES, _ARGUMENTS)
-_KEY_EDGE = '{["' + " \t\r\n"
+_KEY_EDGE = "{[\"'" + " \t\r\n"
 _SPACE = re.compile(r"\s+")
 _OPENINGS = ("{", '{"type":"function",', '{"type":"function","function":{', '{"function":{')
-_SURPLUS = re.compile(r"[}\]\s]*")
-_FIRST_KEY = re.compile(r'[\w" \t\r\n{\[]*')
+_SURPLUS = re.compile(r"[})\]\s]*")
+_SURPLUS_BRACE = re.compile(r"[}\s]*")
+_FENCE, _LANGUAGE = "```", re.compile(r"\w*")
+_FIRST_KEY = re.compile(r"""[\w"' \t\r\n{\[]*""")
 
 
 def arguments_of(text: str | None) -> str | None:
-    """Arguments as the text of an object: a JSON string is decoded, None becomes `{}`."""
-    if text is None or text == "null":
+    """Arguments as the text of an object: a string is decoded, and none, as in `[]`, are `{}`."""
+    if text in (None, "null", "[]"):
         return "{}"
     inner = string_of(text)
     if inner is not None:
@@ -44,26 +48,49 @@ def read_arguments(
 ) -> Wait[str]:
     """Read the arguments of the open call, and send them as they come.
 
-    Arguments inside a JSON string are sent when the string is complete.
+    They may be in a code block.
+
+    Arguments inside a JSON string are sent when the string is complete. A closing bracket too many
+    before an end is repaired.
     """
     cursor = reading.cursor
-    yield from cursor.space()
+    fence = yield from _read_fence(cursor)
     send = reading.send if (yield from cursor.peek()) == "{" else None
     arguments = arguments_of((yield from read_value(cursor, dialect, ends, send=send)))
     if arguments is None:
         raise Unreadable
+    yield from drop_surplus(cursor, (fence, *ends) if fence else ends)
+    yield from cursor.accept_after_space(fence)
     return arguments
 
 
-def calls_of(text: str, *, strict: bool = False) -> list[Call]:
+def _read_fence(cursor: Cursor) -> Wait[str]:
+    """Read space, and the first line of a code block if one begins here; returns its fence."""
+    yield from cursor.space()
+    fence = yield from cursor.accept(_FENCE)
+    if fence:
+        yield from cursor.run(_LANGUAGE)
+        yield from cursor.space()
+    return fence
+
+
+def drop_surplus(cursor: Cursor, ends: tuple[str, ...]) -> Wait[None]:
+    """Read closing brackets and space before one of the ends, or at the end of the text."""
+    with cursor.ahead():
+        surplus = yield from cursor.run(_SURPLUS)
+        closes = (yield from cursor.at(ends)) or not (yield from cursor.more())
+    cursor.take(len(surplus) if closes else 0)
+
+
+def calls_of(text: str, tools: ToolSchemas, *, strict: bool = False) -> list[Call]:
     """The calls in a JSON object or list; `strict`: it must contain nothing else."""
     items = [value for _, value in parts(text)] if text.startswith("[") else [text]
     if not items:
         raise Unreadable
-    return [_call_of(item, strict) for item in items]
+    return [_call_of(item, tools, strict) for item in items]
 
 
-def _call_of(text: str, strict: bool) -> Call:
+def _call_of(text: str, tools: ToolSchemas, strict: bool) -> Call:
     members = _members(text)
     identity = string_of(members.get("id", "")) or string_of(members.get("call_id", "")) or ""
     if members.get(_first(_NAMES, members), "").startswith("{"):
@@ -74,6 +101,9 @@ def _call_of(text: str, strict: bool) -> Call:
     others = members.keys() - _EXTRAS - {name_key, arguments_key}
     if not name or arguments is None or (strict and (others or not arguments_key)):
         raise Unreadable
+    if not arguments_key:  # the arguments may be beside the name
+        declared = set(tools.properties(name))
+        arguments = object_of([item for item in members.items() if item[0] in others & declared])
     return Call(name, arguments, identity)
 
 
@@ -129,19 +159,26 @@ class _CallSender:
 
 
 def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
-    """Read a call or a list of calls; one bracket too few or too many before an end is repaired."""
+    """Read a call or a list of calls, which may be in a code block.
+
+    One bracket too few or too many before an end is repaired.
+    """
     cursor = reading.cursor
-    if not (yield from cursor.accept("[")):
+    fence = yield from _read_fence(cursor)
+    if (yield from cursor.accept("[")):
+        yield from _read_json_list(reading, ends)
+    else:
         yield from _read_json_call(reading, ends)
-        with cursor.ahead():
-            surplus = yield from cursor.run(_SURPLUS)
-            closes = yield from cursor.at(ends)
-        cursor.take(len(surplus) if closes else 0)
-        return
+    yield from drop_surplus(cursor, (fence, *ends) if fence else ends)
+    yield from cursor.accept_after_space(fence)
+
+
+def _read_json_list(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
+    cursor = reading.cursor
     yield from cursor.space()
     while True:
         yield from _read_json_call(reading, ends)
-        yield from cursor.space()
+        yield from cursor.run(_SURPLUS_BRACE)
         if not (yield from cursor.accept(",")):
             break
         yield from cursor.space()
@@ -155,7 +192,7 @@ def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
     value = yield from read_value(
         reading.cursor, MODEL_JSON, ends=ends, receiver=_CallSender(reading)
     )
-    for call in calls_of(value):
+    for call in calls_of(value, reading.tools):
         reading.call(call)
 
 
@@ -180,7 +217,12 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
     while True:
         yield from _expect_call(reading, alone)
         receiver = None if closers or not alone else _CallSender(reading)
-        found = calls_of((yield from read_value(cursor, receiver=receiver)), strict=True)
+        found = calls_of(
+            (yield from read_value(cursor, MODEL_JSON, receiver=receiver)),
+            reading.tools,
+            strict=True,
+        )
+        yield from drop_surplus(cursor, closers)
         start = cursor.position
         with cursor.ahead():
             yield from cursor.space()
@@ -203,7 +245,7 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
         cursor.take(length)
         if not (yield from cursor.more()):
             return
-        reading.begun = alone  # a separator after a call can only belong to a call
+        reading.begun = True  # a separator after a call can only belong to a call
 
 
 def _expect_call(reading: Reading, alone: bool) -> Wait[None]:
@@ -215,11 +257,11 @@ def _expect_call(reading: Reading, alone: bool) -> Wait[None]:
         if key not in _KEYS:
             raise Unreadable
         yield from cursor.space()
-        if key not in _NAMES or (yield from cursor.peek()) != '"':
+        if key not in _NAMES or (yield from cursor.peek()) not in ('"', "'"):
             return
-        name = string_of((yield from read_value(cursor)))
+        name = string_of((yield from read_value(cursor, MODEL_JSON)))
         if name is not None and name in reading.tools:
-            reading.begun = alone
+            reading.begun = reading.begun or alone
             return
         yield from cursor.space()
         yield from cursor.expect(",")

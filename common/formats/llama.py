@@ -38,7 +38,7 @@ def _read_tagged(reading: Reading) -> Wait[None]:
     cursor = reading.cursor
     cursor.take(len(reading.opener))
     yield from cursor.space()
-    if (yield from cursor.peek()) != "{":
+    if not (yield from _is_json(cursor)) and not (yield from cursor.at(["```"])):
         yield from read_pythonic(reading, (_LIST_CLOSE,), offered=reading.opener != _LIST_TAG)
     else:
         yield from read_json_calls(reading, (";",))

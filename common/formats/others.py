@@ -9,7 +9,7 @@ from common.formats.json_calls import read_json_calls
 from common.formats.qwen import MARKED_CALLS, THINK, UNMARKED_CALLS
 from common.formats.qwen import TEXT as HERMES_TEXT
 from common.formats.reading import CallSyntax, Reading, Tags
-from common.formats.tagged_calls import CallTags, named
+from common.formats.tagged_calls import CallTags, keyed, named
 from common.formats.tagged_text import TaggedText
 
 
@@ -36,7 +36,7 @@ MINIMAX_TEXT = _tagged(
         parameter_close="</parameter>",
         block="<minimax:tool_call>",
         block_close="</minimax:tool_call>",
-        trims_line=True,
+        lines="paired",
     ),
     THINK,
 )
@@ -69,9 +69,10 @@ SEED_TEXT = _tagged(
         parameter="<parameter=",
         parameter_close="</parameter>",
         header=named,
+        parameter_header=keyed,
         block="<seed:tool_call>",
         block_close="</seed:tool_call>",
-        trims_line=True,
+        lines="paired",
     ),
     Tags("<seed:think>", "</seed:think>"),
 )

@@ -6,9 +6,9 @@ import re
 
 from common.formats.answer import Call
 from common.formats.cursor import Unreadable, Wait
+from common.formats.json_calls import drop_surplus
 from common.formats.reading import Reading
-from common.formats.tagged_calls import object_of
-from common.formats.values import PYTHON, json_string, read_value
+from common.formats.values import PYTHON, json_string, object_of, read_value
 
 _NAME = re.compile(r"[\w.-]*")
 _NEXT_ARGUMENT = re.compile(r"[,\s]*")
@@ -25,10 +25,10 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
     certain = alone or not offered
     in_list = bool((yield from cursor.accept("[")))
     held: list[Call] = []  # calls that count only if the whole list can be parsed
-    count = 0
+    count, unclosed = 0, False  # unclosed: the bracket at the end of the list is missing
     while True:
         yield from cursor.space()
-        if count and in_list and (yield from cursor.accept("]")):
+        if count and in_list and (unclosed or (yield from cursor.accept("]"))):
             break
         call = yield from _read_call(reading, shown=certain)
         if offered and call.name not in reading.tools:
@@ -44,7 +44,9 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
             another = (yield from cursor.peek()).isidentifier()
         if in_list:
             yield from cursor.space()
-            if not (yield from cursor.accept(",")) and (yield from cursor.peek()) != "]":
+            unclosed = bool((yield from cursor.at(ends)))
+            goes_on = unclosed or (yield from cursor.accept(","))
+            if not goes_on and (yield from cursor.peek()) != "]":
                 raise cursor.unreadable()
         elif another and ends:
             cursor.take(length)
@@ -73,6 +75,7 @@ def read_fenced_pythonic(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
         yield from cursor.run(re.compile(r"\w*"))
         yield from cursor.space()
     yield from read_pythonic(reading, (*ends, "```"), offered=False)
+    yield from drop_surplus(cursor, (*ends, "```"))
     yield from cursor.accept_after_space(fence)
 
 
@@ -81,8 +84,9 @@ def _read_call(reading: Reading, *, shown: bool) -> Wait[Call]:
     name = yield from cursor.run(_NAME)
     if not name or not (name[0].isalpha() or name[0] == "_"):
         raise cursor.unreadable()
+    if (bare := name.removesuffix(".call")) in reading.tools:  # as Llama 3 calls tools of its own
+        name = bare
     yield from cursor.expect("(")
-    positions = iter(reading.tools.properties(name))
     arguments: list[tuple[str, str]] = []
     if shown:
         reading.begin(name)
@@ -91,7 +95,10 @@ def _read_call(reading: Reading, *, shown: bool) -> Wait[Call]:
         if (yield from cursor.accept(")")):
             return Call(name, object_of(arguments))
         key = yield from _read_keyword(reading)
-        if key is None and (key := next(positions, None)) is None:
+        if key is None:
+            given = {k for k, _ in arguments}
+            key = next((k for k in reading.tools.properties(name) if k not in given), None)
+        if key is None:
             raise Unreadable
         reading.send(("{" if not arguments else ", ") + json_string(key) + ": ")
         arguments.append((key, (yield from read_value(cursor, PYTHON, send=reading.send))))
@@ -107,6 +114,8 @@ def _read_keyword(reading: Reading) -> Wait[str | None]:
         start = cursor.position
         name = yield from cursor.run(_NAME)
         yield from cursor.space()
+        if not (yield from cursor.more()):
+            raise cursor.unreadable()
         equals = bool(name) and bool((yield from cursor.accept("=")))
         length = cursor.position - start
     if not equals:

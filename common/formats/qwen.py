@@ -5,7 +5,7 @@ from __future__ import annotations
 from common.formats.cursor import Wait
 from common.formats.json_calls import read_bare_calls
 from common.formats.reading import CallSyntax, Reading, Tags, no_content_yet
-from common.formats.tagged_calls import CallTags, named
+from common.formats.tagged_calls import CallTags, keyed, named
 from common.formats.tagged_text import TaggedText
 
 THINK = Tags("<think>", "</think>")
@@ -17,9 +17,10 @@ _TAGS = CallTags(
     parameter="<parameter=",
     parameter_close="</parameter>",
     header=named,
+    parameter_header=keyed,
     block="<tool_call>",
     block_close=BLOCK_CLOSE,
-    trims_line=True,
+    lines="dropped",
 )
 
 

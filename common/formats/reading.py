@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from common.formats.answer import Answer, Call
@@ -44,6 +44,7 @@ class Reading:
 
         Text of a failed attempt is read again, and is not sent as a call a second time.
         """
+        name = self.tools.meant(name)
         if name not in self.tools or self.cursor.position <= self._failed:
             return
         self.begun = True
@@ -57,6 +58,7 @@ class Reading:
     def call(self, call: Call) -> None:
         """Complete a call; the text up to here cannot be put back any more."""
         self.begun = False
+        call = replace(call, name=self.tools.meant(call.name))
         if self.pending_calls is not None:
             self.pending_calls.append(call)
             return

@@ -51,6 +51,8 @@ class Section:
                 cursor.take(space + len(following))
             else:
                 break
+            while (yield from cursor.accept(self.call)):
+                pass  # a marker that was written twice
             call = yield from self.read_call(reading)
             yield from self._close_call(reading)
             reading.call(call)

@@ -8,24 +8,26 @@ counting them. A missing closing tag is tolerated if the next element can only f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import arguments_of, read_arguments, read_json_calls
 from common.formats.reading import Reading
-from common.formats.values import Send, as_json, escaped, json_string, parts
+from common.formats.values import Pairs, Send, as_json, escaped, json_string, object_of, parts
 from common.tool_schema import Undeclared
 
 _HEADER_RUN = re.compile(r"[^<>\n]*")
-_ATTRIBUTE = re.compile(r"""([\w-]+)\s*=\s*("[^"]*"|'[^']*'|[^\s"'/>]+)""")
+_ATTRIBUTE = re.compile(
+    r"""([\w-]+)\s*=\s*("(?:[^"]|"(?!\s*/?$|\s+[\w-]+\s*=))*"|'[^']*'|[^\s"'/>]+)"""
+)
 _WRAPPERS = frozenset({"arguments", "parameters", "input"})
 _CDATA_OPEN, _CDATA_CLOSE = "<![CDATA[", "]]>"
 _CDATA_END = re.compile(r"\](?:\](?:>\s*)?)?\Z")
-Pairs = Sequence[tuple[str, str]]
-"""Arguments in order: keys, and values as JSON."""
 
+Lines = Literal["kept", "dropped", "paired"]
 _TYPED_BY = 64  # characters after which a value of undecided type waits for its end
 
 
@@ -36,11 +38,11 @@ class _Value:
     """
 
     def __init__(
-        self, send: Send, is_text: Callable[[str], bool], *, trims_line: bool, cdata: bool
+        self, send: Send, is_text: Callable[[str], bool], *, lines: Lines, cdata: bool
     ) -> None:
         self._send = send
         self._is_text = is_text
-        self._trims_line = trims_line
+        self._lines = lines
         self._cdata = cdata
         self._wrapped = False
         self._text = ""  # text that was read and not sent yet
@@ -54,7 +56,7 @@ class _Value:
         if self._streams_text is None:
             self._decide()
         if self._streams_text:
-            end = len(self._text) - (self._trims_line and self._text.endswith("\n"))
+            end = len(self._text) - (self._lines != "kept" and self._text.endswith("\n"))
             if self._wrapped and (closing := _CDATA_END.search(self._text)):
                 end = closing.start()
             self._put(escaped(self._text[:end]))
@@ -78,7 +80,7 @@ class _Value:
                 return
         if self._is_text(self._text):
             self._streams_text = True
-            if self._trims_line:
+            if self._lines != "kept":
                 self._text = self._text.removeprefix("\n")
             self._put('"')
         elif len(self._text) > _TYPED_BY:
@@ -136,10 +138,15 @@ def attributes_of(header: str) -> dict[str, str]:
     }
 
 
+def keyed(header: str) -> dict[str, str]:
+    """The attributes of a header that is only a key, as in `<parameter=KEY>`."""
+    key = header.strip().strip("\"'")
+    return {"name": key} if key else {}
+
+
 def named(header: str) -> dict[str, str]:
     """The attributes of a header that is only a name, as in `<function=NAME>`."""
-    name = header.strip().strip("\"'")
-    return {"name": name} if name and not re.search(r"\s", name) else {}
+    return keyed(header) if len(header.split()) == 1 else {}
 
 
 @dataclass(frozen=True)
@@ -152,12 +159,15 @@ class CallTags:
     parameter_close: str
     header_close: str = ">"
     header: Callable[[str], Mapping[str, str]] = attributes_of
+    parameter_header: Callable[[str], Mapping[str, str]] = attributes_of
     block: str = ""
     block_close: str = ""
     name_key: str = "name"
     parameter_key: str = "name"
-    trims_line: bool = False
-    """The template puts each value on separate lines."""
+    lines: Lines = "kept"
+    """Line breaks around a value: `dropped` if the template writes them; `paired` if it does not,
+    and the last one is dropped only after a first one.
+    """
     cdata: bool = False
     """Text that could be mistaken for markup is in a CDATA section."""
     undeclared: Undeclared = "text"
@@ -196,7 +206,7 @@ class CallTags:
                 if space is None:
                     break
                 cursor.take(space)
-            if in_block and not count and (yield from cursor.peek()) in ("{", "["):
+            if in_block and not count and (yield from cursor.peek()) in ("{", "[", "`"):
                 yield from read_json_calls(reading, (self.block_close,))
             else:
                 reading.call((yield from self._read_call(reading)))
@@ -212,23 +222,33 @@ class CallTags:
             space = len((yield from cursor.space()))
             if (yield from cursor.at([self.call])):
                 return space
-            return space if (yield from cursor.peek()) in ("{", "[") else None
+            return space if (yield from cursor.peek()) in ("{", "[", "`") else None
 
     def _read_call_header(self, cursor: Cursor) -> Wait[tuple[str, bool, str]]:
         """The name of a call whose opening was read, whether the tag closes itself, and the id."""
-        attributes, closed = yield from self._read_header(cursor)
+        header, closed = yield from self._read_header(cursor)
+        attributes = self.header(header)
         return attributes.get(self.name_key, ""), closed, attributes.get("id", "")
 
-    def _read_header(self, cursor: Cursor) -> Wait[tuple[Mapping[str, str], bool]]:
-        """The attributes of a tag whose beginning was read, and whether it is self-closing."""
+    def _read_parameter_header(self, cursor: Cursor) -> Wait[tuple[Mapping[str, str], bool]]:
+        """The attributes of a parameter's tag whose beginning was read, and whether it is
+        self-closing.
+        """
+        header, closed = yield from self._read_header(cursor)
+        return self.parameter_header(header), closed
+
+    def _read_header(self, cursor: Cursor) -> Wait[tuple[str, bool]]:
+        """The header of a tag whose beginning was read, and whether the tag is self-closing."""
         text: list[str] = []
         if self.header_close == ">":
             text.append((yield from cursor.run(_HEADER_RUN)))
         else:
             yield from cursor.until(Markers([self.header_close, "\n"]), text.append)
-        yield from cursor.expect(self.header_close)
+        # The `>` of a tag such as `<function=NAME>` may be missing at the end of its line.
+        if self.header is not named or (yield from cursor.peek()) != "\n":
+            yield from cursor.expect(self.header_close)
         header = "".join(text)
-        return self.header(header.rstrip("/")), header.endswith("/")
+        return header.rstrip("/"), header.endswith("/")
 
     def _read_call(self, reading: Reading) -> Wait[Call]:
         yield from reading.cursor.expect(self.call)
@@ -240,10 +260,11 @@ class CallTags:
         name, closed, identity = yield from self._read_call_header(cursor)
         if not name:
             raise cursor.unreadable()
+        name = reading.tools.meant(name)
         arguments: list[tuple[str, str]] = []
         reading.begin(name, identity)
         while not closed:
-            yield from cursor.space()
+            yield from self._gap(cursor)
             if (yield from cursor.accept(self.call_close)):
                 break
             if (yield from self._opens_parameter(cursor)):
@@ -253,14 +274,32 @@ class CallTags:
                 return Call(name, (yield from self._read_json(reading)), identity)
             elif not arguments and (yield from cursor.peek()) == "{":
                 return Call(name, (yield from self._read_json(reading)), identity)
+            elif not arguments and (yield from self._repeats_header(reading, name)):
+                continue
             elif (yield from self._left_open(reading, name, arguments)):
                 break
             else:
                 raise cursor.unreadable()
         return Call(name, _unwrapped(reading, name, arguments) or object_of(arguments), identity)
 
+    def _gap(self, cursor: Cursor) -> Wait[None]:
+        """Read what may be between two tags."""
+        yield from cursor.space()
+
     def _opens_parameter(self, cursor: Cursor) -> Wait[bool]:
         return bool((yield from cursor.accept(self.parameter)))
+
+    def _repeats_header(self, reading: Reading, name: str) -> Wait[bool]:
+        """Read the beginning of the call if the model wrote it twice; returns whether it did."""
+        cursor = reading.cursor
+        start = cursor.position
+        with cursor.ahead():
+            if not (yield from cursor.accept(self.call)):
+                return False
+            again, _, _ = yield from self._read_call_header(cursor)
+            length = cursor.position - start
+        cursor.take(length if reading.tools.meant(again) == name else 0)
+        return reading.tools.meant(again) == name
 
     def _left_open(self, reading: Reading, name: str, arguments: Pairs) -> Wait[bool]:
         """Whether the next text shows that the call has ended, although its closing tag is missing.
@@ -269,11 +308,9 @@ class CallTags:
         """
         cursor = reading.cursor
         if not (yield from cursor.more()):
-            if (
-                reading.was_cut()
-                or not arguments
-                or reading.tools.lacks(name, (key for key, _ in arguments))
-            ):
+            tools = reading.tools
+            begun = arguments or (name in tools and not tools.properties(name))
+            if reading.was_cut() or not begun or tools.lacks(name, (key for key, _ in arguments)):
                 raise Cut
             return True
         following = filter(None, (self.block_close, self.block, self.call))
@@ -294,7 +331,7 @@ class CallTags:
         self, reading: Reading, name: str, arguments: list[tuple[str, str]]
     ) -> Wait[None]:
         cursor = reading.cursor
-        attributes, closed = yield from self._read_header(cursor)
+        attributes, closed = yield from self._read_parameter_header(cursor)
         key = attributes.get(self.parameter_key)
         if key is None:
             raise cursor.unreadable()
@@ -304,7 +341,7 @@ class CallTags:
         text = "" if closed else (yield from self._read_text(reading, open_keys, value))
         if self.cdata:
             text = _unwrapped_text(text)
-        elif self.trims_line:
+        elif self.lines == "dropped" or (self.lines == "paired" and text.startswith("\n")):
             text = text.removeprefix("\n").removesuffix("\n")
         arguments.append((key, self._typed(reading, name, key, text, attributes)))
         value.whole(arguments[-1][1])
@@ -329,7 +366,7 @@ class CallTags:
                 return attributes[flag] == is_text
             return reading.tools.is_text(name, key, text, self.undeclared)
 
-        return _Value(send, known, trims_line=self.trims_line, cdata=self.cdata)
+        return _Value(send, known, lines=self.lines, cdata=self.cdata)
 
     def _typed(
         self, reading: Reading, name: str, key: str, text: str, attributes: Mapping[str, str]
@@ -368,56 +405,82 @@ class CallTags:
             if self.cdata:
                 section.add(text)
 
-        while marker := (yield from cursor.until(self._ends, add)):
+        while True:
+            marker = yield from cursor.inside(self._ends, add)
             if skips_calls and section.inside:
                 pass
             elif skips_calls and marker == self.call:
-                depth += yield from self._is_quoted_call(cursor)
+                depth += yield from self._is_quoted_call(reading)
                 if depth:
                     value.stop()
             elif depth:
                 depth -= marker == self.call_close
             elif (yield from self._ends_text(reading, marker, open_keys)):
-                cursor.take(len(marker) if marker == self.parameter_close else 0)
-                return "".join(chunks)
+                text = "".join(chunks)
+                if not cursor.take(len(marker) if marker == self.parameter_close else 0):
+                    text = text.removesuffix("\n" if self.lines == "paired" else "")
+                return text
             add(cursor.take(len(marker)))
-        raise Cut
 
-    def _is_quoted_call(self, cursor: Cursor) -> Wait[bool]:
-        """Whether a call's opening inside a value is followed by the rest of a call."""
+    def _is_quoted_call(self, reading: Reading) -> Wait[bool]:
+        """Whether a call's opening inside a value is followed by the rest of a call.
+
+        Raises Cut if the length limit leaves that open.
+        """
+        cursor = reading.cursor
         with cursor.ahead():
             cursor.take(len(self.call))
             try:
                 yield from self._read_call_header(cursor)
-            except Unreadable:
+            except Unreadable as error:
+                if isinstance(error, Cut) and reading.was_cut():
+                    raise
                 return False
             yield from cursor.space()
-            return bool((yield from cursor.at([self.parameter, self.call_close])))
+            return bool((yield from self._follows(reading, [self.parameter, self.call_close])))
+
+    def _follows(self, reading: Reading, literals: list[str]) -> Wait[str]:
+        """The literal that comes next; raises Cut if the length limit leaves that open."""
+        cursor = reading.cursor
+        found = yield from cursor.at(literals)
+        if not found and reading.was_cut():
+            with cursor.ahead():
+                rest = cursor.rest()
+            if any(literal.startswith(rest) for literal in literals):
+                raise Cut
+        return found
 
     def _ends_text(self, reading: Reading, marker: str, open_keys: list[str]) -> Wait[bool]:
-        """Whether the text after a closing tag shows that the tag ends the value."""
+        """Whether the text after a closing tag shows that the tag ends the value.
+
+        Raises Cut if the length limit leaves that open.
+        """
         cursor = reading.cursor
         following = [t for t in (self.call_close, self.block_close, self.block, self.call) if t]
         with cursor.ahead():
             cursor.take(len(marker))
             if marker == self.parameter:
                 try:
-                    attributes, _ = yield from self._read_header(cursor)
-                except Unreadable:
+                    attributes, _ = yield from self._read_parameter_header(cursor)
+                except Unreadable as error:
+                    if isinstance(error, Cut) and reading.was_cut():
+                        raise
                     return False
                 return attributes.get(self.parameter_key) in open_keys
             if marker == self.call:
                 return False
-            yield from cursor.space()
-            if not (yield from cursor.more()):
-                return marker != self.parameter_close or not reading.was_cut()
+            yield from self._gap(cursor)
+            if not (yield from cursor.more()) and (
+                marker != self.parameter_close or not reading.was_cut()
+            ):
+                return True
             if marker == self.parameter_close:
                 following.append(self.parameter)
             elif marker == self.call_close:
                 following.remove(self.call_close)
             else:
                 following = [t for t in (self.block,) if t]
-            return bool((yield from cursor.at(following)))
+            return bool((yield from self._follows(reading, following)))
 
 
 def _discard(_text: str) -> None:
@@ -432,8 +495,3 @@ def _unwrapped(reading: Reading, name: str, arguments: Pairs) -> str | None:
         if inner and {key for key, _ in parts(inner)} & declared:
             return inner
     return None
-
-
-def object_of(arguments: Pairs) -> str:
-    """A JSON object of values that are already JSON; of repeated keys, the last applies."""
-    return "{" + ", ".join(f"{json_string(k)}: {v}" for k, v in arguments) + "}"

@@ -83,8 +83,21 @@ class TaggedText:
         while marker := (
             yield from cursor.until(markers, lambda text: reading.write(text, self._marked))
         ):
-            if not (yield from self._block(reading, marker)):
+            if self._is_cut(reading):
+                cursor.rest()
+                answer.edge()
+            elif not (yield from self._block(reading, marker)):
                 answer.write(cursor.take(len(marker)))
+
+    def _is_cut(self, reading: Reading) -> bool:
+        """Whether the length limit left only the beginning of a longer marker."""
+        rest = reading.cursor.pending
+        return (
+            reading.was_cut()
+            and len(rest) > 1
+            and not reading.answer.markdown.quoted
+            and not self._marked.open_end(rest)
+        )
 
     def _markers(self, reading: Reading) -> Markers:
         if not reading.tools:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +17,12 @@ from common.formats.cursor import Cursor, Markers, Wait, complete
 from common.formats.python_strings import read_escape
 
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_PYTHON_NUMBER = re.compile(
+    r"0(?:x[0-9a-fA-F]{1,99}|o[0-7]{1,99}|b[01]{1,99})"
+    r"|[-+]?(?:(?:0|[1-9][0-9]{0,30}(?:_[0-9]{1,30}){0,3})(?:\.[0-9]{0,30})?|\.[0-9]{1,30})"
+    r"(?:[eE][+-]?[0-9]{1,2})?"
+)
+"""Numbers that Python has and JSON does not; they are finite."""
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z_]*")
 _TEXT_RUN = re.compile(r"[^,{}\[\]<]*")
@@ -41,14 +47,18 @@ class Dialect:
     bare: bool = False
     """Keys, and strings of a single line, may have no quotes."""
     python: bool = False
+    single_quotes: bool = False
 
 
 JSON = Dialect()
-MODEL_JSON = Dialect(_PYTHON_WORDS)
-"""JSON as models write it, which sometimes has Python's words for its constants."""
+_NOT_FINITE = dict.fromkeys(("NaN", "Infinity", "-Infinity"), "null")
+MODEL_JSON = Dialect({**_PYTHON_WORDS, **_NOT_FINITE}, single_quotes=True)
+"""JSON as models write it, which sometimes has Python's words and quotes, and JavaScript's numbers
+that JSON has no word for.
+"""
 GEMMA4 = Dialect(_PYTHON_WORDS, fence='<|"|>', bare=True)
 FUNCTION_GEMMA = Dialect(_PYTHON_WORDS, fence="<escape>", bare=True)
-PYTHON = Dialect(_PYTHON_WORDS, python=True)
+PYTHON = Dialect(_PYTHON_WORDS, python=True, single_quotes=True)
 
 
 def escaped(text: str) -> str:
@@ -63,6 +73,15 @@ def escaped(text: str) -> str:
 def json_string(text: str) -> str:
     """A text as a JSON string."""
     return f'"{escaped(text)}"'
+
+
+Pairs = Sequence[tuple[str, str]]
+"""Members of an object in order: keys, and values as JSON."""
+
+
+def object_of(arguments: Pairs) -> str:
+    """A JSON object of values that are already JSON; of repeated keys, the last applies."""
+    return "{" + ", ".join(f"{json_string(k)}: {v}" for k, v in arguments) + "}"
 
 
 class MemberReceiver(Protocol):
@@ -166,7 +185,7 @@ def read_value(
                 out.add("{" if head == "{" else "[")
                 state = "first"
             else:
-                yield from _read_scalar(cursor, dialect, out.add)
+                yield from _read_scalar(cursor, dialect, out)
                 state = "next"
         if state == "next" and len(stack) <= member_depth:
             out.send_member = None
@@ -178,7 +197,10 @@ def _read_key(cursor: Cursor, dialect: Dialect) -> Wait[str]:
     chunks: list[str] = []
     if (yield from _read_string(cursor, dialect, chunks.append)):
         return "".join(chunks)
-    if dialect.bare and (key := (yield from cursor.run(_KEY_RUN)).rstrip()):
+    key = (yield from cursor.run(_KEY_RUN)).rstrip() if dialect.bare else ""
+    if dialect.python:
+        key = _scalar((yield from cursor.run(_SCALAR_RUN)), dialect) or ""
+    if key and (yield from cursor.more()):
         return json_string(key)
     raise cursor.unreadable()
 
@@ -189,28 +211,48 @@ def _read_string(cursor: Cursor, dialect: Dialect, add: Send) -> Wait[bool]:
         yield from _read_fenced(cursor, dialect.fence, add)
         return True
     head = yield from cursor.peek()
-    if head != '"' and not (dialect.python and head == "'"):
+    if dialect.python and (yield from _at_literal(cursor)):
+        yield from _read_python_strings(cursor, add)
+        return True
+    if head != '"' and not (dialect.single_quotes and head == "'"):
         return False
-    if dialect.python:
+    if head == "'":
         yield from _read_python_string(cursor, add)
     else:
         yield from _read_quoted(cursor, add)
     return True
 
 
-def _read_scalar(cursor: Cursor, dialect: Dialect, add: Send) -> Wait[None]:
-    if (yield from _read_string(cursor, dialect, add)):
+def _read_scalar(cursor: Cursor, dialect: Dialect, out: _JsonOutput) -> Wait[None]:
+    if (yield from _read_string(cursor, dialect, out.add)):
         return
     if dialect.bare:
         bare = (yield from cursor.run(_TEXT_RUN)).strip()
-        if not bare and (yield from cursor.peek()) not in (",", "}", "]"):
+        following = yield from cursor.peek()
+        if not following or (not bare and following not in (",", "}", "]")):
             raise cursor.unreadable()
-        add(_bare_value(bare, dialect))
+        out.add(_bare_value(bare, dialect))
         return
     text = yield from cursor.run(_SCALAR_RUN)
-    if text not in dialect.words and not NUMBER.fullmatch(text):
+    scalar = _scalar(text, dialect)
+    if scalar is None:
         raise cursor.unreadable()
-    add(dialect.words.get(text, text))
+    # What is sent must not depend on the rest of a number: 0x1 is 1, and 0x1F is 31.
+    if out.send and text not in dialect.words and scalar != text and not (yield from cursor.more()):
+        raise cursor.unreadable()
+    out.add(scalar)
+
+
+def _scalar(text: str, dialect: Dialect) -> str | None:
+    """A word or a number as JSON; None for any other text."""
+    if text in dialect.words or NUMBER.fullmatch(text):
+        return dialect.words.get(text, text)
+    if not dialect.python or not _PYTHON_NUMBER.fullmatch(text):
+        return None
+    try:
+        return str(int(text, 0))
+    except ValueError:
+        return json.dumps(float(text))
 
 
 def _bare_value(text: str, dialect: Dialect) -> str:
@@ -222,11 +264,31 @@ def _bare_value(text: str, dialect: Dialect) -> str:
 
 
 def _read_fenced(cursor: Cursor, fence: str, add: Send) -> Wait[None]:
+    """Read a string up to its fence; strings of a call that it quotes are part of it.
+
+    A fence that follows a colon, comma or opening bracket, and that none of the characters that
+    follow a string follows, opens a quoted string.
+    """
+    latest, quoted = "", False
+
+    def show(text: str) -> None:
+        nonlocal latest
+        latest = text.rstrip()[-1:] or latest
+        add(escaped(text))
+
     add('"')
-    if not (yield from cursor.until(Markers([fence]), lambda text: add(escaped(text)))):
-        raise cursor.unreadable()
-    yield from cursor.expect(fence)
-    add('"')
+    while True:
+        yield from cursor.inside(Markers([fence]), show)
+        yield from cursor.expect(fence)
+        with cursor.ahead():
+            yield from cursor.space()
+            ends = (yield from cursor.peek()) in ("", ",", ":", "}", "]")
+        opens = not quoted and not ends and latest in (":", ",", "[", "{")
+        if not quoted and not opens:
+            add('"')
+            return
+        show(fence)
+        quoted = opens
 
 
 def _read_quoted(cursor: Cursor, add: Send) -> Wait[None]:
@@ -262,19 +324,47 @@ def _read_escape(cursor: Cursor) -> Wait[str]:
 
 
 def _read_python_string(cursor: Cursor, add: Send) -> Wait[None]:
-    quote = yield from cursor.expect('"""', "'''", '"', "'")
     add('"')
-    if quote in ('"', "'") and (yield from cursor.at([quote])):
-        cursor.take(1)
-        add('"')
+    yield from _read_literal(cursor, add)
+    add('"')
+
+
+def _read_python_strings(cursor: Cursor, add: Send) -> Wait[None]:
+    """Read string literals that follow each other, which Python reads as one."""
+    add('"')
+    space = 0
+    while space >= 0:
+        cursor.take(space)
+        yield from _read_literal(cursor, add)
+        with cursor.ahead():
+            space = len((yield from cursor.space()))
+            if not (yield from _at_literal(cursor)):
+                space = -1
+    add('"')
+
+
+def _at_literal(cursor: Cursor) -> Wait[bool]:
+    """Whether a string literal comes next, perhaps a raw one."""
+    head = yield from cursor.peek()
+    if head in ("r", "R"):
+        head = (yield from cursor.peek(2))[1:]
+    return head in ("'", '"')
+
+
+def _read_literal(cursor: Cursor, add: Send) -> Wait[None]:
+    """Read a string literal; its content is passed on as that of a JSON string."""
+    raw = yield from cursor.accept("r", "R")
+    quote = yield from cursor.expect('"""', "'''", '"', "'")
+    if quote in ('"', "'") and (yield from cursor.accept(quote)):
         return
     markers = Markers([quote, "\\"])
-    while (found := (yield from cursor.until(markers, lambda text: add(escaped(text))))) == "\\":
-        add(escaped((yield from read_escape(cursor))))
-    if not found:
-        raise cursor.unreadable()
+    while (yield from cursor.inside(markers, lambda text: add(escaped(text)))) == "\\":
+        if raw:
+            yield from cursor.peek(2)
+            add(escaped(cursor.take(2)))
+        else:
+            add(escaped((yield from read_escape(cursor))))
     cursor.take(len(quote))
-    add('"')
 
 
 def as_json(text: str, dialect: Dialect = JSON) -> str | None:

@@ -128,7 +128,10 @@ class Encounter:
 
 
 def encounter(one: Lexeme, other: Lexeme, budget: list[int]) -> Encounter:
-    """Run both over the same texts. Counts `budget[0]` down; raises TooLarge at zero."""
+    """How two lexemes overlap, by the texts that begin both.
+
+    Each pair of positions takes one from `budget[0]`. Raises TooLarge if it is used up.
+    """
     stack = [(p, q) for p in one.first for q in other.first]
     seen = set(stack)
     equal = False

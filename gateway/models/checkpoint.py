@@ -1,4 +1,4 @@
-"""What is known of a checkpoint before it is loaded: its sampling defaults, and its size.
+"""What is known of a checkpoint before it is loaded: sampling defaults, size and abilities.
 
 Values in `generation_config.json` apply if neither the request nor the model's file sets them. They
 are read once the checkpoint has been downloaded.
@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from common.abilities import abilities
 from common.hub_cache import hub_cache
 from gateway.models.config import UNSAID, ModelConfig, Parameters
 
@@ -57,11 +58,13 @@ class Checkpoints:
             present += _sizes(folder.parents[1] / "blobs", "*.incomplete")
         return max(present, _indexed(folder / "model.safetensors.index.json"))
 
-    def _folder(self, config: ModelConfig) -> Path:
-        """The checkpoint's folder, which may not be downloaded yet.
+    def abilities(self, config: ModelConfig) -> tuple[str, ...]:
+        """What a model does, in Ollama's words."""
+        flags = "embedding" if config.embeddings else "rerank" if config.reranking else ""
+        return abilities(self._folder(config), config.option("type") or flags)
 
-        A file stands for its folder.
-        """
+    def _folder(self, config: ModelConfig) -> Path:
+        """The folder of a checkpoint, perhaps not downloaded yet; a file stands for its folder."""
         name = config.parameters.model
         local = self._models_dir / name
         if local.is_file():
@@ -69,7 +72,7 @@ class Checkpoints:
         if local.exists() or name.count("/") != 1:
             return local
         repository = hub_cache(os.environ | config.env) / f"models--{name.replace('/', '--')}"
-        revision = _revision(config)
+        revision = config.option("revision") or "main"
         with suppress(OSError, ValueError):
             revision = (repository / "refs" / revision).read_text(encoding="ascii").strip()
         return repository / "snapshots" / revision
@@ -109,13 +112,6 @@ def _indexed(index: Path) -> int:
         if _size(index) <= _LARGEST_INDEX:
             return int(json.loads(index.read_bytes())["metadata"]["total_size"])
     return 0
-
-
-def _revision(config: ModelConfig) -> str:
-    """The branch, tag or commit that the backend is to load."""
-    options = dict(option.partition(":")[::2] for option in config.options)
-    revision = str(config.engine_args.get("revision") or options.get("revision") or "").strip()
-    return revision or "main"
 
 
 def _sampling(content: Any) -> dict[str, Any]:

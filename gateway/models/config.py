@@ -216,7 +216,7 @@ class ModelConfig(Strict):
         default={},
         description="Name → adapter: the adapters that a request may choose with `adapters`.",
     )
-    draft_model: str = Field(default="", description="A smaller model for speculative decoding.")
+    draft_model: str = Field(default="", description="Drafts: a small model, EAGLE-3 or DFlash.")
     draft_models: list[str] = Field(
         default=[], description="Draft models that a request may choose with `draft_model`."
     )
@@ -238,6 +238,11 @@ class ModelConfig(Strict):
         description="Memory that the model needs, in MiB; 0: the size of its weights, if they are"
         " local.",
     )
+
+    def option(self, key: str) -> str:
+        """An option for the backend; '' if the file does not set it."""
+        options = dict(option.partition(":")[::2] for option in self.options)
+        return str(self.engine_args.get(key) or options.get(key) or "").strip()
 
     @model_validator(mode="before")
     @classmethod

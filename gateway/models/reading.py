@@ -16,10 +16,13 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from common.expansion import expanded_count
 from common.wording import did_you_mean, shown
 from gateway.models.config import ModelConfig, Parameters
 
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
+_MOST_BYTES, _MOST_VALUES = 1 << 17, 100_000
+_Problem = yaml.constructor.ConstructorError
 _log = logging.getLogger("gateway.models")
 
 
@@ -156,13 +159,9 @@ def _unique(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict
     seen = set()
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise yaml.constructor.ConstructorError(
-                None, None, "a key is not a word", key.start_mark
-            )
+            raise _Problem(None, None, "a key is not a word", key.start_mark)
         if key.value in seen:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {key.value!r} is given twice", key.start_mark
-            )
+            raise _Problem(None, None, f"the key {key.value!r} is given twice", key.start_mark)
         seen.add(key.value)
     return loader.construct_mapping(node, deep)
 
@@ -173,15 +172,21 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique)
 def _load(file: Path) -> Any:
     """The content of a file. Raises ValueError."""
     try:
-        # A subclass of SafeLoader, which creates only plain values.
-        return yaml.load(file.read_text(encoding="utf-8"), _Loader)
+        if file.stat().st_size > _MOST_BYTES:
+            raise ValueError(f"has more than {_MOST_BYTES} bytes")
+        loader = _Loader(file.read_text(encoding="utf-8"))
+        node = loader.get_single_node()
+        if expanded_count(node, "value") > _MOST_VALUES:
+            raise ValueError(f"its aliases stand for more than {_MOST_VALUES} values")
+        return None if node is None else loader.construct_document(node)
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
     except OSError as problem:
         raise ValueError(f"cannot be read: {problem.strerror}") from None
     except UnicodeDecodeError:
         raise ValueError("is not UTF-8 text") from None
-    except yaml.MarkedYAMLError as problem:
-        mark = problem.problem_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ValueError(f"{place}{problem.problem}") from None
     except yaml.YAMLError as problem:
-        raise ValueError(" ".join(str(problem).split())) from None
+        mark = getattr(problem, "problem_mark", None)
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        reason = getattr(problem, "problem", None) or " ".join(str(problem).split())
+        raise ValueError(f"{place}{reason}") from None

@@ -50,7 +50,7 @@ class Conversation:
         self.add({"role": role, "content": content or ""}, place)
 
     def result(self, call_id: str, parts: Sequence[Part], place: str, before: str = "") -> None:
-        """The result of a call; `before` is put before its text."""
+        """The result of a call; its text begins with `before`."""
         texts = [part["text"] for part, _ in parts if part["type"] == "text"]
         images = self._take_images()
         message = {"role": "tool", "tool_call_id": call_id, "content": before + "\n".join(texts)}

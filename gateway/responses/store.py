@@ -79,7 +79,7 @@ class Store:
             self._drop(next(iter(self._kept)))
 
     def get(self, name: str, param: str) -> Stored:
-        """The response. Raises ApiError 404 about `param` if it is not stored, or no longer."""
+        """The response. Raises ApiError 404 about `param` if it is not stored (any more)."""
         if name not in self._kept:
             raise _missing(name, param)
         stored, size, _ = self._kept.pop(name)

@@ -33,12 +33,9 @@ async def health() -> Health:
 @router.get("/ready", responses={503: {"model": Ready, "description": "Not now."}})
 async def ready(gateway: GatewayDep, response: Response) -> Ready:
     """200 once every model to preload is loaded (or was refused) until SIGTERM, else 503."""
-    if gateway.traffic.draining:
+    if gateway.traffic.draining or gateway.supervisor.preloading:
         response.status_code = 503
-        return Ready(status="draining")
-    if gateway.supervisor.preloading:
-        response.status_code = 503
-        return Ready(status="starting")
+        return Ready(status="draining" if gateway.traffic.draining else "starting")
     return Ready(status="ready")
 
 

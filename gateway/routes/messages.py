@@ -21,7 +21,7 @@ from gateway.openapi import documented
 from gateway.refusals import FORMS
 
 router = APIRouter(tags=["anthropic"], route_class=JsonRoute)
-FORMS |= dict.fromkeys(("/messages", "/messages/count_tokens"), errors.ERRORS)
+FORMS["messages"] = errors.ERRORS
 
 
 class ContentBlock(BaseModel):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
+from common.abilities import for_anthropic
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import bad_field
 from gateway.limits import JsonRoute
@@ -30,6 +31,7 @@ class Meta(BaseModel):
     description: str
     context_size: int | None  # tokens of prompt and answer; None: the model's own maximum
     defaults: dict[str, float]  # the values for a request that sets none
+    abilities: tuple[str, ...]  # in Ollama's words
     alias_of: str | None
     aliases: list[str]
 
@@ -55,6 +57,8 @@ class ModelCard(BaseModel):
     display_name: str
     created_at: datetime
     lifecycle: Literal["active"] = "active"
+    capabilities: dict[str, dict[str, Any]]  # as Anthropic lists them
+    architecture: dict[str, list[str]]  # as OpenRouter does
     status: LoadState
     meta: Meta
 
@@ -135,7 +139,13 @@ def _card(
     gateway: Gateway, model: ModelConfig, name: str, states: Mapping[str, State]
 ) -> ModelCard:
     state = states.get(model.name, State.STOPPED)
+    able = gateway.supervisor.checkpoints.abilities(model)
+    senses = {"image": "vision", "video": "vision", "audio": "audio"}
+    given = ["text"] * ("completion" in able)
+    taken = ["text", *(kind for kind, sense in senses.items() if sense in able)]
     return ModelCard(
+        capabilities=for_anthropic(able),
+        architecture={"input_modalities": taken, "output_modalities": given},
         status=LoadState(
             value=_VALUES.get(state, "unloaded"), failed=state in (State.FAILED, State.BACKING_OFF)
         ),
@@ -147,6 +157,7 @@ def _card(
             description=model.description,
             context_size=context_size(model),
             defaults={name: model.parameters.chosen(name) for name in UNSAID},
+            abilities=able,
             alias_of=None if name == model.name else model.name,
             aliases=model.aliases,
         ),

@@ -1,4 +1,4 @@
-"""Ollama's API under `/api`: `chat`, `generate`, `embed`, `tags`, `ps`, `show`, `version`."""
+"""Ollama's API under `/api`: chat, generate, embed, embeddings, tags, ps, show, version."""
 
 from __future__ import annotations
 
@@ -38,17 +38,12 @@ from gateway.supervisor.status import State
 
 VERSION = "0.12.0"  # whose API this follows
 router = APIRouter(tags=["ollama"], route_class=JsonRoute)
-FORMS |= {f"/api/{name}": ERRORS for name in "chat generate embed show tags ps".split()}
-
+FORMS["api"] = ERRORS
 
 # Lines of JSON, or with `stream: false` one object: clients distinguish them by the content type.
+_CONTENT = {"application/x-ndjson": "string", "application/json": "object"}
 _ANSWERS: dict[int | str, dict[str, Any]] = {
-    200: {
-        "content": {
-            "application/x-ndjson": {"schema": {"type": "string"}},
-            "application/json": {"schema": {"type": "object"}},
-        }
-    }
+    200: {"content": {kind: {"schema": {"type": of}} for kind, of in _CONTENT.items()}}
 }
 
 
@@ -57,6 +52,11 @@ class ShowRequest(Request):
 
     model: ModelName | None = None
     name: ModelName | None = None
+
+
+class EmbeddingsRequest(Request):
+    model: ModelName = Field(min_length=1)
+    prompt: str = Field(min_length=1)
 
 
 class EmbedRequest(Request):
@@ -80,10 +80,17 @@ async def generate(body: GenerateRequest, gateway: GatewayDep) -> Response:
 @router.post("/api/embed")
 async def embed(body: EmbedRequest, gateway: GatewayDep) -> Response:
     """The vectors of texts."""
-    asked = EmbeddingRequest.model_validate(body.model_dump())
-    vectors, tokens = await vectors_of(asked, gateway)
+    vectors, tokens = await vectors_of(EmbeddingRequest.model_validate(body.model_dump()), gateway)
     others = {"model": body.model, "prompt_eval_count": tokens}
     return in_parts("embeddings", map(list, vectors), others)
+
+
+@router.post("/api/embeddings")
+async def embeddings(body: EmbeddingsRequest, gateway: GatewayDep) -> dict[str, Any]:
+    """The vector of one text, as older programs ask for it."""
+    asked = {"model": body.model, "input": body.prompt}
+    vectors, _ = await vectors_of(EmbeddingRequest.model_validate(asked), gateway)
+    return {"embedding": list(next(vectors))}
 
 
 @router.get("/api/tags")
@@ -113,12 +120,10 @@ async def show(body: ShowRequest, gateway: GatewayDep) -> dict[str, Any]:
     limit = context_size(model)
     known = {"mlx.context_length": limit} if limit else {}
     return {
-        "modelfile": "",
-        "parameters": "",
-        "template": "",
+        **dict.fromkeys(("modelfile", "parameters", "template"), ""),
         "details": _tag(gateway, model)["details"],
         "model_info": {"general.architecture": "mlx", **known},
-        "capabilities": ["embedding"] if model.embeddings else ["completion", "tools"],
+        "capabilities": gateway.supervisor.checkpoints.abilities(model),
     }
 
 
@@ -129,20 +134,16 @@ async def version() -> dict[str, str]:
 
 
 def _tag(gateway: Gateway, model: ModelConfig) -> Json:
-    modified = datetime.fromtimestamp(gateway.started, UTC).isoformat()
     return {
         "name": model.name,
         "model": model.name,
-        "modified_at": modified.replace("+00:00", "Z"),
-        "size": gateway.supervisor.size_of(model),
+        "modified_at": f"{datetime.fromtimestamp(gateway.started, UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "size": gateway.supervisor.checkpoints.weight_bytes(model),
         "digest": hashlib.sha256(model.model_dump_json().encode()).hexdigest(),
         "details": {
-            "parent_model": "",
-            "format": "mlx",
-            "family": "mlx",
+            **dict.fromkeys(("parent_model", "parameter_size", "quantization_level"), ""),
+            **dict.fromkeys(("format", "family"), "mlx"),
             "families": ["mlx"],
-            "parameter_size": "",
-            "quantization_level": "",
         },
     }
 

@@ -77,7 +77,8 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> RerankResponse:
         return await ask(lease.stub.Rerank, request, gateway.settings.request_timeout)
 
     reply = await ask_once(lambda: gateway.supervisor.lease(body.model), rank, body)
-    exchange.current().count_tokens(reply.usage.prompt_tokens, 0)
+    read = reply.usage.prompt_tokens
+    exchange.current().count_tokens(read, 0)
     best = sorted(reply.results, key=lambda result: -result.relevance_score)[: body.top_n]
     return RerankResponse(
         model=body.model or config.name,
@@ -89,7 +90,5 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> RerankResponse:
             )
             for result in best
         ],
-        usage=PromptUsage(
-            prompt_tokens=reply.usage.prompt_tokens, total_tokens=reply.usage.total_tokens
-        ),
+        usage=PromptUsage(prompt_tokens=read, total_tokens=reply.usage.total_tokens),
     )

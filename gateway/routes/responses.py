@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -12,7 +11,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
-from gateway import sse
+from gateway import exchange, sse
 from gateway.context import GatewayDep
 from gateway.errors import ApiError, bad_field
 from gateway.generation import Done, Event
@@ -21,7 +20,7 @@ from gateway.openai.answering import answer, count_prompt, question_of
 from gateway.openai.response_models import CachedTokens, ReasoningTokens
 from gateway.openapi import documented
 from gateway.responses.answer import Answer
-from gateway.responses.items import ITEMS, Item
+from gateway.responses.items import ITEMS
 from gateway.responses.request import PromptRequest, ResponsesRequest
 from gateway.responses.store import Store, Stored, as_stored, resolved
 from gateway.responses.to_chat import chat_request
@@ -33,7 +32,9 @@ async def known_query(request: Request) -> None:
     assert isinstance(route, APIRoute)
     known = {field.alias for field in route.dependant.query_params}
     for name in request.query_params:
-        if name not in known:
+        if name in ("include", "include[]"):  # what is stored is never more
+            exchange.current().ignore(name)
+        elif name not in known:
             raise bad_field(
                 name[:64],
                 f"{name[:64]} is not a query parameter of this endpoint: leave it out",
@@ -133,19 +134,25 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     translation = chat_request(body, given, ITEMS.validate_python(list(earlier)))
     question = await question_of(translation, gateway)
     reply = Answer(body, question.model, question.config.parameters)
-    turn = _Turn(body, earlier, given, reply, store)
+
+    def take(event: Event) -> list[Json]:
+        grown = reply.take(event)
+        if isinstance(event, Done) and body.store is not False:
+            store.put(Stored(reply.response, earlier, as_stored(given)))
+        return grown
+
     events = answer(question, gateway)
     if body.stream:
         return sse.EventStream(
             events,
-            lambda event: sse.written(turn.take(event)),
+            lambda event: sse.written(take(event)),
             gateway.settings,
             lambda: sse.written(reply.beat()),
             lambda error: sse.written(reply.fail(error)),
         )
     async with aclosing(events):
         async for event in events:
-            turn.take(event)
+            take(event)
     return JSONResponse(reply.response)
 
 
@@ -221,24 +228,6 @@ async def list_input_items(
             "has_more": len(items) > limit,
         }
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """One response in progress: what it answers, and where it will be stored."""
-
-    body: ResponsesRequest
-    earlier: tuple[Json, ...]
-    given: list[Item]
-    reply: Answer
-    store: Store
-
-    def take(self, event: Event) -> list[Json]:
-        """The stream's events for an event of the generation."""
-        grown = self.reply.take(event)
-        if isinstance(event, Done) and self.body.store is not False:
-            self.store.put(Stored(self.reply.response, self.earlier, as_stored(self.given)))
-        return grown
 
 
 def _earlier(body: PromptRequest, store: Store) -> tuple[Json, ...]:

@@ -16,7 +16,6 @@ from gateway.models.config import OWN_BACKENDS, ModelConfig
 from gateway.routes.models import context_size
 
 DEFAULT_SLOTS = 16  # the default of our own backend's option `parallel`
-_PARALLEL = "parallel"
 
 router = APIRouter(tags=["page"])
 
@@ -71,9 +70,7 @@ def slots(config: ModelConfig) -> int | None:
     """How many answers a model's backend generates at a time, if its file says so."""
     if config.address or config.backend not in OWN_BACKENDS:
         return None
-    options = dict(option.partition(":")[::2] for option in config.options)
-    given = config.engine_args.get(_PARALLEL, options.get(_PARALLEL, DEFAULT_SLOTS))
     try:
-        return int(given)
-    except (TypeError, ValueError):
+        return int(config.option("parallel") or DEFAULT_SLOTS)
+    except ValueError:
         return None  # the backend refuses to load with it, and says why

@@ -40,34 +40,31 @@ class Catalogue:
     def resolve(self, name: str | None) -> ModelConfig:
         """The model of this name or alias; for None or UNNAMED the only model.
 
-        Raises ApiError: 404 for an unknown name, 500 for an invalid file, 400 if a name is
-        required.
+        Raises ApiError: 404 for an unknown name, 500 for an invalid file, 400 without a name.
         """
+        folder = self._folder  # which `reload` may replace meanwhile
         if name is None:
-            if len(self._folder.models) != 1:
-                raise failures.not_named(len(self._folder.models))
-            return self._folder.models[0]
-        for model in self._folder.models:
+            if len(folder.models) != 1:
+                raise failures.not_named(len(folder.models))
+            return folder.models[0]
+        for model in folder.models:
             if name == model.name or name in model.aliases:
                 return model
-        if name in self._folder.broken:
-            raise failures.broken_file(self._folder.broken[name])
+        if name in folder.broken:
+            raise failures.broken_file(folder.broken[name])
         if name == UNNAMED:
             return self.resolve(None)
         if self._allow_unlisted and HUB_ID.fullmatch(name) and ".." not in name:
             return ModelConfig(name=name, parameters=Parameters(model=name))
         raise failures.not_found(name)
 
-    def is_outdated(self) -> bool:
-        """Whether the folder has changed since it was read; blocks on the disk. Raises OSError."""
-        return stamp_of(self._models_dir) != self._stamp
-
-    def reload(self) -> None:
-        """Read the folder again; the old models stay if it does not exist any more."""
+    def reload(self, *, always: bool = True) -> bool:
+        """Read the folder again; False if it need not be. Without one, the old models stay."""
         try:
-            self._stamp = stamp_of(self._models_dir)
-            self._folder = read_folder(self._models_dir)
+            if (stamp := stamp_of(self._models_dir)) == self._stamp and not always:
+                return False
+            self._folder, self._stamp = read_folder(self._models_dir), stamp
+            _log.info("read %d models, %d broken", len(self.models), len(self.broken))
         except OSError as problem:
             _log.error("the models folder could not be read again: %s", problem)
-        else:
-            _log.info("read %d models, %d broken", len(self.models), len(self.broken))
+        return True

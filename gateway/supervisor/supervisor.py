@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from gateway import exchange
 from gateway.errors import ApiError
 from gateway.generation import Stub
 from gateway.models.checkpoint import Checkpoints
@@ -52,7 +53,7 @@ class Supervisor:
     def __init__(self, settings: GatewaySettings, folder: ModelFolder) -> None:
         self._settings = settings
         self._catalogue = Catalogue(folder, settings.models_dir, settings.allow_unlisted_models)
-        self._checkpoints = Checkpoints(settings.models_dir)
+        self.checkpoints = Checkpoints(settings.models_dir)
         self._instances: dict[Key, ModelInstance] = {}
         self._outdated: list[ModelInstance] = []  # instances of files that have changed since
         memory = settings.max_memory_bytes
@@ -70,11 +71,11 @@ class Supervisor:
     @property
     def models(self) -> list[ModelConfig]:
         """Every model that has a name of its own, in the order of the folder."""
-        return [self._checkpoints.completed(model) for model in self._catalogue.models]
+        return [self.checkpoints.completed(model) for model in self._catalogue.models]
 
     def resolve(self, name: str | None) -> ModelConfig:
         """Like `Catalogue.resolve`, with the checkpoint's values for what the file does not set."""
-        return self._checkpoints.completed(self._catalogue.resolve(name))
+        return self.checkpoints.completed(self._catalogue.resolve(name))
 
     def status(self) -> list[ModelStatus]:
         """Every model of the folder, and all other loaded ones."""
@@ -88,10 +89,6 @@ class Supervisor:
             *(instance.status() for instance in self._outdated),
             *(ModelStatus(name, State.BROKEN, error=sentence) for name, sentence in broken),
         ]
-
-    def size_of(self, config: ModelConfig) -> int:
-        """Approximate size of a model in bytes; 0 if it is not known yet."""
-        return self._checkpoints.weight_bytes(config)
 
     @property
     def preloading(self) -> bool:
@@ -119,9 +116,10 @@ class Supervisor:
             self._preloads = asyncio.ensure_future(self._load_all(preload))
             self._background.append(self._preloads)
 
-    def reload(self) -> None:
+    def reload(self, *, read: bool = True) -> None:
         """Read the models folder again; a changed model is unloaded once it is idle."""
-        self._catalogue.reload()
+        if read:
+            self._catalogue.reload()
         for key, instance in list(self._instances.items()):
             try:
                 config = self._catalogue.resolve(key.name)
@@ -228,7 +226,9 @@ class Supervisor:
                 raise failures.stopping()
             if await instance.usable():
                 return
-            if not instance.working and not self._begin_load(instance):
+            loads = instance.working or self._begin_load(instance)
+            exchange.current().waits.set()
+            if not loads:
                 if time.monotonic() > patience:
                     raise failures.no_room(instance.key.name)
                 await self._until_one_is_released()
@@ -301,7 +301,7 @@ class Supervisor:
         # A backend at an address may be on another machine.
         if not self._limits.memory or instance.config.address:
             return 0
-        return self.size_of(instance.config)
+        return self.checkpoints.weight_bytes(instance.config)
 
     def _unload(self, leaving: Sequence[policy.Loaded], reason: str) -> None:
         ids = {model.id for model in leaving}
@@ -313,8 +313,8 @@ class Supervisor:
         while True:
             await asyncio.sleep(_TICK)
             try:
-                if await asyncio.to_thread(self._catalogue.is_outdated):
-                    self.reload()
+                if await asyncio.to_thread(self._catalogue.reload, always=False):
+                    self.reload(read=False)
                 self._background = [task for task in self._background if not task.done()]
                 self._forget()
                 self._unload(policy.idle(self._loaded(), time.monotonic()), "idle")

@@ -49,6 +49,8 @@ class Backend:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         if not self._bound.wait(WAIT) or self.port == 0:
+            self.child.kill()
+            self.child.wait(WAIT)
             raise AssertionError(f"the backend did not start: {self.log}")
         self.channel = self.connect()
         self.stub = backend_pb2_grpc.BackendStub(self.channel)
@@ -56,12 +58,13 @@ class Backend:
     def _read(self) -> None:
         assert self.child.stderr is not None
         self.port = 0
-        for line in self.child.stderr:
-            self.log.append(line.rstrip())
-            match = re.search(r"event=listening addr=\S+:(\d+)", line)
-            if match:
-                self.port = int(match[1])
-                self._bound.set()
+        with self.child.stderr as lines:
+            for line in lines:
+                self.log.append(line.rstrip())
+                match = re.search(r"event=listening addr=\S+:(\d+)", line)
+                if match:
+                    self.port = int(match[1])
+                    self._bound.set()
         self._bound.set()
 
     def connect(self) -> grpc.Channel:
@@ -84,13 +87,6 @@ class Backend:
 
     def process(self) -> psutil.Process:
         return psutil.Process(self.child.pid)
-
-    def until(self, holds: Callable[[], bool]) -> None:
-        """Poll over the wire, one round trip each, until the condition is true."""
-        for _ in range(20_000):
-            if holds():
-                return
-        raise AssertionError("it never came true")
 
     def idle(self) -> bool:
         status = self.stub.Status(pb.HealthMessage(), timeout=WAIT)

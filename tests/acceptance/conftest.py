@@ -1,4 +1,4 @@
-"""A backend with a model loaded, for tests that leave it unchanged, and one without a model."""
+"""A backend with a model loaded, for tests that leave it unchanged, and others without a model."""
 
 from __future__ import annotations
 
@@ -6,14 +6,31 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.acceptance.backend import Backend
+from tests.acceptance.backend import WAIT, Backend
+from wire import backend_pb2 as pb
 
 
 @pytest.fixture
-def bare() -> Iterator[Backend]:
+def fresh() -> Iterator[Backend]:
+    """A process for this test alone, which may end it."""
     backend = Backend()
     yield backend
     backend.close()
+
+
+@pytest.fixture(scope="package")
+def reused() -> Iterator[Backend]:
+    backend = Backend()
+    yield backend
+    assert backend.close() == 0
+
+
+@pytest.fixture
+def bare(reused: Backend) -> Backend:
+    """A process without a model and without running calls, as other tests have left it."""
+    assert reused.stub.Free(pb.HealthMessage(), timeout=WAIT).success
+    reused.log.clear()
+    return reused
 
 
 @pytest.fixture(scope="package")

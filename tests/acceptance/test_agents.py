@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from tests.acceptance.backend import WAIT, Backend
+from tests.polling import until
 from wire import backend_pb2 as pb
 
 
@@ -28,5 +29,5 @@ def test_only_the_new_turn_of_an_agent_is_prefilled(bare: Backend) -> None:
         request.Messages.add(role="user", content="Read the file.")
         reply, call = bare.stub.Predict.with_call(request, timeout=WAIT)
         cached = int(dict(call.trailing_metadata())["mlx-cached-tokens"])
-        bare.until(bare.idle)  # the prompt is stored
+        until(bare.idle)  # the prompt is stored
         assert cached == (reply.prompt_tokens - 1 if turn else 0)

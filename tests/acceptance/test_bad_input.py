@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from tests.acceptance.backend import WAIT, Backend, chat
+from tests.polling import until
 from wire import backend_pb2 as pb
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -143,4 +144,4 @@ def test_a_setting_with_a_bad_value_fails_the_load(bare: Backend) -> None:
         assert refused.value.code() is code
         assert words in (refused.value.details() or "")
     assert bare.load(Options=["tool_parser:hermes", "unknown_key:1"]).success
-    bare.until(lambda: bare.idle() and any("unknown_key" in line for line in bare.log))
+    until(lambda: bare.idle() and any("unknown_key" in line for line in bare.log))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -102,6 +103,21 @@ def test_a_grammar_that_costs_too_much_is_refused_alone(
     assert text_answer(served, _asking('root ::= "a" | "b"', "gbnf")) in ("a", "b")
 
 
+@pytest.mark.parametrize(
+    ("grammar", "kind"),
+    [
+        ("start: A B B\nA: /[xy]/\nB: /b+/\n", "lark"),
+        ('root ::= [xy] rest\nrest ::= "b" rest', "gbnf"),
+    ],
+)
+def test_a_grammar_that_forces_a_text_without_end_stops_nobody(
+    served: Backend, grammar: str, kind: str
+) -> None:
+    with suppress(grpc.RpcError):
+        served.stub.Predict(_asking(grammar, kind), timeout=WAIT)
+    assert text_answer(served, chat("Count to 3.")) == "1 2 3"
+
+
 def test_a_quick_grammar_overtakes_slow_ones(served: Backend) -> None:
     costly = [_asking(_patterns(length), "json_schema") for length in range(30, 34)]
     slow = [served.stub.Predict.future(each, timeout=WAIT) for each in costly]
@@ -123,7 +139,7 @@ def test_deeply_nested_arguments_are_refused_with_a_message(served: Backend) -> 
     assert "nested too deeply" in refusal(served, request)
 
 
-def test_the_process_that_tries_grammars_ends_with_the_backend(bare: Backend) -> None:
+def test_the_process_that_tries_grammars_ends_with_the_model(bare: Backend) -> None:
     bare.load()
     before = bare.process().children()
     assert text_answer(bare, _asking('root ::= "a"', "gbnf")) == "a"

@@ -123,40 +123,32 @@ def test_clients_that_disconnect_do_not_affect_others(real: Backend) -> None:
     assert embed(real, TEXTS[0]) == pytest.approx(before, abs=1e-6)
 
 
-def test_a_generating_model_embeds_while_it_generates() -> None:
-    backend = Backend()
-    try:
-        backend.load(TINY_TEXT, Embeddings=True, Options=["pooling:mean"])
-        question = pb.Message(role="user", content="Count to 20.")
-        options = pb.PredictOptions(Messages=[question], UseTokenizerTemplate=True, Tokens=60)
-        quiet = b"".join(part.message for part in backend.stub.PredictStream(options))
-        first = embed(backend, "What is 2 plus 3?")
-        pieces: list[bytes] = []
-        for part in backend.stub.PredictStream(options):
-            pieces.append(part.message)
-            again = embed(backend, "What is 2 plus 3?")
-            np.testing.assert_allclose(again.embeddings, first.embeddings, atol=1e-6)
-        assert b"".join(pieces) == quiet
-        assert first.dim == 128
-        assert first.layout == pb.EMBEDDING_LAYOUT_FINAL
-        assert abs(np.linalg.norm(first.embeddings) - 1) < 1e-5
-        other = embed(backend, "Tell me a story.")
-        assert np.dot(first.embeddings, other.embeddings) < 0.999
-    finally:
-        assert backend.close() == 0
+def test_a_generating_model_embeds_while_it_generates(bare: Backend) -> None:
+    bare.load(TINY_TEXT, Embeddings=True, Options=["pooling:mean"])
+    question = pb.Message(role="user", content="Count to 20.")
+    options = pb.PredictOptions(Messages=[question], UseTokenizerTemplate=True, Tokens=60)
+    quiet = b"".join(part.message for part in bare.stub.PredictStream(options))
+    first = embed(bare, "What is 2 plus 3?")
+    pieces: list[bytes] = []
+    for part in bare.stub.PredictStream(options):
+        pieces.append(part.message)
+        again = embed(bare, "What is 2 plus 3?")
+        np.testing.assert_allclose(again.embeddings, first.embeddings, atol=1e-6)
+    assert b"".join(pieces) == quiet
+    assert first.dim == 128
+    assert first.layout == pb.EMBEDDING_LAYOUT_FINAL
+    assert abs(np.linalg.norm(first.embeddings) - 1) < 1e-5
+    other = embed(bare, "Tell me a story.")
+    assert np.dot(first.embeddings, other.embeddings) < 0.999
 
 
-def test_the_vectors_of_all_tokens_are_returned_where_the_host_pools() -> None:
-    backend = Backend()
-    try:
-        backend.load(minilm.ensure(), Embeddings=True, Options=["pooling:none"])
-        result = embed(backend, "Hello world")
-        assert result.layout == pb.EMBEDDING_LAYOUT_PER_TOKEN
-        assert (result.tokens, result.dim) == (4, minilm.DIM)
-        assert len(result.embeddings) == 4 * minilm.DIM
-        mean = np.array(result.embeddings).reshape(4, -1).mean(axis=0)
-        mean /= np.linalg.norm(mean)
-        backend.load(minilm.ensure(), Embeddings=True)
-        np.testing.assert_allclose(embed(backend, "Hello world").embeddings, mean, atol=1e-5)
-    finally:
-        assert backend.close() == 0
+def test_the_vectors_of_all_tokens_are_returned_where_the_host_pools(bare: Backend) -> None:
+    bare.load(minilm.ensure(), Embeddings=True, Options=["pooling:none"])
+    result = embed(bare, "Hello world")
+    assert result.layout == pb.EMBEDDING_LAYOUT_PER_TOKEN
+    assert (result.tokens, result.dim) == (4, minilm.DIM)
+    assert len(result.embeddings) == 4 * minilm.DIM
+    mean = np.array(result.embeddings).reshape(4, -1).mean(axis=0)
+    mean /= np.linalg.norm(mean)
+    bare.load(minilm.ensure(), Embeddings=True)
+    np.testing.assert_allclose(embed(bare, "Hello world").embeddings, mean, atol=1e-5)

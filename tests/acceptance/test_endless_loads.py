@@ -125,6 +125,17 @@ def test_a_load_that_would_never_end_is_refused(
     assert text_answer(served, GREETING) == before
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, zeros, huge])
+def test_an_endless_hostfile_is_refused(
+    make: Callable[[Path], None], served: Backend, tmp_path: Path
+) -> None:
+    make(tmp_path / "hosts.json")
+    failure = failure_of(lambda: served.load(Options=[f"hostfile:{tmp_path / 'hosts.json'}"]))
+    assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "hostfile" in failure.sentence
+    assert text_answer(served, GREETING)
+
+
 def test_a_template_that_loops_for_one_request_fails_only_that_request(
     bare: Backend, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.acceptance.backend import WAIT, Backend, chat, text_of
 from tests.acceptance.random_requests import random_request
 from tests.long import TEST_LONG
+from tests.polling import until
 from wire import backend_pb2 as pb
 
 pytestmark = pytest.mark.timeout(1200)
@@ -60,7 +61,7 @@ def test_random_values_in_random_fields(bare: Backend) -> None:
         assert text_of(stream) == expected
     assert sum(outcomes.values()) == REQUESTS
     assert min(outcomes["OK"], outcomes["INVALID_ARGUMENT"]) > REQUESTS // 10, outcomes
-    bare.until(bare.idle)
+    until(bare.idle)
     assert bare.memory() - before[0] < 32 * MIB
     assert bare.process().memory_info().rss - before[1] < 128 * MIB
     assert bare.stub.Health(pb.HealthMessage(), timeout=WAIT).message == b"OK"

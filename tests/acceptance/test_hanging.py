@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from backend.rpc.interceptors import SERVICE
 from backend.rpc.monitor import GRACE
 from tests.acceptance.backend import TINY_TEXT, chat
+from tests.polling import PAUSE
 from tests.rpc.client import failure_of
 from tests.rpc.process import Process
 from wire import backend_pb2 as pb
@@ -72,6 +73,7 @@ class Faulty:
         try:
             while True:
                 told.add(self.stub.Status(NOTHING).state)
+                time.sleep(PAUSE)
         except grpc.RpcError:
             return told
 
@@ -89,6 +91,44 @@ def faulty(way: str) -> Iterator[Faulty]:
         backend.channel.close()
     finally:
         process.close()
+
+
+def a_load_with_a_waiting_caller() -> None:
+    with faulty("slow-load") as backend:
+        backend.go_wrong()
+        backend.load()
+        next(backend.stream())
+
+
+def an_idle_process() -> None:
+    with faulty("released") as backend:
+        time.sleep(PAST_BOTH)  # what is tested is that time passes
+        next(backend.stream())
+
+
+def a_process_that_is_stopped_and_continues_slowly() -> None:
+    with faulty("slow") as backend:
+        stream = backend.stream()
+        backend.process.signal(signal.SIGSTOP)
+        time.sleep(PAST_BOTH)
+        backend.process.signal(signal.SIGCONT)
+        backend.go_wrong()
+        for _ in range(2 * PAST_BOTH):
+            next(stream)
+
+
+PATIENT = (
+    a_load_with_a_waiting_caller,
+    an_idle_process,
+    a_process_that_is_stopped_and_continues_slowly,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def patient() -> Iterator[dict[Callable[[], None], Future[None]]]:
+    """What takes long and computes little, beside the tests of this file."""
+    with ThreadPoolExecutor(len(PATIENT)) as pool:
+        yield {what: pool.submit(what) for what in PATIENT}
 
 
 def test_a_step_that_hangs_ends_the_calls_and_the_process() -> None:
@@ -164,13 +204,6 @@ def test_an_abandoned_load_may_not_hang() -> None:
         assert f"command Load has not ended within {LIMIT} s" in line
 
 
-def test_a_load_with_a_waiting_caller_may_take_its_time() -> None:
-    with faulty("slow-load") as backend:
-        backend.go_wrong()
-        backend.load()
-        next(backend.stream())
-
-
 def test_a_hanging_step_is_noticed_while_a_load_is_queued_behind_it() -> None:
     with faulty("released") as backend:
         stream = backend.stream()
@@ -185,18 +218,8 @@ def test_a_hanging_step_is_noticed_while_a_load_is_queued_behind_it() -> None:
         assert "command Load" not in line
 
 
-def test_an_idle_process_is_not_ended() -> None:
-    with faulty("released") as backend:
-        time.sleep(PAST_BOTH)  # what is tested is that time passes
-        next(backend.stream())
-
-
-def test_a_process_that_is_stopped_and_continues_slowly_is_not_ended() -> None:
-    with faulty("slow") as backend:
-        stream = backend.stream()
-        backend.process.signal(signal.SIGSTOP)
-        time.sleep(PAST_BOTH)
-        backend.process.signal(signal.SIGCONT)
-        backend.go_wrong()
-        for _ in range(2 * PAST_BOTH):
-            next(stream)
+@pytest.mark.parametrize("what", PATIENT, ids=lambda what: what.__name__)
+def test_waiting_alone_ends_no_process(
+    what: Callable[[], None], patient: dict[Callable[[], None], Future[None]]
+) -> None:
+    patient[what].result()

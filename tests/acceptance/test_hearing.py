@@ -17,6 +17,7 @@ from tests.models.tiny_batches import prompt_of
 from tests.models.tiny_dialogue import Dialogue
 from tests.models.tiny_omni_tasks import SOUNDS, play, telling, wav
 from tests.models.tiny_omni_tasks import heard as asks
+from tests.polling import until
 from wire import backend_pb2 as pb
 
 TINY_OMNI = ROOT / "tests" / "models" / "tiny_omni"
@@ -151,5 +152,5 @@ def test_a_cancelled_sound_leaves_nothing_behind(hearing: Backend) -> None:
     call = hearing.stub.PredictStream(request, timeout=WAIT)
     next(call)
     call.cancel()
-    hearing.until(hearing.idle)
+    until(hearing.idle)
     assert text_answer(hearing, heard("high")) == "The sound is high."

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from tests.acceptance.backend import WAIT, Backend, chat, text_of
+from tests.polling import until
 from wire import backend_pb2 as pb
 
 ENDLESS = {"IgnoreEOS": True, "Tokens": 0}
@@ -34,18 +35,16 @@ def test_a_client_that_disconnects_during_decode_frees_its_slot(narrow: Backend)
     next(stream)
     stream.cancel()
     _served(narrow)
-    narrow.until(narrow.idle)
+    until(narrow.idle)
 
 
 def test_a_client_that_disconnects_during_prefill_frees_its_slot(narrow: Backend) -> None:
     started = narrow.stub.GetMetrics(pb.MetricsRequest(), timeout=WAIT).prompt_tokens_processed
     stream = narrow.stub.PredictStream(chat(LONG, **ENDLESS), timeout=WAIT)
-    narrow.until(
-        lambda: narrow.stub.GetMetrics(pb.MetricsRequest()).prompt_tokens_processed > started
-    )
+    until(lambda: narrow.stub.GetMetrics(pb.MetricsRequest()).prompt_tokens_processed > started)
     stream.cancel()
     _served(narrow)
-    narrow.until(narrow.idle)
+    until(narrow.idle)
 
 
 def test_clients_that_disconnect_in_the_queue_leave_it(narrow: Backend) -> None:
@@ -75,7 +74,7 @@ def test_clients_that_disconnect_in_the_queue_leave_it(narrow: Backend) -> None:
     # Each call has a thread that reads it: which of them the backend received first is unknown.
     with ThreadPoolExecutor(len(again)) as readers:
         list(readers.map(be_served, again))
-    narrow.until(narrow.idle)
+    until(narrow.idle)
 
 
 def test_a_deadline_frees_the_slot(narrow: Backend) -> None:
@@ -104,11 +103,11 @@ def test_a_thousand_cancellations_leave_memory_unchanged(bare: Backend) -> None:
             client.start()
         for client in clients:
             client.join()
-        bare.until(bare.idle)
+        until(bare.idle)
         gc.collect()
 
     leave_early(100)
-    bare.until(bare.idle)
+    until(bare.idle)
     mlx, resident = bare.memory(), bare.process().memory_info().rss
     cancel_many()
     assert bare.memory() <= mlx + 9 * 2**20

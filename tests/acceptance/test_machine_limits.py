@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import resource
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="prlimit and cgr
 MIB = 1 << 20
 LONG = chat("word " * 500_000, Tokens=2)
 GROUPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
+OF_CHILDREN = (signal.SIGCHLD, signal.SIGPROF, signal.SIGXCPU)
 DROP_FROM_BOUNDS, MAY_RAISE_LIMITS = 24, 24
 
 
@@ -42,6 +45,28 @@ def test_a_load_does_not_change_the_limit_of_open_files(soft: int, hard: int) ->
         backend.load()
         assert backend.process().rlimit(psutil.RLIMIT_NOFILE) == (soft, hard)
         assert text_answer(backend, chat("Hello!", Tokens=4))
+
+
+def test_what_a_host_leaves_behind_at_the_start_is_borne(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    stack = 128 << 10
+
+    def before() -> None:
+        os.chdir(gone)
+        gone.rmdir()
+        resource.setrlimit(resource.RLIMIT_STACK, (stack, resource.RLIM_INFINITY))
+        for number in OF_CHILDREN:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+    with started(before) as backend:
+        backend.load()
+        status = Path(f"/proc/{backend.child.pid}/status").read_text()
+        blocked, ignored = (int(x, 16) for x in re.findall(r"Sig(?:Blk|Ign):\s*(\w+)", status))
+        assert not blocked
+        assert not any(ignored >> (number - 1) & 1 for number in OF_CHILDREN)
+        assert text_answer(backend, chat("Hello!", Tokens=4, Grammar='root ::= "yes"')) == "yes"
 
 
 @contextmanager

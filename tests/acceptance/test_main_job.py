@@ -10,6 +10,7 @@ import pytest
 
 from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat, text_of
 from tests.long import TEST_LONG
+from tests.polling import until
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -69,10 +70,10 @@ def test_characters_are_never_split(served: Backend) -> None:
 
 
 def test_stop_strings_over_token_boundaries_are_never_sent(served: Backend) -> None:
-    told = served.stub.Predict(chat(STORY), timeout=WAIT)
+    told = served.stub.Predict(chat(STORY, Tokens=120), timeout=WAIT)
     whole = told.message.decode()
     for stop in ("\n\n", whole[37:60], "never there", whole[90:91]):
-        request = chat(STORY, StopPrompts=["", stop])
+        request = chat(STORY, Tokens=120, StopPrompts=["", stop])
         replies = list(served.stub.PredictStream(request, timeout=WAIT))
         assert text_of(iter(replies)) == whole.partition(stop)[0]
         unary = served.stub.Predict(request, timeout=WAIT)
@@ -176,22 +177,24 @@ def test_a_stream_continues_while_another_model_is_loaded(bare: Backend) -> None
     assert sum(told[before:]) > 40
 
 
-def test_sigterm_during_streams_ends_them_and_the_process(bare: Backend) -> None:
-    bare.load()
-    streams = [bare.stub.PredictStream(chat(STORY, IgnoreEOS=True), timeout=WAIT) for _ in range(4)]
+def test_sigterm_during_streams_ends_them_and_the_process(fresh: Backend) -> None:
+    fresh.load()
+    streams = [
+        fresh.stub.PredictStream(chat(STORY, IgnoreEOS=True), timeout=WAIT) for _ in range(4)
+    ]
     for stream in streams:
         next(stream)
-    bare.child.send_signal(signal.SIGTERM)
+    fresh.child.send_signal(signal.SIGTERM)
     for stream in streams:
         with pytest.raises(grpc.RpcError):
             text_of(stream)
-    assert bare.child.wait(WAIT) == 0
+    assert fresh.child.wait(WAIT) == 0
 
 
 def test_metrics_and_metadata_describe_the_model(served: Backend) -> None:
     before = served.stub.GetMetrics(pb.MetricsRequest(), timeout=WAIT).tokens_generated
     reply = served.stub.Predict(chat("Count to 9."), timeout=WAIT)
-    served.until(served.idle)
+    until(served.idle)
     after = served.stub.GetMetrics(pb.MetricsRequest(), timeout=WAIT).tokens_generated
     assert after - before == reply.tokens
     metadata = served.stub.ModelMetadata(pb.ModelOptions(), timeout=WAIT)

@@ -26,14 +26,16 @@ from backend.supervising.supervisor import free_ports
 from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, text_answer
 from tests.acceptance.rank_pair import Pair
 from tests.long import TEST_LONG
+from tests.polling import PAUSE, until
 from wire import backend_pb2 as pb
 
 NOTHING = pb.HealthMessage()
 ENDLESS = chat("Count to 60.", IgnoreEOS=True, Tokens=0)
 LONG = [chat(f"{number} " + "word " * 2600, Tokens=1) for number in range(4)]
 SHORT = chat("What is the capital of France?", Tokens=8)
-TIMEOUT = 10  # seconds; the default
-OPTIONS = ["load_trial:false", f"rank_timeout:{TIMEOUT}"]
+OPTIONS = ["load_trial:false"]
+# Seconds after which a rank that says nothing is lost: the test waits for that.
+SOON = "rank_timeout:5"
 STATES = ("starting", "loading", "prefill", "decode", "idle", "freeing")
 FAULTS = (("SIGKILL", 0), ("SIGKILL", 1), ("SIGSTOP", 0), ("SIGSTOP", 1), ("cut", 1))
 Case = tuple[str, str, int]
@@ -83,20 +85,21 @@ def ranks(*supervisors: psutil.Process) -> dict[int, psutil.Process]:
     return found
 
 
-def bring(backend: Backend, state: str) -> Any:
+def bring(backend: Backend, state: str, *options: str) -> Any:
     """Bring the backend into the state; returns the call that is running then, if any."""
-    model = pb.ModelOptions(Model="tiny", ModelFile=str(TINY_TEXT), Options=OPTIONS)
+    options = (*OPTIONS, *options)
+    model = pb.ModelOptions(Model="tiny", ModelFile=str(TINY_TEXT), Options=options)
     if state == "starting":
         return None
     if state == "loading":
         call = backend.stub.LoadModel.future(model, timeout=WAIT)
-        backend.until(lambda: formed(backend) or call.done())
+        until(lambda: formed(backend) or call.done())
         return call
     backend.stub.LoadModel(model, timeout=WAIT)
     match state:
         case "prefill":
             calls = [backend.stub.Predict.future(each, timeout=WAIT) for each in LONG]
-            backend.until(lambda: not backend.idle())
+            until(lambda: not backend.idle())
             return calls[-1]
         case "decode":
             stream = backend.stub.PredictStream(ENDLESS, timeout=WAIT)
@@ -143,9 +146,9 @@ def test_the_ranks_start_again_and_serve(case: Case, table: list[Row], tmp_path:
             backend, supervisors = Backend(arguments=["--ranks", "2"]), []
             stack.callback(backend.close)
         supervisors.append(backend.process())
-        backend.until(lambda: len(ranks(*supervisors)) == 2)
+        until(lambda: len(ranks(*supervisors)) == 2)
         before = ranks(*supervisors)
-        call = bring(backend, state)
+        call = bring(backend, state, *([] if what == "SIGKILL" else [SOON]))
         began = time.monotonic()
         if what == "cut":
             pair.cut()
@@ -171,24 +174,22 @@ def test_the_ranks_start_again_and_serve(case: Case, table: list[Row], tmp_path:
 
 def serves(backend: Backend) -> None:
     """The next load of a client is answered; rank 0 may still be starting again."""
-    until = time.monotonic() + 5 * WAIT
+    end = time.monotonic() + 5 * WAIT
     while True:
         try:
             backend.stub = type(backend.stub)(backend.connect())
             bring(backend, "idle")
             break
         except grpc.RpcError as error:
-            if error.code() != grpc.StatusCode.UNAVAILABLE or time.monotonic() > until:
+            if error.code() != grpc.StatusCode.UNAVAILABLE or time.monotonic() > end:
                 raise
+            time.sleep(PAUSE)
     assert text_answer(backend, SHORT)
 
 
 def serves_again(backend: Backend) -> None:
     """The model is loaded again without a request to load it."""
-    until = time.monotonic() + 5 * WAIT
-    while not any("event=loaded_again" in line for line in backend.log):
-        assert time.monotonic() < until, backend.log
-        time.sleep(0.05)
+    until(lambda: any("event=loaded_again" in line for line in backend.log))
     backend.stub = type(backend.stub)(backend.connect())
     assert text_answer(backend, SHORT)
 
@@ -213,8 +214,7 @@ def test_ranks_end_with_their_host() -> None:
         assert host.stdout is not None
         supervisor = psutil.Process(int(host.stdout.readline()))
         try:
-            while len(supervisor.children()) < 2:
-                assert supervisor.is_running()
+            until(lambda: len(supervisor.children()) == 2 or not supervisor.is_running())
             processes = [supervisor, *supervisor.children()]
             host.kill()
             _, alive = psutil.wait_procs(processes, WAIT)

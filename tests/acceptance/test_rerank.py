@@ -78,25 +78,21 @@ def test_requests_that_cannot_be_ranked_are_refused(
     assert words in str(caught.value.details())
 
 
-def test_entities_are_located_by_byte_offsets(tmp_path: Path) -> None:
-    backend = Backend()
-    try:
-        backend.load(write("bert_labels", tmp_path))
-        text = "Zürich 🙂 paris, the river of france — naïve moon"
-        request = pb.TokenClassifyRequest(text=text)
-        found = backend.stub.TokenClassify(request, timeout=WAIT).entities
-        assert found
-        for entity in found:
-            assert text.encode()[entity.start : entity.end].decode() == entity.text
-            assert entity.entity_group in ("PER", "LOC")
-            assert 0 < entity.score <= 1
-        threshold = sorted(entity.score for entity in found)[len(found) // 2]
-        request.threshold = threshold
-        some = backend.stub.TokenClassify(request, timeout=WAIT).entities
-        assert list(some) == [entity for entity in found if entity.score >= threshold]
-        assert not backend.stub.TokenClassify(pb.TokenClassifyRequest(), timeout=WAIT).entities
-        request.threshold = 2
-        with pytest.raises(grpc.RpcError, match="threshold is 2"):
-            backend.stub.TokenClassify(request, timeout=WAIT)
-    finally:
-        assert backend.close() == 0
+def test_entities_are_located_by_byte_offsets(bare: Backend, tmp_path: Path) -> None:
+    bare.load(write("bert_labels", tmp_path))
+    text = "Zürich 🙂 paris, the river of france — naïve moon"
+    request = pb.TokenClassifyRequest(text=text)
+    found = bare.stub.TokenClassify(request, timeout=WAIT).entities
+    assert found
+    for entity in found:
+        assert text.encode()[entity.start : entity.end].decode() == entity.text
+        assert entity.entity_group in ("PER", "LOC")
+        assert 0 < entity.score <= 1
+    threshold = sorted(entity.score for entity in found)[len(found) // 2]
+    request.threshold = threshold
+    some = bare.stub.TokenClassify(request, timeout=WAIT).entities
+    assert list(some) == [entity for entity in found if entity.score >= threshold]
+    assert not bare.stub.TokenClassify(pb.TokenClassifyRequest(), timeout=WAIT).entities
+    request.threshold = 2
+    with pytest.raises(grpc.RpcError, match="threshold is 2"):
+        bare.stub.TokenClassify(request, timeout=WAIT)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.backend import WAIT, Backend, chat
+from tests.polling import until
 from wire import backend_pb2 as pb
 
 LONG = "The quick brown fox jumps over the lazy dog. " * 12
@@ -28,7 +29,7 @@ def _process(*options: str, **fields: Any) -> Iterator[Backend]:
 
 def _saved(backend: Backend, folder: Path) -> None:
     """Wait until an entry is on disk: a save still running a second after SIGTERM is dropped."""
-    backend.until(
+    until(
         lambda: (
             backend.idle() and any(p.is_file() and p.suffix != ".part" for p in folder.rglob("*"))
         )
@@ -66,10 +67,12 @@ def test_another_dtype_of_the_model_does_not_read_it(tmp_path: Path) -> None:
     with _process(folder) as backend:
         _processed(backend, chat(FIRST))
         _saved(backend, tmp_path)
-    for options, fields in ((("kv_bits:8",), {}), ((), {"DType": "bfloat16"})):
-        with _process(folder, *options, **fields) as backend:
-            _, prompt_tokens, processed = _processed(backend, chat(FIRST))
-            assert processed == prompt_tokens
+    with _process(folder, "kv_bits:8") as backend:
+        _, prompt_tokens, processed = _processed(backend, chat(FIRST))
+        assert processed == prompt_tokens
+        backend.load(Options=[folder], DType="bfloat16")
+        _, prompt_tokens, processed = _processed(backend, chat(FIRST))
+        assert processed == prompt_tokens
 
 
 def test_damaged_and_foreign_files_are_cache_misses(tmp_path: Path) -> None:
@@ -90,15 +93,13 @@ def test_damaged_and_foreign_files_are_cache_misses(tmp_path: Path) -> None:
     assert (tmp_path / "notes.txt").read_text() == "not ours"
 
 
-def test_a_foreign_file_is_not_removed(tmp_path: Path) -> None:
-    mine = tmp_path / "letter"
+def test_a_foreign_file_is_not_removed_and_a_read_only_cache_writes_nothing(
+    tmp_path: Path,
+) -> None:
+    mine, cache = tmp_path / "letter", tmp_path / "cache"
     mine.write_text("dear reader")
-    with _process() as backend:
-        _processed(backend, chat(FIRST, PromptCachePath=str(mine), PromptCacheAll=True))
-    assert mine.read_text() == "dear reader"
-
-
-def test_a_read_only_cache_writes_nothing(tmp_path: Path) -> None:
-    with _process(f"prompt_cache_dir:{tmp_path}") as backend:
+    with _process(f"prompt_cache_dir:{cache}") as backend:
         _processed(backend, chat(FIRST, PromptCacheRO=True, PromptCacheAll=True))
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+        _processed(backend, chat(LONG, PromptCachePath=str(mine), PromptCacheAll=True))
+    assert mine.read_text() == "dear reader"
+    assert [path for path in cache.rglob("*") if path.is_file()] == []

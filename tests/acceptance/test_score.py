@@ -11,6 +11,7 @@ import pytest
 from mlx_lm import load
 
 from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat, text_of
+from tests.polling import until
 from wire import backend_pb2 as pb
 
 PROMPT = "The capital of France is"
@@ -141,7 +142,7 @@ def test_a_cancelled_caller_frees_the_engine_and_streams_continue(served: Backen
     )
     call.cancel()
     assert text_of(itertools.chain([first], stream)) == expected
-    served.until(served.idle)
+    until(served.idle)
 
 
 def test_score_without_a_model_is_refused(bare: Backend) -> None:

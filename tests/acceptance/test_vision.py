@@ -12,6 +12,7 @@ import pytest
 from tests.acceptance.backend import WAIT, Backend, chat, refusal, text_answer, text_of
 from tests.engine.media.clips import BLUE, H264, RED, in_base64, lasting, plain, saved
 from tests.engine.vision.seeing import MANY, ONE, TINY_VISION, encoded, picture
+from tests.polling import until
 from wire import backend_pb2 as pb
 
 TOOLS = json.dumps([
@@ -188,7 +189,7 @@ def test_a_cancelled_image_leaves_nothing_behind(sighted: Backend) -> None:
     )
     next(call)
     call.cancel()
-    sighted.until(sighted.idle)
+    until(sighted.idle)
     assert text_answer(sighted, seen("white")) == "The image is white."
 
 

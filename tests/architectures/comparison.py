@@ -20,12 +20,14 @@ from backend.engine.model import EngineModel
 from backend.engine.request import Sampling
 from tests.engine.loads import at_once
 from tests.engine.rounds import Rounds, engine_model
+from tests.long import TEST_LONG
 
-TOKENS = 48  # of an answer
+TOKENS = 48 if TEST_LONG else 28  # of an answer; the windows have 24
 _WORDS = range(1, 100)
 _CLOSE = 1e-3  # relative to the range of the logits: another order of summation
 _OPENING = 4  # tokens of a prompt that open the answer
 _FEW = 8  # tokens of an answer whose length does not matter
+_LATER = 12  # of an answer that shows what the KV of the earlier turn holds: all of it at once
 _FORGOTTEN = 5  # tokens before the last one on which the answer must depend
 
 _AMONG_WORDS = Sampling(logit_bias=tuple((word, 1e3) for word in _WORDS))
@@ -65,7 +67,7 @@ def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
     rounds = Rounds(served)
     alone = [_answers(rounds, at, prompt, tokens) for at, prompt in enumerate(prompts)]
     later = [(*prompt, *said, *_text(9, 4)) for prompt, said in zip(prompts, alone, strict=True)]
-    answers = [_answers(rounds, at, prompt, tokens) for at, prompt in enumerate(later, 10)]
+    answers = [_answers(rounds, at, prompt, _LATER) for at, prompt in enumerate(later, 10)]
     return Compared(
         batched=served.slots > 1,
         alone=_all_right(model, prompts, alone),

@@ -56,6 +56,16 @@ _OTHER: dict[str, dict[str, Any]] = {
     },
     "k2_horizon": {},
     "kolibri1": {},
+    "limite": {
+        "attn_gate_channels": 16,
+        "ve_dim": 16,
+        "ve_layers": [1],
+        "xsa_layers": [2],
+        "global_layers": [3],
+        "sliding_window": 24,
+        "rope_n_pairs": 4,
+        "softcap_logits": {"kind": "sigmoid", "a": 30.0, "b": 0.0, "c": 7.0},
+    },
     "longcat_flash_sparse": {"index_n_heads": 2, "num_key_value_heads": 4},
     "mimo_v2": {
         "hybrid_layer_pattern": [1, 0, 1, 0],
@@ -110,6 +120,13 @@ _OTHER: dict[str, dict[str, Any]] = {
 VLM_ARCHITECTURES = sorted(_OTHER)
 
 
+def text_arguments(model_type: str) -> dict[str, Any]:
+    """The arguments of a family's text part, without a tower."""
+    family = importlib.import_module(f"mlx_vlm.models.{model_type}")
+    other = {name: value for name, value in _OTHER[model_type].items() if name != "vision_config"}
+    return filled(family.TextConfig, other)
+
+
 @cache
 def tiny_vlm_model(model_type: str) -> Any:
     """The model as a load makes it, with random weights, in float32, the same at every call."""
@@ -137,7 +154,9 @@ def tiny_vlm_model(model_type: str) -> Any:
     keys = mx.random.split(mx.random.key(7), len(found))
     model.language_model.update(
         tree_unflatten([
-            (name, drawn(name, value, key)) for (name, value), key in zip(found, keys, strict=True)
+            # Limite's factors of layers are numbers, and 0 until they are trained.
+            (name, drawn(name, value, key) if value.ndim else mx.ones_like(value))
+            for (name, value), key in zip(found, keys, strict=True)
         ])
     )  # fmt: skip
     model.eval()

@@ -52,6 +52,25 @@ def test_a_report(
     assert len(capsys.readouterr().out.splitlines()) == len(findings) + 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(["--help"], 0), (["--json"], 2), (["report.json", "more"], 2)]
+)
+def test_help_and_unknown_arguments_check_nothing(
+    arguments: list[str],
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("MODEL", str(tmp_path))  # without a model in it
+    monkeypatch.chdir(tmp_path)
+    assert doctor.main(arguments) == code
+    shown = capsys.readouterr()
+    assert "usage: mlx-backend doctor [MODEL] [REPORT]" in (shown.err if code else shown.out)
+    assert code == 0 or f"unknown argument '{arguments[-1]}'" in shown.err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_model_that_cannot_be_loaded_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

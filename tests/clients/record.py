@@ -70,6 +70,9 @@ class _Recorder(BaseHTTPRequestHandler):
     def do_HEAD(self) -> None:
         self._pass("HEAD", b"")
 
+    def do_DELETE(self) -> None:
+        self._pass("DELETE", b"")
+
     def do_POST(self) -> None:
         if self.headers.get("transfer-encoding") == "chunked":
             body = b""

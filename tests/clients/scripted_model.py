@@ -14,7 +14,7 @@ from wire import backend_pb2 as pb
 # Agents' tools that change nothing, with arguments that they accept, the most likely first.
 _HARMLESS = (
     *("exec_command", "shell", "run_shell_command", "bash", "run_commands", "terminal"),
-    *("list", "read", "ls", "glob"),
+    *("list", "list_dir", "list_directory", "read", "ls", "glob"),
 )
 _VALUES: dict[str, Any] = {"string": "ls", "integer": 1, "number": 1, "boolean": False}
 
@@ -28,6 +28,8 @@ class ScriptedModel(NumbersBackend):
         tools = json.loads(request.Tools or "[]")
         done = any(message.role == "tool" for message in request.Messages)
         tool = _chosen(tools) if not done and request.ToolChoice != '"none"' else None
+        if done and request.ToolChoice == '"required"':  # agents that end with a tool of their own
+            tool = tools[-1]["function"]
         if request.Grammar.startswith("{"):
             answer = pb.ChatDelta(content=json.dumps(example(json.loads(request.Grammar))))
         elif tool is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.clients.environments import client_tool
 from tests.gateway.gateway_process import GatewayProcess, tiny
+from tests.long import TEST_LONG
 
 CHECKS = (
     "not_a_server_error",
@@ -25,7 +26,8 @@ def test_answers_match_the_schema() -> None:
         client_tool(
             "schemathesis",
             *("run", f"{gateway.url}/openapi.json", "--checks", ",".join(CHECKS)),
-            *("--phases", "examples,coverage,fuzzing", "--max-examples", "20"),
+            *("--phases", "examples,coverage,fuzzing"),
+            *("--max-examples", "100" if TEST_LONG else "8"),
             *("--seed", "1", "--no-color", "--suppress-health-check", "all"),
         )
     finally:

@@ -80,7 +80,8 @@ def test_a_sent_part_of_a_call_is_always_a_prefix_of_its_arguments(
 ) -> None:
     """In every family and any split.
 
-    At the end of a complete answer the stream equals the whole.
+    At the end of a complete answer the stream equals the whole. If the length limit cuts it, no
+    beginning of a marker is part of an argument.
     """
     format_ = ChatFormat.named(names[0], names[1])
     case = data.draw(st.sampled_from(FAMILY_CASES[names]))
@@ -95,6 +96,12 @@ def test_a_sent_part_of_a_call_is_always_a_prefix_of_its_arguments(
         for sent, call in zip(message_of(events).tool_calls, whole.tool_calls, strict=False):
             assert sent.name == call.name
             assert call.arguments.startswith(sent.arguments)
+    for place in places[::8]:
+        cut = stream(
+            format_, [case.text[:place]], tools=tools, tail=tail, reason="length", partial=True
+        )
+        for sent, call in zip(message_of(cut).tool_calls, whole.tool_calls, strict=False):
+            assert call.arguments.startswith(sent.arguments), case.text[:place]
     events += parser.finish("stop")
     assert plain(message_of(events)) == plain(whole)
 

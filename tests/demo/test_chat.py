@@ -7,6 +7,7 @@ from pathlib import Path
 from demo import default_model
 
 ROOT = Path(__file__).resolve().parents[2]
+TINY_TEXT = ROOT / "tests" / "models" / "tiny_text"
 
 
 def demo(**changes: str) -> subprocess.CompletedProcess[str]:
@@ -33,10 +34,12 @@ def test_it_answers_with_a_sensible_sentence_and_figures() -> None:
     assert "tokens/s" in figures
 
 
-def test_the_prompt_can_be_given() -> None:
-    result = demo(PROMPT="Reply with one word: hello")
+def test_the_prompt_and_the_model_can_be_given() -> None:
+    result = demo(PROMPT="My name is Ida. What is my name?", MODEL=str(TINY_TEXT))
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("> Reply with one word: hello\n")
+    question, answer, _ = result.stdout.splitlines()
+    assert question == "> My name is Ida. What is my name?"
+    assert answer
 
 
 def test_a_missing_model_is_one_readable_line() -> None:

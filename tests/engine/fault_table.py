@@ -86,6 +86,16 @@ EDGES: dict[str, list[Edge]] = {
     ],
     "The request": [
         Edge(
+            "a chat template that recurses, or keeps values or generators without end",
+            "INVALID_ARGUMENT for the request or the load",
+            "engine/prompting/test_template_limits.py::test_costly_templates_are_stopped",
+        ),
+        Edge(
+            "calls that are reset as soon as they are sent, 60,000 of them",
+            "memory stays bounded; others are answered",
+            "rpc/test_reset_calls.py::test_calls_that_are_reset_at_once_do_not_fill_memory",
+        ),
+        Edge(
             "a grammar that overflows the stack, or needs too much time or memory",
             "INVALID_ARGUMENT",
             f"{_ACCEPTANCE}costly_grammars.py::test_a_grammar_that_costs_too_much_is_refused_alone",
@@ -99,6 +109,12 @@ EDGES: dict[str, list[Edge]] = {
             "slow grammars",
             "quick ones pass them",
             f"{_ACCEPTANCE}costly_grammars.py::test_a_quick_grammar_overtakes_slow_ones",
+        ),
+        Edge(
+            "a grammar that forces a text without end",
+            "none for the others",
+            f"{_ACCEPTANCE}costly_grammars.py::"
+            "test_a_grammar_that_forces_a_text_without_end_stops_nobody",
         ),
         Edge(
             "a mask that takes a second",
@@ -132,6 +148,16 @@ EDGES: dict[str, list[Edge]] = {
         ),
     ],
     "The disk": [
+        Edge(
+            "a hostfile that is a pipe, a device or without end",
+            "INVALID_ARGUMENT for LoadModel; the old model stays in service",
+            f"{_ACCEPTANCE}endless_loads.py::test_an_endless_hostfile_is_refused",
+        ),
+        Edge(
+            "a model file of the gateway whose aliases repeat each other, or that nests deeply",
+            "that model is refused; the others are served",
+            "gateway/test_model_config.py::test_a_bad_file_is_reported_in_a_sentence",
+        ),
         Edge(
             "any flipped bit in a KV file",
             "a cache miss",
@@ -181,6 +207,17 @@ EDGES: dict[str, list[Edge]] = {
         ),
     ],
     "The process and the machine": [
+        Edge(
+            "a start in a deleted folder, with a stack of 128 KiB, all signals blocked and those of"
+            " child processes ignored",
+            "none",
+            f"{_ACCEPTANCE}machine_limits.py::test_what_a_host_leaves_behind_at_the_start_is_borne",
+        ),
+        Edge(
+            "SIGUSR1, SIGUSR2, SIGPIPE, SIGALRM or SIGIO",
+            "none",
+            "rpc/test_process.py::test_signals_for_other_purposes_do_not_end_the_process",
+        ),
         Edge(
             "a step that hangs",
             "UNAVAILABLE for all; the process names the step and exits with 1",

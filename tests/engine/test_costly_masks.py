@@ -55,15 +55,15 @@ class Costly:
 
 @pytest.mark.parametrize("kind", ["full", "hybrid"])
 def test_a_plain_row_continues_while_costly_ones_pause(kind: str) -> None:
-    prompts = {number: [number, *range(20, 45)] for number in range(1, 6)}
+    prompts = {number: [number, *range(20, 45)] for number in range(1, 5)}
     model = engine_model(random_model(kind), stall_ms=50)
     rounds = Rounds(model)
     # Measured in processor time, which a busy machine does not change.
     rounds.scheduler.executor._times.clock = time.thread_time
-    rules = {number: Costly() for number in range(2, 6)}
+    rules = {number: Costly() for number in range(2, 5)}
     rounds.submit(1, prompts[1], 3000, ignore_eos=True)
     for number, rule in rules.items():
-        rounds.submit(number, prompts[number], 5, grammar=rule)
+        rounds.submit(number, prompts[number], 3, grammar=rule)
     while any(rounds.received[number].finished is None for number in rules):
         rounds.step()
     # If it waited for all their masks, it would have about as many tokens as they have.
@@ -71,25 +71,24 @@ def test_a_plain_row_continues_while_costly_ones_pause(kind: str) -> None:
     assert rounds.received[1].finished is None or len(rounds.received[1].tokens) == 3000
     assert not rounds.faults
     for number in rules:
-        lone = alone(model, prompts[number], 5, grammar=Costly(0))
+        lone = alone(model, prompts[number], 3, grammar=Costly(0))
         assert rounds.received[number].tokens == lone.tokens
     rounds.scheduler.cancel(1)
     rounds.drain()
 
 
 class Turning(Costly):
-    """Costs nothing up to a token, and from then on as much as a costly one."""
+    """Costs nothing until `turned` is set, then three masks are costly."""
 
-    def __init__(self, cheap: int) -> None:
+    def __init__(self) -> None:
         super().__init__(0)
-        self._cheap = cheap
-
-    @property
-    def costly_fills(self) -> int:
-        return max(self.fills - self._cheap, 0)
+        self.turned = False
+        self.costly_fills = 0
 
     def fill(self, allowed: np.ndarray) -> None:
-        self._seconds = SECONDS if self.fills >= self._cheap else 0
+        costly = self.turned and self.costly_fills < 3
+        self.costly_fills += costly
+        self._seconds = SECONDS if costly else 0
         super().fill(allowed)
 
 
@@ -113,26 +112,30 @@ def test_rows_that_turn_costly_at_once_do_not_share_one_step(
     """The plain row waits for those masks that fit into a step; the other rows rest."""
     monkeypatch.setattr(GuessWidth, "choose", lambda *_: 2)
     drafting = Drafting(2, lambda: [Guesses()]) if guessed else None
-    model = engine_model(random_model("full"), stall_ms=20, drafting=drafting, slots=9)
+    model = engine_model(random_model("full"), stall_ms=20, drafting=drafting, slots=7)
     rounds = Rounds(model)
-    rules = {number: Turning(cheap) for number in range(2, 10)}
+    rules = {number: Turning() for number in range(2, 8)}
     rounds.submit(1, [1, *range(20, 45)], 3000, ignore_eos=True)
     while not rounds.received[1].tokens:
         rounds.step()
     for number, rule in rules.items():
-        rounds.submit(number, [number, *range(20, 45)], 12, grammar=rule)
+        rounds.submit(number, [number, *range(20, 45)], 40, grammar=rule)
     fills = [0]
-    while any(rounds.received[number].finished is None for number in rules):
+    while any(rule.costly_fills < 3 for rule in rules.values()):
+        if all(rule.fills >= cheap for rule in rules.values()):
+            for rule in rules.values():
+                rule.turned = True
         rounds.step()
+        assert rounds.received[1].finished is None  # otherwise no row waits for the masks
         fills.append(sum(rule.costly_fills for rule in rules.values()))
     # Two stalls of 20 ms have room for two masks, and the third exceeds them.
-    assert max(after - before for before, after in pairwise(fills)) <= 3
-    assert not rounds.faults
-    for number in rules:
-        lone = alone(model, [number, *range(20, 45)], 12, grammar=Costly(0))
-        assert rounds.received[number].tokens == lone.tokens
+    assert 0 < max(after - before for before, after in pairwise(fills)) <= 3
     rounds.scheduler.cancel(1)
     rounds.drain()
+    assert not rounds.faults
+    for number in rules:
+        lone = alone(model, [number, *range(20, 45)], 40, grammar=Costly(0))
+        assert rounds.received[number].tokens == lone.tokens
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -29,7 +29,6 @@ def _exact_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     mlx 0.32.4 may give an array a freed buffer of up to twice its size, and `mx.contiguous` leaves
     up to 16 KiB in a buffer rather than copy it: little beside the KV of real models.
     """
-    mx.disable_compile()
     before = mx.set_cache_limit(0)
     monkeypatch.setattr(mx, "contiguous", lambda array: mx.array(np.array(array)))
     yield

@@ -186,6 +186,31 @@ async def test_status_is_consistent_while_many_requests_run(tmp_path: Path) -> N
     assert len({look["kv_cache"] for look in looks}) > 3
 
 
+async def test_status_does_not_wait_for_a_step_if_a_recent_measurement_is_known(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, release = threading.Event(), threading.Event()
+    step = Scheduler.step
+
+    def held(scheduler: Scheduler) -> None:
+        entered.set()
+        release.wait()
+        step(scheduler)
+
+    async with _engine(model) as engine:
+        generation = engine.submit(ENDLESS)
+        await anext(aiter(generation))
+        measured = (await engine.status()).breakdown
+        monkeypatch.setattr("backend.engine.engine._MEASURE_SECONDS", None)
+        monkeypatch.setattr(Scheduler, "step", held)
+        await asyncio.to_thread(entered.wait)
+        try:
+            assert (await engine.status()).breakdown == measured
+        finally:
+            release.set()
+            generation.cancel()
+
+
 async def test_the_queue_is_bounded_and_cancelling_makes_room(model: Path) -> None:
     async with _engine(model, parallel=1, max_queue=2) as engine:
         admitted = [engine.submit(ENDLESS) for _ in range(3)]

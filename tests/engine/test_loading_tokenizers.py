@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,9 @@ from tokenizers import (
 )
 
 from backend.engine.constraints import compiler
+from backend.engine.constraints.matching import TokenizerSource
 from backend.engine.constraints.spec import ConstraintSpec
+from backend.engine.constraints.table import source_of
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
@@ -434,6 +437,25 @@ def test_a_normalizer_that_exhausts_memory_is_refused(
         _loaded(_folder(tmp_path / "it", tokenizer))
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("tokenizer.json", "", "tokenizer.json is not valid JSON: it is empty"),
+        ("tokenizer.json", '{"model"', "tokenizer.json is not valid JSON: Expecting ':'"),
+        ("tokenizer.json", "[]", "tokenizer.json is not a JSON object"),
+        ("tokenizer.json", "{}", "tokenizer.json is not a valid tokenizer: Model missing"),
+        ("tokenizer_config.json", '{"eos_token": []}', "a value in tokenizer_config.json is"),
+    ],
+)
+def test_the_broken_file_of_a_tokenizer_is_named(
+    tmp_path: Path, file: str, content: str, why: str
+) -> None:
+    path = _folder(tmp_path, _byte_level())
+    (path / file).write_text(content)
+    with pytest.raises(ValueError, match=re.escape(why)):
+        _loaded(path)
+
+
 def test_a_text_for_which_a_tokenizer_panics_is_refused(tmp_path: Path) -> None:
     """A panic of Rust is not an Exception."""
     tokenizer = _byte_level()
@@ -452,7 +474,12 @@ def test_a_tokenizer_without_grammars_is_tried_once(
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(?<=a|bc)b"), "isolated")
     tokenizer = _loaded(_folder(tmp_path / "it", tokenizer))
     tried: list[object] = []
-    monkeypatch.setattr(compiler, "Trial", tried.append)
+
+    def source(*given: Any) -> TokenizerSource:
+        tried.append(given)
+        return source_of(*given)
+
+    monkeypatch.setattr(compiler, "source_of", source)
     plain = compiler.ConstraintCompiler(tokenizer, 320, [], ChatFormat.named("plain"))
     for _ in range(2):
         with pytest.raises(InvalidRequest, match=r"its tokenizer is not supported \("):

@@ -340,14 +340,17 @@ def _configure(path: Path, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("break_it", "sentence"),
     [
-        (break_tokenizer, "Failed to parse tokenizer.json"),
+        (break_tokenizer, "tokenizer.json is not valid JSON"),
         (break_tokenizer_config, "model 'model' cannot be loaded: "),
         (drop_a_weight, "Missing 1 parameters: model.norm.weight."),
         (leave_weights_in_fp8, "the weights of model.layers.0.self_attn.q_proj are whole numbers"),
         (quantise_by_another_method, "quantised by 'hqq', in a form that cannot be read for this"),
         (omit_the_method, "its files lack 'quant_method'"),
         (misshape_a_weight, "Expected shape (64,) but received shape (3,)"),
-        (nest_a_file, "one of its JSON files is nested too deeply"),
+        (
+            nest_a_file,
+            "tokenizer_config.json is not valid JSON: its lists and objects are nested too deeply",
+        ),
         (drop_a_size, "hidden_size"),
         (ask_for_an_absent_package, "needs a Python package that is not installed"),
     ],

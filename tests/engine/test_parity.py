@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
-import mlx.core as mx
 import numpy as np
 import pytest
 
+from backend.engine.caching import kv
+from backend.engine.caching.kv import BatchCache, Member
 from backend.engine.events import TokenLogprob
 from backend.engine.model import EngineModel
 from backend.engine.planning.plan import StepPlan
@@ -98,11 +99,6 @@ class Strides:
         self._left -= 1
 
 
-@pytest.fixture(autouse=True)
-def _no_compiler() -> None:
-    mx.disable_compile()
-
-
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_row_gets_the_same_tokens_as_alone(kind: str) -> None:
     models = [engine_model(random_model(kind), prefill_chunk=chunk) for chunk in (32, 128)]
@@ -115,6 +111,8 @@ def test_every_row_gets_the_same_tokens_as_alone(kind: str) -> None:
             raise
     for what in ("rows served from the prefix cache", "rows preempted", "passes shared"):
         assert seen[what] > SCHEDULES[kind], f"hardly any {what}: {seen}"
+    # A few schedules may have no such pass.
+    assert seen["passes with a row that was left"] or SCHEDULES[kind] < 20
     # Entries whose layers cannot be trimmed stay for prompts that need their snapshots.
     assert seen["entries moved"] > 0 or not models[0].trims
 
@@ -128,21 +126,38 @@ def check_schedule(
     """Play one schedule; returns how often each special case occurred.
 
     reference: computes what every row says alone; by default the same model. learn: is told of
-    each prompt with its answer beforehand. Half of the schedules run in the order of a GPU.
+    each prompt with its answer beforehand. Half of the schedules run in the order of a GPU; in half
+    of them, rows that were left stay in the passes even if no prompt is being prefilled.
     """
     waits = dice.random() < 0.5
+    common = [dice.randrange(1, VOCABULARY) for _ in range(60)]
+    gaps = common[0] % 2 == 0 and model.leader is None  # other ranks would not know of it
+    passes_with_gaps = 0
+
+    def arrange(cache: BatchCache, joining: Sequence[Member] = ()) -> list[int]:
+        nonlocal passes_with_gaps
+        if gaps:
+            cache.rows, cache.gaps = MOST_ROWS, True
+        order = arranged(cache, joining)
+        passes_with_gaps += cache.pass_rows is not None
+        return order
+
+    arranged = BatchCache.arrange
     with patch("backend.engine.executing.step_times.may_wait_within_a_step", return_value=waits):
         rounds = Rounds(model)
     requests: dict[int, Request] = {}
     answers: dict[int, Received] = {}
     cancelled: set[int] = set()
-    common = [dice.randrange(1, VOCABULARY) for _ in range(60)]
     planner, executor = rounds.scheduler.planner, rounds.scheduler.executor
     plenty = planner.limits
     one = model.cost.of(LONGEST)
     if model.drafting is not None and model.drafting.cost is not None:
         one += model.drafting.cost.of(LONGEST)
-    with patch.object(executor, "launch", wraps=executor.launch) as launch:
+    with (
+        patch.object(executor, "launch", wraps=executor.launch) as launch,
+        patch.object(BatchCache, "arrange", arrange),
+        patch.object(kv, "MOST_GAPS", 0.8 if gaps else kv.MOST_GAPS),
+    ):
         for _ in range(ROUNDS):
             if dice.random() < 0.2:
                 for _ in range(min(dice.choice([1, 1, 4]), MOST_ROWS - len(requests))):
@@ -165,6 +180,7 @@ def check_schedule(
         planner.limits = plenty
         rounds.drain()
     seen = _passed_by([call.args[0] for call in launch.call_args_list])
+    seen["passes with a row that was left"] = passes_with_gaps
     assert not rounds.faults
     for ticket in requests.keys() - cancelled:
         expected, received = answers[ticket], rounds.received[ticket]

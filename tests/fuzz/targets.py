@@ -9,10 +9,12 @@ from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, get_args
+from unittest.mock import patch
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from backend.engine.constraints import compiler
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.constraints.constraint import words
 from backend.engine.constraints.schema import read_schema
@@ -36,6 +38,7 @@ from common.tools import parse_tool_choice, parse_tools
 from gateway.models import reading
 from tests.common.grammar_walks import byte_tokenizer
 from tests.fuzz import calls
+from tests.fuzz.kept_trial import KeptTrial
 from tests.fuzz.messages import fill
 from tests.rpc.fake_engine import FACTS
 from wire import backend_pb2 as pb
@@ -119,9 +122,10 @@ def options(given: bytes) -> None:
 
 
 def yaml(given: bytes) -> None:
-    file = _folder() / "model.yaml"
+    folder = Path(_folder().name)
+    file = folder / "model.yaml"
     file.write_bytes(given)
-    reading.read_folder(_folder())
+    reading.read_folder(folder)
 
 
 def picture(given: bytes) -> None:
@@ -185,9 +189,13 @@ def _without_ids(message: ChatMessage) -> tuple[object, ...]:
 
 @cache
 def _compiler() -> ConstraintCompiler:
-    return ConstraintCompiler(_BYTES, _BYTES.size, [_BYTES.end], ChatFormat.named("plain"))
+    made = ConstraintCompiler(_BYTES, _BYTES.size, [_BYTES.end], ChatFormat.named("plain"))
+    with patch.object(compiler, "Trial", KeptTrial):
+        made.compile(ConstraintSpec("lark", 'start: "a"'))
+    return made
 
 
 @cache
-def _folder() -> Path:
-    return Path(tempfile.mkdtemp())
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Removed when the process ends."""
+    return tempfile.TemporaryDirectory(prefix="fuzz-")

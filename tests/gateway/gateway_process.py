@@ -70,24 +70,34 @@ class GatewayProcess:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         if not self._bound.wait(WAIT) or not self.url:
-            self.child.kill()
+            self._abandon()
             raise AssertionError(f"the gateway did not start: {self.log}")
         self.client = httpx.Client(base_url=self.url, timeout=WAIT, trust_env=False)
         try:
             assert self.client.get("/health").status_code == 200
         except (httpx.HTTPError, AssertionError):
-            self.child.kill()
+            self.client.close()
+            self._abandon()
             raise AssertionError(f"the gateway is not healthy: {self.log}") from None
+
+    def _abandon(self) -> None:
+        """End all its processes, and remove its folder."""
+        for process in self.processes():
+            process.kill()
+        self.child.wait(WAIT)
+        self._reader.join(WAIT)
+        self._folder.cleanup()
 
     def _read(self) -> None:
         assert self.child.stderr is not None
-        for line in self.child.stderr:
-            with self._told:
-                self.log.append(line.rstrip())
-                self._told.notify_all()
-            if not self.url and (match := _LISTENING.search(line)):
-                self.url = match[1]
-                self._bound.set()
+        with self.child.stderr as lines:
+            for line in lines:
+                with self._told:
+                    self.log.append(line.rstrip())
+                    self._told.notify_all()
+                if not self.url and (match := _LISTENING.search(line)):
+                    self.url = match[1]
+                    self._bound.set()
         self._bound.set()
 
     def line_with(self, *words: str) -> str:
@@ -133,6 +143,4 @@ class GatewayProcess:
             assert code == 0, self.log
             assert orphans == [], orphans
         finally:
-            for process in self.processes():
-                process.kill()
-            self._folder.cleanup()
+            self._abandon()

@@ -33,3 +33,12 @@ def test_with_several_models_a_name_is_required(tmp_path: Path, name: str | None
 
 def test_a_model_may_have_the_default_name_itself(tmp_path: Path) -> None:
     assert catalogue(tmp_path, "one", UNNAMED).resolve(UNNAMED).name == UNNAMED
+
+
+def test_an_unchanged_folder_is_not_read_again(tmp_path: Path) -> None:
+    models = catalogue(tmp_path, "one")
+    assert not models.reload(always=False)
+    (tmp_path / "two.yaml").write_text("parameters: {model: m}")
+    assert models.reload(always=False)
+    assert models.resolve("two").name == "two"
+    assert not models.reload(always=False)

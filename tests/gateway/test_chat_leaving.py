@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ import pytest
 
 from tests.gateway.asking import body_of, chat, user_message
 from tests.gateway.gateway_process import GatewayProcess, roomy
+from tests.polling import until
 
 ENDLESS = {
     "messages": user_message("Tell me a story."),
@@ -31,12 +32,6 @@ def gateway() -> Iterator[GatewayProcess]:
     chat(process)  # loaded
     yield process
     process.close()
-
-
-def until(gateway: GatewayProcess, true: Callable[[], bool]) -> None:
-    """Poll, with a Health request each time, until it is true; the test has a time limit."""
-    while not true():
-        gateway.client.get("/health")
 
 
 def cancelled(gateway: GatewayProcess) -> int:
@@ -69,7 +64,7 @@ def test_a_client_that_leaves_a_stream_frees_its_slots(gateway: GatewayProcess, 
             seen.add(json.loads(event)["choices"][0]["index"])
             if len(seen) == n:
                 break
-    until(gateway, lambda: cancelled(gateway) == before + n)
+    until(lambda: cancelled(gateway) == before + n)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
@@ -85,8 +80,8 @@ def test_a_client_that_leaves_before_a_whole_answer_frees_its_slot(
     with closing(HTTPConnection(place.hostname or "", place.port)) as link:
         link.request("POST", path, json.dumps(body), {"content-type": "application/json"})
         # More than the tokens that an earlier, cancelled answer may still add.
-        until(gateway, lambda: written(gateway) > tokens + 50)
-    until(gateway, lambda: cancelled(gateway) == before + 1)
+        until(lambda: written(gateway) > tokens + 50)
+    until(lambda: cancelled(gateway) == before + 1)
 
 
 def test_a_backend_that_dies_during_a_stream_is_an_error_event(gateway: GatewayProcess) -> None:
@@ -114,12 +109,12 @@ def test_an_invalid_request_loads_no_model(gateway: GatewayProcess, stream: bool
 
 
 def test_a_request_that_takes_too_long_is_a_504() -> None:
-    gateway = GatewayProcess(LONG, "--request-timeout", "2", "--keepalive-interval", "0.05")
+    gateway = GatewayProcess(LONG, "--request-timeout", "1", "--keepalive-interval", "0.05")
     try:
         path = "/v1/chat/completions"
         quick = body_of({"max_tokens": 1})
         # A load takes longer than that, and continues after the request that began it.
-        until(gateway, lambda: gateway.client.post(path, json=quick).status_code == 200)
+        until(lambda: gateway.client.post(path, json=quick).status_code == 200)
         answer = gateway.client.post(path, json=body_of(ENDLESS))
         assert answer.status_code == 504
         assert answer.json()["error"]["code"] == "timeout"

@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.gateway.gateway_process import GatewayProcess, roomy
+from tests.polling import until
 
 STAYING = 64
 PASSING = 200
@@ -85,12 +86,8 @@ async def disconnect_early(client: httpx.AsyncClient, number: int, patience: int
 
 
 def until_idle(gateway: GatewayProcess) -> None:
-    """Poll, one round trip each, until no answer is being generated."""
-    for _ in range(5_000):
-        (model,) = gateway.client.get("/api/status").json()["models"]
-        if model["running"] == 0:
-            return
-    raise AssertionError("answers to nobody are still being written")
+    """Wait until no answer is being generated."""
+    until(lambda: gateway.client.get("/api/status").json()["models"][0]["running"] == 0)
 
 
 def open_files(gateway: GatewayProcess) -> int:

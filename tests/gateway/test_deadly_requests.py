@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.gateway.asking import user_message
 from tests.gateway.gateway_process import ROOT, GatewayProcess, tiny
 from tests.gateway.supervising import script
 from tests.long import TEST_LONG
+from tests.polling import PAUSE
 
 RUN = f'exec "{ROOT}/scripts/python" -m tests.gateway.deadly_backend "$@"'
 
@@ -53,6 +55,7 @@ def test_it_is_never_repeated_and_refused_after_the_second_death(
                 answer = gateway.client.post(f"/v1/{path}", json={"model": "tiny", **body})
                 if answer.status_code != 503 or code(answer) != "model_backing_off":
                     return answer
+                time.sleep(PAUSE)
 
         assert post(harmless).status_code == 200
         first = post(deadly)

@@ -206,6 +206,22 @@ def test_other_paths_and_methods_are_refused(
     assert answer.headers["x-request-id"] == answer.headers["x-request-id"].strip() != ""
 
 
+@pytest.mark.parametrize("path", ["/v1/messages/batches", "/v1/models/nobody", "/v1/files"])
+def test_clients_of_anthropic_read_its_errors_at_every_path(
+    gateway: GatewayProcess, path: str
+) -> None:
+    answer = gateway.client.get(path, headers={"anthropic-version": "2023-06-01"})
+    told = answer.json()
+    assert (answer.status_code, told["type"]) == (404, "error")
+    assert told["error"]["type"] == "not_found_error"
+
+
+def test_ollamas_clients_read_its_errors_at_every_path(gateway: GatewayProcess) -> None:
+    answer = gateway.client.post("/api/create", json={})
+    assert answer.status_code == 404
+    assert "there is nothing at /api/create" in answer.json()["error"]
+
+
 @pytest.mark.parametrize(
     ("path", "taken"),
     [

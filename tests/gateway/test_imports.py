@@ -1,4 +1,4 @@
-"""Packages of the gateway import each other in one direction only."""
+"""Packages of the gateway import each other in one direction only, and no httpx at its start."""
 
 from __future__ import annotations
 
@@ -39,3 +39,12 @@ def test_no_part_imports_itself_through_others() -> None:
                 left.append(other)
         assert part not in reached, part
     assert {"openai", "supervisor", "errors"} <= loads.keys()
+
+
+def test_the_start_imports_no_http_client() -> None:
+    """It takes a tenth of the start, and only images that are fetched by URL need it."""
+    for file in ROOT.rglob("*.py"):
+        for node in ast.parse(file.read_text("utf-8")).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [name.name for name in node.names] + [getattr(node, "module", None) or ""]
+                assert not any(name.split(".")[0] == "httpx" for name in names), file

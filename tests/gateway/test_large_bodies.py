@@ -23,6 +23,7 @@ from tests.gateway.numbers_backend import NumbersBackend
 
 LONG = 10 << 20
 WORDS = "a word and another "
+EMOJI = "⛵🌊" * (LONG // 7)
 TEXTS = {"words": WORDS * (LONG // len(WORDS)), "code": 'if (x[1]) { y = "a\n"; }\n' * (LONG // 27)}
 
 
@@ -84,7 +85,10 @@ def test_messages_that_are_far_too_long_take_little_memory_of_the_backend(
     them: neither the refusal, nor gRPC, nor the C library.
     """
 
-    def said(text: str, place: int) -> httpx.Response:
+    def said(text: str, place: int | None) -> httpx.Response:
+        if place is None:
+            raw = {"model": "tiny", "prompt": text, "max_tokens": 2}
+            return gateway.client.post("/v1/completions", json=raw)
         turns = [("user", "Hi"), ("assistant", "Hello."), ("user", "Bye")]
         messages = [{"role": role, "content": content} for role, content in turns]
         messages[place]["content"] = text
@@ -99,12 +103,13 @@ def test_messages_that_are_far_too_long_take_little_memory_of_the_backend(
         assert gateway.client.get("/api/status").status_code == 200
         return process.memory_info().rss - before
 
-    for place in (0, 2, 0, 2):
-        Path(f"/proc/{process.pid}/clear_refs").write_text("5")
-        refused = said(TEXTS["code"], place)
-        assert refused.status_code == 400
-        assert refused.json()["error"]["code"] == "context_length_exceeded"
-        assert peak(process) - before < 6 * LONG
+    for text in (TEXTS["code"], EMOJI):
+        for place in (0, 2, None):
+            Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+            refused = said(text, place)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["code"] == "context_length_exceeded"
+            assert peak(process) - before < 6 * LONG
     assert any(kept() < 2 * LONG for _ in range(1000))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,14 @@ from tests.gateway.doc_tables import tables
 
 DOCS = Path(__file__).parents[2] / "docs" / "models.md"
 
+BOMB = "a: &a [0, 0]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in pairwise("abcdefghij")
+)
+MERGES = "".join(
+    f"{name}: &{name} {{<<: [{', '.join([f'*{before}'] * 9)}]}}\n"
+    for before, name in pairwise("abcdefghij")
+)
 # As LocalAI's importer and its users write them.
 LOCALAI = """
 name: qwen
@@ -126,6 +135,11 @@ def test_the_models_choice_in_a_request_is_added_to_that_of_the_file(tmp_path: P
         ("", "a model file is a map"),
         ("name: 3\nparameters: {model: m}", "name is 3"),
         ("!!python/object/apply:os.getpid []", "could not determine a constructor"),
+        (BOMB, "its aliases stand for more than 100000 values"),
+        ("a: &a {a: 1}\n" + MERGES, "its aliases stand for more than 100000 values"),
+        ("&a [*a]", "its aliases stand for more than 100000 values"),
+        ("[" * 5000, "is nested too deeply"),
+        ("# " + "a" * 140_000, "has more than 131072 bytes"),
     ],
 )
 def test_a_bad_file_is_reported_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:

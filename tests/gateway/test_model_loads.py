@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,6 +20,7 @@ from gateway.supervisor.process import DOWNLOAD
 from gateway.supervisor.warden import Warden
 from tests.gateway.asking import user_message
 from tests.gateway.gateway_process import TINY_TEXT, WAIT, GatewayProcess, tiny
+from tests.polling import until
 from wire import backend_pb2 as pb
 
 KEY = "a-long-enough-key"
@@ -36,14 +37,6 @@ def cards(gateway: GatewayProcess) -> dict[str, Any]:
     return {card["id"]: card for card in gateway.client.get("/v1/models").json()["data"]}
 
 
-def wait(holds: Callable[[], bool]) -> None:
-    """Poll, one round trip each."""
-    for _ in range(20_000):
-        if holds():
-            return
-    raise AssertionError("it never came to be so")
-
-
 def test_a_model_is_loaded_and_unloaded_by_request(gateway: GatewayProcess) -> None:
     def post(path: str, model: str) -> int:
         return gateway.client.post(f"/v1/models/{path}", json={"model": model}).status_code
@@ -51,7 +44,7 @@ def test_a_model_is_loaded_and_unloaded_by_request(gateway: GatewayProcess) -> N
     assert cards(gateway)["tiny"]["status"] == {"value": "unloaded", "failed": False}
     assert post("load", "absent") == 404
     assert post("load", "other") == 200
-    wait(lambda: cards(gateway)["tiny"]["status"]["value"] == "loaded")
+    until(lambda: cards(gateway)["tiny"]["status"]["value"] == "loaded")
     assert cards(gateway)["other"]["status"]["value"] == "loaded"
     assert post("unload", "tiny") == 200
     assert cards(gateway)["tiny"]["status"]["value"] == "unloaded"
@@ -62,17 +55,17 @@ def test_files_added_to_the_folder_are_served_and_removed_ones_are_not(
     gateway: GatewayProcess,
 ) -> None:
     shutil.copytree(TINY_TEXT, gateway.models_dir / "dropped")
-    wait(lambda: "dropped" in cards(gateway))
+    until(lambda: "dropped" in cards(gateway))
     asked = {"model": "dropped", "messages": user_message("Hi"), "max_tokens": 2}
     assert gateway.client.post("/v1/chat/completions", json=asked).status_code == 200
     file = gateway.models_dir / "named.yaml"
     file.write_text(json.dumps({"name": "named", "parameters": {"model": "dropped"}}))
-    wait(lambda: "named" in cards(gateway))
+    until(lambda: "named" in cards(gateway))
     assert "dropped" not in cards(gateway)  # a file configures it
     file.unlink()
-    wait(lambda: "named" not in cards(gateway))
+    until(lambda: "named" not in cards(gateway))
     shutil.rmtree(gateway.models_dir / "dropped")
-    wait(lambda: set(cards(gateway)) == {"tiny", "other"})
+    until(lambda: set(cards(gateway)) == {"tiny", "other"})
 
 
 def test_folders_without_a_file_are_models(tmp_path: Path) -> None:

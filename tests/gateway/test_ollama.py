@@ -90,7 +90,7 @@ def test_lists_of_models(gateway: GatewayProcess) -> None:
     (model,) = gateway.client.get("/api/tags").json()["models"]
     assert (model["name"], model["model"]) == ("tiny", "tiny")
     shown = gateway.client.post("/api/show", json={"model": "tiny"}).json()
-    assert shown["capabilities"] == ["completion", "tools"]
+    assert shown["capabilities"] == ["completion", "tools", "thinking"]
     assert shown["model_info"]["mlx.context_length"] == 1024
     assert gateway.client.get("/api/version").json()["version"]
 
@@ -115,6 +115,10 @@ def test_an_unset_context_is_not_sent() -> None:
         told = ask(gateway, "embed", model="m", input=["ab", "abc"], dimensions=1)
         assert told["embeddings"] == [[1.0], [1.0]]
         assert told["prompt_eval_count"] == 5
+        [[*whole]] = ask(gateway, "embed", model="m", input="ab")["embeddings"]
+        assert ask(gateway, "embeddings", model="m", prompt="ab") == {"embedding": whole}
+        empty = gateway.client.post("/api/embeddings", json={"model": "m", "prompt": ""})
+        assert (empty.status_code, "prompt" in empty.json()["error"]) == (400, True)
     finally:
         gateway.close()
         model.close()

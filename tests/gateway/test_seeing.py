@@ -50,6 +50,17 @@ def text(words: str) -> dict[str, Any]:
     return {"type": "text", "text": words}
 
 
+def test_lists_of_models_say_what_it_takes(seeing: GatewayProcess) -> None:
+    """Programs offer pictures only to models that are listed so."""
+    shown = seeing.client.post("/api/show", json={"model": "eye"}).json()
+    assert shown["capabilities"] == ["completion", "tools", "vision", "thinking"]
+    (card,) = seeing.client.get("/v1/models").json()["data"]
+    assert card["meta"]["abilities"] == shown["capabilities"]
+    can = {name for name, support in card["capabilities"].items() if support["supported"]}
+    assert can == {"image_input", "thinking", "effort", "structured_outputs"}
+    assert card["architecture"]["input_modalities"] == ["text", "image", "video"]
+
+
 @pytest.mark.parametrize("colour", COLOURS)
 def test_the_colour_is_named(seeing: GatewayProcess, colour: str) -> None:
     answer = chat(seeing, image(colour), text("What colour is the image?"))

@@ -17,6 +17,7 @@ import pytest
 
 from tests.gateway.gateway_process import WAIT, GatewayProcess, roomy
 from tests.gateway.numbers_backend import NumbersBackend
+from tests.polling import until
 
 HELD = {"model": "numbers", "input": "hold"}
 
@@ -45,14 +46,6 @@ def start(backend: NumbersBackend) -> Iterator[Start]:
     for process in started:
         if process.child.poll() is None:
             process.close()
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Poll, one round trip each, until the condition is true."""
-    for _ in range(20_000):
-        if holds():
-            return
-    raise AssertionError("it never came true")
 
 
 def test_a_disconnected_client_cancels_its_call(backend: NumbersBackend, start: Start) -> None:

@@ -14,10 +14,16 @@ from starlette.types import Message
 from gateway.errors import ApiError
 from gateway.settings import GatewaySettings
 from gateway.sse import EventStream
+from tests.gateway.requests_begun import begun
 
 SETTINGS = GatewaySettings(Path("models"), keepalive_interval=0)
 BEAT = "data: waiting\n\n"
 SCOPE: dict[str, Any] = {"type": "http"}
+
+
+@pytest.fixture(autouse=True)
+def _a_request_of_its_own() -> None:
+    begun()
 
 
 class Client:

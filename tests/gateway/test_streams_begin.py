@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import grpc
 import pytest
 
 from tests.gateway.asking import body_of, chat_chunks, chunks, joined
-from tests.gateway.gateway_process import GatewayProcess, roomy
+from tests.gateway.gateway_process import WAIT, GatewayProcess, roomy
 from tests.gateway.numbers_backend import NumbersBackend
 from wire import backend_pb2 as pb
 
@@ -49,6 +51,88 @@ def asked(request: pytest.FixtureRequest) -> Iterator[tuple[AcceptingBackend, Ga
     yield backend, process, request.param
     backend.close()
     process.close()
+
+
+class SlowToLoad(NumbersBackend):
+    """Loads a model when the test allows it, and fails to load the one named `torn`."""
+
+    def __init__(self) -> None:
+        self.may_load = threading.Semaphore(0)
+        super().__init__()
+
+    def LoadModel(self, request: pb.ModelOptions, _context: grpc.ServicerContext) -> pb.Result:
+        self.may_load.acquire(timeout=WAIT)
+        torn = request.Model == "torn"
+        return pb.Result(success=not torn, message="its weights are torn" if torn else "")
+
+
+@pytest.fixture(scope="module")
+def loading() -> Iterator[tuple[SlowToLoad, GatewayProcess]]:
+    """A gateway that sends no keep-alive events, and a backend for both of its models."""
+    backend = SlowToLoad()
+    backend.release.set()
+    models = {
+        name: {"parameters": {"model": name}, "address": backend.address} for name in ("m", "torn")
+    }
+    process = GatewayProcess(models, "--keepalive-interval", "3600")
+    yield backend, process
+    backend.close()
+    process.close()
+
+
+STREAMS: dict[str, Json] = {
+    **BODIES,
+    "/api/chat": {"messages": HI},
+    "/api/generate": {"prompt": "Hi"},
+    "/infill": {"input_prefix": "Hi"},
+}
+
+
+@contextmanager
+def begun(gateway: GatewayProcess, model: str) -> Iterator[tuple[list[str], list[Iterator[str]]]]:
+    """The first line of one stream on each path, and the lines that follow."""
+    with ExitStack() as streams:
+        answers = [
+            streams.enter_context(
+                gateway.client.stream("POST", path, json={"model": model, "stream": True, **body})
+            )
+            for path, body in STREAMS.items()
+        ]
+        assert all(answer.status_code == 200 for answer in answers)
+        lines = [answer.iter_lines() for answer in answers]
+        yield [next(each) for each in lines], lines
+
+
+def test_a_stream_begins_while_its_model_is_loaded(
+    loading: tuple[SlowToLoad, GatewayProcess],
+) -> None:
+    backend, gateway = loading
+    with begun(gateway, "m") as (firsts, lines):
+        assert firsts[2] == "event: message_start"
+        assert firsts[3] == "event: response.created"
+        for path, body in STREAMS.items():
+            unknown = {"model": "nobody", "stream": True, **body}
+            assert gateway.client.post(path, json=unknown).status_code == 404, path
+            wrong = {"model": "m", "stream": True, **body, "temperature": "hot"}
+            wrong["options"] = {"temperature": "hot"}
+            assert gateway.client.post(path, json=wrong).status_code == 400, path
+        backend.may_load.release()
+        assert all('"b"' in "".join(rest) for rest in lines)
+
+
+def test_a_load_that_fails_ends_the_stream_with_an_error_of_the_api(
+    loading: tuple[SlowToLoad, GatewayProcess],
+) -> None:
+    backend, gateway = loading
+    with begun(gateway, "torn") as (_, lines):
+        backend.may_load.release()
+        ends = [[line for line in rest if line][-1] for rest in lines]
+    for path, end in zip(STREAMS, ends, strict=True):
+        told = json.loads(end.removeprefix("data: "))
+        if path == "/v1/responses":
+            assert told["type"] == "response.failed"
+            told = told["response"]
+        assert "its weights are torn" in json.dumps(told["error"]), path
 
 
 def data_of(lines: Iterator[str]) -> Iterator[Json]:

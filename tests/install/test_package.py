@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import re
+import runpy
 import shutil
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -61,13 +62,6 @@ def package(system: Path) -> Path:
     return moved
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def test_it_has_what_a_host_needs_and_nothing_more(package: Path) -> None:
     assert (package / "run.sh").stat().st_mode & 0o111
     assert (package / "metadata.json").exists() is False  # the host creates that
@@ -103,9 +97,8 @@ def test_it_works_on_a_bare_system_and_changes_none_of_its_files(
     shutil.copytree(TINY, model)
     before = {path: path.lstat().st_mtime_ns for path in package.rglob("*")}
     inside = Path("/") if BARE else system
-    address = f"127.0.0.1:{free_port()}"
     process = subprocess.Popen(
-        [inside / "put elsewhere" / "mlx" / "run.sh", "--addr", address],
+        [inside / "put elsewhere" / "mlx" / "run.sh", "--addr", "127.0.0.1:0"],
         preexec_fn=enter(system) if BARE else None,
         cwd="/",
         env=clean_environment(ENV_DIR="", MLX_BACKEND_OPENBLAS="1"),
@@ -115,6 +108,9 @@ def test_it_works_on_a_bare_system_and_changes_none_of_its_files(
         text=True,
     )
     try:
+        assert process.stderr is not None
+        listening = next(line for line in process.stderr if "event=listening" in line)
+        (address,) = re.findall(r"addr=(\S+)", listening)
         with grpc.insecure_channel(address) as channel:
             stub = backend_pb2_grpc.BackendStub(channel)
             answer = stub.Health(backend_pb2.HealthMessage(), timeout=60, wait_for_ready=True)
@@ -166,6 +162,20 @@ def test_its_bytecode_stays_valid_when_copied(package: Path) -> None:
     assert sources
     for source in sources:
         assert list((source.parent / "__pycache__").glob(f"{source.stem}.*.pyc")), source
+
+
+def test_only_bytecode_of_the_same_source_is_used_again(tmp_path: Path) -> None:
+    packaging = runpy.run_path(str(ROOT / "scripts/package.py"))
+    source = tmp_path / "one.py"
+    source.write_text("x = 1")
+    assert packaging["compiled_before"](b"x = 1", source) is None
+    py_compile.compile(str(source))
+    code = packaging["compiled_before"](b"x = 1", source)
+    assert packaging["placed"](code, "elsewhere/one.py").co_filename == "elsewhere/one.py"
+    assert packaging["compiled_before"](b"x = 2", source) is None
+    source.write_text("x = 2")
+    os.utime(source, (0, 0))
+    assert packaging["compiled_before"](b"x = 2", source) is None
 
 
 def test_a_folder_that_is_not_a_package_is_not_touched(tmp_path: Path) -> None:

@@ -90,13 +90,21 @@ def test_importing_the_server_imports_nothing_heavy() -> None:
     assert child.stderr.strip() == "[]"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_idle_process_exits_with_zero(start: Start, number: signal.Signals) -> None:
     process = start(ANYWHERE)
     assert healthy(stub_of(process.port()))
     process.signal(number)
     assert process.wait() == 0
     assert process.stdout() == ""
+
+
+def test_signals_for_other_purposes_do_not_end_the_process(start: Start) -> None:
+    process = start(ANYWHERE)
+    stub = stub_of(process.port())
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE, signal.SIGALRM, signal.SIGIO):
+        process.signal(number)
+    assert healthy(stub)
 
 
 def test_a_running_stream_is_cancelled_when_the_process_exits(start: Start) -> None:

@@ -1,8 +1,8 @@
 """Combines the caches of several sequences into one batch cache per layer, and splits them again.
 
-Every change of a batch is one copy: sequences that stay and sequences that join are both members of
-the new batch. All cache classes that mlx-lm 0.32.2 can batch are supported; a cache of any other
-class holds one sequence.
+Sequences that stay and sequences that join are both members of the new batch. All are copied once,
+or, where a layer's buffers have room for them, only those that need it (`rearranged`). All cache
+classes that mlx-lm 0.32.2 can batch are supported; a cache of any other class holds one sequence.
 """
 
 from __future__ import annotations
@@ -41,23 +41,51 @@ def can_gather(layer: Any) -> bool:
             return type(layer) is KVCache or keeps_state(layer)
 
 
-def gathered(members: Sequence[Member]) -> Any:
-    """A new batch cache with copies of the sequences, in this order."""
+def rearranged(layer: Any, members: Sequence[Member], rows: int) -> Any:
+    """A batch cache with the sequences, in this order, in the buffers of `layer` if they fit.
+
+    members: sequences of `layer` and of others, as `Rectangle.rearranged` takes them. rows: the
+    number of rows, spare ones included, that buffers may have. Windows and recurrent states, whose
+    size does not grow with a sequence's length, are copied.
+    """
+    if isinstance(layer, CacheList):
+        kind: Any = type(layer)
+        inner = zip(*(one.caches for one, _ in members), strict=True)
+        own = [row for _, row in members]
+        return kind(
+            *(
+                rearranged(one, list(zip(caches, own, strict=True)), rows)
+                for one, caches in zip(layer.caches, inner, strict=True)
+            )
+        )
+    if isinstance(layer, (BatchKV, QuantizedBatch)):
+        kept = layer.rearranged(_spans(members), rows)
+        if kept is not None:
+            return kept
+    return gathered(members, rows)
+
+
+def gathered(members: Sequence[Member], rows: int = 0) -> Any:
+    """A new batch cache with copies of the sequences, in this order.
+
+    rows: as of `rearranged`.
+    """
     layer, _ = members[0]
     match layer:
         case CacheList():
             inner = zip(*(one.caches for one, _ in members), strict=True)
-            rows = [row for _, row in members]
-            return CacheList(*(gathered(list(zip(caches, rows, strict=True))) for caches in inner))
+            own = [row for _, row in members]
+            kind: Any = type(layer)
+            return kind(*(gathered(list(zip(caches, own, strict=True)), rows) for caches in inner))
         case RowShift() | BatchShift():
             return BatchShift(_shift(*member).shift for member in members)
         case RotatingKVCache() | BatchWindow():
             return BatchWindow.of(_spans(members), max_size=layer.max_size)
         case QuantizedRow() | QuantizedBatch():
             sizes = {"group_size": layer.group_size, "bits": layer.bits}
-            return QuantizedBatch.of(_spans(members), **sizes)
+            return QuantizedBatch.of(_spans(members), rows, **sizes)
         case KVCache() | BatchKV():
-            return BatchKV.of(_spans(members))
+            return BatchKV.of(_spans(members), rows)
         case _:
             return _gathered_states(members)
 
@@ -68,7 +96,8 @@ def taken(member: Member) -> Any:
     alone: Any
     match layer:
         case CacheList():
-            return CacheList(*(taken((one, row)) for one in layer.caches))
+            alone = type(layer)
+            return alone(*(taken((one, row)) for one in layer.caches))
         case RowShift() | BatchShift():
             return RowShift(_shift(layer, row).shift)
         case RotatingKVCache() | BatchWindow():

@@ -16,7 +16,14 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
-from backend.engine.caching.gather import BatchKV, can_gather, gathered, keeps_state, taken
+from backend.engine.caching.gather import (
+    BatchKV,
+    can_gather,
+    gathered,
+    keeps_state,
+    rearranged,
+    taken,
+)
 from backend.engine.caching.quantized_kv import QuantizedBatch, QuantizedRow
 from backend.engine.caching.rectangle import Rectangle
 from backend.engine.caching.row_shift import BatchShift, RowShift
@@ -27,6 +34,7 @@ Snapshot = list[Any]  # per layer of a row: a copy, or None if the layer can be 
 Member = tuple[list[Any], int]  # the layers of a row or a batch, and a sequence's index in them
 
 _KEEP_ALL = (KVCache, BatchKV, QuantizedRow, QuantizedBatch, RowShift, BatchShift)
+MOST_GAPS = 0.25  # of a pass's rows, the share that may be without a sequence
 _SETTLED = 256  # shortest length, in tokens, at which layers of unknown kinds are measured
 
 
@@ -164,14 +172,21 @@ class BatchCache:
 
     A sequence that is alone keeps its own row cache, for which MLX has fused kernels. Several
     sequences share rectangles (`rectangle`, `window`), with a mask only if their lengths differ.
-    Each change copies the sequences that stay and those that join once, into buffers with room up
-    to the next whole step. Leaving copies nothing until the layers are used again, so all leaves
-    and joins between two steps cost one copy; a batch that is taken over as a whole is not copied.
-    Spare rows would save some of these copies, but the prefill before each join costs far more, and
-    spare rows would take memory all the time.
+    `join` copies the sequences that stay and those that join once, into buffers with room up to the
+    next whole step. Leaving copies nothing until the layers are used again, so all leaves and joins
+    between two steps cost one copy; a batch that is taken over as a whole is not copied.
+
+    `arrange` lets those that join take the rows of those that left, so that only they are copied.
+    What it does depends on the history of joins and leaves alone, not on the kinds of the layers,
+    so it is the same on every rank. MLX has no way to move a row within a buffer without a copy of
+    the buffer, so other rows stay where they are, or all are copied.
 
     A change builds the new layers before it releases the old ones: if it raises, nothing has
     changed. MLX computes lazily, so a lack of memory shows only when the layers are evaluated.
+
+    rows: how many rows, spare ones included, the buffers may have after the next `arrange`. gaps:
+    whether rows that sequences have left may then stay in passes, up to MOST_GAPS, for sequences
+    that will join; the rows of a pass are `pass_rows`.
     """
 
     def __init__(self, rows: Sequence[RowCache] = (), *, holes: bool = True) -> None:
@@ -181,7 +196,9 @@ class BatchCache:
         """
         self._holes = holes
         self._layers: list[Any] = []
+        self.rows, self.gaps = 0, False
         self._rows: list[int] = []  # for each sequence, its index in `_layers`
+        self._width = 0  # rows of `_layers`
         self._settled = True  # whether `_layers` are these sequences, ready for the next tokens
         # tokens per sequence in the pass between `begin` and `end`
         self._counts: Sequence[int] = ()
@@ -193,7 +210,10 @@ class BatchCache:
 
     @property
     def layers(self) -> list[Any]:
-        """The caches for a call of the model, one per layer. Get them again after every change."""
+        """The caches for a call of the model, one per layer. Get them again after every change.
+
+        Their rows are the sequences in their order, unless `pass_rows` says otherwise.
+        """
         if not self._settled:
             self._become([self.member(place) for place in range(len(self))])
         return self._layers
@@ -212,9 +232,14 @@ class BatchCache:
         Windows allow this only directly after the pass that appended the tokens. Unlike `trim`, it
         keeps the room in the buffers: otherwise every step that checks guesses would copy them.
         """
+        layers = self.layers
+        self._drop(layers, self._per_row(tokens))
+
+    def _drop(self, layers: Sequence[Any], tokens: Sequence[int]) -> None:
+        """`drop`, with a number per row."""
         if not any(tokens):
             return
-        for leaf in leaves(self.layers):
+        for leaf in leaves(layers):
             if isinstance(leaf, Rectangle):
                 leaf.drop(tokens)
             elif isinstance(leaf, RotatingKVCache):
@@ -231,11 +256,12 @@ class BatchCache:
         at least one, then padding. Counts may differ if `can_prefill_together` allows it.
         """
         layers = self.layers_for(max(counts))
+        counts = self._per_row(counts)
         states = list(filter(keeps_state, leaves(layers)))
         if min(counts) < max(counts):
             for leaf in states:
                 leaf.prepare(lengths=list(counts))
-        self._counts = list(counts)
+        self._counts = counts
         self._before = [list(leaf.cache) for leaf in states]
         return layers
 
@@ -247,7 +273,7 @@ class BatchCache:
         """
         counts, before = self._counts, self._before
         self._counts, self._before = (), []
-        kept = list(wanted)
+        kept = wanted = self._per_row(wanted)
         if before:
             whole = [want == count for want, count in zip(wanted, counts, strict=True)]
             kept = [want if stays else 0 for want, stays in zip(wanted, whole, strict=True)]
@@ -256,8 +282,8 @@ class BatchCache:
                 leaf.finalize()
                 if not all(whole):
                     leaf.cache = _mixed(whole, leaf.cache, earlier)
-        self.drop([max(counts) - count for count in kept])
-        return kept
+        self._drop(self._layers, [max(counts) - count for count in kept])
+        return [kept[row] for row in self._rows]
 
     @property
     def settled(self) -> bool:
@@ -282,17 +308,70 @@ class BatchCache:
         if members:
             self._become([*map(self.member, range(len(self))), *members])
 
-    def absorb(self, other: BatchCache, places: Sequence[int]) -> None:
-        """Append sequences of another batch, which leave it, in the order of the indices."""
+    def absorb(self, other: BatchCache, places: Sequence[int]) -> list[int]:
+        """Take over sequences of another batch. Returns what `arrange` returns."""
+        order = list(range(len(self) + len(places)))
         if not places:
-            return
+            return order
         if not len(self) and list(places) == list(range(len(other))):
             self._layers, self._rows, self._settled = other._layers, other._rows, other._settled
-        elif len(self) + len(places) == 1 < len(other):
+            self._width = other._width
+        elif len(order) == 1 < len(other):
             self.join([(other.extract(places[0]), 0)])
         else:
-            self.join(list(map(other.member, places)))
+            order = self.arrange(list(map(other.member, places)))
         other.leave(places)
+        return order
+
+    def arrange(self, joining: Sequence[Member] = ()) -> list[int]:
+        """Get ready for a pass, with copies of sequences that join, in the order that copies least.
+
+        Returns, for each place in the new order, the place before; those that join come last there.
+        The order is the same if none joins. Raises ValueError if they cannot be batched.
+        """
+        count = len(self) + len(joining)
+        if count < 2:
+            if joining or not self._settled:
+                self._become([*map(self.member, range(len(self))), *joining])
+            return list(range(count))
+        free = sorted(set(range(self._width)).difference(self._rows))
+        rows = [*self._rows, *free[: len(joining)]]
+        rows += range(self._width, self._width + count - len(rows))
+        width = max(rows) + 1
+        few = self.gaps and width <= self.rows and width - count <= MOST_GAPS * width
+        fits = width == count or few
+        if not fits or self._has_spare(width):
+            self._become([*((self._layers, row) for row in self._rows), *joining], rows=self.rows)
+            return list(range(count))
+        if joining or not self._settled:
+            members: list[Member] = [(self._layers, row) for row in range(width)]
+            for row, member in zip(rows[len(self) :], joining, strict=True):
+                members[row] = member
+            self._become(members, self._layers, rows=self.rows)
+            self._rows = sorted(rows)
+        return sorted(range(count), key=rows.__getitem__)
+
+    def _has_spare(self, width: int) -> bool:
+        """Whether a layer has more rows than it may have for a pass of this many."""
+        return any(
+            isinstance(leaf, Rectangle) and leaf.depth > max(self.rows, width)
+            for leaf in leaves(self._layers)
+        )
+
+    @property
+    def pass_rows(self) -> tuple[list[int], list[int]] | None:
+        """How a pass is fed: for each of its rows the place of a sequence, whose tokens a row that
+        has no sequence gets too; and the row of each sequence. None if they are the same.
+        """
+        if self._width == len(self):
+            return None
+        places = {row: place for place, row in enumerate(self._rows)}
+        return [places.get(row, 0) for row in range(self._width)], self._rows
+
+    def _per_row(self, numbers: Sequence[int]) -> list[int]:
+        """A number per sequence as a number per row of a pass."""
+        rows = self.pass_rows
+        return list(numbers) if rows is None else [numbers[place] for place in rows[0]]
 
     def leave(self, places: Sequence[int]) -> None:
         """Drop sequences; the others keep their order."""
@@ -301,7 +380,7 @@ class BatchCache:
             self._rows = [row for place, row in enumerate(self._rows) if place not in gone]
             self._settled = False
         if not self._rows:
-            self._layers, self._settled = [], True
+            self._layers, self._width, self._settled = [], 0, True
 
     def extract(self, place: int) -> RowCache:
         """A copy of a sequence in buffers of its own, which are no larger than their contents.
@@ -363,16 +442,25 @@ class BatchCache:
             layer.finalize()
         self._settled = False
 
-    def _become(self, members: Sequence[Member]) -> None:
-        """Hold exactly these sequences. One alone is held as a row cache."""
+    def _become(
+        self, members: Sequence[Member], present: Sequence[Any] = (), *, rows: int = 0
+    ) -> None:
+        """Hold exactly these sequences, a single one as a row cache.
+
+        present: the layers whose buffers may be used. rows: as of `rearranged`.
+        """
         layers, _ = members[-1]
         if len(members) > 1:
             if not all(map(can_gather, layers)):
                 raise ValueError("this model's caches hold one sequence at a time")
-            layers = [
-                gathered([(own[at], row) for own, row in members]) for at in range(len(layers))
-            ]
+            by_layer = [[(own[at], row) for own, row in members] for at in range(len(layers))]
+            if present:
+                pairs = zip(present, by_layer, strict=True)
+                layers = [rearranged(layer, own, rows) for layer, own in pairs]
+            else:
+                layers = [gathered(own, rows) for own in by_layer]
         self._layers, self._rows, self._settled = layers, list(range(len(members))), True
+        self._width = len(members)
 
 
 def _mixed(new: Sequence[bool], after: Sequence[Any], before: Sequence[Any]) -> list[Any]:
@@ -435,7 +523,7 @@ def can_leave_holes(model: Any) -> bool:
 
 
 def _reads_past_holes(model: Any, rows: Sequence[RowCache]) -> bool:
-    """Run two texts together, drop a wrong guess of one, and compare with each text alone."""
+    """Whether texts in a batch, one with a wrong guess dropped, get the logits of each alone."""
     for row, text in zip(rows, ([1, 2, 3, 4], [4, 3]), strict=True):
         feed_tokens(model, row, [text])
     alone = list(map(clone, rows))

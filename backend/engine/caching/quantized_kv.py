@@ -35,13 +35,13 @@ class QuantizedRow(QuantizedKVCache):  # type: ignore[misc]  # mlx-lm is untyped
         self.keys = appended(self.keys or (), _quantized(keys, self), self.offset)
         self.values = appended(self.values or (), _quantized(values, self), self.offset)
         self.offset += keys.shape[2]
-        return _first(self.keys, self.offset), _first(self.values, self.offset)
+        return _first(self.keys, self.offset, 1), _first(self.values, self.offset, 1)
 
     def release(self) -> None:
         """Release the unused space after the last token."""
         if self.keys is not None and self.values is not None:
-            self.keys = _first(self.keys, self.offset)
-            self.values = _first(self.values, self.offset)
+            self.keys = _first(self.keys, self.offset, 1)
+            self.values = _first(self.values, self.offset, 1)
 
     def size(self) -> int:
         return self.offset
@@ -78,17 +78,18 @@ class QuantizedBatch(Rectangle):
     def keys_and_values(self) -> tuple[Packed, Packed]:
         assert self.keys is not None
         assert self.values is not None
-        return _first(self.keys, self._idx), _first(self.values, self._idx)
+        rows = len(self.lengths)
+        return _first(self.keys, self._idx, rows), _first(self.values, self._idx, rows)
 
 
 def _quantized(values: mx.array, like: QuantizedRow | QuantizedBatch) -> Packed:
     return tuple(mx.quantize(values, group_size=like.group_size, bits=like.bits))
 
 
-def _first(packed: Packed, tokens: int) -> Packed:
-    if packed[0].shape[2] == tokens:
+def _first(packed: Packed, tokens: int, rows: int) -> Packed:
+    if packed[0].shape[2] == tokens and packed[0].shape[0] == rows:
         return packed
-    return tuple(part[:, :, :tokens] for part in packed)
+    return tuple(part[:rows, :, :tokens] for part in packed)
 
 
 def _bytes(packed: Packed | None) -> int:

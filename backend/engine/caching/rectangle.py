@@ -9,6 +9,7 @@ decode kernels. Here both are Python integers. Models recognise a cache by its a
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -59,7 +60,8 @@ class Rectangle:
 
     lengths: tokens of each sequence, which is also its next token's position. `_idx`: columns in
     use. holes: per sequence, the columns after its first token that hold no token, because a wrong
-    guess was removed there.
+    guess was removed there. The sequences are in the first rows of the buffers, which may have
+    spare rows after them.
     """
 
     keys: Any = None
@@ -74,10 +76,60 @@ class Rectangle:
             self.parts = parts
 
     @classmethod
-    def of(cls, spans: Sequence[Span], **settings: Any) -> Any:
-        """A rectangle of copies, with room up to the next whole step."""
+    def of(cls, spans: Sequence[Span], rows: int = 0, **settings: Any) -> Any:
+        """A rectangle of copies, with room up to the next whole step.
+
+        rows: number of rows, spare ones included; if it is less than the number of spans, that is
+        used.
+        """
         lengths = [span.length for span in spans]
-        return cls(lengths, packed(spans, whole_steps(max(lengths) + 1)), **settings)
+        return cls(lengths, packed(spans, whole_steps(max(lengths) + 1), rows), **settings)
+
+    def rearranged(self, spans: Sequence[Span], rows: int) -> Any:
+        """A rectangle with these sequences in the same buffers, or None if they have to be new.
+
+        Copied are only the sequences that come from elsewhere or are in another row now. The
+        buffers are kept unless they have more than `rows` rows, too few for the sequences, or
+        columns that no sequence needs. spans: some of this rectangle's sequences, none in the way
+        of another, and sequences of other caches. This rectangle stays as it is: only rows that
+        none of the spans needs are written.
+        """
+        if not self.parts or any(self._right_padding):
+            return None
+        lengths = [span.length for span in spans]
+        depth, _, columns, _ = self.parts[0].shape
+        fits = len(spans) <= depth <= max(rows, len(spans))
+        if not fits or columns > whole_steps(max(lengths) + 1) or self._idx < max(lengths):
+            return None
+        stays = [
+            bool(span.parts) and span.parts[0] is self.parts[0] and span.row == row
+            for row, span in enumerate(spans)
+        ]
+        moved = {row: self._padded(span) for row, span in enumerate(spans) if not stays[row]}
+        for row, copies in moved.items():
+            for part, one in zip(self.parts, copies, strict=True):
+                part[row : row + 1, :, : self._idx] = one
+        new = copy.copy(self)
+        new.lengths, new._right_padding = lengths, [0] * len(spans)
+        new.holes = [self.holes[row] if stay else () for row, stay in enumerate(stays)]
+        return new
+
+    def _padded(self, span: Span) -> Parts:
+        """A copy of a sequence that ends at the last column in use.
+
+        The columns before it become zero: attention multiplies what it does not see by 0, which
+        does not remove an infinite value that another sequence has left there.
+        """
+        padding = self._idx - span.places
+        empty = [
+            mx.zeros((1, part.shape[1], padding, part.shape[3]), part.dtype) for part in self.parts
+        ]
+        if not span.parts:
+            return tuple(empty)
+        if not padding:
+            return span.copy()
+        pairs = zip(empty, span.copy(), strict=True)
+        return tuple(mx.concatenate(list(pair), axis=2) for pair in pairs)
 
     @property
     def parts(self) -> Parts:
@@ -86,6 +138,11 @@ class Rectangle:
     @parts.setter
     def parts(self, parts: Parts) -> None:
         self.keys, self.values = parts
+
+    @property
+    def depth(self) -> int:
+        """The number of rows, spare ones included."""
+        return self.parts[0].shape[0] if self.parts else 0
 
     def span(self, row: int) -> Span:
         return Span(self.parts, row, self._ranges(row), self.lengths[row])
@@ -108,7 +165,8 @@ class Rectangle:
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
-        return self.keys[:, :, : self._idx], self.values[:, :, : self._idx]
+        rows = len(self.lengths)
+        return self.keys[:rows, :, : self._idx], self.values[:rows, :, : self._idx]
 
     def prepare(self, *, lengths: Sequence[int], right_padding: Sequence[int]) -> None:  # noqa: ARG002
         """Announce that the next pass ends with this much padding for each sequence."""
@@ -124,7 +182,8 @@ class Rectangle:
         the model does not see them."""
         if any(self.holes) and not (holes and self._idx + tokens <= self.parts[0].shape[2]):
             spans = [self.span(row) for row in range(len(self.lengths))]
-            self.parts = packed(spans, whole_steps(max(self.lengths) + tokens))
+            columns = whole_steps(max(self.lengths) + tokens)
+            self.parts = packed(spans, columns, self.depth)
             self._idx, self.holes = max(self.lengths), [()] * len(self.lengths)
 
     def drop(self, tokens: Sequence[int]) -> None:
@@ -253,39 +312,42 @@ def whole_steps(tokens: int) -> int:
 
 
 def appended(held: Parts, new: Parts, at: int) -> Parts:
-    """Write `new` after the first `at` columns; the buffers grow by whole steps."""
-    tokens = new[0].shape[2]
+    """Write `new` after the first `at` columns of the first rows; buffers grow by whole steps."""
+    rows, tokens = new[0].shape[0], new[0].shape[2]
     if not held or at + tokens > held[0].shape[2]:
         room = whole_steps(at + tokens) - at
-        rooms = [mx.zeros((*part.shape[:2], room, part.shape[3]), part.dtype) for part in new]
+        depth = held[0].shape[0] if held else rows
+        rooms = [mx.zeros((depth, part.shape[1], room, part.shape[3]), part.dtype) for part in new]
         if held:
             pairs = zip(held, rooms, strict=True)
             rooms = [mx.concatenate([used[:, :, :at], more], axis=2) for used, more in pairs]
         held = tuple(rooms)
     for part, fresh in zip(held, new, strict=True):
-        part[..., at : at + tokens, :] = fresh
+        part[:rows, :, at : at + tokens] = fresh
     return held
 
 
-def packed(spans: Sequence[Span], room: int) -> Parts:
+def packed(spans: Sequence[Span], room: int, rows: int = 0) -> Parts:
     """Copies of the sequences, aligned at their ends, in buffers with `room` columns.
 
-    Each sequence is copied once; neighbours that are already aligned, together.
+    Each sequence is copied once; neighbours that are already aligned, together. rows: as of
+    `Rectangle.of`.
     """
     like = next((span.parts for span in spans if span.parts), ())
     width = max(span.places for span in spans)
-    shapes = [(len(spans), part.shape[1], room, part.shape[3]) for part in like]
+    depth = max(rows, len(spans))
+    shapes = [(depth, part.shape[1], room, part.shape[3]) for part in like]
     copies = [mx.zeros(shape, part.dtype) for shape, part in zip(shapes, like, strict=True)]
     for first, run in _runs(spans):
         longest = max(run, key=lambda span: span.places)
         if not longest.places:
             continue
-        rows = slice(run[0].row, run[0].row + len(run))
+        together = slice(run[0].row, run[0].row + len(run))
         for source, target in zip(longest.parts, copies, strict=True):
             at = width - longest.places
             for start, stop in longest.ranges:
                 where = (slice(first, first + len(run)), slice(None), slice(at, at + stop - start))
-                target[where] = source[rows, :, start:stop]
+                target[where] = source[together, :, start:stop]
                 at += stop - start
     return tuple(copies)
 

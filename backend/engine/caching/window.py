@@ -29,8 +29,11 @@ class BatchWindow(Rectangle):
         self._idx = min(self._idx, max_size)
 
     @classmethod
-    def of(cls, spans: Sequence[Span], **settings: Any) -> BatchWindow:
-        """Copies of the spans, with room up to the next allocation step or the window's end."""
+    def of(cls, spans: Sequence[Span], rows: int = 0, **settings: Any) -> BatchWindow:  # noqa: ARG003
+        """Copies of the spans, with room up to the next allocation step or the window's end.
+
+        There are no spare rows: a window's size is bounded, so it is copied at every change.
+        """
         window = settings["max_size"]
         places = max(span.places for span in spans)
         parts = packed(spans, min(whole_steps(places + 1), window))

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -19,7 +20,7 @@ from backend.engine.constraints.grammar_limits import (
     MEMORY_TOGETHER,
     STACK,
 )
-from backend.engine.constraints.matching import matcher_of, on_stack
+from backend.engine.constraints.matching import TokenizerSource, matcher_of, on_stack
 from backend.engine.constraints.reasoning import setting_of
 from backend.engine.constraints.recent import Recent
 from backend.engine.constraints.spec import ConstraintSpec
@@ -60,13 +61,30 @@ class ConstraintCompiler:
         self._vocabulary_size = vocabulary_size
         self._end_tokens = frozenset(end_tokens)
         self._chat_format = chat_format
-        self._ready: tuple[TokenTable, Trial] | None = None
+        self._source: TokenizerSource | None = None  # until the child process has it
+        self._table: TokenTable | None = None
+        self._trial: Trial | None = None
         self._unready = ""  # why it cannot be; trying again would take a second
         self._ready_lock = threading.Lock()
         self._grammars: Recent[dict[str, Any]] = Recent(_TEXTS_KEPT)
         self._compiled: Recent[Compiled] = Recent(MEMORY_KEPT)
         self._in_use: WeakSet[Compiled] = WeakSet()
         self._in_use_lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Build the token table during the load, which takes up to a second for a large vocabulary.
+
+        llguidance holds the interpreter's lock meanwhile, which would halt every stream if the
+        first constraint did it.
+        """
+        # A fault, which may be a panic in Rust, fails the requests with a constraint, not the load.
+        with suppress(BaseException), self._ready_lock:
+            self._token_table()
+
+    def close(self) -> None:
+        """End the child process, so that it does not outlive this one for a moment."""
+        if self._trial is not None:
+            self._trial.end()
 
     def compile(
         self,
@@ -149,26 +167,32 @@ class ConstraintCompiler:
             return body
 
     def _table_and_trial(self) -> tuple[TokenTable, Trial]:
-        """Build both; the child process reads the tokenizer at the same time."""
+        """The token table, and the child process, which is started if it is not running yet."""
+        with self._ready_lock:
+            table = self._token_table()
+            if self._trial is None:
+                assert self._source is not None
+                self._trial, self._source = Trial(self._source), None
+            return table, self._trial
+
+    def _token_table(self) -> TokenTable:
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise InvalidRequest(
                 "answers of this model cannot be constrained: its tokenizer is not supported"
             )
-        with self._ready_lock:
-            if self._unready:
-                raise InvalidRequest(self._unready)
-            if self._ready is None:
-                source = source_of(backend, self._vocabulary_size, self._end_tokens)
-                trial = Trial(source)
-                vocabulary = backend.get_vocab(with_added_tokens=True)
-                try:
-                    table = TokenTable.of(vocabulary, self._vocabulary_size, source)
-                except InvalidRequest as refusal:
-                    self._unready = str(refusal)
-                    raise
-                self._ready = table, trial
-            return self._ready
+        if self._unready:
+            raise InvalidRequest(self._unready)
+        if self._table is None:
+            source = source_of(backend, self._vocabulary_size, self._end_tokens)
+            vocabulary = backend.get_vocab(with_added_tokens=True)
+            try:
+                self._table = TokenTable.of(vocabulary, self._vocabulary_size, source)
+            except InvalidRequest as refusal:
+                self._unready = str(refusal)
+                raise
+            self._source = source
+        return self._table
 
     def _grammar(self, spec: ConstraintSpec, table: TokenTable, attempt: Try) -> Mapping[str, Any]:
         """The constrained part of the answer, as an llguidance grammar."""

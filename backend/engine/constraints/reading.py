@@ -17,6 +17,10 @@ from backend.engine.errors import InvalidRequest
 from common.call_grammar import CallableTool, call_grammar
 from common.gbnf import GbnfError, gbnf_to_lark
 
+_UNFORCED = '\n%llguidance {"no_forcing": true}\n'
+"""Otherwise llguidance computes at once all text that must follow, and never returns where a
+grammar forces a text without end."""
+
 
 def grammar_of(spec: ConstraintSpec, chat_format: str, special: SpecialTokens) -> dict[str, Any]:
     """The llguidance grammar of the constraint itself, without reasoning or text around it.
@@ -28,11 +32,11 @@ def grammar_of(spec: ConstraintSpec, chat_format: str, special: SpecialTokens) -
             return {"json_schema": read_schema(spec.text)}
         case "gbnf":
             try:
-                return {"lark_grammar": gbnf_to_lark(spec.text)}
+                return {"lark_grammar": gbnf_to_lark(spec.text) + _UNFORCED}
             except GbnfError as fault:
                 raise InvalidRequest(f"the grammar is not valid GBNF: {fault}") from None
         case "lark":
-            return {"lark_grammar": spec.text}
+            return {"lark_grammar": spec.text + _UNFORCED}
         case "regex":
             return {"lark_grammar": f"start: /{llguidance.regex_to_lark(spec.text, '')}/"}
     return {"lark_grammar": _calls(spec, chat_format, special)}

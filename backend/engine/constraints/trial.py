@@ -22,7 +22,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
@@ -39,6 +38,7 @@ from backend.engine.constraints.grammar_limits import (
 from backend.engine.constraints.matching import TokenizerSource
 from backend.engine.errors import EngineFailed, InvalidRequest, NotQuick
 from backend.engine.units import MIB
+from common.unnamed_file import unnamed_file
 
 _ROOT = Path(__file__).parents[3]
 _PROGRAM = "backend.engine.constraints.trial_process"
@@ -61,7 +61,7 @@ class Trial:
     def __init__(self, source: TokenizerSource) -> None:
         self._lock = threading.Lock()
         # A file and not a pipe, because writing to a pipe would wait until the child reads it.
-        self._source = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
+        self._source = os.fdopen(unnamed_file("tokenizer"), "w+", encoding="utf-8")
         json.dump(asdict(source), self._source)
         self._source.flush()
         self._start()
@@ -74,29 +74,20 @@ class Trial:
         subject: the words for the grammar in that error. quick: allow QUICK_SECONDS instead of
         CPU_SECONDS, and raise NotQuick if the grammar needs more.
         """
+        own, child = self.fork()
+        with own:
+            return answer_of(own, child, subject, request, quick=quick)
+
+    def fork(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+        """The socket of a new fork, and the process that made it."""
         own, forks = socket.socketpair()
-        with own, own.makefile("rb") as replies:
-            with forks, self._lock:
-                if self._child.poll() is not None:  # something killed it between two trials
-                    self._end()
-                    self._start()
-                child = self._child
-                with suppress(OSError):
-                    socket.send_fds(self._channel, [b"?"], [forks.fileno()])
-            reply = b""
+        with forks, self._lock:
+            if self._child.poll() is not None:  # something killed it between two trials
+                self.end()
+                self._start()
             with suppress(OSError):
-                own.sendall(json.dumps({"quick": quick, **request}).encode() + b"\n")
-                reply = replies.readline()
-        answer: dict[str, Any] = json.loads(reply) if reply else {"ended": child.wait()}
-        if (code := answer.get("ended")) is None:
-            return answer
-        if quick and code == -signal.SIGPROF:
-            raise NotQuick
-        if code not in _CAUSES:
-            raise EngineFailed(f"the process that tries grammars ended with the code {code}")
-        raise InvalidRequest(
-            f"{subject} cannot be enforced: {_CAUSES[code]}; make it smaller or simpler"
-        )
+                socket.send_fds(self._channel, [b"?"], [forks.fileno()])
+            return own, self._child
 
     def _start(self) -> None:
         self._channel, other = socket.socketpair()
@@ -109,7 +100,32 @@ class Trial:
                 env={**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONSAFEPATH": "1"},
                 start_new_session=True,  # Ctrl-C in a terminal is handled by the server
             )
-        self._end = weakref.finalize(self, _end, self._child, self._channel)
+        self.end = weakref.finalize(self, _end, self._child, self._channel)
+
+
+def answer_of(
+    fork: socket.socket,
+    child: subprocess.Popen[bytes],
+    subject: str,
+    request: Mapping[str, Any],
+    *,
+    quick: bool,
+) -> dict[str, Any]:
+    """`Trial.attempt` in a fork that `child` has made."""
+    reply = b""
+    with fork.makefile("rb") as replies, suppress(OSError):
+        fork.sendall(json.dumps({"quick": quick, **request}).encode() + b"\n")
+        reply = replies.readline()
+    answer: dict[str, Any] = json.loads(reply) if reply else {"ended": child.wait()}
+    if (code := answer.get("ended")) is None:
+        return answer
+    if quick and code == -signal.SIGPROF:
+        raise NotQuick
+    if code not in _CAUSES:
+        raise EngineFailed(f"the process that tries grammars ended with the code {code}")
+    raise InvalidRequest(
+        f"{subject} cannot be enforced: {_CAUSES[code]}; make it smaller or simpler"
+    )
 
 
 def _end(child: subprocess.Popen[bytes], channel: socket.socket) -> None:

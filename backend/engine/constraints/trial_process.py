@@ -1,10 +1,10 @@
 """The program that tries grammars before the backend compiles them; see `trial`.
 
-Over its own socket it receives one more socket for each grammar, and forks. The fork reads one JSON
-object from that socket and answers with another. If a grammar exceeds a limit, the fork ends
-instead: by SIGSEGV (stack), by SIGPROF (time), or with the exit code TOO_LARGE (memory); its parent
-then writes how it ended. The program exits when its own socket is closed, so it never outlives the
-backend.
+Over its own socket it receives one more socket for each grammar, and forks. The fork reads JSON
+objects from that socket, one a line, and answers each with another. If a grammar exceeds a limit,
+the fork ends instead: by SIGSEGV (stack), by SIGPROF (time), or with the exit code TOO_LARGE
+(memory); its parent then writes how it ended. The program exits when its own socket is closed, so
+it never outlives the backend.
 """
 
 from __future__ import annotations
@@ -88,31 +88,36 @@ def _report_ended(replies: dict[int, socket.socket]) -> None:
 
 
 def _try(tokens: llguidance.LLTokenizer, reply_to: socket.socket) -> NoReturn:
-    """Answer one request. Runs in a fork."""
+    """Answer requests until the socket is closed. Runs in a fork."""
     signal.set_wakeup_fd(-1)
-    before = peak_memory()
-    limit = before + MEMORY
-
-    def watch(*_: object) -> None:
-        if peak_memory() > limit:
-            os._exit(TOO_LARGE)
-
-    signal.signal(signal.SIGALRM, watch)
     try:
         with reply_to.makefile("rwb") as conversation:
-            request = json.loads(conversation.readline())
-            if not request["quick"]:
-                os.nice(10)  # generating tokens is more urgent
-            seconds = QUICK_SECONDS if request["quick"] else CPU_SECONDS
-            signal.setitimer(signal.ITIMER_PROF, seconds)
-            signal.setitimer(signal.ITIMER_REAL, _WATCH_SECONDS, _WATCH_SECONDS)
-            reply = on_stack(STACK, partial(_answer, tokens, request))
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            reply["bytes"] = peak_memory() - before
-            conversation.write(json.dumps(reply).encode() + b"\n")
+            while request := conversation.readline():
+                reply = _limited(tokens, json.loads(request))
+                conversation.write(json.dumps(reply).encode() + b"\n")
+                conversation.flush()
         os._exit(0)
     except BaseException:
         os._exit(1)
+
+
+def _limited(tokens: llguidance.LLTokenizer, request: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to one request, found within the limits; `bytes` is the memory that it took."""
+    before = peak_memory()
+
+    def watch(*_: object) -> None:
+        if peak_memory() > before + MEMORY:
+            os._exit(TOO_LARGE)
+
+    signal.signal(signal.SIGALRM, watch)
+    if not request["quick"]:
+        os.nice(10)  # generating tokens is more urgent
+    seconds = QUICK_SECONDS if request["quick"] else CPU_SECONDS
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, _WATCH_SECONDS, _WATCH_SECONDS)
+    reply = on_stack(STACK, partial(_answer, tokens, request))
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return reply | {"bytes": peak_memory() - before}
 
 
 def _answer(tokens: llguidance.LLTokenizer, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -91,7 +91,7 @@ class DiskCache:
         return self._writer.nbytes + self._read_bytes
 
     def has_files(self, path: Path | None) -> bool:
-        """Whether `find` has any file to look at. path: the request's own file."""
+        """Whether `find` can return anything. path: as for `find`."""
         return self._folder is not None or path is not None
 
     def find(

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.device import Device, memory_limit, prefill_chunk
+from backend.engine.drafting.block_guesser import BlockGuesser
+from backend.engine.drafting.block_head import BlockHead, block_places, open_block_head
 from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
 from backend.engine.drafting.drafter import Guesser, LookupGuesser
+from backend.engine.drafting.eagle_head import EagleHead, eagle_places, open_eagle
 from backend.engine.drafting.head_guesser import HeadGuesser
-from backend.engine.drafting.prediction_head import HeadError, PredictionHead, open_head
+from backend.engine.drafting.head_weights import HeadError, hidden_size, read_weights
+from backend.engine.drafting.layer_states import LayerStates
+from backend.engine.drafting.prediction_head import PredictionHead, open_head
 from backend.engine.drafting.reference import naming_draft_model, own_settings
+from backend.engine.drafting.state_guesser import Choices
+from backend.engine.drafting.unread_states import MOST as MOST_STATES
+from backend.engine.drafting.unread_states import StateSource
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
+from backend.engine.loading.drafter_kind import DrafterKind
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, bytes_of, cast, evaluate, load_model
 from backend.engine.planning.pace import Pace
@@ -40,17 +52,17 @@ class Drafting:
     """How a loaded model drafts.
 
     most: guesses at a time if a request does not set NDraft. new_guessers: creates the guessers of
-    a batch, the cheapest first. weights_bytes: of the draft model or prediction head. cost: of its
-    KV per sequence; None if there is neither. reads_states: whether a guesser needs the hidden
-    states of tokens. names: of the guessers, for logs. holes: what
-    `kv.can_leave_holes` says of the model.
+    a batch, the cheapest first. weights_bytes: of the draft model or head. cost: of its KV per
+    sequence, and of the states that it has not read; None if there is neither. states: where a
+    head's hidden states come from; None if no guesser reads them. names: of the guessers, for logs.
+    holes: what `kv.can_leave_holes` says of the model.
     """
 
     most: int
     new_guessers: Callable[[], Sequence[Guesser]]
     weights_bytes: int = 0
     cost: CacheCost | None = None
-    reads_states: bool = False
+    states: StateSource | None = None
     names: str = LOOKUP
     holes: bool = True
 
@@ -66,7 +78,7 @@ def load_drafting(
     *,
     dtype: str = "",
 ) -> Stages[Drafting | None]:
-    """Load the draft model or the prediction head. Returns None if drafting is not requested.
+    """Load the draft model or the head. Returns None if drafting is not requested.
 
     Begins and ends on `engine`. checkpoint: of the draft model; own: of the main model.
     context_size: tokens that the main model is served with. Raises ModelRejected, InvalidRequest.
@@ -95,19 +107,31 @@ def load_drafting(
         head = yield from _load_head(own, main, projection, settings, device)
         vocabulary = kv.vocabulary_size(main.model)
 
-        def head_guessers() -> list[Guesser]:
-            return [*(new() for new in looking), HeadGuesser(head, projection.project, vocabulary)]
-
-        return Drafting(
-            settings.n_draft,
-            head_guessers,
-            bytes_of(head),
-            kv.cost(head),
-            reads_states=True,
-            names=f"{first}prediction head",
+        choices = Choices(projection.project, vocabulary)
+        size = hidden_size(main.model, vocabulary) * getattr(mx, main.dtype).size
+        return _with_head(
+            lambda: [*(new() for new in looking), HeadGuesser(head, choices)],
+            head,
+            projection,
+            size,
+            settings,
+            f"{first}prediction head",
         )
     if checkpoint is None:
         return Drafting(settings.n_draft, lambda: [LookupGuesser()])
+    if checkpoint.drafter is not None:
+        with naming_draft_model():
+            new_guesser, head, states, width = yield from _load_drafter(
+                checkpoint, main, projection, settings, device
+            )
+        return _with_head(
+            lambda: [*(new() for new in looking), new_guesser()],
+            head,
+            states,
+            width * getattr(mx, main.dtype).size,
+            settings,
+            f"{first}{checkpoint.drafter.value}",
+        )
     with naming_draft_model():
         draft = yield from _load(checkpoint, main, context_size, settings, device, dtype)
     pace = Pace(prefill_chunk(device, settings), settings.stall_ms * _PAUSE)
@@ -122,6 +146,84 @@ def load_drafting(
         draft.cost,
         names=f"{first}draft model",
     )
+
+
+def _with_head(
+    new_guessers: Callable[[], Sequence[Guesser]],
+    head: Any,
+    states: StateSource,
+    state_bytes: int,
+    settings: Settings,
+    names: str,
+) -> Drafting:
+    """state_bytes: of the states of a token."""
+    cost = kv.cost(head)
+    unread = MOST_STATES * state_bytes
+    return Drafting(
+        settings.n_draft,
+        new_guessers,
+        bytes_of(head),
+        replace(cost, fixed=cost.fixed + unread),
+        states,
+        names,
+    )
+
+
+def _load_drafter(
+    checkpoint: Checkpoint,
+    main: LoadedModel,
+    projection: LogitsHead,
+    settings: Settings,
+    device: Device,
+) -> Stages[tuple[Callable[[], Guesser], Any, LayerStates, int]]:
+    """An EAGLE-3 or DFlash head: new guessers with it, itself, its states, and their size."""
+    model, vocabulary = main.model, kv.vocabulary_size(main.model)
+    config = checkpoint.config
+    head: EagleHead | BlockHead
+    new_guesser: Callable[[], Guesser]
+    try:
+        size = hidden_size(model, vocabulary)
+        weights = read_weights(checkpoint.path)
+        if checkpoint.drafter is DrafterKind.EAGLE3:
+            places = eagle_places(config, len(model.layers))
+            eagle, choices = open_eagle(config, weights, model, size, vocabulary, projection)
+            head, new_guesser = eagle, partial(HeadGuesser, eagle, choices)
+        else:
+            if not projection.found:
+                raise HeadError("this model's output projection is not known here")
+            places = block_places(config)
+            block = open_block_head(config, weights, model, size, vocabulary)
+            choices = Choices(projection.project, vocabulary)
+            head, new_guesser = block, partial(BlockGuesser, block, choices)
+        states = LayerStates(model, places, size)
+        if not states.found:
+            raise HeadError(
+                f"it reads the states in front of layers {places}, which models of type"
+                f" {main.model_type} with {len(model.layers)} layers do not show"
+            )
+    except HeadError as why:
+        refusal = str(why)
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as fault:
+        _log.warning("drafter %s cannot be built", shown(checkpoint.name), exc_info=True)
+        refusal = f"its config.json does not describe one ({type(fault).__name__})"
+    else:
+        refusal = ""
+    if refusal:
+        raise ModelRejected(
+            f"drafter {shown(checkpoint.name)} cannot guess for {shown(main.name)}: {refusal}; name"
+            " one that was trained for this model, or load without"
+        )
+    cast(head, main.dtype)
+    _require_room(main, bytes_of(head), settings, device)
+    yield from evaluate(head, bytes_of(head))
+    return new_guesser, head, states, size * len(places)
 
 
 def _load_head(
@@ -153,8 +255,8 @@ def _require_room(main: LoadedModel, nbytes: int, settings: Settings, device: De
     if needed > limit:
         raise ModelRejected.because(
             main.name,
-            f"with its head for multi-token prediction it takes {needed // MIB} MiB and MLX may use"
-            f" {limit // MIB} MiB; raise memory_limit_mib, or load it without option mtp",
+            f"with the head that guesses for it it takes {needed // MIB} MiB and MLX may use"
+            f" {limit // MIB} MiB; raise memory_limit_mib, or load it without",
         )
 
 

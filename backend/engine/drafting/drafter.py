@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import mlx.core as mx
+    from backend.engine.drafting.unread_states import UnreadStates
 
 NGRAM_SIZES = (3, 2, 1)  # tokens, the longest match first
 CHUNK = 2048  # tokens indexed in one call; about 2 ms
@@ -29,14 +29,14 @@ class GuessRequest:
     """A sequence for which guesses are requested.
 
     tokens: the whole prompt and output; between calls they only grow, by any number. most: maximum
-    number of guesses, at least 1. states: [n, size], the hidden states from which the model sampled
-    the last n of the tokens; None if they are not known.
+    number of guesses, at least 1. states: the hidden states from which the model chose the latest
+    of the tokens, for a guesser that reads them; None if it cannot.
     """
 
     sequence: int
     tokens: Sequence[int]
     most: int
-    states: mx.array | None = None
+    states: UnreadStates | None = None
 
 
 class Guesser(Protocol):

@@ -18,25 +18,16 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.nn.layers.base import Module
-from mlx.nn.layers.embedding import Embedding
 from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.normalization import RMSNorm
-from mlx.nn.layers.quantized import QuantizedEmbedding, quantize
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from backend.engine.drafting.head_weights import HeadError, Weights, embedding_of, load_weights
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.shards import read_shards
 
-Weights = dict[str, mx.array]
-
-
 _INNER = re.compile(r"(?:.+\.)?model\.((?:layers|norm)\..+)")
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(.+)")
-
-
-class HeadError(Exception):
-    """Why there is no usable head: a clause for the message to the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +189,7 @@ def open_head(checkpoint: Checkpoint, model: Any, vocabulary: int) -> Prediction
     alone = {**own, **family.changes, "num_hidden_layers": depth, "tie_word_embeddings": True}
     alone.pop("text_config", None)
     body = module.Model(module.ModelArgs.from_dict(alone))
-    embedding = next(
-        layer
-        for path, layer in model.named_modules()
-        if path.endswith("embed_tokens")
-        and isinstance(layer, (Embedding, QuantizedEmbedding))
-        and layer.weight.shape[0] >= vocabulary
-    )
+    embedding = embedding_of(model, vocabulary)
     head = PredictionHead(
         body,
         embedding,
@@ -213,28 +198,7 @@ def open_head(checkpoint: Checkpoint, model: Any, vocabulary: int) -> Prediction
         state_first=family.state_first,
     )
     weights = _as_served(weights, body, raw=raw and family.centred)
-    quantisation = own.get("quantization") or {}
-    if any(name.endswith(".scales") for name in weights):
-        quantize(
-            head,
-            **{
-                key: quantisation[key]
-                for key in ("group_size", "bits", "mode")
-                if key in quantisation
-            },
-            class_predicate=lambda path, layer: (
-                hasattr(layer, "to_quantized") and f"{path}.scales" in weights
-            ),
-        )
-    names = dict(tree_flatten(head.parameters()))  # type: ignore[no-untyped-call]
-    wrong = [
-        name
-        for name, value in names.items()
-        if name not in weights or weights[name].shape != value.shape
-    ]
-    if wrong:
-        raise HeadError(f"its weights lack {wrong[0]} in the form of {own['model_type']}")
-    head.load_weights([(name, weights[name]) for name in names])
+    load_weights(head, weights, own.get("quantization"), str(own["model_type"]))
     return head
 
 

@@ -34,8 +34,9 @@ def find_draft(
         if isinstance(place, HubModel):
             from backend.engine.loading.download import download
 
-            return inspect(download(place, own, cancelled), place.name, own)
-        return inspect(place.path, place.name, own)
+            path = download(place, own, cancelled, drafts=True)
+            return inspect(path, place.name, own, drafts=True)
+        return inspect(place.path, place.name, own, drafts=True)
 
 
 def resolve_draft(draft: str, model_path: str) -> LocalModel | HubModel:

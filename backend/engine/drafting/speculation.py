@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,8 +16,6 @@ from backend.engine.planning.guess_width import MOST_AGAIN
 from common.prefixes import common_prefix
 
 if TYPE_CHECKING:
-    import mlx.core as mx
-
     from backend.engine.drafting.draft_loading import Drafting
     from backend.engine.executing.executor_sequence import ExecutorSequence
 
@@ -30,14 +28,14 @@ _log = logging.getLogger(__name__)
 class Speculation:
     """The guessers of a batch; each sequence uses the first one that has a guess.
 
-    end_tokens: those that end an answer. reads_states: whether a guesser needs the hidden states
-    that tokens were chosen from.
+    end_tokens: those that end an answer. behind: how many sequences got no guess from the latest
+    `propose` because a guesser had yet to catch up with them.
     """
 
     def __init__(self, drafting: Drafting, end_tokens: Collection[int]) -> None:
         self._most = drafting.most
-        self.reads_states = drafting.reads_states
         self._end_tokens = end_tokens
+        self.behind = 0
         self._guessers = [_TrackedGuesser(guesser) for guesser in drafting.new_guessers()]
         # by sequence, the record of the guesser that it uses
         self._asked: dict[int, DraftLength] = {}
@@ -59,21 +57,17 @@ class Speculation:
             for each in self._guessers
         )
 
-    def propose(
-        self, known: Sequence[Known], width: int, states: Mapping[int, mx.array]
-    ) -> list[list[int]]:
-        """Up to `width` guesses for each sequence, after its last known token.
-
-        states: as in `GuessRequest`, by the sequences' numbers.
-        """
+    def propose(self, known: Sequence[Known], width: int) -> list[list[int]]:
+        """Up to `width` guesses for each sequence, after its last known token."""
         sequences = [one for one, _ in known]
         guesses: list[list[int]] = [[] for _ in known]
         wanting = {
-            at: GuessRequest(one.number, [*one.history, *behind], most, states.get(one.number))
+            at: GuessRequest(one.number, [*one.history, *behind], most, one.states)
             for at, (one, behind) in enumerate(known)
             if (most := min(width, self._most_for(one, behind[:-1])))
             and behind[-1] not in self._ends(one)
         }
+        behind: set[int] = set()
         for each in list(self._guessers):
             try:
                 found = each.propose(wanting)
@@ -82,12 +76,16 @@ class Speculation:
                 self._guessers.remove(each)
                 continue
             for at, own in found.items():
+                if own is None:
+                    behind.add(at)
+                    continue
                 self._asked[sequences[at].number] = each.lengths[sequences[at].number]
                 ends = self._ends(sequences[at])
                 # The sampler finds an end without a guess, and nothing follows it.
                 stop = next((at for at, guess in enumerate(own) if guess in ends), len(own))
                 guesses[at] = own[:stop]
                 del wanting[at]
+        self.behind = len(behind & wanting.keys())
         return guesses
 
     def record(self, one: ExecutorSequence, proposed: int, accepted: int) -> None:
@@ -121,14 +119,17 @@ class Speculation:
 
 
 class _TrackedGuesser:
-    """A guesser, and for each sequence how many of its guesses pay."""
+    """A guesser, with the number of guesses that is worth checking for each sequence."""
 
     def __init__(self, guesser: Guesser) -> None:
         self.guesser = guesser
         self.lengths: defaultdict[int, DraftLength] = defaultdict(DraftLength)
 
-    def propose(self, wanting: dict[int, GuessRequest]) -> dict[int, list[int]]:
-        """The guesses of the sequences that have any, by the same keys."""
+    def propose(self, wanting: dict[int, GuessRequest]) -> dict[int, list[int] | None]:
+        """The guesses of the sequences that have any, by the same keys.
+
+        None for those that the guesser has yet to catch up with.
+        """
         guess_requests = {
             at: replace(one, most=most)
             for at, one in wanting.items()
@@ -142,7 +143,7 @@ class _TrackedGuesser:
         for at, guesses in found.items():
             if guesses == []:
                 self.lengths[guess_requests[at].sequence].record_none()
-        return {at: guesses for at, guesses in found.items() if guesses}
+        return {at: guesses for at, guesses in found.items() if guesses != []}
 
 
 def accepted_count(guesses: Sequence[int], choices: Sequence[int]) -> int:

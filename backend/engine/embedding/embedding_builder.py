@@ -16,7 +16,7 @@ from backend.engine.device import Device
 from backend.engine.embedding import networks
 from backend.engine.embedding.batch_plan import ActivationCost
 from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder, Run
-from backend.engine.embedding.kind import ANSWERING_RERANKERS, FAMILIES, ModelKind, labels_of
+from backend.engine.embedding.kind import ANSWERING_RERANKERS, FAMILIES, labels_of
 from backend.engine.embedding.label_reader import LabelReader
 from backend.engine.embedding.pooling_rule import (
     pooling_of_checkpoint,
@@ -44,6 +44,7 @@ from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.served_model import ServedModel
 from backend.engine.settings import Settings
 from backend.engine.token_text import TokenTexts
+from common.model_kind import ModelKind
 from common.wording import shown
 
 _log = logging.getLogger(__name__)

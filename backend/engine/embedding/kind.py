@@ -7,33 +7,11 @@ option `type` takes precedence over the files; a load request's flags are only c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from typing import Any
 
 from backend.engine.errors import InvalidRequest, ModelRejected
+from common.model_kind import ModelKind
 from common.wording import shown
-
-
-class ModelKind(Enum):
-    """The kind of request that a loaded model answers. A text model also answers Embedding."""
-
-    TEXT = "text"
-    EMBEDDING = "embedding"
-    RERANK = "rerank"
-    TOKEN_CLASSIFY = "token_classify"
-
-    @property
-    def words(self) -> str:
-        """What such a model does, as a predicate: "the model …"."""
-        return _WORDS[self]
-
-
-_WORDS = {
-    ModelKind.TEXT: "generates text",
-    ModelKind.EMBEDDING: "turns text into vectors and does not generate text",
-    ModelKind.RERANK: "ranks documents against a query and does not generate text",
-    ModelKind.TOKEN_CLASSIFY: "labels words of a text and does not generate text",
-}
 
 # `model_type` in config.json → the module of mlx-vlm that computes it. RoBERTa and CamemBERT have
 # the same layers and positions as XLM-RoBERTa.
@@ -56,37 +34,8 @@ FAMILIES: Mapping[ModelKind, Mapping[str, str]] = {
         "openai_privacy_filter": "openai_privacy_filter",
     },
 }
-_ONLY_ENCODERS = frozenset({
-    "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra",
-    "embedding_gemma2", "ernie", "llama_bidirec", "modernbert", "mpnet", "new", "nomic_bert",
-    "roberta", "xlm-roberta", "xlm_roberta",
-})  # fmt: skip
-_SENTENCE_TRANSFORMERS = frozenset({"config_sentence_transformers.json", "modules.json"})
 # Rerankers that answer "yes" or "no": generating models, distinguished by their prompts.
 ANSWERING_RERANKERS = frozenset({"qwen3"})
-
-
-def kind_of(config: Mapping[str, Any], files: frozenset[str], wanted: str) -> ModelKind:
-    """The kind of a checkpoint. wanted: the option `type`; "" if it is not set.
-
-    A checkpoint with its own code (`model_file`) is loaded by mlx-lm, as a text model.
-    """
-    if wanted:
-        return ModelKind(wanted)
-    if config.get("model_file"):
-        return ModelKind.TEXT
-    architectures = [str(name) for name in config.get("architectures") or ()]
-    if any(name.endswith("ForTokenClassification") for name in architectures):
-        return ModelKind.TOKEN_CLASSIFY
-    if any(name.endswith("ForSequenceClassification") for name in architectures):
-        return ModelKind.RERANK
-    if (
-        config["model_type"] in _ONLY_ENCODERS
-        or any(name.endswith("ForMaskedLM") or "Embedding" in name for name in architectures)
-        or _SENTENCE_TRANSFORMERS & files
-    ):
-        return ModelKind.EMBEDDING
-    return ModelKind.TEXT
 
 
 def with_flags(

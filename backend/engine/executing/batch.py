@@ -23,6 +23,12 @@ import numpy as np
 from backend.engine.caching import kv
 from backend.engine.constraints.constraint import AnswerRule, words
 from backend.engine.drafting.speculation import Speculation, accepted_count
+from backend.engine.drafting.unread_states import (
+    PassedStates,
+    UnreadStates,
+    distribute,
+    latest,
+)
 from backend.engine.executing.choosing import (
     Chooser,
     Chosen,
@@ -125,21 +131,21 @@ class DecodeBatch:
     """The sequences of one rectangle of KV; the last token of each has not been fed yet.
 
     width: maximum number of guesses per sequence in the latest step. proposed: guesses of all
-    sequences. right: per sequence, how many guesses were right.
+    sequences. right: per sequence, how many guesses were right. behind: sequences without guesses
+    because their guesser has yet to catch up.
     """
 
     def __init__(self, model: EngineModel) -> None:
         self._engine_model = model
         self._model = model.model
         self.sequences: list[ExecutorSequence] = []
-        self.width = self.proposed = 0
+        self.width = self.proposed = self.behind = 0
         self.right: list[int] = []
         self._cache = kv.BatchCache(holes=model.drafting is None or model.drafting.holes)
         # Per sequence, known tokens after its `history` that have to be fed again.
         self._again: list[list[int]] = []
-        # By sequence number, the hidden states that its latest tokens were chosen from.
-        self._states: dict[int, mx.array] = {}
         self._passed: mx.array | None = None  # the hidden states of the latest pass
+        self._kept = PassedStates()
         self._chosen: Chosen | None = None
         self._chooser: Chooser | None = None
         self._fed: _Fed | _Checked | None = None
@@ -153,8 +159,8 @@ class DecodeBatch:
 
     @property
     def draft_bytes(self) -> int:
-        """Bytes of the KV of a draft model."""
-        return self._speculation.nbytes if self._speculation is not None else 0
+        """Bytes of the KV of guessers, and of the hidden states that no sequence has got yet."""
+        return self._kept.nbytes + (self._speculation.nbytes if self._speculation else 0)
 
     @property
     def chooser_bytes(self) -> int:
@@ -173,15 +179,17 @@ class DecodeBatch:
         joined = mx.concatenate(tokens)
         if not self._engine_model.together:
             self._feed_again()
-        self._cache.absorb(group.cache, [group.sequences.index(one) for one in joining])
+        order = self._cache.absorb(group.cache, [group.sequences.index(one) for one in joining])
         group.sequences = [one for one in group.sequences if one not in joining]
+        self._kept.hand_out(self._states())
         known = [] if self._chosen is None else [self._chosen]
         known += {id(chosen): chosen for chosen in first}.values()
-        self.sequences = [*self.sequences, *joining]
-        self._again += [[] for _ in joining]
+        members = [*self._known(), *((one, []) for one in joining)]
+        self.sequences = [members[place][0] for place in order]
+        self._again = [members[place][1] for place in order]
         self._chosen = Chosen(
             self.sequences,
-            joined,
+            joined[mx.array(order)],
             [one for chosen in known for one in chosen.logprobs],
             {at: fault for chosen in known for at, fault in chosen.faults.items()},
             [peaks for chosen in known for peaks in chosen.peaks],
@@ -190,12 +198,17 @@ class DecodeBatch:
         for one in joining:
             one.batch, one.group, one.first, one.media_prefill = self, None, None, None
 
+    def allow(self, rows: int, *, gaps: bool) -> None:
+        """Set what `BatchCache` calls `rows` and `gaps`."""
+        self._cache.rows, self._cache.gaps = rows, gaps
+
     def launch(self, width: int = 0) -> None:
         """Start the next forward pass, on the tokens that `read` then returns.
 
         width: maximum number of guesses after each token. To guess, the tokens are read first.
         """
-        self.width, self.proposed, self.right = width, 0, []
+        self._cache.arrange()
+        self.width, self.proposed, self.behind, self.right = width, 0, 0, []
         if not (width and self._guess(width)):
             self._launch()
 
@@ -245,6 +258,7 @@ class DecodeBatch:
         places = [at for at, one in enumerate(self.sequences) if id(one) in gone]
         stay = [at for at, one in enumerate(self.sequences) if id(one) not in gone]
         self._chooser = None
+        self._kept.hand_out(self._states())
         if self._speculation is not None:
             self._speculation.leave(leaving)
         self.sequences = [self.sequences[at] for at in stay]
@@ -270,28 +284,40 @@ class DecodeBatch:
             logits = self._run_again(chosen.tokens)
         else:
             logits = self._run(chosen.tokens[:, None], self._cache.layers_for(1))[:, -1, :]
-        self._remember([(len(own), len(own) + 1) for own in step.again])
+        if any(step.again):
+            self._remember([(len(own), len(own) + 1) for own in step.again])
+        elif self._passed is not None:
+            self._kept.add(self._passed, self._states())
+            self._passed = None
         steps = [one.delivered + 1 for one in self.sequences]
         self._chosen = self._chooser(logits, chosen.tokens, steps, chosen.faults, new=True)
 
     def _run(self, tokens: mx.array, layers: list[Any]) -> mx.array:
         """The logits, [sequences, tokens, vocabulary]."""
-        if self._speculation is None or not self._speculation.reads_states:
+        if (rows := self._cache.pass_rows) is not None:
+            tokens = tokens[mx.array(rows[0])]
+        drafting = self._engine_model.drafting
+        if drafting is None or drafting.states is None:
             logits: mx.array = self._model(tokens, cache=layers)
-            return logits
-        with self._engine_model.head.watched() as seen:
-            logits = self._model(tokens, cache=layers)
-        self._passed = seen[-1]
+        else:
+            with drafting.states.watched() as seen:
+                logits = self._model(tokens, cache=layers)
+            self._passed = latest(seen, tokens.shape[0])
+        if rows is not None:
+            own = mx.array(rows[1])
+            logits = logits[own]
+            self._passed = None if self._passed is None else self._passed[own]
         return logits
 
     def _remember(self, places: Sequence[tuple[int, int]]) -> None:
         """Keep the latest pass's hidden states. places: per sequence, a half-open range."""
         if self._passed is not None:
-            self._states = {
-                one.number: self._passed[row, start:stop]
-                for row, (one, (start, stop)) in enumerate(zip(self.sequences, places, strict=True))
-            }
+            self._kept.hand_out(self._states())
+            distribute(self._passed, self._states(), places)
             self._passed = None
+
+    def _states(self) -> list[UnreadStates]:
+        return [one.states for one in self.sequences]
 
     def _known(self) -> list[tuple[ExecutorSequence, list[int]]]:
         """The sequences, each with its tokens after `history` that have to be fed again."""
@@ -329,7 +355,9 @@ class DecodeBatch:
         known = [
             (one, [*own, token]) for (one, own), token in zip(self._known(), at_hand, strict=True)
         ]
-        guesses = self._speculation.propose(known, width, self._states)
+        self._kept.hand_out(self._states())
+        guesses = self._speculation.propose(known, width)
+        self.behind = self._speculation.behind
         if not any(guesses):
             return False
         self._chooser = None  # penalties would have to remove wrong guesses from their counts

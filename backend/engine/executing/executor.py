@@ -90,8 +90,9 @@ class Executor:
 
     @property
     def draft_bytes(self) -> int:
-        """Bytes of the draft model's KV."""
-        return sum(batch.draft_bytes for batch in self._batches.values())
+        """Bytes of the KV of guessers, and of the hidden states that they have not read."""
+        unread = sum(one.states.nbytes for one in self.sequences.values())
+        return unread + sum(batch.draft_bytes for batch in self._batches.values())
 
     @property
     def feature_bytes(self) -> int:
@@ -127,12 +128,12 @@ class Executor:
             if one.first is not None:
                 joins.setdefault(join.batch, []).append(one)
         for number, joining in joins.items():
-            self._join(number, joining)
+            self._join(number, joining, plan)
         self._settle_groups()
         self._launched_batches = []
         for number in plan.decode:
-            if (batch := self._batches.get(number)) is not None:
-                self._decode(batch, plan.guess.get(number, 0))
+            if number in self._batches:
+                self._decode(number, plan)
         self._times.decode_launched()
         self._only_decodes = plan.only_decodes and not (plan.join or plan.score)
         plain = (
@@ -218,18 +219,23 @@ class Executor:
                 mx.async_eval(kv.states(one.snapshots[at]))
         return row, wanted
 
-    def _join(self, number: int, joining: list[ExecutorSequence]) -> None:
+    def _join(self, number: int, joining: list[ExecutorSequence], plan: StepPlan) -> None:
         for group in {id(one.group): one.group for one in joining}.values():
             assert group is not None
             members = [one for one in group.sequences if one in joining]
             try:
                 batch = self._batches.get(number) or DecodeBatch(self._model)
+                self._allow(batch, number, plan)
                 batch.join(group, members)
             except Exception as fault:
                 # The batch is unchanged: only the sequences that were to join have lost their KV.
                 self._failed(members, "joining the batch", fault)
                 continue
             self._batches[number] = batch
+
+    def _allow(self, batch: DecodeBatch, number: int, plan: StepPlan) -> None:
+        """A prompt that is being prefilled may take the row of a sequence that has left."""
+        batch.allow(plan.rows.get(number, 0), gaps=bool(plan.prefill))
 
     def _settle_groups(self) -> None:
         """Free the KV of sequences that have left the rectangle of a prefill group."""
@@ -241,9 +247,11 @@ class Executor:
                 assert group is not None
                 self._failed(list(group.sequences), "prefill", fault)
 
-    def _decode(self, batch: DecodeBatch, width: int) -> None:
+    def _decode(self, number: int, plan: StepPlan) -> None:
+        batch = self._batches[number]
         try:
-            batch.launch(width)
+            self._allow(batch, number, plan)
+            batch.launch(plan.guess.get(number, 0))
             self._launched_batches.append(batch)
         except Exception as fault:
             self._break(batch, fault)
@@ -304,6 +312,7 @@ class Executor:
                         batch.proposed,
                         tuple(batch.right),
                         seconds,
+                        batch.behind,
                     )
                 )
 
@@ -438,6 +447,7 @@ class Executor:
         one.group = one.batch = one.media_prefill = one.first = None
         one.first_delivered = one.postponed = False
         one.history, one.snapshots = [], {}
+        one.states.clear()
 
     def _failed(self, sequences: Iterable[ExecutorSequence], where: str, fault: Exception) -> None:
         broken = list(sequences)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from backend.engine.caching import kv
 from backend.engine.constraints.constraint import AnswerRule
+from backend.engine.drafting.unread_states import UnreadStates
 from backend.engine.events import TokenLogprob
 from backend.engine.executing.scoring import Scoring
 from backend.engine.request import GenerationRequest
@@ -30,7 +31,7 @@ class ExecutorSequence:
     completed its prompt, including its own; first_delivered: whether that token was read, and
     passed to the grammar, before the sequence joined a batch. mask_seconds: processor time that its
     grammar took since the latest plan. postponed: whether its latest token was chosen without its
-    grammar, for lack of time.
+    grammar, for lack of time. states: those of its latest tokens, if a guesser reads them.
     """
 
     number: int
@@ -53,6 +54,7 @@ class ExecutorSequence:
     first_delivered: bool = False
     mask_seconds: float = 0.0
     postponed: bool = False
+    states: UnreadStates = field(default_factory=UnreadStates)
     batch: DecodeBatch | None = None
 
     @property

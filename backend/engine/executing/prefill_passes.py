@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from backend.engine.caching import kv
+from backend.engine.drafting.unread_states import MOST as MOST_STATES
+from backend.engine.drafting.unread_states import latest
 from backend.engine.executing import prompt_logprobs
 from backend.engine.executing.batch import PrefillGroup
 from backend.engine.executing.choosing import (
@@ -144,6 +146,7 @@ class PrefillPasses:
         alternatives = one.request.prompt_logprobs
         if alternatives is not None:
             end = min(end, start + prompt_logprobs.longest_chunk(self._model.vocabulary))
+            end = end if one.media_prefill is None else one.media_prefill.uncut(start, end)
         media = one.media_prefill if start < len(one.prompt) else None
         if media is not None:
             if media.get_features(start, end):
@@ -157,8 +160,8 @@ class PrefillPasses:
             logits: mx.array = self._model.model(mx.array([tokens]), cache=row)
             return logits
 
-        one.history += tokens
         launched = PrefillPass(len(tokens), len(tokens), start, (one,), self._times.clock())
+        run = self._keeping_states(run, [one], [len(tokens)])
         last: mx.array | None = None
         if alternatives is not None:
             logits = run()
@@ -170,6 +173,7 @@ class PrefillPasses:
             last = self._model.head.last(run, [len(tokens)])
         else:
             run()
+        one.history += tokens
         self._finish_launch(launched, one.group, [(one, part, end)], last, events)
 
     def _together(
@@ -191,6 +195,7 @@ class PrefillPasses:
                 logits: mx.array = self._model.model(padded, cache=layers)
             return logits
 
+        run = self._keeping_states(run, group.sequences, counts)
         whole = [at for at, (one, _, end) in enumerate(ends) if end == len(one.tokens)]
         last: mx.array | None = None
         if whole:
@@ -204,6 +209,35 @@ class PrefillPasses:
         together = tuple(group.sequences)
         launched = PrefillPass(width * len(ends), sum(counts), behind, together, began)
         self._finish_launch(launched, group, ends, last, events)
+
+    def _keeping_states(
+        self, run: Callable[[], mx.array], sequences: Sequence[ExecutorSequence], counts: list[int]
+    ) -> Callable[[], mx.array]:
+        """`run`, which also keeps the hidden states that guessers read.
+
+        Those of the prompts' latest tokens only, in buffers of their own: a pass has many more.
+        """
+        drafting = self._model.drafting
+        if drafting is None or drafting.states is None:
+            return run
+        states = drafting.states
+
+        def watched() -> mx.array:
+            with states.watched() as seen:
+                logits = run()
+            passed = latest(seen, len(sequences))
+            if passed is None:
+                return logits
+            kept: list[mx.array] = []
+            for row, (one, count) in enumerate(zip(sequences, counts, strict=True)):
+                after = len(one.tokens) - len(one.history) - count
+                if one.media is None and after < MOST_STATES:
+                    kept.append(mx.contiguous(passed[row, max(count - MOST_STATES, 0) : count]))
+                    one.states.add(kept[-1])
+            mx.async_eval(kept)
+            return logits
+
+        return watched
 
     def _end(self, one: ExecutorSequence, part: Prefill) -> int:
         """Where the next chunk ends: before the last token if files need the KV without it."""

@@ -18,6 +18,7 @@ from typing import Any, Literal, cast
 
 from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
 from backend.engine.loading.folder import UnsafeFileError, require_regular_files
+from backend.engine.loading.json_files import BadFileError, read_object
 from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.shards import ShardError, read_header
 from common.wording import shown
@@ -161,11 +162,9 @@ def _read_config(name: str, path: Path) -> dict[str, Any]:
     if path.stat().st_size > _MOST_CONFIG_BYTES:
         raise _rejected(name, f"{CONFIG} is larger than a configuration can be")
     try:
-        config = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        raise _rejected(name, f"{CONFIG} is not valid JSON") from None
-    if not isinstance(config, dict):
-        raise _rejected(name, f"{CONFIG} is not a JSON object")
+        config = read_object(path)
+    except BadFileError as error:
+        raise _rejected(name, str(error)) from None
     if "peft_type" in config:
         raise _peft(name)
     return config

@@ -55,13 +55,6 @@ _MEDIA_KEYS = (
     "audio_token_id",
     "audio_token_index",
 )
-_MEDIA_MODULES = frozenset({
-    "vision_tower", "vision_model", "vision_encoder", "vision_embedder", "vision_adapter",
-    "vision_projection", "vision_backbone", "vision_embed_tokens", "vision", "vit", "visual",
-    "embed_vision", "vpm", "resampler",
-    "multi_modal_projector", "mm_projector",
-    "audio_tower", "audio_model", "audio_encoder", "embed_audio", "apm",
-})  # fmt: skip
 
 
 def is_multimodal(config: dict[str, Any]) -> bool:
@@ -71,11 +64,6 @@ def is_multimodal(config: dict[str, Any]) -> bool:
     """
     parts = (config, *(part for part in config.values() if isinstance(part, dict)))
     return any(part.get(key) for part in parts for key in _MEDIA_KEYS)
-
-
-def holds_media(tensors: frozenset[str]) -> bool:
-    """Whether weights of a vision or audio part are among the tensors."""
-    return any(not _MEDIA_MODULES.isdisjoint(name.split(".")) for name in tensors)
 
 
 def model_files(package: str, pattern: str) -> Iterable[Path]:

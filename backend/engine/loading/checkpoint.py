@@ -6,7 +6,6 @@ checks needs MLX: they run before a download, on the thread that does disk work.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,19 +13,22 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from backend.engine.embedding.kind import ModelKind, kind_of, require_family
+from backend.engine.embedding.kind import require_family
 from backend.engine.errors import ModelRejected
 from backend.engine.loading.architectures import (
-    holds_media,
     is_multimodal,
     model_types,
     vlm_model_types,
 )
+from backend.engine.loading.drafter_kind import DrafterKind, drafter_kind, drafter_name
 from backend.engine.loading.folder import UnsafeFileError, require_regular_files
+from backend.engine.loading.json_files import BadFileError, read_object, require_readable
 from backend.engine.loading.model_reference import gguf_rejected
 from backend.engine.loading.shards import PATTERN, ShardError, Shards, indexed_tensors, read_shards
 from backend.engine.settings import Settings
 from backend.engine.vision.families import why_not_read, why_not_seen
+from common.media_parts import holds_media
+from common.model_kind import ModelKind, kind_of
 from common.wording import did_you_mean, shown
 
 _TOKENIZER_FILES = (
@@ -40,8 +42,6 @@ _TOKENIZER_FILES = (
     "rwkv_vocab*.txt",
     "tokenizer*.jsonl",
 )
-# How the names of drafters differ from those of models; mlx-vlm's end as the last two do.
-_DRAFTER = re.compile(r".*(eagle-?3|dflash|dspark|speculator).*|.+_mtp|.+_assistant", re.IGNORECASE)
 _COUNTED = re.compile(r"(layers?|depth|experts)$")
 _MOST_PARTS = 4096  # layers, or experts
 _MOST_TENSORS = 128  # of each expert of a layer, quantised
@@ -67,7 +67,7 @@ class Checkpoint:
 
     weights_bytes: as stored; a cast at load time changes them. kind: the kind of request it
     answers. media: whether it also accepts images or sounds, and is loaded with the encoders for
-    them.
+    them. drafter: its kind if it is no whole model but guesses for one.
     """
 
     path: Path
@@ -76,6 +76,7 @@ class Checkpoint:
     weights_bytes: int
     kind: ModelKind = ModelKind.TEXT
     media: bool = False
+    drafter: DrafterKind | None = None
 
     @property
     def of_vlm(self) -> bool:
@@ -84,33 +85,43 @@ class Checkpoint:
         return self.media or (unknown and not self.config.get("model_file"))
 
 
-def inspect(path: Path, name: str, settings: Settings) -> Checkpoint:
-    """Do all checks that need no MLX. Raises ModelRejected."""
+def inspect(path: Path, name: str, settings: Settings, *, drafts: bool = False) -> Checkpoint:
+    """Do all checks that need no MLX. drafts: it may be a drafter. Raises ModelRejected."""
     try:
         files = frozenset(entry.name for entry in path.iterdir())
         require_files(name, files)
         require_regular_files(path)
-        config = inspect_config(path, name, settings)
+        config = inspect_config(path, name, settings, drafts=drafts)
         shards = _weights(path, name)
         _require_buildable(name, config, len(shards.tensors))
+        if drafter := drafter_kind(config):
+            return Checkpoint(path, name, config, shards.bytes, drafter=drafter)
         kind = _kind(config, files, settings)
         media = kind is ModelKind.TEXT and _takes_media(name, config, shards.tensors, settings)
         if kind is ModelKind.TEXT and not media and not config.get("model_file"):
             _require_text_family(name, config["model_type"])
         _require_tokenizer(path, name)
+        require_readable(path, media=media)
         return Checkpoint(path, name, config, shards.bytes, kind, media)
-    except UnsafeFileError as error:
+    except (UnsafeFileError, BadFileError) as error:
         raise ModelRejected.because(name, str(error)) from None
     except OSError as error:
-        raise ModelRejected.because(name, f"its files cannot be read: {error.strerror}") from None
+        file = Path(error.filename).name if error.filename and error.filename != str(path) else ""
+        raise ModelRejected.because(
+            name, f"{file or 'its files'} cannot be read: {error.strerror}"
+        ) from None
 
 
-def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
-    """The checks that need no weights. Raises ModelRejected."""
+def inspect_config(
+    path: Path, name: str, settings: Settings, *, drafts: bool = False
+) -> dict[str, Any]:
+    """The checks that need no weights. drafts: it may be a drafter. Raises ModelRejected."""
     files = frozenset(entry.name for entry in path.iterdir())
     config = _read_config(path, name)
     model_type = config.get("model_type")
-    _refuse_drafter(name, config)
+    if drafts and drafter_kind(config):
+        return config
+    _refuse_drafter(name, config, drafts=drafts)
     if not isinstance(model_type, str) or not model_type:
         raise ModelRejected.because(name, "config.json names no model_type")
     if own_code := config.get("model_file"):
@@ -145,19 +156,22 @@ def inspect_config(path: Path, name: str, settings: Settings) -> dict[str, Any]:
     return config
 
 
-def _refuse_drafter(name: str, config: dict[str, Any]) -> None:
+def _refuse_drafter(name: str, config: dict[str, Any], *, drafts: bool) -> None:
     """Refuse the layers that guess for one model and read its hidden states: EAGLE-3, DFlash."""
-    named = config.get("architectures")
-    names = named if isinstance(named, list) else [named]
-    for kind in (config.get("speculators_model_type"), config.get("model_type"), *names):
-        if isinstance(kind, str) and _DRAFTER.fullmatch(kind):
-            raise ModelRejected.because(
-                name,
-                f"it is not a whole model but a drafter ({shown(kind)}), which reads the hidden"
-                " states of the model that it was trained for; this version drafts with a smaller"
-                " model of the same family (DraftModel), with the model's own head (option mtp) or"
-                " with prompt_lookup",
-            )
+    own = drafter_name(config)
+    if not own:
+        return
+    known = " or ".join(kind.value for kind in DrafterKind)
+    rest = (
+        f"in a form that this version does not read: name a drafter of another kind ({known}) or a"
+        " smaller model of the same family, or draft with the model's own head (option mtp) or with"
+        " prompt_lookup"
+        if drafts or not drafter_kind(config)
+        else "so name the model that it was trained for, and this as its DraftModel"
+    )
+    raise ModelRejected.because(
+        name, f"it is not a whole model but a drafter ({shown(own)}), {rest}"
+    )
 
 
 def _require_buildable(name: str, config: dict[str, Any], tensors: int) -> None:
@@ -219,12 +233,9 @@ def _kind(config: dict[str, Any], files: frozenset[str], settings: Settings) -> 
 
 def _read_config(path: Path, name: str) -> dict[str, Any]:
     try:
-        config = json.loads((path / "config.json").read_bytes())
-    except (ValueError, RecursionError):
-        raise ModelRejected.because(name, "config.json is not valid JSON") from None
-    if not isinstance(config, dict):
-        raise ModelRejected.because(name, "config.json is not a JSON object")
-    return config
+        return read_object(path / "config.json")
+    except BadFileError as error:
+        raise ModelRejected.because(name, str(error)) from None
 
 
 def require_files(name: str, files: frozenset[str]) -> None:

@@ -31,17 +31,19 @@ _SMALL_FILES = ("*.json", "*.jsonl", "*.txt", "*.jinja", "*.py", "*.model", "*.t
 _ALL_FILES = (*_SMALL_FILES, "model*.safetensors", "*_Dense/model.safetensors")
 
 
-def download(model: HubModel, settings: Settings, cancel: threading.Event) -> Path:
+def download(
+    model: HubModel, settings: Settings, cancel: threading.Event, *, drafts: bool = False
+) -> Path:
     """The folder of a hub model, downloaded if necessary; blocks as long as that takes.
 
-    A complete copy in the cache is used without asking the hub for a newer one. Raises
-    ModelNotFound, ModelRejected, and Cancelled soon after `cancel` is set.
+    A complete copy in the cache is used without asking the hub for a newer one. drafts: it may be a
+    drafter. Raises ModelNotFound, ModelRejected, and Cancelled soon after `cancel` is set.
     """
     flaw: EngineError | None = None
     cache = hub_cache()
     if snapshot := _cached(model, cache):
         try:
-            inspect(snapshot, model.name, settings)
+            inspect(snapshot, model.name, settings, drafts=drafts)
             return snapshot
         except IncompleteError as error:
             flaw = error
@@ -54,7 +56,7 @@ def download(model: HubModel, settings: Settings, cancel: threading.Event) -> Pa
     if flaw and listed is None:  # the hub was not reached; this is the incomplete copy again
         raise flaw
     require_files(model.name, listed or frozenset(path.name for path in small.iterdir()))
-    inspect_config(small, model.name, settings)
+    inspect_config(small, model.name, settings, drafts=drafts)
     exact = dataclasses.replace(model, revision=small.name)
     complete = fetch(exact, _ALL_FILES, cache, cancel)
     _log.info("downloaded model %s", shown(model.name))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from backend.engine.caching.cache_kind import cache_kind
 from backend.engine.disk_cache.use import cache_folder
 from backend.engine.drafting.reference import find_draft
-from backend.engine.embedding.kind import ModelKind, require_family, with_flags
+from backend.engine.embedding.kind import require_family, with_flags
 from backend.engine.errors import InvalidRequest, ModelRejected, NotFinite
 from backend.engine.load_request import LoadOrder, LoadRequest
 from backend.engine.loading.adapters import find_adapters
@@ -29,6 +29,7 @@ from backend.engine.ranks.rank_load import RankLoad
 from backend.engine.ranks.undivided import require_divisible
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
+from common.model_kind import ModelKind
 from common.wording import shown
 
 if TYPE_CHECKING:

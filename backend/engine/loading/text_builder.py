@@ -150,6 +150,7 @@ def build(
     ends |= prompts.infill.ends if prompts.infill else frozenset()
     end_tokens = frozenset(token for token in ends if token < vocabulary)
     constraints = ConstraintCompiler(loaded.tokenizer, vocabulary, end_tokens, calls or format_)
+    constraints.prepare()
     rendered = prompts.sample()
     words = {token for token in prompts.tokenize(_WORDS) if 0 <= token < vocabulary}
     if len(words) < _FEW_WORDS:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
+from backend.engine.loading.json_files import OF_TOKENIZER, BadFileError, read_object
 from backend.engine.loading.tekken import of_tekken, settle_chats
 from backend.engine.prompting.template_limits import limit_templates
 from backend.engine.settings import Settings
@@ -44,14 +46,16 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
     try:
         tokenizer = open_tokenizer(checkpoint.path, extra)
         settle_chats(tokenizer, checkpoint.path)
-    except ValueError as fault:
-        if settings.trust_remote_code or "trust_remote_code" not in str(fault):
-            raise
-        raise ModelRejected.because(
-            checkpoint.name,
-            "its tokenizer is Python code of its own, which is not run unless the host sets"
-            " trust_remote_code; do so only if you trust its author",
-        ) from None
+    except ImportError:
+        raise
+    except Exception as fault:
+        if not settings.trust_remote_code and "trust_remote_code" in str(fault):
+            raise ModelRejected.because(
+                checkpoint.name,
+                "its tokenizer is Python code of its own, which is not run unless the host sets"
+                " trust_remote_code; do so only if you trust its author",
+            ) from None
+        raise ValueError(_fault_of(checkpoint.path, fault)) from fault
     _require_bounded(checkpoint.name, tokenizer)
     overrides = settings.tokenizer_overrides
     if not overrides:
@@ -66,6 +70,26 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
     tokenizer = open_tokenizer(checkpoint.path, extra | overrides)
     settle_chats(tokenizer, checkpoint.path)
     return tokenizer
+
+
+def _fault_of(folder: Path, fault: Exception) -> str:
+    """Which file of a tokenizer that failed is to blame: a clause for the message to the user.
+
+    The small files are JSON objects, as the check of the whole folder has found.
+    """
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        try:
+            read_object(file)
+            Tokenizer.from_file(str(file))
+        except BadFileError as error:
+            return str(error)
+        except Exception as error:
+            return f"{file.name} is not a valid tokenizer: {error}"
+    names = [name for name in OF_TOKENIZER if (folder / name).is_file()]
+    return f"a value in {' or '.join(names) or 'its vocabulary'} is missing or wrong ({fault})"
 
 
 def _require_bounded(name: str, tokenizer: TokenizerWrapper) -> None:

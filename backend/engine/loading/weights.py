@@ -30,7 +30,7 @@ from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.context import context_of
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
-from backend.engine.ranks.member import Member
+from backend.engine.ranks.member import Member, Value
 from backend.engine.settings import Settings, weight_dtype
 from backend.engine.units import MIB
 from common.wording import shown
@@ -140,10 +140,17 @@ def _load(
     from mlx_lm.utils import load_model as open_text_model
 
     from backend.engine.loading.dense import unread_layer
+    from backend.engine.ranks.likeness import likeness, require_alike
     from backend.engine.ranks.sharding import keep_heads, keep_layers, way_of
 
     tokenizer = load_tokenizer(checkpoint, settings)
     yield "engine"
+    reports: Sequence[Value] = ()
+    if member is not None:
+        own = likeness(checkpoint, type_ or "") | {"memory": memory_limit(device, settings)}
+        reports = member.agree(own)
+        if member.place.rank == 0:  # the others would only say the same once more
+            require_alike(checkpoint.name, member.place, reports)
     if open_model is not None:
         model, config = open_model(checkpoint.path)
     else:
@@ -159,7 +166,6 @@ def _load(
     if member is not None:
         way = way_of(model, checkpoint.name, settings.parallelism, member.place)
         if way == "pipeline":
-            reports = member.agree({"memory": memory_limit(device, settings)})
             memories = [one["memory"] for one in reports]
             shard = keep_layers(model, checkpoint.name, member.place, memories)
     if adapters:
@@ -363,9 +369,14 @@ def _foreign_method(config: dict[str, Any]) -> str:
     return ""
 
 
-def reason_of(error: BaseException, path: Path | None = None) -> str:
+def reason_of(
+    error: BaseException, path: Path | None = None, *, settings_file: str = "config.json"
+) -> str:
     """The first line of an error and, if that announces a list, the list; without paths of this
     machine.
+
+    path: the model's folder. settings_file: what to name for an error that a value of another type
+    causes.
 
     Hosts take any message that contains `unimplemented` for a method that does not exist.
     """
@@ -378,6 +389,8 @@ def reason_of(error: BaseException, path: Path | None = None) -> str:
     text, _, listed = str(error).strip().partition("\n")
     if text.rstrip().endswith(":"):
         text = " ".join([text.rstrip(), *listed.split()])
+    if isinstance(error, TypeError | AttributeError):
+        text = f"a value in {settings_file} may be missing or have the wrong type ({text})"
     if path is not None:
         text = text.replace(str(path), "its folder")
     text = re.sub(r"(?<![\w.])/[\w.+@/-]*/[\w.+@-]+", "a file", text)

@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from backend.engine.media.limits import (
 from backend.engine.media.picture import picture_of
 from backend.engine.media.video_process import FORMATS, Found, Task
 from backend.engine.units import MIB
+from common.unnamed_file import unnamed_file
 
 _ROOT = Path(__file__).parents[3]
 _PROGRAM = "backend.engine.media.video_process"
@@ -77,7 +77,7 @@ def decode_video(
 
 def _answer(content: bytes, task: Task) -> bytes:
     """The child's output. Raises BadItem if the video killed it, EngineFailed if it failed."""
-    with tempfile.TemporaryFile() as file:
+    with os.fdopen(unnamed_file("video"), "w+b") as file:
         file.write(content)
         file.seek(0)
         child = subprocess.Popen(

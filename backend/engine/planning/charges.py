@@ -46,6 +46,10 @@ class Charges:
         """Bytes of sequences that share arrays: each takes as much as the longest."""
         return sum(one.width for one in members) * self.row(max(one.charged for one in members))
 
+    def spare_rows(self, members: Collection[SequenceState], rows: int) -> int:
+        """Bytes of rows that no sequence uses, in the rectangle of these sequences."""
+        return rows * self._cost.of(max(one.charged for one in members))
+
     def snapshots(self, admitted: Collection[SequenceState]) -> int:
         """Bytes of the snapshots that these sequences have or will take."""
         if self._trims:

@@ -21,12 +21,16 @@ _FIRST_TRIAL = 3  # the same at a width that has not been timed
 _LOOK = 2  # the same if the steps only test whether guesses are right again
 _FIRST_REFRESH = 32  # steps with guesses after which plain ones are timed again; it doubles
 _LONGEST_REFRESH = 256
+_PROVEN = 8  # steps with guesses, after which right ones shorten the time until the next test
 _SHORTEST_REST = 32  # plain steps between two such tests
 _LONGEST_REST = 256
+_LOOK_SHARE = 0.01  # of the time, at most, for such tests of a width that cannot pay
 _PRIOR = 0.6  # assumed probability that a guess after a right one is right, until it is measured
 _MEMORY = 24  # measurements over which times are averaged
 _TEXT = 32  # the same for right guesses of one sequence; limited because the text changes
 _LEAST_TEXT = 12
+_PATIENCE = 64.0  # steps that guessers may spend on catching up before a right guess
+_PATIENCE_BACK = 1 / 64  # of such a step, regained in each plain step
 _OUTLIER = 3.0  # multiple of the average; longer times count as this
 
 
@@ -68,10 +72,15 @@ class GuessWidth:
         # The share of sequences in a step whose first guess was right, whose second was, and so on.
         self._first_right_shares = [_Mean() for _ in range(most)]
         self._tested = 0  # number of guesses for which the latest steps measured these shares
+        self._expected = [1.0] * (most + 1)  # tokens that a sequence gains in a step, by width
+        self._estimate()
         # the width being tried, and the remaining steps of the trial
         self._trial: tuple[int, int] = (0, 0)
+        self._patience = _PATIENCE
         self._plain = self._guessing = 0  # steps since the other kind was last tried
         self._rest = _SHORTEST_REST
+        # the times, of one kind of step, by which guesses were last given up
+        self._resting: Mapping[int, _Mean] | None = None
         self._refresh = _FIRST_REFRESH
         self.report = GuessReport()
 
@@ -100,29 +109,40 @@ class GuessWidth:
         proposed: int,
         right: Sequence[int],
         seconds: float,
+        behind: int = 0,
     ) -> None:
         """Record a finished step.
 
         width: as chosen. proposed: guesses of all sequences. right: for each sequence, how many
         guesses were right. seconds: since the previous step if that had the same width; 0 if
-        unknown.
+        unknown. behind: sequences without guesses because their guesser has yet to catch up with a
+        long prompt; that says nothing about the guesses to come.
         """
+        if behind >= rows and self._patience >= 1:
+            self._patience -= 1
+            self._trial = width, max(self._trial[1], 1)
+            return
         known = self._known(rows, longest)
         if seconds:
             mean = known.setdefault(width, _Mean())
             most = _OUTLIER * mean.value if mean.count else seconds
             mean.add(min(seconds, most), _MEMORY)
         if not width:
+            self._patience = min(self._patience + _PATIENCE_BACK, _PATIENCE)
             return
-        self._extend(width)
+        if any(right):
+            self._patience = min(self._patience + 1, _PATIENCE)
         self._tested = width
+        judged = max(rows - behind, 1)
         for at in range(width):
-            share = sum(count > at for count in right) / max(rows, 1)
+            share = sum(count > at for count in right) / judged
             self._first_right_shares[at].add(share, max(_TEXT // max(rows, 1), _LEAST_TEXT))
+        self._estimate()
         if not self._can_pay(known, width):
-            self._trial = width, 0
+            if seconds:
+                self._trial = width, 0
         elif sum(right) >= proposed > 0:
-            if self._gain(known, width) >= 1:
+            if self._gain(known, width) >= 1 and self._guessing >= _PROVEN:
                 self._rest = _SHORTEST_REST
             # a test continues as long as guesses are right
             self._trial = width, max(self._trial[1], 1)
@@ -143,17 +163,25 @@ class GuessWidth:
             self._refresh = min(2 * self._refresh, _LONGEST_REFRESH)
             known[0].count = 1  # the machine may have changed
             return self._try(0)
-        best = max(self._widths, key=lambda width: (self._rate(known, width), -width))
-        if best and self._gain(known, best) >= (_GAIN if self._plain else 1):
+        rates = {width: self._rate(known, width) for width in self._widths}
+        best = max(self._widths, key=lambda width: (rates[width], -width))
+        # While guesses rest only plain steps are timed, so a better gain would be chance.
+        rests = self._resting is known and self._plain
+        if best and not rests and self._gain(known, best) >= (_GAIN if self._plain else 1):
+            self._resting = None
             return best if best in known else self._try(best, _FIRST_TRIAL)
-        if self._plain < self._rest:
+        if self._resting is not known:
+            self._guessing = 0
+        self._resting = known
+        best = max(self._widths[1:], key=lambda width: (rates[width], -width), default=0)
+        if self._plain < max(self._rest, self._dues(known, best)):
             return 0
         self._rest = min(2 * self._rest, _LONGEST_REST)
         self._plain = 0
         for mean in self._first_right_shares:
             mean.count = min(mean.count, _LOOK)  # the text may have changed
-        guessing = [width for width in self._widths if width]
-        best = max(guessing, key=lambda width: (self._rate(known, width), -width), default=0)
+        if not self._can_pay(known, best):
+            known[best].count = 0  # it may have been timed in a busy moment
         return self._try(best, _LOOK)
 
     def _try(self, width: int, steps: int = _TRIAL) -> int:
@@ -162,34 +190,32 @@ class GuessWidth:
 
     def _rate(self, known: Mapping[int, _Mean], width: int) -> float:
         """Tokens per second and sequence; 0 for widths not timed yet, except the next one."""
-        timed = [each for each in self._widths if each in known]
         if width in known:
             seconds = known[width].value
         elif width == min((w for w in self._widths if w not in known), default=-1):
             # An additional guess is assumed to cost as much as those before.
-            most = max(timed)
+            most = max(each for each in self._widths if each in known)
             slope = (known[most].value - known[0].value) / most if most else 0.0
             seconds = known[most].value + max(slope, 0.0) * (width - most)
         else:
             return 0.0
-        return self._tokens(width) / max(seconds, 1e-9)
+        return self._expected[width] / max(seconds, 1e-9)
 
-    def _tokens(self, width: int) -> float:
-        """The expected number of tokens that one sequence gains in a step."""
-        self._extend(width)
-        return 1 + sum(mean.value for mean in self._first_right_shares[:width])
+    def _estimate(self) -> None:
+        """Estimate how many tokens each width gains.
 
-    def _extend(self, width: int) -> None:
-        """Estimate guesses beyond those that the latest steps made, from the last of these."""
+        Guesses beyond those that the latest steps made are estimated from the last of these.
+        """
         first, held = self._tested, self._first_right_shares
         again = _PRIOR
         if first == 1:
             again = max(held[0].value, _PRIOR)
         elif first:
             again = min(held[first - 1].value / max(held[first - 2].value, 1e-9), 1.0)
-        for at in range(first, width):
-            before = held[at - 1].value if at else 1.0
-            held[at] = _Mean(before * again, 1)
+        for at, mean in enumerate(held):
+            if at >= first:
+                mean.value, mean.count = (held[at - 1].value if at else 1.0) * again, 1
+            self._expected[at + 1] = self._expected[at] + mean.value
 
     def _gain(self, known: Mapping[int, _Mean], width: int) -> float:
         if 0 not in known or not known[0].value:
@@ -201,6 +227,16 @@ class GuessWidth:
         if width not in known or 0 not in known:
             return True
         return (1 + width) * known[0].value > known[width].value
+
+    def _dues(self, known: Mapping[int, _Mean], width: int) -> float:
+        """After how many plain steps a test of this width takes no more than its share of time.
+
+        It matters if guessing takes much longer than a plain step, as with a draft model that is
+        larger than its model.
+        """
+        if self._can_pay(known, width):
+            return 0.0
+        return _LOOK * (known[width].value / known[0].value - 1) / _LOOK_SHARE
 
     def _known(self, rows: int, longest: int) -> dict[int, _Mean]:
         """Times for this number of sequences and length.

@@ -99,13 +99,14 @@ class Arrived:
 
     key: the prompt in the form that caches compare. tokens: the prompt's token ids. limit: maximum
     number of tokens to generate. spans: ranges of the prompt inside which no cache may be cut
-    (images, sounds). places: prompt lengths that later prompts are likely to share. on_disk: how
-    many tokens of the prompt a file holds. width: rows of KV that it may need at once. fresh: the
-    whole prompt must be computed, whatever is stored. alone: its prefill cannot share a pass.
-    joins: whether tokens are generated after the prompt. scores: whether continuations are scored
-    instead. keep: whether its KV is worth storing when it ends. encodes: bytes that encoding the
-    largest of its images and sounds takes. beside: bytes that it needs in addition to KV for as
-    long as it is admitted. guesses: maximum number of guesses that a decode step may check for it.
+    (images, sounds). whole: whether a prefill pass must not cut them either. places: prompt lengths
+    that later prompts are likely to share. on_disk: how many tokens of the prompt a file holds.
+    width: rows of KV that it may need at once. fresh: the whole prompt must be computed, whatever
+    is stored. alone: its prefill cannot share a pass. joins: whether tokens are generated after the
+    prompt. scores: whether continuations are scored instead. keep: whether its KV is worth storing
+    when it ends. encodes: bytes that encoding the largest of its images and sounds takes. beside:
+    bytes that it needs in addition to KV for as long as it is admitted. guesses: maximum number of
+    guesses that a decode step may check for it.
     """
 
     sequence: int
@@ -113,6 +114,7 @@ class Arrived:
     tokens: Sequence[int]
     limit: int
     spans: tuple[tuple[int, int], ...] = ()
+    whole: bool = False
     places: tuple[int, ...] = ()
     on_disk: int = 0
     width: int = 1
@@ -225,7 +227,8 @@ class Guessed:
 
     rows: number of sequences. longest: tokens of the longest. width: as planned. proposed: guesses
     of all sequences. right: of each sequence, the guesses that were right. seconds: since the
-    previous step, if that was the same and nothing else ran; 0 if unknown.
+    previous step, if that was the same and nothing else ran; 0 if unknown. behind: sequences
+    without guesses because their guesser has yet to catch up.
     """
 
     rows: int
@@ -234,6 +237,7 @@ class Guessed:
     proposed: int
     right: tuple[int, ...]
     seconds: float
+    behind: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +362,9 @@ class StepPlan:
     features: bytes that features of images and sounds may keep; None means no change. preempt:
     sequences that lose their KV and start again later. prefill: the passes, each with the sequences
     computed in it. decode: how many sequences decode in each batch, by its number. guess: by batch,
-    the maximum number of guesses to check for each sequence; 0 for batches not listed.
+    the maximum number of guesses to check for each sequence; 0 for batches not listed. rows: by
+    batch, how many rows its KV may have, with spare ones into which sequences can join; exactly
+    those of its sequences for batches not listed.
     """
 
     number: int
@@ -371,6 +377,7 @@ class StepPlan:
     join: tuple[Join, ...] = ()
     decode: Mapping[int, int] = field(default_factory=dict)
     guess: Mapping[int, int] = field(default_factory=dict)
+    rows: Mapping[int, int] = field(default_factory=dict)
     prefill: tuple[tuple[Prefill, ...], ...] = ()
     score: tuple[Score, ...] = ()
 

@@ -7,7 +7,7 @@ The executor (`backend.engine.executing.executor`) carries the plans out and dec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from backend.engine.planning.charges import Charges
 from backend.engine.planning.guess_width import GuessWidth
@@ -46,7 +46,8 @@ from backend.engine.planning.stored_entries import StoredEntries
 
 # seconds after which a sequence that does not fit blocks the admission of those behind it
 _PATIENCE = 10.0
-_WASTE = 0.25  # maximum share of a batch's bytes that may be padding
+# maximum share of a batch's bytes that may be padding, and of its rows that may be spare
+_WASTE = 0.25
 _MOST_BATCHES = 4
 _MOST_SNAPSHOTS = 16
 _FEW_SNAPSHOTS = 3  # number that a short prompt may have even if they outweigh its tokens
@@ -79,6 +80,8 @@ class Planner:
         self._other = 0  # bytes that neither sequences nor entries hold, and that will be free soon
         self._features = 0  # bytes of features of earlier images and sounds
         self._step_seconds = 0.0  # of the latest decode step
+        self._spare_bytes = 0  # of spare rows, after the latest plan
+        self._depths: dict[int, int] = {}  # rows of each batch's KV, after the latest plan
 
     @property
     def busy(self) -> bool:
@@ -112,7 +115,9 @@ class Planner:
         left -= max(computing, self._charges.least_pass(self.sequences))
         self._shrink(left)
         features = self._shrink_features(left - self.entries.index.nbytes)
-        guess = self._guess(left - self.entries.index.nbytes - self._features)
+        left -= self.entries.index.nbytes + self._features
+        guess = self._guess(left)
+        rows = self._rows(left, guess)
         leave, self._leaving = self._leaving, []
         return StepPlan(
             number=self._steps,
@@ -125,6 +130,7 @@ class Planner:
             join=tuple(join),
             decode=decode,
             guess=guess,
+            rows=rows,
             prefill=tuple(prefill),
             score=tuple(score),
         )
@@ -133,7 +139,7 @@ class Planner:
     def spare(self) -> int:
         """Bytes that are not in use and not reserved."""
         entries = self.entries.index.nbytes + self.entries.storing_bytes
-        return self._room - self._used() - entries - self._features
+        return self._room - self._used() - self._spare_bytes - entries - self._features
 
     # Learning from events.
 
@@ -178,8 +184,8 @@ class Planner:
                 self.masks.masked(seconds)
                 if one := self.sequences.by_number.get(number):
                     one.mask_seconds, one.postponed = seconds, postponed
-            case Guessed(rows, longest, width, proposed, right, seconds):
-                self.widths.learn(rows, longest, width, proposed, right, seconds)
+            case Guessed(rows, longest, width, proposed, right, seconds, behind):
+                self.widths.learn(rows, longest, width, proposed, right, seconds, behind)
             case OtherBytes(nbytes, features):
                 self._other, self._features = nbytes, features
             case MemoryShort():
@@ -467,3 +473,29 @@ class Planner:
                 widths[number] = width
                 left -= self._charges.guesses(len(members), width, longest)
         return widths
+
+    def _rows(self, left: int, guess: Mapping[int, int]) -> dict[int, int]:
+        """How many rows the KV of each batch may have, within the bytes `left`.
+
+        A sequence joins without a copy of the others if its batch has a spare row: one that another
+        has left, or one of those with which buffers are made. At most _WASTE of the rows are spare,
+        and no more than can be admitted. guess: the widths of the step.
+        """
+        batches = self.sequences.batches()
+        for number, width in guess.items():
+            members = batches[number]
+            left -= self._charges.guesses(len(members), width, max(one.total for one in members))
+        depths: dict[int, int] = {}
+        self._spare_bytes = 0
+        for number, members in sorted(batches.items()):
+            most = min(int(len(members) / (1 - _WASTE)), self.limits.slots)
+            depth = self._depths.get(number, 0)
+            if not len(members) <= depth <= most:
+                depth = most
+            nbytes = self._charges.spare_rows(members, depth - len(members))
+            if len(members) > 1 and nbytes <= left:
+                depths[number] = depth
+                left -= nbytes
+                self._spare_bytes += nbytes
+        self._depths = depths
+        return depths

@@ -174,6 +174,8 @@ def stretch(one: SequenceState, budget: int) -> Prefill:
     """The next chunk of a prompt. It ends where a snapshot should be taken."""
     end = min(one.filled + budget, one.target)
     end = min([end, *(place for place in one.places if place > one.filled)])
+    if one.arrived.whole:
+        end = one.uncut(end)
     return Prefill(one.number, one.filled, end, snapshot=end in one.places)
 
 

@@ -78,8 +78,15 @@ class SequenceState:
 
     @property
     def fewest(self) -> int:
-        """The minimum number of tokens of a pass: one per row."""
-        return max(self.width - 1, 1) if self.arrived.scores else 1
+        """The minimum number of tokens of a pass: one per row, and all of an item that is `whole`.
+
+        It covers the longest item ahead, so that the memory for it is kept from the start.
+        """
+        rows = max(self.width - 1, 1) if self.arrived.scores else 1
+        if not self.arrived.whole:
+            return rows
+        ahead = (stop - start for start, stop in self.arrived.spans if stop > self.filled)
+        return max(rows, *ahead, 0)
 
     @property
     def storable(self) -> int:

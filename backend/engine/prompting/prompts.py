@@ -55,11 +55,15 @@ _END = f"\ufdee{secrets.token_hex(16)}\ufdee"
 _TEMPLATE_FAULTS = (
     TypeError,
     ValueError,
-    KeyError,
+    ArithmeticError,
+    LookupError,
     AttributeError,
-    IndexError,
     AssertionError,
-    NotImplementedError,
+    RuntimeError,
+)
+TOO_DEEP = (
+    "the request is nested too deeply to be read: send messages, tools and template arguments with"
+    " less nesting of objects and lists"
 )
 _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
@@ -135,6 +139,7 @@ class PromptBuilder:
     ) -> None:
         self._trims = trims
         self._media: MediaPrompts | None = None
+        self._opening = ""
         self._support: ToolSupport | None = None
         self._model_vocabulary = model_vocabulary
         self._tokenizer = tokenizer
@@ -157,9 +162,13 @@ class PromptBuilder:
         """The control strings of the tokenizer."""
         return self._control
 
-    def take_media(self, media: MediaPrompts) -> None:
-        """Accept images and sounds in prompts from now on."""
+    def take_media(self, media: MediaPrompts, *, opens: bool) -> None:
+        """Accept images and sounds in prompts from now on.
+
+        opens: whether the model's processor begins every prompt with the BOS token.
+        """
         self._media = media
+        self._opening = (self._tokenizer.bos_token or "") if opens else ""
 
     def write_tools(self, support: ToolSupport) -> None:
         """From now on, describe tools and calls as text if the template does not render them."""
@@ -192,7 +201,7 @@ class PromptBuilder:
             text = prompt.text
             if shown and self._media is not None:
                 items = list(chain.from_iterable(shown))
-                text = self._media.surrounded(self._media.marked(text, shown), items)
+                text = self._opened(self._media.surrounded(self._media.marked(text, shown), items))
             bos = self._tokenizer.bos_token
             self._require_short(len(text), most)
             tokens = self._encode(text, special=not (bos and text.startswith(bos)))
@@ -228,7 +237,7 @@ class PromptBuilder:
         media = None
         if items and self._media is not None:
             markers = self._media.places(tokens, items)
-            items = self._media.numbered(items)
+            items = self._media.fitted(items, markers)
             places = tuple(grown(place, markers, items) for place in places)
             tokens, spans = spliced(tokens, markers, items)
             media = MediaPlan(tokens, spans)
@@ -291,13 +300,15 @@ class PromptBuilder:
                 "Messages",
             )
         try:
-            text = self._apply(prompt, arguments)
+            text = self._opened(self._apply(prompt, arguments))
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequest(
                 "Messages, Tools or the template's arguments contain half of a surrogate pair"
                 " (\\ud800 to \\udfff), which is not a character: remove it"
             ) from None
+        except RecursionError:
+            raise InvalidRequest(TOO_DEEP) from None
         except CostlyTemplate as cost:
             raise CostlyPrompt(f"the model's chat template was stopped: {cost}") from None
         except TemplateError as refusal:
@@ -361,7 +372,7 @@ class PromptBuilder:
             return self.render(ChatPrompt(messages, tools))
         except CostlyPrompt:
             raise
-        except (InvalidRequest, RecursionError):
+        except InvalidRequest:
             return ""
 
     def known_words(self) -> frozenset[str]:
@@ -415,6 +426,9 @@ class PromptBuilder:
                 f"the prompt contains the token {piece!r} ({highest}), which the tokenizer has but"
                 f" the model does not: its vocabulary ends at {self._model_vocabulary - 1}"
             )
+
+    def _opened(self, text: str) -> str:
+        return text if text.startswith(self._opening) else self._opening + text
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         with tokenizing():

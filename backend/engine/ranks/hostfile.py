@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import os
+import stat
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 from backend.engine.ranks.place import TOKEN, Place, Transport
 
 _DEVICES = ("MLX_IBV_DEVICES", "JACCL_IBV_DEVICES")
+_MOST_BYTES = 1 << 20
 _CONTROL_OFFSET = 1000  # distance from rank 0's port in the ring to its port for the other ranks
 
 
@@ -24,7 +26,7 @@ def hosts_of(path: str) -> list[tuple[str, int]]:
     The forms: `["10.0.0.1:5000", …]`, and a list of addresses for each rank.
     """
     try:
-        entries: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+        entries: Any = json.loads(_content(path))
     except (OSError, ValueError, RecursionError) as fault:
         reason = getattr(fault, "strerror", None) or "it is not JSON"
         raise Misuse(f"the hostfile {path} cannot be read: {reason}") from None
@@ -38,6 +40,23 @@ def hosts_of(path: str) -> list[tuple[str, int]]:
     if len(hosts) < 2:
         raise Misuse(f"the hostfile {path} names {len(hosts)} ranks: it takes two or more")
     return hosts
+
+
+def _content(path: str) -> bytes:
+    """The content of a regular file; a pipe would block, and a device has no end.
+
+    Raises OSError, Misuse.
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise Misuse(f"the hostfile {path} is not a regular file")
+        content = os.read(file, _MOST_BYTES + 1)
+    finally:
+        os.close(file)
+    if len(content) > _MOST_BYTES:
+        raise Misuse(f"the hostfile {path} has more than {_MOST_BYTES} bytes")
+    return content
 
 
 def place_in(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from backend.engine.embedding.kind import ModelKind
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.load_request import LoadOrder
+from common.model_kind import ModelKind
 
 
 def require_divisible(order: LoadOrder) -> None:

@@ -13,30 +13,31 @@ from typing import Any
 from backend.engine.loading.architectures import aliases, model_files
 from common.wording import shown
 
-_BIDIRECTIONAL = "its attention over the prompt is bidirectional, which batches do not support"
-_SEES_AHEAD = (
-    "the tokens of an image attend to each other in both directions, but here a prompt is read in"
-    " parts that may cut an image"
+_BOTH_WAYS = (
+    "each token of its prompt attends to all later ones, so no part of a prompt can be computed by"
+    " itself or kept for the next turn, and its processor writes one question around an image;"
+    " serve Gemma 3 instead"
 )
-_CROSSES = "its layers use cross-attention to the image, which batches do not support"
-_CANVAS = (
-    "it places all images of a prompt on one canvas, but here each image is prepared on its own"
+_CROSSES = (
+    "mlx-vlm computes its cross-attention otherwise in an answer than in a prompt, and reads a"
+    " prompt without images with later tokens in sight; serve Gemma 3 or a Qwen-VL model instead"
 )
-_OWN_POSITIONS = "its images need a kind of position ids that this backend does not compute"
+_ONE_QUESTION = (
+    "its processor writes a whole prompt around an image, and so has no place for a conversation,"
+    " and mlx-vlm's generation leaves out the attention within an image; serve a Qwen-VL model"
+    " instead"
+)
+_OWN_PROMPTS = (
+    "its processor replaces the text beside an image by a prompt of its own, and so has no place"
+    " for a conversation; serve dots.ocr or PaddleOCR-VL instead"
+)
 _LOSES_A_TOKEN = (
     "mlx-vlm drops the last token of a prompt with an image; serve dots.ocr or PaddleOCR-VL instead"
 )
+_DROPS_A_TOKEN = "mlx-vlm drops the token after each image; serve a Qwen-VL model instead"
 _FORGETS = (
     "which of its own tokens an answer attends to depends on where its prompt ended, which stored"
     " KV does not record; serve dots.ocr or PaddleOCR-VL instead"
-)
-_OPENS = (
-    "its processor opens a prompt with a token of its own, but here it prepares each image alone;"
-    " serve a Qwen-VL model instead"
-)
-_IN_FRONT = (
-    "mlx-vlm puts one image before the whole prompt, wherever it is in the conversation; serve a"
-    " Qwen-VL model instead"
 )
 _CHANGES = (
     "texts, images and sounds each need other weights (LoRA), which requests in one batch cannot"
@@ -48,38 +49,63 @@ _DIFFUSION = (
     "it fills in blocks of tokens in many passes (diffusion), and here one token follows the other;"
     " serve a model that writes in that way, such as Gemma 3 or Ling"
 )
-_BY_NEIGHBOURS = (
-    "what its processor writes around an image depends on the text and the images beside it, but"
-    " here each image is prepared on its own; serve Idefics 3 or SmolVLM instead"
+_WRITES_AROUND = (
+    "its processor writes a whole prompt around an image, and so has no place for a conversation;"
+    " serve a Qwen-VL model instead"
 )
+_POINTS = (
+    "its vocabulary grows by the parts of an image, which mlx-vlm keeps in the model for one"
+    " request at a time; serve Molmo 2 instead"
+)
+_ONE_CACHE = (
+    "mlx-vlm keeps the KV of all its layers in one cache, which this backend can neither measure"
+    " nor divide"
+)
+_DECIDES = "it decides among given options, and generates no text"
 _OTHER = "it does not generate text from a conversation"
 _NOT_SERVED: Mapping[str, str] = {
-    "paligemma": _BIDIRECTIONAL,
-    "moondream2": _BIDIRECTIONAL,
-    "moondream3": _BIDIRECTIONAL,
-    "falcon_ocr": _BIDIRECTIONAL,
-    "falcon_perception": _BIDIRECTIONAL,
+    "paligemma": _BOTH_WAYS,
+    "moondream2": _ONE_QUESTION,
+    "moondream3": _ONE_QUESTION,
+    "falcon_ocr": _OWN_PROMPTS,
+    "falcon_perception": _OTHER,
     "mllama": _CROSSES,
-    "minicpmv4_7": _CANVAS,
-    "hunyuan_vl": _OWN_POSITIONS,
-    "ernie4_5_moe_vl": _OWN_POSITIONS,
-    "deepseek_vl_v2": _OPENS,
     "deepseekocr": _LOSES_A_TOKEN,
     "deepseekocr_2": _LOSES_A_TOKEN,
     "unlimited_ocr": _FORGETS,
-    "molmo": _IN_FRONT,
+    "phi3_v": _DROPS_A_TOKEN,
     "phi4mm": _CHANGES,
     "gemma3n": _SCALED,
-    "gemma4_unified": _SEES_AHEAD,
-    "idefics2": _BY_NEIGHBOURS,
+    "got": _WRITES_AROUND,
+    "plamo2vl": _WRITES_AROUND,
+    "molmo_point": _POINTS,
+    "deepseek_v41": _ONE_CACHE,
+    "clef": _DECIDES,
+    "d1": _DECIDES,
+    "d1_omni": _DECIDES,
     "florence2": _OTHER,
     "nemotron_parse": _OTHER,
     "diffusion_gemma": _DIFFUSION,
-    "sam3": _OTHER,
-    "sam3_1": _OTHER,
-    "colidefics3": _OTHER,
-    "colqwen2_5": _OTHER,
-    "qwen3_vl_embedding": _OTHER,
+    **dict.fromkeys(
+        (
+            "colidefics3",
+            "colqwen2_5",
+            "dinov2",
+            "moge3",
+            "pp_doclayout_v3",
+            "qwen3_vl_embedding",
+            "rfdetr",
+            "rt_detr_v2",
+            "sam3",
+            "sam3_1",
+            "sam3d_body",
+            "sam3d_objects",
+            "sapiens2",
+            "siglip",
+            "video_depth_anything",
+        ),
+        _OTHER,
+    ),
 }
 # Families whose language part alone answers wrongly too.
 _NOT_READ: Mapping[str, str] = {
@@ -98,11 +124,6 @@ def why_not_seen(config: Mapping[str, Any]) -> str:
         return f"mlx-vlm has no vision-language model of type {shown(model_type)}"
     if why := _NOT_SERVED.get(module):
         return f"vision-language models of type {shown(model_type)} are not served: {why}"
-    text = config.get("text_config")
-    if isinstance(text, Mapping) and text.get("use_bidirectional_attention") == "vision":
-        return (
-            f"this vision-language model of type {shown(model_type)} is not served: {_SEES_AHEAD}"
-        )
     return ""
 
 

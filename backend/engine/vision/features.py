@@ -24,7 +24,6 @@ _READ = {"inputs_embeds", "visual_pos_masks", _DEEP, "per_layer_inputs"}
 _RECOMPUTED = {"position_ids", "rope_deltas"}
 # Gemma 3 returns this mask, but mlx-vlm's own generation does not use it either.
 _IDLE = {"gemma3": {"attention_mask_4d"}}
-_GRIDS = ("image_grid_thw", "video_grid_thw")
 
 
 class UnusualFeaturesError(Exception):
@@ -82,21 +81,12 @@ def width_of(model: MultimodalModel, item: MediaItem) -> int:
     """How many embeddings the encoder returns for the one token that stands for an item."""
     arrays = thawed(item.arrays)
     pixels = arrays.pop("pixel_values", None)
-    ids = mx.array([item.encoded or item.whole])
+    tokens = item.encoded or item.whole
+    ids = mx.array([tokens])
     embed = model.whole.get_input_embeddings
     given = accepted(embed, {"mask": mx.ones(ids.shape, dtype=mx.int32), **arrays})
     embeddings: mx.array = embed(ids, pixels, **given).inputs_embeds
-    return embeddings.shape[1]
-
-
-def positions_of(model: MultimodalModel, item: MediaItem) -> np.ndarray:
-    """The positions of an item's tokens, from 0 on, [3, tokens]; only for models with `shifts`."""
-    arrays = thawed({name: item.arrays[name] for name in _GRIDS if name in item.arrays})
-    if not arrays:  # the family gives images sequential positions, as text has
-        return np.broadcast_to(np.arange(len(item.tokens)), (3, len(item.tokens)))
-    positions, _ = model.language_model.get_rope_index(mx.array([item.tokens]), **arrays)
-    found = np.array(positions).reshape(-1, len(item.tokens))
-    return np.broadcast_to(found, (3, len(item.tokens)))
+    return embeddings.shape[1] - len(tokens) + 1
 
 
 def _features(
@@ -109,7 +99,12 @@ def _features(
     whole = model.whole
     embed = whole.get_input_embeddings
     output = embed(mx.array([list(tokens)]), pixels, **accepted(embed, rest)).to_dict()
-    given = {name: value for name, value in output.items() if value is not None}
+    # Some return the mask that they were given.
+    given = {
+        name: value
+        for name, value in output.items()
+        if value is not None and value is not rest.get("mask")
+    }
     idle = _IDLE.get(str(getattr(whole.config, "model_type", "")), set())
     if unusual := sorted(given.keys() - _READ - _RECOMPUTED - idle):
         raise UnusualFeaturesError(", ".join(unusual))
@@ -118,6 +113,7 @@ def _features(
         raise UnusualFeaturesError(f"{len(embeddings)} embeddings for {expected} tokens")
     visual = given.get("visual_pos_masks")
     deep = given.get(_DEEP)
+    deep = getattr(deep, "embeddings", deep)  # Cohere Compass keeps the mask beside them
     by_token = {"per_layer_inputs": given.get("per_layer_inputs")}
     if isinstance(deep, mx.array) and deep.shape[:2] == (1, len(tokens)):
         # Qwen3-Omni's: [rows, tokens, layers, hidden], with zeros for text.

@@ -35,7 +35,9 @@ class Marker:
     core: the marker in the rendered prompt, from its first control token to its last. expands: the
     text that the processor expands to one item's tokens. part: the content part for which the
     template writes the marker; if None, `text` is put before the text of the message instead.
-    several: whether a prompt may contain more than one item of this kind.
+    several: whether a prompt may contain more than one item of this kind. in_front: whether the
+    processor writes the item before the whole prompt, wherever its message is; neither template nor
+    message has a marker for it then.
     """
 
     core: str
@@ -43,6 +45,7 @@ class Marker:
     part: Mapping[str, Any] | None
     text: str
     several: bool
+    in_front: bool = False
 
 
 @dataclass(frozen=True, slots=True)

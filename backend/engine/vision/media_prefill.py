@@ -14,9 +14,10 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine.caching.row_shift import RowShift
-from backend.engine.vision.features import FeatureCache, Features, encode, of_text, positions_of
+from backend.engine.vision.features import FeatureCache, Features, encode, of_text
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
 from backend.engine.vision.multimodal_model import MultimodalModel
+from backend.engine.vision.positions import positions_of
 
 
 class MediaReader:
@@ -28,6 +29,7 @@ class MediaReader:
     def __init__(self, model: MultimodalModel, most_bytes: int) -> None:
         self.model = model
         self.features = FeatureCache(most_bytes)
+        self.whole = model.sees_ahead  # whether a pass must not cut an item
         self._per_byte = 0.0  # the encoder's peak memory per byte of a prepared item
 
     def begin(
@@ -40,9 +42,7 @@ class MediaReader:
             assert isinstance(shift, RowShift)
             shift.shift = 0
             if plan is not None:
-                positions = _positions(len(tokens), [
-                    (span, positions_of(self.model, span.item)) for span in plan.spans
-                ])  # fmt: skip
+                positions = positions_of(self.model, tokens, plan.spans)
                 shift.shift = int(positions.max()) + 1 - len(tokens)
         return None if plan is None else MediaPrefill(self, plan, tokens, positions)
 
@@ -70,7 +70,7 @@ class MediaReader:
 
 
 class MediaPrefill:
-    """The prefill of one row. positions: [3, tokens]; None for a model without `shifts`."""
+    """The prefill of one row. positions: [axes, tokens]; None for a model without `shifts`."""
 
     def __init__(
         self,
@@ -90,6 +90,13 @@ class MediaPrefill:
         """Bytes of the features that this row still needs and that are not in the cache."""
         remembered = self._reader.features
         return sum(own.nbytes for own in self._features.values() if not remembered.holds(own))
+
+    def uncut(self, start: int, end: int) -> int:
+        """Where a chunk to `end` must end instead, if a pass must not cut items."""
+        cut = next((span for span in self._plan.spans if span.start < end < span.stop), None)
+        if cut is None or not self._reader.whole:
+            return end
+        return cut.start if cut.start > start else cut.stop
 
     def get_features(self, start: int, stop: int) -> int:
         """Get the features for a chunk, encoding at most one item; returns that item's tokens.
@@ -160,18 +167,3 @@ def _joined(pieces: Sequence[Features]) -> Features:
             for name in pieces[0].by_token
         },
     )
-
-
-def _positions(tokens: int, items: Sequence[tuple[Span, np.ndarray]]) -> np.ndarray:
-    """The positions of all tokens, [3, tokens]: each item's begin where the text before it ends."""
-    positions = np.empty((3, tokens), dtype=np.int32)
-    at = following = 0
-    for span, own in items:
-        text = span.start - at
-        positions[:, at : span.start] = following + np.arange(text)
-        following += text
-        positions[:, span.start : span.stop] = following + own
-        following += int(own.max()) + 1
-        at = span.stop
-    positions[:, at:] = following + np.arange(tokens - at)
-    return positions

@@ -28,6 +28,8 @@ _CANNOT = {
     VIDEO: "this model takes neither videos nor images: send none",
     AUDIO: "this model takes no audio: send none, or a transcript as text",
 }
+# What Idefics 2's processor separates from the image before it.
+_BARE = re.compile(r"[^\s<]")
 
 Message = Mapping[str, Any]
 Shown = Sequence[MediaItem]  # the items of one attachment: a video may become several images
@@ -84,8 +86,11 @@ class MediaPrompts:
             given.images, given.audios, self._limits, given.videos, self._processor.used_pixels
         )
         frames = self._shows_frames
+        images = len(media.pictures)
+        if frames:
+            images += sum(len(video.frames) for video in media.videos)
         return [
-            [self._processor.prepare(part, f"{FIELDS[kind]}[{index}]") for part in parts]
+            [self._processor.prepare(part, f"{FIELDS[kind]}[{index}]", images) for part in parts]
             for kind, sent in (
                 (IMAGE, [[picture] for picture in media.pictures]),
                 (VIDEO, [video.frames if frames else [video] for video in media.videos]),
@@ -94,9 +99,11 @@ class MediaPrompts:
             for index, parts in enumerate(sent)
         ]
 
-    def numbered(self, items: Sequence[MediaItem]) -> list[MediaItem]:
-        """A prompt's items in order, numbered if the family numbers its images."""
-        return self._processor.numbered(items)
+    def fitted(
+        self, items: Sequence[MediaItem], places: Sequence[tuple[int, int]]
+    ) -> list[MediaItem]:
+        """A prompt's items in order, with what the family writes by their place among others."""
+        return self._processor.beside(self._processor.numbered(items), places)
 
     def _require_taken(self, kind: str, count: int) -> None:
         field = FIELDS[kind]
@@ -139,10 +146,11 @@ class MediaPrompts:
         content = message.get("content")
         text = content if isinstance(content, str) else ""
         markers = [self._form.markers[item.kind] for item in items]
+        markers = [marker for marker in markers if not marker.in_front]
         words = "".join(marker.text for marker in markers if marker.part is None) + text
         parts = [dict(marker.part) for marker in markers if marker.part is not None]
         if not parts and not self._form.lists:
-            return {**message, "content": words} if items else message
+            return {**message, "content": words} if markers else message
         spoken = [{"type": "text", "text": words}] if words else []
         return {**message, "content": [*parts, *spoken]}
 
@@ -157,12 +165,13 @@ class MediaPrompts:
                 "Prompt",
             )
         for parts in items:
-            cores = [self._form.markers[part.kind].core for part in parts]
+            cores = [self._written(part) for part in parts]
             text = text.replace(PLACE, "".join(cores), 1)
         return text
 
     def surrounded(self, text: str, items: Sequence[MediaItem]) -> str:
         """A rendered prompt with the text that the processor writes around each item added."""
+        text = "".join(map(self._in_front, items)) + text
         pieces: list[str] = []
         at = 0
         for item in items:
@@ -173,7 +182,18 @@ class MediaPrompts:
             before, after = self._around(item)
             pieces += [text[at:start], before, core, after]
             at = start + len(core)
+            if self._processor.spaces and _BARE.match(text, at):
+                pieces.append(" ")
         return "".join([*pieces, text[at:]])
+
+    def _written(self, item: MediaItem) -> str:
+        """What stands for an item at its place in a raw prompt."""
+        marker = self._form.markers[item.kind]
+        return "" if marker.in_front else marker.core
+
+    def _in_front(self, item: MediaItem) -> str:
+        marker = self._form.markers[item.kind]
+        return marker.core if marker.in_front else ""
 
     def places(self, tokens: Sequence[int], items: Sequence[MediaItem]) -> list[tuple[int, int]]:
         """(start, stop) of each marker in a tokenised prompt. Raises InvalidRequest."""

@@ -18,9 +18,18 @@ from mlx_lm.models import cache as lm
 from mlx_vlm.models import cache as vlm
 
 from backend.engine.caching.row_shift import RowShift
+from backend.engine.vision.image_blocks import mask_blocks_of_pass
+from backend.engine.vision.row_positions import place_rows
 from backend.engine.vision.row_scale import scale_by_row
 
-_ONE_AXIS = ("minimax_m3_vl", "minimax_m3")  # positions are [rows, tokens], not [3, rows, tokens]
+# Positions are [rows, tokens], not [3, rows, tokens].
+_ONE_AXIS = ("minimax_m3_vl", "minimax_m3")
+# The model of mlx-vlm 0.7.10 looks for its layers under a name that its language part lacks.
+_MISNAMED = ("idefics2", "molmo")
+# Positions are [rows, tokens, 3].
+_AXES_LAST = ("ernie4_5_moe_vl",)
+# Visual tokens have experts of their own, which mlx-vlm 0.7.10's generation does not choose.
+_KINDS = {"ernie4_5_moe_vl": "token_type_ids"}
 # What is added to layers has a place for every token of the prompt, not only for visual ones.
 _DEEP_BY_PLACE = ("granite4_vision",)
 
@@ -29,7 +38,9 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
     """An mlx-vlm model (`whole`) that is called as its language part.
 
     shifts: whether positions differ from token counts (multimodal RoPE); if so, every row has a
-    `RowShift` as its last cache.
+    `RowShift` as its last cache. axes: how many positions a token has then. passes_positions:
+    whether the family cannot compute them. sees_ahead: whether the tokens of an image attend to
+    each other in both directions, so that a pass must not cut it.
     """
 
     def __init__(self, whole: Any) -> None:
@@ -38,9 +49,17 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         if hasattr(whole, "disable_talker"):
             whole.disable_talker()  # Qwen3-Omni's speech output, which is never requested
         scale_by_row(whole.language_model)
-        self.shifts = hasattr(whole.language_model, "get_rope_index")
-        model_type = getattr(whole.config, "model_type", "")
-        self._one_axis = model_type in _ONE_AXIS
+        self.sees_ahead = mask_blocks_of_pass(whole.language_model)
+        self.axes = place_rows(whole.language_model) or 3
+        self.passes_positions = self.axes > 3
+        self.shifts = self.passes_positions or hasattr(whole.language_model, "get_rope_index")
+        self.model_type = model_type = getattr(whole.config, "model_type", "")
+        rope: Any = getattr(getattr(whole.language_model, "model", None), "rotary_emb", None)
+        plain = model_type == "cohere_compass" and rope.position_selector is None
+        self._one_axis = plain or model_type in _ONE_AXIS
+        # The name under which layers are told which tokens are visual.
+        self._kinds = "mm_token_type_ids" if self.sees_ahead else _KINDS.get(model_type)
+        self._axes_last = model_type in _AXES_LAST
         self._deep_by_place = model_type in _DEEP_BY_PLACE
 
     @property
@@ -49,7 +68,8 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
 
     @property
     def layers(self) -> Sequence[Any]:
-        layers: Sequence[Any] = self.whole.layers
+        named: Any = self.language_model if self.model_type in _MISNAMED else self.whole
+        layers: Sequence[Any] = named.layers
         return layers
 
     @property
@@ -78,26 +98,50 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
     ) -> mx.array:
         """Logits for [rows, tokens] ids, or for the embeddings in `features`.
 
-        position_ids: [3, rows, tokens]; None if they continue each row's positions. Qwen3.5 and the
-        families built on it may replace caches in the list (mlx-vlm 0.7.10,
+        position_ids: [axes, rows, tokens]; None if they continue each row's positions. Qwen3.5 and
+        the families built on it may replace caches in the list (mlx-vlm 0.7.10,
         `qwen3_5/language.py`); `cache` then holds the new ones.
         """
         layers = list(cache)
         if self.shifts:
             shift = layers.pop()
             if position_ids is None:
-                position_ids = _following(layers, shift.shifts, inputs.shape[1])
-            features["position_ids"] = position_ids[0] if self._one_axis else position_ids
+                position_ids = _following(layers, shift.shifts, inputs.shape[1], self.axes)
+            features["position_ids"] = self._laid_out(position_ids)
         if self._deep_by_place and "visual_pos_masks" in features:
             mask = features["visual_pos_masks"]
             features["visual_pos_masks"] = _OfChunk(mask)
             features["deepstack_visual_embeds"] = [
                 _OfChunk(_spread(layer, mask[0])) for layer in features["deepstack_visual_embeds"]
             ]
+        if "inputs_embeds" in features:
+            features |= self.given_by_token(inputs)
         output = self.language_model(inputs, cache=layers, **features)
         cache[: len(layers)] = layers
         logits: mx.array = getattr(output, "logits", output)
         return logits
+
+    def _laid_out(self, positions: mx.array) -> mx.array:
+        """[axes, rows, tokens] as the family expects it."""
+        if self._one_axis:
+            return positions[0]
+        return mx.moveaxis(positions, 0, -1) if self._axes_last else positions
+
+    def axes_first(self, positions: mx.array) -> mx.array:
+        """The family's positions as [axes, rows, tokens]."""
+        return mx.moveaxis(positions, -1, 0) if self._axes_last else positions
+
+    def given_by_token(self, tokens: mx.array) -> dict[str, mx.array]:
+        """What the language part must know of each token of an item, by its names."""
+        if self._kinds is None:
+            return {}
+        config = self.whole.config
+        visual = mx.array([config.image_token_id, config.video_token_id or -1])
+        return {self._kinds: mx.any(tokens[..., None] == visual, -1).astype(mx.int32)}
+
+
+class _CacheList(lm.CacheList, vlm.CacheList):  # type: ignore[misc]  # both are untyped
+    """Several caches of one layer, which mlx-lm and mlx-vlm each take for a class of their own."""
 
 
 class _OfChunk:
@@ -115,12 +159,12 @@ def _spread(layer: mx.array, visual: mx.array) -> mx.array:
     return layer[mx.maximum(mx.cumsum(visual.astype(mx.int32)) - 1, 0)]
 
 
-def _following(layers: Sequence[Any], shifts: mx.array, tokens: int) -> mx.array:
-    """The positions after the tokens in the caches, [3, rows, tokens]."""
+def _following(layers: Sequence[Any], shifts: mx.array, tokens: int, axes: int) -> mx.array:
+    """The positions after the tokens in the caches, [axes, rows, tokens]."""
     offset = next(layer.offset for layer in layers if hasattr(layer, "offset"))
     first = (shifts + offset)[:, None]
     positions = first + mx.arange(tokens)[None]
-    return mx.broadcast_to(positions, (3, *positions.shape))
+    return mx.broadcast_to(positions, (axes, *positions.shape))
 
 
 def _of_mlx_lm(layer: Any) -> Any:
@@ -132,7 +176,7 @@ def _of_mlx_lm(layer: Any) -> Any:
         case vlm.ChunkedKVCache():
             made = lm.ChunkedKVCache(layer.chunk_size)
         case vlm.CacheList():
-            made = lm.CacheList(*map(_of_mlx_lm, layer.caches))
+            made = _CacheList(*map(_of_mlx_lm, layer.caches))
         case _ if type(layer) is vlm.KVCache:
             made = lm.KVCache()
         case _ if not hasattr(layer, "nbytes"):  # Z1T's

@@ -12,8 +12,9 @@ import mlx.core as mx
 from backend.engine.caching import kv
 from backend.engine.caching.row_shift import RowShift
 from backend.engine.vision.features import thawed
-from backend.engine.vision.media_plan import MediaItem
+from backend.engine.vision.media_plan import MediaItem, Span
 from backend.engine.vision.multimodal_model import MultimodalModel, accepted
+from backend.engine.vision.positions import GRIDS, positions_of
 
 
 def plain_pass(model: MultimodalModel, tokens: Sequence[int], item: MediaItem | None) -> mx.array:
@@ -28,6 +29,10 @@ def plain_pass(model: MultimodalModel, tokens: Sequence[int], item: MediaItem | 
     output = embed(ids, pixels, **accepted(embed, rest)).to_dict()
     given = {name: value for name, value in output.items() if value is not None}
     cache = [layer for layer in kv.new_row(model) if not isinstance(layer, RowShift)]
-    answer = language(ids, cache=cache, **given)
+    given |= {name: arrays[name] for name in GRIDS if name in arrays}
+    if model.passes_positions:
+        spans = [] if item is None else [Span(item.first, item)]
+        given["position_ids"] = mx.array(positions_of(model, tokens, spans))[:, None]
+    answer = language(ids, cache=cache, **given, **model.given_by_token(ids))
     logits: mx.array = getattr(answer, "logits", answer)
     return logits[0]

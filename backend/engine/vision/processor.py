@@ -13,11 +13,13 @@ import logging
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 from PIL import Image
 
@@ -36,6 +38,10 @@ _CHANNELS, _FLOAT = 3, 4  # bytes
 _PROBE = 2048, 1536  # pixels of an image that most processors scale down
 _NOTHING = 0  # the token in place of an embedding, which no layer reads
 _KINDS = {Picture: IMAGE, Video: VIDEO, Sound: AUDIO}
+# DeepSeek-VL2's tiles for each image. mlx-vlm 0.7.10 reads as many of these as there are tiles, and
+# beyond the end of the array; a 0 ends them.
+_CROPS = "images_spatial_crop"
+_TILED = 2  # more images in a prompt are not divided into tiles
 # Outputs for the marker's text, which do not depend on the item.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
@@ -55,7 +61,39 @@ def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
     processor = open_processor(path, True, **extra)
     if images is not None:
         processor.image_processor = images
+    compute_constants(processor)
+    drop_arguments_for_text(processor)
     return processor
+
+
+def drop_arguments_for_text(processor: Any) -> None:
+    """Keep the tokenizer's arguments from an image processor.
+
+    LLaVA's processor in mlx-vlm 0.7.10 gives both the same, which transformers rejects.
+    """
+    if type(processor).__name__ != "LlavaProcessor":
+        return
+    images = processor.image_processor
+    kind: Any = type(images)
+
+    def call(own: Any, given: Any, **_: Any) -> Any:
+        return kind.__call__(own, given)
+
+    images.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+
+
+def compute_constants(processor: Any) -> None:
+    """Compute what a processor holds: MLX does it only on the thread that made it.
+
+    The lazy constants of one processor may also be another's, where mlx-vlm caches them.
+    """
+    parts = [part for part in vars(processor).values() if hasattr(part, "__dict__")]
+    mx.eval([
+        value
+        for part in (processor, *parts)
+        for value in vars(part).values()
+        if isinstance(value, mx.array)
+    ])  # fmt: skip
 
 
 class ItemProcessor:
@@ -64,7 +102,8 @@ class ItemProcessor:
     markers: by kind, the text that the processor expands to one item. control: the control tokens;
     text that the processor writes before the first and after the last of them does not belong to
     the item. most_bytes: size of the cache of prepared items. width: number of embeddings that one
-    placeholder token stands for, if it is not one.
+    placeholder token stands for, if it is not one. vocabulary: number of logits; placeholder tokens
+    beyond it (Molmo 2) never reach a prompt.
     """
 
     def __init__(
@@ -75,13 +114,16 @@ class ItemProcessor:
         control: Collection[int],
         most_bytes: int,
         width: int = 1,
+        vocabulary: int = 1 << 62,
     ) -> None:
         self.width = width
+        self._vocabulary = vocabulary
         self._control = control
         self._processor = processor
         self._image_token = getattr(config, "image_token_index", None)
         self._markers = markers
         self._number = _number(processor)
+        self._boundary = _boundary(processor)
         self._rate = _sound_rate(processor)
         self._most_bytes = most_bytes
         self._prepared_items: OrderedDict[bytes, MediaItem] = OrderedDict()
@@ -89,19 +131,24 @@ class ItemProcessor:
         self._used: int | None = None
         self._probed = False
 
-    def prepare(self, given: Picture | Video | Sound, name: str) -> MediaItem:
-        """Prepare an item. name: the item in error messages, such as `Images[2]`.
+    def prepare(self, given: Picture | Video | Sound, name: str, images: int = 1) -> MediaItem:
+        """Prepare an item. name: the item in error messages, such as `Images[2]`. images: how many
+        its prompt has.
 
         Raises InvalidRequest.
         """
         kind = _KINDS[type(given)]
-        digest = given.digest
         with self._lock:
+            untiled = images > _TILED and hasattr(self._processor, "candidate_resolutions")
+            if untiled:
+                given = replace(given, digest=hashlib.sha256(given.digest + b"untiled").digest())
+            digest = given.digest
             if digest in self._prepared_items:
                 self._prepared_items.move_to_end(digest)
                 return self._prepared_items[digest]
             try:
-                item = self._prepared(given, kind)
+                with _untiled(self._processor) if untiled else nullcontext():
+                    item = self._prepared(given, kind)
             except Exception as fault:
                 _log.warning("the processor failed on an item", exc_info=True)
                 raise InvalidRequest(
@@ -136,6 +183,26 @@ class ItemProcessor:
         found = sum(_bytes(value) for name, value in item.arrays.items() if "pixel" in name)
         pixels = found // (_CHANNELS * _FLOAT)
         return pixels if 0 < pixels < math.prod(_PROBE) else None
+
+    @property
+    def spaces(self) -> bool:
+        """Whether the processor writes a space between an image and a word after it."""
+        return self._boundary is not None
+
+    def beside(
+        self, items: Sequence[MediaItem], places: Sequence[tuple[int, int]]
+    ) -> list[MediaItem]:
+        """One prompt's items in order, with one boundary where two images meet.
+
+        places: (start, stop) of their markers in the prompt.
+        """
+        if self._boundary is None:
+            return list(items)
+        ends = [None, *(stop for _, stop in places[:-1])]
+        return [
+            _without_boundary(item) if start == end and item.tokens[0] == self._boundary else item
+            for item, (start, _), end in zip(items, places, ends, strict=True)
+        ]
 
     def numbered(self, items: Sequence[MediaItem]) -> list[MediaItem]:
         """One prompt's items in order, with consecutive image numbers if the family writes any.
@@ -184,15 +251,40 @@ class ItemProcessor:
         arrays = {name: frozen(value) for name, value in output.items() if value is not None}
         tokens = tuple(int(token) for token in np.array(arrays["input_ids"]).reshape(-1))
         arrays = {name: value for name, value in arrays.items() if name not in _OF_TEXT}
+        if (crops := arrays.get(_CROPS)) is not None and crops.ndim == 3:
+            tiles = arrays["pixel_values"].shape[1]
+            arrays[_CROPS] = np.pad(crops, ((0, 0), (0, tiles - crops.shape[1]), (0, 0)))
+        opening = self._opens(tokens, self._markers[kind])
+        if opening and len(bare := tuple(one for one in tokens if one != tokens[0])) == 1:
+            tokens = bare
         encoded: tuple[int, ...] = ()
         if min(tokens) < 0 or (self.width > 1 and len(tokens) == 1):
             encoded = (min(tokens),)
             first, count = 0, self.width
             tokens = (_NOTHING,) * count
+        elif len(tokens) == 1:
+            first, count = 0, 1
         else:
-            places = [at for at, token in enumerate(tokens) if token in self._control]
-            first, count = (places[0], places[-1] + 1 - places[0]) if places else (0, len(tokens))
-        return MediaItem(kind, given.digest, tokens, first, count, arrays, _bytes(arrays), encoded)
+            places = [
+                at for at, token in enumerate(tokens) if at >= opening and token in self._control
+            ] or [opening, len(tokens) - 1]
+            first, count = places[0], places[-1] + 1 - places[0]
+            if max(tokens) >= self._vocabulary:
+                encoded = tokens
+                tokens = tuple(one if one < self._vocabulary else _NOTHING for one in tokens)
+        return MediaItem(
+            kind, given.digest, tokens, first, count, arrays, _bytes(arrays), encoded, opening
+        )
+
+    def _opens(self, tokens: Sequence[int], marker: str) -> int:
+        """How many tokens the processor or its tokenizer wrote to begin a prompt: 1 or 0."""
+        tokenizer = getattr(self._processor, "tokenizer", self._processor)
+        text = getattr(tokenizer, "bos_token", None)
+        return int(
+            isinstance(text, str)
+            and not marker.startswith(text)
+            and tokens[0] == tokenizer.bos_token_id
+        )
 
     def _keep(self, item: MediaItem) -> None:
         if item.nbytes > self._most_bytes:
@@ -200,6 +292,17 @@ class ItemProcessor:
         self._prepared_items[item.digest] = item
         while sum(kept.nbytes for kept in self._prepared_items.values()) > self._most_bytes:
             self._prepared_items.popitem(last=False)
+
+
+@contextmanager
+def _untiled(processor: Any) -> Iterator[None]:
+    """Let DeepSeek-VL2's processor show an image whole, as it shows many."""
+    resolutions = processor.candidate_resolutions
+    processor.candidate_resolutions = ((processor.image_size, processor.image_size),)
+    try:
+        yield
+    finally:
+        processor.candidate_resolutions = resolutions
 
 
 def _as_mlx_vlm_takes(given: Picture | Video | Sound, rate: int) -> dict[str, Any]:
@@ -225,6 +328,19 @@ def _as_mlx_vlm_takes(given: Picture | Video | Sound, rate: int) -> dict[str, An
         duration=given.count / given.rate,
     )
     return {"videos": [frames.transpose(0, 3, 1, 2)], "video_metadata": [metadata]}
+
+
+def _boundary(processor: Any) -> int | None:
+    """The token that Idefics 2's processor writes around each image, once where two meet."""
+    if type(processor).__name__ != "Idefics2Processor":
+        return None
+    token: int = processor.tokenizer.convert_tokens_to_ids(processor.fake_image_token)
+    return token
+
+
+def _without_boundary(item: MediaItem) -> MediaItem:
+    digest = hashlib.sha256(item.digest + b"beside").digest()
+    return replace(item, digest=digest, first=item.first + 1, count=item.count - 1)
 
 
 def _number(processor: Any) -> tuple[str, str] | None:

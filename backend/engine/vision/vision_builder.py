@@ -23,8 +23,9 @@ from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.load_request import LoadOrder
 from backend.engine.loading import text_builder
 from backend.engine.loading.architectures import model_types
+from backend.engine.loading.json_files import OF_MEDIA
 from backend.engine.loading.stages import Stages
-from backend.engine.loading.weights import LoadedModel
+from backend.engine.loading.weights import LoadedModel, reason_of
 from backend.engine.media.items import SOUND_RATE, Picture, Sound, Video
 from backend.engine.media.picture import picture_of
 from backend.engine.model import Built
@@ -32,7 +33,7 @@ from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
 from backend.engine.units import MIB
 from backend.engine.vision.features import UnusualFeaturesError, encode, of_text, width_of
-from backend.engine.vision.markers import TemplateForm, learn
+from backend.engine.vision.markers import Marker, TemplateForm, learn
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
 from backend.engine.vision.media_prefill import MediaReader
 from backend.engine.vision.media_prompts import MediaPrompts
@@ -52,6 +53,8 @@ from common.wording import shown
 
 _log = logging.getLogger(__name__)
 
+_NOT_BUILT = "its image processor cannot be built here:"
+_OTHERS = "; serve a family whose processor mlx-vlm has, such as Qwen-VL or Gemma 3"
 _HINT = "; to serve its text part alone, set the option type:text"
 
 
@@ -86,7 +89,7 @@ def _open_senses(
     Begins and ends on `files`.
     """
     settings = order.settings
-    with _refusing(loaded):
+    with _refusing(loaded, order.checkpoint.path):
         model: MultimodalModel = loaded.model
         processor = load_processor(
             order.checkpoint.path, trust_remote_code=settings.trust_remote_code
@@ -94,15 +97,17 @@ def _open_senses(
         if not (hasattr(processor, "tokenizer") or hasattr(processor, "image_processor")):
             raise ModelRejected.because(
                 loaded.name,
-                "its image processor cannot be built here: its files are missing, or it needs"
-                " PyTorch, which this backend does without",
+                f"{_NOT_BUILT} its files are missing, or it needs PyTorch, which this backend does"
+                f" without{_OTHERS}",
             )
         control = _control_ids(prompts)
         width = 1
 
         def prepares(markers: Mapping[str, str], most_bytes: int = 0) -> ItemProcessor:
             config = model.whole.config
-            return ItemProcessor(processor, config, markers, control.keys(), most_bytes, width)
+            return ItemProcessor(
+                processor, config, markers, control.keys(), most_bytes, width, vocabulary
+            )
 
         def ends(kind: str, text: str) -> str:
             """The control strings with which the processor surrounds an item; '' if there are none.
@@ -115,7 +120,7 @@ def _open_senses(
                 item = prepares({kind: text}).prepare(_sample(kind), f"the first {kind}")
             except InvalidRequest:
                 return ""
-            if item.encoded:
+            if len(item.encoded) == 1:
                 unused = _unused(prompts)
                 return unused and text.replace(text.strip(), unused)
             if text in "".join(_around(prompts, item)):
@@ -124,13 +129,30 @@ def _open_senses(
                 dict.fromkeys(control.get(at, "") for at in (item.tokens[0], item.tokens[-1]))
             )
 
+        def in_front() -> Marker | None:
+            """The marker of an image that the processor writes before any text; None for others."""
+            try:
+                bare, before_text = (
+                    prepares({IMAGE: text}).prepare(_sample(IMAGE), f"the first {IMAGE}")
+                    for text in ("", "Zyx")
+                )
+            except InvalidRequest:
+                return None
+            tokens, longer = (item.encoded or item.whole for item in (bare, before_text))
+            core = control.get(tokens[bare.first], "")
+            if not core or len(tokens) == len(longer) or longer[: len(tokens)] != tokens:
+                return None
+            return Marker(core, "", None, "", several=False, in_front=True)
+
         kinds = [IMAGE, *([VIDEO] if takes_videos(processor) else [])]
         kinds += [AUDIO] if takes_audio(processor) else []
         fallbacks = {kind: _of_family(loaded.model_type, kind) for kind in kinds if kind != VIDEO}
         form = learn(_renderer(prompts), prompts.control, kinds, fallbacks, ends)
+        if IMAGE not in form.markers and (before := in_front()):
+            form = TemplateForm(form.lists, {**form.markers, IMAGE: before})
         if IMAGE in form.markers:
             first = prepares(_expanded(form)).prepare(_sample(IMAGE), f"the first {IMAGE}")
-            if first.encoded or len(first.whole) == 1:
+            if len(first.encoded or first.whole) == 1:
                 yield "engine"
                 width = width_of(model, first)
                 yield "files"
@@ -151,7 +173,7 @@ def _open_senses(
             {kind: prompts.tokenize(marker.core) for kind, marker in form.markers.items()},
             order.media_limits,
         )
-        prompts.take_media(media)
+        prompts.take_media(media, opens=any(item.opening for item in tried.values()))
         reader = MediaReader(model, half)
         for item in tried.values():
             reader.encode(item)
@@ -165,7 +187,7 @@ def _open_senses(
 
 
 @contextmanager
-def _refusing(loaded: LoadedModel) -> Iterator[None]:
+def _refusing(loaded: LoadedModel, path: Path) -> Iterator[None]:
     """Turn every exception inside into ModelRejected."""
     try:
         yield
@@ -176,8 +198,29 @@ def _refusing(loaded: LoadedModel) -> Iterator[None]:
         reason = f"its image features include {unusual}, which this version does not support"
     except Exception as fault:
         _log.warning("model %s: its first image failed", shown(loaded.name), exc_info=True)
-        reason = f"it failed on its first image ({type(fault).__name__})"
+        reason = _why_it_failed(fault, path)
     raise ModelRejected.because(loaded.name, reason)
+
+
+def _why_it_failed(fault: Exception, path: Path) -> str:
+    """What a fault of a processor or an encoder says about the model, with a way out."""
+    refused = isinstance(fault, InvalidRequest)
+    if refused and isinstance(fault.__context__, Exception):
+        fault = fault.__context__  # the processor's own fault
+    if "trust_remote_code" in str(fault):
+        return (
+            "its image processor is Python code of its checkpoint, which runs only if the host sets"
+            " trust_remote_code; do so only if you trust its author"
+        )
+    if isinstance(fault, ImportError):
+        return f"{_NOT_BUILT} it needs PyTorch, which this backend does without{_OTHERS}"
+    files = " or ".join(OF_MEDIA)
+    if refused:
+        return (
+            "it failed on its first image, which its processor refuses: a value in"
+            f" {files} is missing or wrong{_OTHERS}"
+        )
+    return f"it failed on its first image: {reason_of(fault, path, settings_file=files)}{_OTHERS}"
 
 
 def _tried(
@@ -229,7 +272,7 @@ def _require_same_as_plain_pass(model: MultimodalModel, item: MediaItem) -> None
 
 def _around(prompts: PromptBuilder, item: MediaItem) -> tuple[str, str]:
     """The text that the processor writes before and after the item."""
-    before, after = item.whole[: item.first], item.whole[item.first + item.count :]
+    before, after = item.whole[item.opening : item.first], item.whole[item.first + item.count :]
     return prompts.detokenize(list(before)), prompts.detokenize(list(after))
 
 
@@ -252,7 +295,12 @@ def _run(model: MultimodalModel, item: MediaItem, vocabulary: int) -> Stages[Non
     yield "engine"
     if not all(0 <= token < vocabulary for token in item.tokens):
         raise UnusualFeaturesError("tokens outside the vocabulary")
-    if bool(mx.allclose(encode(model, item).embeddings, of_text(model, item.tokens).embeddings)):
+    embeddings = encode(model, item).embeddings
+    try:
+        without = of_text(model, item.tokens).embeddings
+    except ValueError:
+        without = None  # the family itself rejects the tokens of an item that is missing
+    if without is not None and bool(mx.allclose(embeddings, without)):
         raise ValueError("the item does not change the embeddings")
     yield "engine"
     tokens = [0, *item.tokens, 0]
@@ -260,7 +308,7 @@ def _run(model: MultimodalModel, item: MediaItem, vocabulary: int) -> Stages[Non
     cache = kv.new_row(model)
     prefill = reader.begin(MediaPlan(tokens, [Span(1, item)]), tokens, cache)
     assert prefill is not None
-    half = 1 + len(item.tokens) // 2
+    half = len(tokens) - 1 if reader.whole else 1 + len(item.tokens) // 2
     for start, stop in ((0, half), (half, len(tokens))):
         prefill.get_features(start, stop)
         yield "engine"
@@ -299,7 +347,7 @@ def _expanded(form: TemplateForm) -> dict[str, str]:
 
 def _of_family(model_type: str, kind: str) -> list[str]:
     """The markers that mlx-vlm's processors may recognise in text for this family."""
-    plain = ["<audio>"] if kind == AUDIO else ["<image>\n"]
+    plain = ["<audio>"] if kind == AUDIO else ["<image>\n", "<image-1>"]
     from mlx_vlm.prompt_utils import MessageFormatter
 
     counts = {"num_images": int(kind == IMAGE), "num_audios": int(kind == AUDIO)}

@@ -19,6 +19,24 @@ JSON_CASES = [
         '<tool_call>{"name": "f", "arguments": {"a": True, "b": [None]}}</tool_call>',
         calls=[("f", {"a": True, "b": [None]})],
     ),
+    Case(
+        "Python's quotes",
+        "<tool_call>{'name': 'save_note', "
+        """'arguments': {'text': 'It\\'s "so"', 'n': None}}</tool_call>""",
+        calls=[("save_note", {"text": 'It\'s "so"', "n": None})],
+    ),
+    Case(
+        "a code block inside",
+        f"<tool_call>\n```json\n{FERRY[12:-13]}\n```\n</tool_call>",
+        calls=[A_FERRY],
+    ),
+    Case("arguments called input", FERRY.replace('"arguments"', '"input"'), calls=[A_FERRY]),
+    Case(
+        "arguments beside the name",
+        '<tool_call>{"name": "ferry_times", "harbour": "Ærø", "note": 1}</tool_call>',
+        calls=[A_FERRY],
+    ),
+    Case("a name with a prefix", FERRY.replace("ferry_", "functions.ferry_"), calls=[A_FERRY]),
     Case("plain", "The last boat leaves at nine.", "The last boat leaves at nine."),
     Case("whitespace inside an answer", "  a\n\n\nb \n", "  a\n\n\nb \n"),
     Case("one call", FERRY, calls=[A_FERRY]),
@@ -114,6 +132,12 @@ JSON_CASES = [
         calls=[A_FERRY],
     ),
     Case("no arguments", '<tool_call>{"name": "tide_now"}</tool_call>', calls=[A_TIDE]),
+    Case("a list for no arguments", TIDE.replace("{}", "[]"), calls=[A_TIDE]),
+    Case(
+        "numbers that JSON does not have",
+        '<tool_call>{"name": "f", "arguments": {"a": NaN, "b": [-Infinity]}}</tool_call>',
+        calls=[("f", {"a": None, "b": [None]})],
+    ),
     Case(
         "null arguments",
         '<tool_call>{"name":"tide_now","arguments":null}</tool_call>',
@@ -225,6 +249,37 @@ XML_CASES = [
             )
         ],
     ),
+    Case(
+        "a key with spaces",
+        "<tool_call>\n<function=f>\n<parameter=first name>\nBo\n</parameter>\n</function>\n"
+        "</tool_call>",
+        calls=[("f", {"first name": "Bo"})],
+    ),
+    Case(
+        "no end after a name",
+        "<tool_call>\n<function=tide_now>\n",
+        calls=[A_TIDE],
+    ),
+    Case(
+        "a header twice",
+        _FERRY.replace("<function=ferry_times>", "<function=ferry_times>\n" * 2),
+        calls=[A_FERRY],
+    ),
+    Case(
+        "a header and its end twice",
+        _FERRY.replace("<f", "<function=ferry_times><f").replace("</function>", "</function>" * 2),
+        calls=[A_FERRY],
+    ),
+    Case(
+        "a header twice, and cut",
+        "<tool_call>\n<function=tide_now>\n<function=tide_now>\n",
+        cut=True,
+    ),
+    Case(
+        "another header without an end before it",
+        _FERRY.replace("<f", "<function=tide_now>\n<f"),
+        calls=[A_TIDE, A_FERRY],
+    ),
     Case("no opening tag", _FERRY.removeprefix("<tool_call>\n"), calls=[A_FERRY]),
     Case("no closing tag", _FERRY.removesuffix("\n</tool_call>"), calls=[A_FERRY]),
     Case("no </function>", _FERRY.replace("</function>\n", ""), calls=[A_FERRY]),
@@ -238,6 +293,9 @@ XML_CASES = [
         calls=[A_FERRY, A_FERRY],
     ),
     Case("no line breaks", _FERRY.replace("\n", ""), calls=[A_FERRY]),
+    Case("a header left open", _FERRY.replace("times>", "times"), calls=[A_FERRY]),
+    Case("a parameter's header left open", _FERRY.replace("harbour>", "harbour"), calls=[A_FERRY]),
+    Case("a header left open in prose", "Say <function=f\nor so.", "Say <function=f\nor so."),
     Case(
         "unknown function",
         _FERRY.replace("ferry_times", "boats"),

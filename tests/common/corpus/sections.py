@@ -26,8 +26,31 @@ DEEPSEEK_CASES = [
             "<｜tool▁calls｜>",
         )
     ),
+    Case(
+        "line breaks around the markers",
+        _BEGIN + _V31_FERRY.replace("ferry_times", "\nferry_times\n").replace("{", "\n{") + _END,
+        calls=[A_FERRY],
+    ),
+    Case(
+        "fenced without a first word",
+        _BEGIN + _V31_FERRY.replace("{", "```json\n{").replace("}", "}\n```") + _END,
+        calls=[A_FERRY],
+    ),
+    Case("a brace too few", _BEGIN + _V3_FERRY.replace("}", "") + _END, calls=[A_FERRY]),
+    Case("a brace too many", _BEGIN + _V31_FERRY.replace("}", "}}") + _END, calls=[A_FERRY]),
+    Case(
+        "a marker twice",
+        _BEGIN + _V31_TIDE.replace("<｜tool▁call▁begin｜>", "<｜tool▁call▁begin｜>" * 2) + _END,
+        calls=[A_TIDE],
+    ),
+    Case(
+        "no name",
+        f"{_BEGIN}{_V31_TIDE.replace('tide_now', '')}{_END}",
+        f"{_BEGIN}{_V31_TIDE.replace('tide_now', '')}{_END}",
+    ),
     Case("two openings", _BEGIN + _BEGIN + _V31_TIDE + _END, calls=[A_TIDE]),
     Case("fenced", _BEGIN + _V3_FERRY + _END, calls=[A_FERRY]),
+    Case("null arguments", _BEGIN + _V31_TIDE.replace("{}", "null") + _END, calls=[A_TIDE]),
     Case("fenced, two", f"{_BEGIN}{_V3_FERRY}\n{_V3_FERRY}{_END}", calls=[A_FERRY, A_FERRY]),
     Case("bare, two", f"Hm.{_BEGIN}{_V31_FERRY}{_V31_TIDE}{_END}", "Hm.", calls=[A_FERRY, A_TIDE]),
     Case("nothing but text", "Nine, then.", "Nine, then."),
@@ -99,6 +122,8 @@ KIMI_CASES = [
         [A_FERRY, A_TIDE],
     ),
     Case("an empty section", f"Hm.{_OPEN} {_CLOSE}", "Hm."),
+    Case("a marker twice", f"{_OPEN}<|tool_call_begin|>{_TIDE}{_CLOSE}", calls=[A_TIDE]),
+    Case("a brace too many", _OPEN + _FERRY.replace("}", "}}") + _CLOSE, calls=[A_FERRY]),
     Case("spaces between", f"{_OPEN} {_FERRY} {_TIDE} {_CLOSE}", calls=[A_FERRY, A_TIDE]),
     Case(
         "reasoning",

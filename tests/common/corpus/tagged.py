@@ -63,6 +63,11 @@ def _dsml(mark: str, block: str) -> list[Case]:
             section(call("save_note", note.replace("></", f">{section(ferry)}</"))),
             calls=[("save_note", {"text": section(ferry)})],
         ),
+        Case(
+            "quotes in a key",
+            section(call("f", parameter('a "b"', "c"))),
+            calls=[("f", {'a "b"': "c"})],
+        ),
         Case("no section", ferry, calls=[A_FERRY]),
         Case("no end", section(ferry).removesuffix(f"\n</{mark}{block}>"), calls=[A_FERRY]),
         Case(
@@ -76,6 +81,11 @@ def _dsml(mark: str, block: str) -> list[Case]:
         Case(
             "all arguments in one",
             section(call("ferry_times", parameter("arguments", '{"harbour": "Ærø"}', False))),
+            calls=[A_FERRY],
+        ),
+        Case(
+            "a header twice",
+            section(ferry.replace("<", f'<{mark}invoke name="ferry_times">\n<', 1)),
             calls=[A_FERRY],
         ),
         Case("JSON inside", section(call("ferry_times", '{"harbour": "Ærø"}\n')), calls=[A_FERRY]),
@@ -104,6 +114,7 @@ def _glm(prefix: str, think: str, gap: str) -> list[Case]:
     ferry, tide = call("ferry_times", harbour="Ærø"), call("tide_now")
     closing = f"</{prefix}tool_call>"
     return [
+        Case("line breaks around a key", ferry.replace("harbour", "\nharbour\n"), calls=[A_FERRY]),
         Case("one", ferry, calls=[A_FERRY]),
         Case("two", f"\nHm.\n{ferry}\n{tide}", "Hm.", calls=[A_FERRY, A_TIDE]),
         Case("reasoning", f"\n<{think}>So.</{think}>\n{tide}", "", "So.", [A_TIDE]),
@@ -126,6 +137,7 @@ def _glm(prefix: str, think: str, gap: str) -> list[Case]:
         Case("unknown", call("boats", n="12", s="x"), calls=[("boats", {"n": 12, "s": "x"})]),
         Case("no closing tag", ferry.removesuffix(closing), calls=[A_FERRY]),
         Case("no closing tag, twice", ferry.removesuffix(closing) + tide, calls=[A_FERRY, A_TIDE]),
+        Case("a header twice", f"<{prefix}tool_call>ferry_times{gap}{ferry}", calls=[A_FERRY]),
         Case("no opening tag", ferry.removeprefix(f"<{prefix}tool_call>"), calls=[A_FERRY]),
         Case(
             "JSON",
@@ -142,7 +154,15 @@ def _glm(prefix: str, think: str, gap: str) -> list[Case]:
 
 
 GLM_LINES = _glm("", "think", "\n")
-GLM_INLINE = _glm("", "think", "")
+GLM_INLINE = [
+    *_glm("", "think", ""),
+    Case(
+        "line breaks written as escapes",
+        r"<tool_call>save_note\n<arg_key>path</arg_key>\n<arg_value>a\nb</arg_value>\n"
+        r"<arg_key>text</arg_key>\n<arg_value>c</arg_value>\n</tool_call>",
+        calls=[("save_note", {"path": r"a\nb", "text": "c"})],
+    ),
+]
 LONGCAT = _glm("longcat_", "longcat_think", "\n")
 
 _M2 = (
@@ -156,6 +176,17 @@ MINIMAX = [
     Case("reasoning, answer", "<think>So.</think>\n\nHm.", "Hm.", "So."),
     Case("two in a block", _M2.replace("</invoke>", _M2_TIDE), calls=[A_FERRY, A_TIDE]),
     Case("single quotes", _M2.replace('"', "'"), calls=[A_FERRY]),
+    Case(
+        "a line break at the end of a value",
+        _M2.replace("Ærø", "Ærø\n"),
+        calls=[("ferry_times", {"harbour": "Ærø\n"})],
+    ),
+    Case("a value on lines of its own", _M2.replace("Ærø", "\nÆrø\n"), calls=[A_FERRY]),
+    Case(
+        "a header twice",
+        _M2.replace("<inv", '<invoke name="ferry_times"><inv', 1),
+        calls=[A_FERRY],
+    ),
     Case("no block", _M2[20:-21], calls=[A_FERRY]),
     Case("no end of the block", _M2[:-21], calls=[A_FERRY]),
     Case("no end of a parameter", _M2.replace("</parameter>", ""), calls=[A_FERRY]),

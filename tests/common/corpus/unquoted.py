@@ -54,6 +54,17 @@ def _gemma(opening: str, fence: str, closing: str) -> list[Case]:
             ferry.replace("Ærø", f'{opening} " {closing}\n'),
             calls=[("ferry_times", {"harbour": f'{opening} " {closing}\n'})],
         ),
+        Case(
+            "a call in a string",
+            ferry.replace("Ærø", f"See {ferry}"),
+            calls=[("ferry_times", {"harbour": f"See {ferry}"})],
+        ),
+        Case(
+            "a colon at the end of a string",
+            ferry.replace("Ærø", "Ærø:"),
+            calls=[("ferry_times", {"harbour": "Ærø:"})],
+        ),
+        Case("cut in a key", f"{opening}call:ferry_times{{har", cut=True),
         Case("no closing", ferry.removesuffix(closing), calls=[A_FERRY]),
         Case("a brace too few", tide.replace("}", ""), tide.replace("}", "")),
         Case("not a call", f"{opening}tides{closing}", f"{opening}tides{closing}"),
@@ -96,6 +107,16 @@ LLAMA3 = [
     Case("a tag before", f"<|python_tag|>{_JSON_FERRY}", calls=[A_FERRY]),
     Case("two", f"{_JSON_FERRY}; {_JSON_TIDE}", calls=[A_FERRY, A_TIDE]),
     Case("two after a tag", f"<|python_tag|>{_JSON_FERRY};{_JSON_TIDE}", calls=[A_FERRY, A_TIDE]),
+    Case("a brace too many", f"{_JSON_FERRY}}}", calls=[A_FERRY]),
+    Case("Python's quotes", f"{_JSON_FERRY}".replace('"', "'"), calls=[A_FERRY]),
+    Case("a list after a tag", f"<|python_tag|>[{_JSON_FERRY}]", calls=[A_FERRY]),
+    Case(
+        "text before, second one cut",
+        f"Hm.\n{_JSON_TIDE}; {_JSON_FERRY[:45]}",
+        "Hm.",
+        calls=[A_TIDE],
+        cut=True,
+    ),
     Case("two lines", f"{_JSON_FERRY}\n{_JSON_TIDE}", calls=[A_FERRY, A_TIDE]),
     Case("inside text", f"See {_JSON_TIDE} there.", "See  there.", calls=[A_TIDE]),
     Case("a list", f"[{_JSON_FERRY}, {_JSON_TIDE}]", calls=[A_FERRY, A_TIDE]),
@@ -117,6 +138,7 @@ LLAMA3 = [
     Case("quoted", f"```json\n{_JSON_TIDE}\n```", f"```json\n{_JSON_TIDE}\n```"),
     Case("not a call after a tag", "<|python_tag|>print(1)", "<|python_tag|>print(1)"),
     Case("Python after a tag", "<|python_tag|>tide_now()", calls=[A_TIDE]),
+    Case("as a built-in tool", "<|python_tag|>ferry_times.call(harbour='Ærø')", calls=[A_FERRY]),
     Case("cut", _JSON_FERRY[:45], cut=True),
     Case(
         "second one cut",
@@ -157,7 +179,30 @@ def _pythonic(opening: str, closing: str) -> list[Case]:
                 )
             ],
         ),
+        Case(
+            "by position after a name",
+            block("ferry_times(harbour='Ærø', 'Mon')"),
+            calls=[("ferry_times", {"harbour": "Ærø", "day": "Mon"})],
+        ),
         Case("by position", block("ferry_times('Ærø')"), calls=[A_FERRY]),
+        Case(
+            "Python's other literals",
+            block(
+                "book_cabin(berths=0x1F, price=1_000.5, route={1: .5, None: 2.}, "
+                """guests=[r"C:\\d", 'a' "b"\n 'c'])"""
+            ),
+            calls=[
+                (
+                    "book_cabin",
+                    {
+                        "berths": 31,
+                        "price": 1000.5,
+                        "route": {"1": 0.5, "null": 2.0},
+                        "guests": ["C:\\d", "abc"],
+                    },
+                )
+            ],
+        ),
         Case(
             "brackets in a string",
             block("ferry_times(harbour=')],(')"),
@@ -174,6 +219,15 @@ def _pythonic(opening: str, closing: str) -> list[Case]:
 LLAMA4 = [*_pythonic("", ""), *_pythonic("<|python_start|>", "<|python_end|>")]
 LFM2 = [
     *_pythonic("<|tool_call_start|>", "<|tool_call_end|>"),
+    Case(
+        "a bracket too few",
+        f"<|tool_call_start|>[{_PY_FERRY}, tide_now()<|tool_call_end|>Hm.",
+        "Hm.",
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case(
+        "a bracket too many", f"<|tool_call_start|>[{_PY_FERRY}]]<|tool_call_end|>", calls=[A_FERRY]
+    ),
     Case(
         "JSON, for which a system prompt may ask",
         f"<|tool_call_start|>[{_JSON_FERRY}, {_JSON_TIDE}]<|tool_call_end|>Hm.",
@@ -227,6 +281,8 @@ MISTRAL = [
         cut=True,
     ),
     Case("an opener at the end", "Hm.[TOOL_CALLS]", "Hm."),
+    Case("an opener cut", "Hm.\n[TOO", "Hm.", cut=True),
+    Case("a brace too many", _NEW_FERRY + "}", calls=[A_FERRY]),
     Case("an opener at the very end, cut", "Hm.\n[TOOL_CALLS] ", "Hm.", cut=True),
     Case("brackets in an answer", "[1] and [THIN] and [x](y)", "[1] and [THIN] and [x](y)"),
     Case("no tools", _NEW_TIDE, _NEW_TIDE, tools=[]),
@@ -328,6 +384,9 @@ HARMONY = [
     Case("broken", _TO_TIDE.replace("{}", "{x}<|call|>"), _TO_TIDE.replace("{}", "{x}<|call|>")),
     Case("cut", _TO_FERRY[:-4], cut=True),
     Case("cut in a header", f"{_THOUGHT}<|channel|>fin", "", "So.", cut=True),
+    Case("cut after a header's space", f"{_THOUGHT}<|channel|>commentary ", "", "So.", cut=True),
+    Case("recipient first, after a line break", f"\n{_TO_TIDE}", calls=[A_TIDE]),
+    Case("a brace too many", f"{_TO_TIDE}}}<|call|>", calls=[A_TIDE]),
     Case("no tools", _TO_TIDE, _TO_TIDE, tools=[]),
 ]
 
@@ -335,6 +394,12 @@ _LIST = '[{"name": "ferry_times", "arguments": {"harbour": "Ærø"}}, {"name": "
 PHI4 = [
     Case("a block", f"<|tool_call|>{_LIST}<|/tool_call|>", calls=[A_FERRY, A_TIDE]),
     Case("functools", f"functools{_LIST}", calls=[A_FERRY, A_TIDE]),
+    Case("a bracket too many", f"<|tool_call|>{_LIST}]<|/tool_call|>", calls=[A_FERRY, A_TIDE]),
+    Case(
+        "a brace too many in a list",
+        f"functools{_LIST.replace('}}', '}}}')}",
+        calls=[A_FERRY, A_TIDE],
+    ),
     Case("reasoning", "<think>So.</think>Hm.", "Hm.", "So."),
     Case("functools, cut", f"Hm.\nfunctools{_LIST[:20]}", "Hm.", cut=True),
     Case("functools, the first cut", f"functools{_LIST[:3]}", cut=True),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -21,13 +22,6 @@ from tests.engine.kv_models import MODELS, kv_model, words
 from tests.long import TEST_LONG
 
 ATTENTION = ("attention", "window", "latent", "quantised")
-
-
-@pytest.fixture(autouse=True)
-def _no_compiler() -> Iterator[None]:
-    mx.disable_compile()
-    yield
-    mx.enable_compile()
 
 
 @dataclass
@@ -85,8 +79,9 @@ class Floor:
     def read(self, most: Sequence[int]) -> None:
         """Prefill a chunk of each prompt; finished ones join the batch."""
         done = [at for at, text in enumerate(self.reading) if not text.unread]
-        self.batch.absorb(self.group, done)
+        order = self.batch.absorb(self.group, done)
         self.running += [self.reading[at] for at in done]
+        self.reorder(order)
         self.reading = [text for text in self.reading if text.unread]
         if not self.reading:
             return
@@ -102,10 +97,18 @@ class Floor:
         for text, count in zip(self.reading, counts, strict=True):
             text.fed += count
 
+    def reorder(self, order: Sequence[int]) -> None:
+        self.running = [self.running[place] for place in order]
+
     def step(self) -> None:
+        self.batch.arrange()
         if self.running:
             fed = mx.array([[text.tokens[-1]] for text in self.running])
+            if rows := self.batch.pass_rows:
+                fed = fed[mx.array(rows[0])]
             logits = self.model(fed, cache=self.batch.layers)
+            if rows:
+                logits = logits[mx.array(rows[1])]
             for text, token in zip(self.running, _best(logits), strict=True):
                 text.fed += 1
                 text.tokens.append(token)
@@ -120,8 +123,9 @@ class Floor:
 
     def return_(self, places: Sequence[int]) -> None:
         """Continue stored texts; they stay stored."""
-        self.batch.join([(kv.clone(self.stored[place][1]), 0) for place in places])
+        order = self.batch.arrange([(kv.clone(self.stored[place][1]), 0) for place in places])
         self.running += [self.stored[place][0].copy() for place in places]
+        self.reorder(order)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -131,6 +135,8 @@ def test_a_sequence_gets_the_same_tokens_as_alone(kind: str, data: st.DataObject
     floor = Floor(kind)
     lengths = st.lists(st.sampled_from([1, 2, 9, 30, 45]), min_size=1, max_size=3)
     for _ in range(data.draw(st.integers(4, 16))):
+        floor.batch.rows = data.draw(st.sampled_from([0, 2, 4, 8]))
+        floor.batch.gaps = data.draw(st.booleans())
         match data.draw(st.sampled_from("arrive read read step step step leave return".split())):
             case "arrive":
                 starts = st.integers(1, 3)
@@ -234,9 +240,9 @@ def test_joining_and_leaving_copies_once_and_does_not_wait(
     batch = kv.BatchCache([_filled(kind, 3 + at) for at in range(4)])
     joining, made = _filled(kind, 5), []
 
-    def counted(members: Any) -> Any:
+    def counted(members: Any, rows: int) -> Any:
         made.append(members)
-        return gathered(members)
+        return gathered(members, rows)
 
     def wait(*_: Any) -> None:
         raise AssertionError("the host waited for the device")
@@ -366,8 +372,112 @@ def _fed(model: Any, tokens: Sequence[int]) -> kv.RowCache:
 
 
 def _addresses(layers: Sequence[Any]) -> list[int]:
-    parts = [part for layer in layers for part in (layer.keys, layer.values)]
+    mx.eval([layer.state for layer in layers])
+    parts = [part for layer in layers for part in layer.parts]
     return [np.asarray(part).__array_interface__["data"][0] for part in parts]
+
+
+GROWING = ("attention", "latent", "quantised")  # whose KV grows with every token
+
+
+@pytest.mark.parametrize("kind", GROWING)
+def test_a_sequence_that_joins_takes_the_row_of_one_that_has_left(kind: str) -> None:
+    model = kv_model(kind)
+    texts = [words(count, count) for count in (240, 250, 245, 235)]
+    batch = kv.BatchCache([_fed(model, own) for own in texts])
+    batch.rows = 4
+    before = _addresses(batch.layers)
+    batch.leave([1])
+    texts = [*texts[:1], *texts[2:], words(20, 7)]
+    order = batch.arrange([(_fed(model, texts[3]), 0)])
+    assert order == [0, 3, 1, 2]
+    assert _addresses(batch.layers) == before
+    texts = [texts[place] for place in order]
+    for token in range(12):  # over the end of the buffers, which grow by 256 tokens
+        texts = [[*own, token] for own in texts]
+        after = model(mx.array([[token]] * 4), cache=batch.layers)[:, -1]
+    for row, own in enumerate(texts):
+        assert mx.allclose(after[row], model(mx.array([own]), kv.new_row(model))[0, -1], atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", GROWING)
+def test_a_leave_copies_nothing_until_a_quarter_of_the_rows_is_waste(kind: str) -> None:
+    batch = kv.BatchCache([_filled(kind, 9, start) for start in range(8)])
+    batch.rows, batch.gaps = 8, True
+    before = _addresses(batch.layers)
+    row_bytes = batch.nbytes // 8
+    for leaving, rows in ((2, [0, 1, 3, 4, 5, 6, 7]), (6, [0, 1, 3, 4, 5, 6])):
+        batch.leave([leaving])
+        assert batch.arrange() == [*range(len(rows))]
+        assert batch.pass_rows is None or batch.pass_rows[1] == rows
+        assert _addresses(batch.layers) == before
+    batch.leave([1])
+    assert batch.arrange() == [*range(5)]
+    assert batch.pass_rows is None
+    assert batch.nbytes == 8 * row_bytes, "made anew, with the rows that it may have"
+    batch.rows = 6
+    assert batch.arrange() == [*range(5)]
+    assert batch.nbytes == 6 * row_bytes
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_row_that_was_left_does_not_change_the_others(kind: str) -> None:
+    """Passes of every kind, with tokens that are taken back, beside such a row."""
+    model = kv_model(kind)
+    texts = [words(count, count) for count in (9, 30, 12, 9)]
+    filled = [_fed(model, own) for own in texts]
+    batch = kv.BatchCache([kv.clone(row) for row in filled])
+    batch.rows, batch.gaps = 4, True
+    assert batch.arrange() == [0, 1, 2, 3]
+    batch.leave([1])
+    del texts[1]
+    assert batch.arrange() == [0, 1, 2]
+    rows = batch.pass_rows
+    assert rows == ([0, 0, 1, 2], [0, 2, 3])
+    counts = [3, 1, 2] if kv.can_prefill_together(model) else [1, 1, 1]
+    fed = [[5, 6, 7][:count] + [0] * (max(counts) - count) for count in counts]
+    mx.eval(model(mx.array([fed[place] for place in rows[0]]), cache=batch.begin(counts)))
+    kept = batch.end([1, 1, 1])
+    texts = [[*own, 5][: len(own) + count] for own, count in zip(texts, kept, strict=True)]
+    order = batch.arrange([(_fed(model, words(7, 1)), 0)])
+    assert order == [0, 3, 1, 2]
+    texts = [[*texts, words(7, 1)][place] for place in order]
+    after = model(mx.array([[8]] * 4), cache=batch.layers)[:, -1]
+    for row, own in enumerate(texts):
+        alone = model(mx.array([[*own, 8]]), kv.new_row(model))[0, -1]
+        assert mx.allclose(after[row], alone, atol=1e-3)
+
+
+def test_a_longer_sequence_gets_larger_buffers() -> None:
+    batch = kv.BatchCache([_filled("attention", 300), _filled("attention", 9)])
+    batch.rows = 2
+    nbytes = batch.nbytes
+    batch.leave([0])
+    batch.arrange([(_filled("attention", 9), 0)])
+    assert batch.nbytes == nbytes // 2, "no sequence needs the columns of the one that left"
+    batch.leave([0])
+    batch.arrange([(_filled("attention", 300), 0)])
+    assert batch.nbytes == nbytes
+
+
+def test_values_of_one_that_left_do_not_reach_one_that_joins() -> None:
+    """Attention multiplies what it does not see by zero, which leaves NaN as it is."""
+    model = kv_model("attention")
+    broken = _filled("attention", 30)
+    for layer in broken:
+        layer.keys, layer.values = layer.keys * math.nan, layer.values * math.nan
+    batch = kv.BatchCache([broken, _filled("attention", 30, 2)])
+    batch.rows = 2
+    before = _addresses(batch.layers)
+    batch.leave([0])
+    batch.arrange([(_filled("attention", 4), 0)])
+    assert _addresses(batch.layers) == before
+    after = model(mx.array([[3], [3]]), cache=batch.layers)
+    assert mx.allclose(after[0], model(mx.array([[3]]), _filled("attention", 4))[0], atol=1e-3)
+    batch.leave([0])
+    batch.arrange([(kv.new_row(model), 0)])
+    after = model(mx.array([[3], [3]]), cache=batch.layers)
+    assert mx.allclose(after[0], model(mx.array([[3]]), kv.new_row(model))[0], atol=1e-3)
 
 
 def test_a_sequence_that_waits_for_a_pass_does_not_cause_a_copy_of_the_kv() -> None:

@@ -40,11 +40,6 @@ FOUR = CacheKind(4, 32)
 LAYERS = 2
 
 
-@pytest.fixture(autouse=True)
-def _no_compiler() -> None:
-    mx.disable_compile()
-
-
 @cache
 def model_of(kind: CacheKind, config: str = "full", **changes: Any) -> Any:
     """A random model with heads of 64 values whose caches are of the kind."""

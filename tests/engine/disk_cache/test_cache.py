@@ -35,11 +35,6 @@ from tests.engine.disk_cache.rows import (
 from tests.engine.rounds import Received, Rounds, alone, engine_model
 
 
-@pytest.fixture(autouse=True)
-def _no_compiler() -> None:
-    mx.disable_compile()
-
-
 def restored(disk: DiskCache, model: Any, prompt: list[int]) -> tuple[kv.RowCache, int]:
     """The row that the disk returns for a prompt, and how many tokens are in it."""
     stored = disk.find(prompt)

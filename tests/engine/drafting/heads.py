@@ -213,7 +213,7 @@ def follower(token: int) -> int:
     return token * 5 % (VOCABULARY + 1) if token * 5 % (VOCABULARY + 1) < VOCABULARY else 1
 
 
-class _Both(Module):
+class Both(Module):
     def __init__(self, model: Any, head: PredictionHead) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.model, self.head = model, head
@@ -221,10 +221,10 @@ class _Both(Module):
 
 def _train(model: Any, head: PredictionHead, steps: int) -> None:
     projection = LogitsHead(model, VOCABULARY)
-    both: Any = _Both(model, head)
+    both: Any = Both(model, head)
     optimizer = Adam(1e-2)
 
-    def loss(both: _Both, tokens: mx.array) -> mx.array:
+    def loss(both: Both, tokens: mx.array) -> mx.array:
         with projection.watched() as seen:
             logits = both.model(tokens[:, :-1], cache=kv.new_row(both.model))
         ahead = both.head(tokens[:, 1:-1], seen[0][:, :-1], cache=both.head.make_cache())
@@ -239,8 +239,9 @@ def _train(model: Any, head: PredictionHead, steps: int) -> None:
         mx.eval(both.parameters(), optimizer.state)
 
 
-def text(dice: random.Random, length: int) -> list[int]:
-    found = [dice.randrange(1, VOCABULARY)]
+def text(dice: random.Random, length: int, start: int = 0) -> list[int]:
+    """The text that begins with `start`, by default with a random token."""
+    found = [start or dice.randrange(1, VOCABULARY)]
     while len(found) < length:
         found.append(follower(found[-1]))
     return found

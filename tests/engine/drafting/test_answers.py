@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-import mlx.core as mx
 import pytest
 
 from backend.engine.drafting.draft_loading import Drafting
@@ -23,11 +22,6 @@ GUESSERS: dict[str, list[Callable[[], Guesser]]] = {
     "model": [model_guesser],
     "both": [LookupGuesser, model_guesser],
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_compiler() -> None:
-    mx.disable_compile()
 
 
 @pytest.mark.parametrize("rows", [1, 4])

@@ -6,7 +6,6 @@ import random
 from typing import Any, cast
 
 import mlx.core as mx
-import pytest
 
 from backend.engine.caching import kv
 from backend.engine.drafting.draft_model import ModelGuesser
@@ -15,11 +14,6 @@ from backend.engine.planning.pace import Pace
 from tests.engine.drafting.tiny import VOCABULARY, draft_model, load, prompts
 
 SOME_TEXT = [20 + 7 * at % 200 for at in range(40)]
-
-
-@pytest.fixture(autouse=True)
-def _no_compiler() -> None:
-    mx.disable_compile()
 
 
 class Watched:

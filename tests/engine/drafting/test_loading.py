@@ -112,14 +112,19 @@ async def test_a_draft_model_that_does_not_load_is_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "config",
     [
-        {"model_type": None, "speculators_model_type": "eagle3"},
-        {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 100},
-        {"model_type": "qwen3", "architectures": ["DFlashDraftModel"]},
+        {"model_type": "qwen3", "architectures": ["DFlash2DraftModel"], "dflash_config": {}},
+        {"model_type": "gemma4", "architectures": ["DFlashDraftModel"], "dflash_config": {}},
+        {"architectures": ["DSparkModel"], "dflash_config": {"projector_type": "dspark"}},
+        {
+            "model_type": "qwen3",
+            "architectures": ["DFlashDraftModel"],
+            "dflash_config": {"markov_rank": 8},
+        },
         {"model_type": "qwen3_5_mtp"},
         {"model_type": "gemma4_assistant"},
     ],
 )
-async def test_a_drafter_that_reads_hidden_states_is_refused_as_one(
+async def test_a_drafter_of_an_unknown_form_is_refused_as_one(
     tmp_path: Path, config: dict[str, Any]
 ) -> None:
     drafter = write_model(tmp_path / "drafter")
@@ -129,6 +134,7 @@ async def test_a_drafter_that_reads_hidden_states_is_refused_as_one(
     assert message.startswith(
         "DraftModel: model 'drafter' cannot be loaded: it is not a whole model but a drafter ("
     )
+    assert "in a form that this version does not read" in message
 
 
 WINDOW: dict[str, Any] = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,8 +18,9 @@ from backend.engine.caching import kv
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import GuessRequest
 from backend.engine.drafting.head_guesser import HeadGuesser
-from backend.engine.drafting.prediction_head import HeadError
+from backend.engine.drafting.head_weights import HeadError
 from backend.engine.drafting.speculation import Speculation
+from backend.engine.drafting.state_guesser import Choices
 from backend.engine.errors import InvalidRequest
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.loading.checkpoint import Checkpoint
@@ -44,18 +46,24 @@ from tests.long import TEST_LONG
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("small_grammars")]
 SAMPLE = ("qwen3_5_moe", "deepseek_v3", "mimo")
-SCHEDULES = int(os.environ.get("GUESS_SCHEDULES", "40" if TEST_LONG else "4"))
-
-
-@pytest.fixture(autouse=True)
-def _no_compiler() -> None:
-    mx.disable_compile()
+SCHEDULES = int(os.environ.get("GUESS_SCHEDULES", "43" if TEST_LONG else "4"))  # of each family
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    mx.disable_compile()
-    return write_checkpoint(tmp_path_factory.mktemp("models") / "trained", "qwen3_5")
+def families(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+    """The trained model of a family, with its head."""
+    directory = tmp_path_factory.mktemp("models")
+
+    @cache
+    def trained(kind: str) -> Checkpoint:
+        return write_checkpoint(directory / kind, kind)
+
+    return trained
+
+
+@pytest.fixture
+def trained(families: Callable[[str], Checkpoint]) -> Checkpoint:
+    return families("qwen3_5")
 
 
 class Watched(HeadGuesser):
@@ -76,8 +84,8 @@ def models(checkpoint: Checkpoint, **changes: Any) -> tuple[EngineModel, EngineM
     model = main_model(checkpoint)
     plain = engine_model(model, **changes)
     head = opened(checkpoint, model)
-    guesser = Watched(head, plain.head.project, VOCABULARY)
-    drafting = Drafting(6, lambda: [guesser], cost=kv.cost(head), reads_states=True)
+    guesser = Watched(head, Choices(plain.head.project, VOCABULARY))
+    drafting = Drafting(6, lambda: [guesser], cost=kv.cost(head), states=plain.head)
     return plain, engine_model(model, drafting=drafting, head=plain.head, **changes), guesser
 
 
@@ -127,14 +135,15 @@ def test_most_guesses_are_right_and_counted(
     assert right[1] > 0.7 * right[0] > 60
 
 
+@pytest.mark.parametrize("kind", CONFIGS if TEST_LONG else ["qwen3_5"])
 def test_every_row_says_what_it_says_without_guesses(
-    trained: Checkpoint, monkeypatch: pytest.MonkeyPatch
+    kind: str, families: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dice = random.Random(7)
     monkeypatch.setattr(
         GuessWidth, "choose", lambda self, rows, longest, most: dice.choice([0, most // 2, most])
     )
-    plain, drafting, guesser = models(trained, slots=8)
+    plain, drafting, guesser = models(families(kind), slots=8)
     for seed in range(SCHEDULES):
         try:
             check_schedule(drafting, random.Random(seed), plain)
@@ -184,9 +193,9 @@ async def test_the_head_of_a_published_model_guesses_right(
     async with seeing(path, mtp=True) as engine:
         monkeypatch.setattr(HeadGuesser, "propose", noted)
         answers = await asyncio.gather(*(answer_to(engine, one) for one in requests))
-        # The last step's guesses are counted in the one after it, and a status ends a step.
-        for _ in range(20):
-            await engine.status()
+        # The last step's guesses are counted in the one after it, in which all rows leave.
+        while (await engine.status()).breakdown["draft_kv_cache"]:
+            pass
         guessing = engine.metrics().guessing
     assert [one.tokens for one in answers] == [one.tokens for one in plain]
     whole = [

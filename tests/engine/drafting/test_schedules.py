@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
 from backend.engine.caching import kv
@@ -46,11 +45,6 @@ KINDS = (
     "qwen3_5_text",
     "inkling",
 )
-
-
-@pytest.fixture(autouse=True)
-def _no_compiler() -> None:
-    mx.disable_compile()
 
 
 class Seer:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+from functools import partial
+from typing import Any
 
-import mlx.core as mx
 import pytest
 
+from backend.engine.caching import kv
 from backend.engine.drafting.draft_loading import Drafting
+from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
 from backend.engine.drafting.drafter import DraftLength, LookupGuesser
 from backend.engine.model import EngineModel
+from backend.engine.planning.guess_width import GuessWidth
+from backend.engine.planning.pace import Pace
 from backend.engine.request import Sampling
 from tests.engine.random_models import VOCABULARY, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
@@ -34,7 +39,6 @@ def right(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture(scope="module")
 def models() -> tuple[EngineModel, EngineModel]:
-    mx.disable_compile()
     model = random_model("full")
     return engine_model(model), engine_model(model, drafting=Drafting(6, lambda: [LookupGuesser()]))
 
@@ -109,3 +113,28 @@ def test_a_cancelled_row_leaves_no_guesses_behind(models: tuple[EngineModel, Eng
     rounds.submit(2, [9, 2, 9, 2, 9, 2], 30)
     rounds.drain()
     assert rounds.received[2].tokens == alone(plain, [9, 2, 9, 2, 9, 2], 30).tokens
+
+
+def test_a_draft_model_is_not_judged_while_it_reads_a_long_prompt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = random_model("full")
+    draft = DraftModel("draft", network, VOCABULARY, VOCABULARY, 4096, 0, kv.cost(network))
+    guesser = partial(ModelGuesser, draft, Pace(16, 250), 0)
+    model = engine_model(network, drafting=Drafting(4, lambda: [guesser()], cost=draft.cost))
+    judged: list[tuple[int, int]] = []
+    learn = GuessWidth.learn
+
+    def noted(own: GuessWidth, *measured: Any) -> None:
+        width, proposed, behind = measured[2], measured[3], measured[6]
+        if width:
+            judged.append((proposed, behind))
+        learn(own, *measured)
+
+    monkeypatch.setattr(GuessWidth, "learn", noted)
+    rounds = Rounds(model)
+    rounds.submit(1, [random.Random(1).randrange(1, VOCABULARY) for _ in range(96)], 24)
+    rounds.drain()
+    silent = [behind for proposed, behind in judged if not proposed]
+    assert silent[:3] == [1, 1, 1]  # chunks of the prompt
+    assert any(behind == 0 for proposed, behind in judged if proposed)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from backend.engine.embedding.batch_plan import ActivationCost, bucket_of, rows_that_fit
 from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.entities import entities_of, labels_of_words, runs_of
-from backend.engine.embedding.kind import ModelKind, kind_of
 from backend.engine.embedding.label_reader import windows
 from backend.engine.embedding.pooling_rule import (
     Mode,
@@ -27,6 +26,7 @@ from backend.engine.embedding.pooling_rule import (
 from backend.engine.embedding.vectors import padded, pool
 from backend.engine.errors import ModelRejected
 from backend.engine.settings import Settings
+from common.model_kind import ModelKind, kind_of
 
 LENGTHS = st.lists(st.integers(1, 9000), min_size=1, max_size=60)
 

@@ -178,7 +178,7 @@ def heavy() -> bytes:
 
 def test_a_clip_that_takes_too_long_ends_only_its_decoder_process() -> None:
     with pytest.raises(BadItem, match="takes too long to decode: the videos of a request may"):
-        decode_video(heavy(), LIMITS.image_pixels, LIMITS, 0.5)
+        decode_video(heavy(), LIMITS.image_pixels, LIMITS, 0.1)
 
 
 def test_the_videos_of_a_request_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

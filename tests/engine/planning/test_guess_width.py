@@ -20,6 +20,7 @@ class Play:
         self.cost, self.chance, self.rows, self.most = cost, chance, rows, most
         self.dice = random.Random(1)
         self.before = -1
+        self.behind = 0  # steps until the guesser has caught up
         self.length = 100
 
     def run(self, tokens: int) -> tuple[float, list[int]]:
@@ -28,9 +29,14 @@ class Play:
         while done < tokens:
             width = self.widths.choose(self.rows, self.length, self.most)
             right = [self._right(width) for _ in range(self.rows)]
+            behind = 0
+            if width and self.behind:
+                self.behind -= 1
+                right, behind = [0] * self.rows, self.rows
             took = self.cost(width) * self.dice.uniform(0.97, 1.03)
             timed = took if width == self.before else 0.0
-            self.widths.learn(self.rows, self.length, width, width * self.rows, right, timed)
+            proposed = 0 if behind else width * self.rows
+            self.widths.learn(self.rows, self.length, width, proposed, right, timed, behind)
             self.before = width
             seconds += took
             chosen.append(width)
@@ -60,6 +66,20 @@ def dear(width: int) -> float:
 def test_guesses_that_cannot_pay_cost_next_to_nothing(chance: float) -> None:
     """Even right ones are slower than plain steps here, so a look does not go on for them."""
     assert Play(dear, chance).run(800)[0] < 1.02 * 800 * dear(0)
+
+
+@pytest.mark.parametrize("ratio", [2, 10, 40])
+@pytest.mark.parametrize("chance", [0.0, 0.9, 1.0])
+def test_a_draft_model_slower_than_its_model_is_left_alone(ratio: int, chance: float) -> None:
+    """Only the steps that show how slow it is take more than a hundredth of the time."""
+
+    def slow(width: int) -> float:
+        return 0.02 * (1 + ratio * width)
+
+    play = Play(slow, chance)
+    _, chosen = play.run(100)
+    assert sum(width > 0 for width in chosen) <= 4
+    assert play.run(4000)[0] < 1.03 * 4000 * slow(0)
 
 
 def test_a_trial_takes_its_steps() -> None:
@@ -96,12 +116,54 @@ def test_it_is_near_the_best_fixed_width_and_never_slower_than_none(
     assert seconds / 2000 < 1.03 * expected[0]
 
 
+def test_guesses_that_nearly_pay_are_not_taken_up_and_dropped_all_the_time() -> None:
+    """The first step with guesses takes longer: the guesser reads what it has missed."""
+
+    def cost(width: int) -> float:
+        missed = 1.5 if play.before == 0 else 0.0
+        return 0.02 * (1 + 0.3 + 0.35 * width + missed) if width else 0.02
+
+    play = Play(cost, 0.6)
+    assert play.run(4000)[0] < 1.02 * 4000 * 0.02
+
+
+@pytest.mark.parametrize("chance", [0.9, 1.0])
+def test_steps_with_guesses_that_were_slow_once_are_timed_again(chance: float) -> None:
+    """A busy moment must not end guessing for good."""
+
+    def usual(width: int) -> float:
+        return 0.02 * (1 + 0.2 * width)
+
+    play = Play(lambda width: 0.02 * (1 + 3 * width), chance)
+    play.run(20)
+    play.cost = usual
+    play.run(1000)
+    chosen = play.run(500)[1]
+    assert sum(width > 0 for width in chosen) > 0.8 * len(chosen)
+
+
 def test_predictable_text_is_noticed() -> None:
     play = Play(flat, 0.0)
     assert set(play.run(600)[1][-100:]) <= {0, 1, 2}
     play.chance = 0.95
     play.run(600)
     assert max(play.run(100)[1]) == 8
+
+
+def test_a_guesser_that_has_yet_to_catch_up_is_not_judged() -> None:
+    """A draft model reads a long prompt in chunks, one per step in which it is asked."""
+    play = Play(lambda width: 0.02 * (1 + 0.25 * width), 0.95)
+    play.behind = 20
+    chosen = play.run(100)[1]
+    assert play.behind == 0
+    assert max(chosen) >= 4
+
+
+def test_a_guesser_that_never_catches_up_costs_next_to_nothing() -> None:
+    play = Play(steep, 0.95)
+    play.behind = 10**6
+    play.run(100)
+    assert play.run(4000)[0] < 1.03 * 4000 * steep(0)
 
 
 def test_a_slower_machine_is_noticed() -> None:

@@ -109,9 +109,20 @@ class World:
             states[1] | states[2]
         )
         assert self.planner.entries.index.nbytes <= self.limits.prompt_cache
+        self.check_rows(plan)
         waits = plan == StepPlan(plan.number) and not self.executor.other
         self.empty = self.empty + 1 if waits and self.planner.busy else 0
         assert self.empty < 3, "nothing is done, and somebody waits"
+
+    def check_rows(self, plan: StepPlan) -> None:
+        """Spare rows take at most a quarter of a batch's rows, and only memory that is free."""
+        spare = 0
+        for number, rows in plan.rows.items():
+            members = self.planner.sequences.batches()[number]
+            assert len(members) <= rows <= max(len(members) / 0.75, len(members) + 1)
+            longest = max(one.charged for one in members)
+            spare += (rows - len(members)) * self.limits.cost.of(longest)
+        assert not spare or self.planner.spare >= 0
 
     def drain(self, most: int = 20_000) -> None:
         """Step until nothing is left to do and all pending removals are done."""
@@ -149,7 +160,7 @@ def random_arrival(world: World) -> None:
         stop = min(start + dice.choice([6, 60]), len(tokens) - 1)
         key[start:stop] = [-1 - dice.randrange(2)] * (stop - start)
         tokens[start:stop] = [6] * (stop - start)
-        fields |= {"spans": ((start, stop),), "alone": True}
+        fields |= {"spans": ((start, stop),), "alone": True, "whole": start == 5}
     elif dice.random() < 0.2 and len(tokens) > 12:
         fields["on_disk"] = dice.randrange(1, len(tokens))
     limit = dice.choice([1, 2, 9, 60, 700, 1500])

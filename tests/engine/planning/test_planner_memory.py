@@ -10,6 +10,7 @@ from backend.engine.planning.pace import SMALLEST_STEP
 from backend.engine.planning.plan import (
     Arrived,
     CacheCost,
+    Ended,
     Limits,
     OtherBytes,
     PassCost,
@@ -118,6 +119,29 @@ def test_a_lone_sequence_is_prefilled_token_by_token_rather_than_refused() -> No
     planner = Planner(limits(kv + 100 + 150, passes=passes))
     plan = planner.plan(0.0, [arrived(1, [1] * 300)])
     assert [part.end for group in plan.prefill for part in group] == [1]
+
+
+@pytest.mark.parametrize(("spare", "rows"), [(0, {}), (768, {1: 4})])
+def test_spare_rows_take_only_memory_that_is_free(spare: int, rows: dict[int, int]) -> None:
+    planner = Planner(limits(1 << 20, prompt_cache=0))
+    numbers = (1, 2, 3)
+    starts = planner.plan(0.0, [arrived(number, [number] * 200) for number in numbers]).start
+    planner.plan(0.1, [Started(start.sequence, 0) for start in starts])
+    planner.limits = replace(planner.limits, room=3 * 768 + spare)
+    plan = planner.plan(0.2, [Prefilled(number, 200) for number in numbers])
+    assert plan.decode == {1: 3}
+    assert plan.rows == rows
+
+
+def test_rows_stay_until_a_quarter_of_them_is_spare() -> None:
+    planner = Planner(limits(1 << 20))
+    events: list[PlannerEvent] = [arrived(number, [number] * 200) for number in range(1, 9)]
+    while len(planner.sequences.of("decode")) < 8:
+        plan = planner.plan(0.0, events)
+        events = [Started(start.sequence, 0) for start in plan.start]
+        events += [Prefilled(each.sequence, each.end) for group in plan.prefill for each in group]
+    depths = [planner.plan(0.1, [Ended(number)]).rows.get(1) for number in range(1, 8)]
+    assert depths == [8, 8, 6, 5, 4, 2, None]
 
 
 @pytest.mark.parametrize(("spare", "guesses"), [(3999, {}), (4100, {1: 4})])

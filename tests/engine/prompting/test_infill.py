@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import pytest
 from tokenizers import Tokenizer, models, normalizers
 
-from backend.engine.prompting.infill import FAMILIES, infill_of
+from backend.engine.prompting.infill import infill_of
 from backend.engine.request import InfillPrompt
+from common.infill_tokens import FAMILIES
 
 # Special tokens of real tokenizers, with other ids.
 QWEN = "<|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|>"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from backend.engine.prompting import template_limits
@@ -36,7 +37,17 @@ TEMPLATES = [
     "{{ messages[0] | dictsort }}{{ messages | groupby('role') | list }}",
     "{{ 'a-b'.split('-') }}",
     "{% filter upper %}abc{% endfilter %}{% set x %}block{{ 1 }}{% endset %}{{ x }}",
+    "{% set x = range(5) | select %}{{ x | first }}{{ x | join('-') }}{{ x | list }}",
+    "{{ messages[1:3] | map(attribute='role') | list }}{{ messages[::-1][0].content }}",
+    "{{ [[1], [2]] | sum(start=[]) }}{{ range(4) | batch(2, 'x') | list }}{{ 'ab' is in 'cab' }}",
+    "{% for a in ["
+    + "1, " * 40
+    + "] %}{{ a }}{% endfor %}{{ [range(2) | map('string')] | length }}",
 ]
+_KEEP = (
+    "{%% set ns = namespace(x=[]) %%}"
+    "{%% for a in range(99999) %%}{%% set ns.x = %s %%}{%% endfor %%}"
+)
 COSTLY = {
     "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
     "calls": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
@@ -69,6 +80,23 @@ COSTLY = {
     "number": "{{ 10 ** (10 ** 10) }}",
     "kept": "{% set ns = namespace(x=[]) %}{% for a in range(99999) %}"
     "{% set ns.x = ns.x + ['a' * 60000000] %}{% endfor %}",
+    "kept-texts": _KEEP % "[ns.x, 'a' * 60000]",
+    "kept-lists": _KEEP % "[ns.x, range(60000) | list]",
+    "kept-slices": _KEEP % "[ns.x, messages[0:]]",
+    "kept-literals": _KEEP % f"[ns.x, [{'a, ' * 4000}]]",
+    "kept-arguments": _KEEP % "[ns.x, cycler(*range(2000))]",
+    "kept-batches": _KEEP % "[ns.x, 'ab' | batch(60000, 'x') | list]",
+    "generators": _KEEP % "ns.x | batch(1)",
+    "sort": "{{ ('ab' * 9999999) | sort | length }}",
+    "title": "{{ ('a ' * 9999999) | title | length }}",
+    "words": "{{ ('a ' * 9999999).split() | length }}",
+    "separators": "{{ (range(9999) | list) | tojson(separators=('a' * 60000, ':')) }}",
+    "bytes": "{{ ('a'.encode() * 10 ** 10) | length }}",
+    "translation": "{{ ('a' * 99999).translate({97: 'b' * 99999}) }}",
+    "lazy-join": "{{ range(99999) | join('b' * 99999) }}",
+    "sum-of-lists": "{{ ([messages] * 9999) | sum(start=[]) | length }}",
+    "large-integer": "{{ ('f' * 99999) | int(base=16) }}",
+    "comparisons": "{% set a = 'a' * 60000000 %}{% set b = a ~ '' %}" + "{{ a == b }}" * 400,
 }
 
 
@@ -84,8 +112,18 @@ def test_cheap_templates_render_as_usual(template: str) -> None:
 def test_costly_templates_are_stopped(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_limits, "SECONDS", 0.3)
     template = BoundedEnvironment().from_string(COSTLY[case])
-    with pytest.raises(CostlyTemplate):
-        template.render()
+    with pytest.raises((CostlyTemplate, SecurityError)):
+        template.render(messages=[1] * 60_000)
+
+
+def test_constants_are_not_computed_beyond_the_limits() -> None:
+    compiled = BoundedEnvironment().compile("{{ ''|center(999999) }}" * 100, raw=True)
+    assert len(compiled) < 50_000_000
+
+
+def test_a_very_long_template_is_refused() -> None:
+    with pytest.raises(CostlyTemplate, match="1048576 characters"):
+        BoundedEnvironment().from_string("x" * 1_100_000)
 
 
 def test_a_filter_that_is_added_later_is_limited_too() -> None:
@@ -104,6 +142,7 @@ def test_a_filter_that_is_added_later_is_limited_too() -> None:
         ("{% if x %}", "", "{% endif %}", 3000),
         ("{% for a in [1] %}", "", "{% endfor %}", 40),
         ("{% set b %}", "", "{% endset %}", 2000),
+        ("{% if x %}", "", "{% elif x %}" * 20_000 + "{% endif %}", 1),
     ],
 )
 def test_a_template_that_is_nested_too_deeply_is_refused(

@@ -37,8 +37,10 @@ def start_here(command: list[str], environ: dict[str, str]) -> subprocess.Popen[
 class LocalGroup:
     """A process can form only one MLX group in its life.
 
-    module: the program of the other ranks. hosts: of each rank; by default all are on the loopback
-    interface.
+    If the group fails, this process ends with the rank's error, because a thread may wait in a
+    collective for ever. module: the program of the other ranks. hosts: of each rank; by default all
+    are on the loopback interface. failing: whether a failure is expected, and only recorded in
+    `causes`.
     """
 
     def __init__(
@@ -47,6 +49,8 @@ class LocalGroup:
         module: str = "backend",
         hosts: Sequence[str] = (),
         start: Callable[[list[str], dict[str, str]], subprocess.Popen[bytes]] = start_here,
+        *,
+        failing: bool = False,
     ) -> None:
         self._stack = ExitStack()
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory()))
@@ -58,7 +62,7 @@ class LocalGroup:
         token = secrets.token_hex(8)
         place = Place(0, size, (hosts[0], ports[0]), ("here",) * size, timeout=60.0)
         self.causes: list[str] = []
-        self._failed = threading.Event()
+        self._failing = failing
         self._loads = 0
         self.others: list[subprocess.Popen[bytes]] = []
         for rank in range(1, size):
@@ -89,14 +93,14 @@ class LocalGroup:
         """The same model in this process alone."""
         return _loaded(model, self._number(), settings, None)
 
-    def cause(self, seconds: float) -> str:
-        """Why the group has ended; waits for that."""
-        self._failed.wait(seconds)
-        return "; ".join(self.causes)
-
     def _fail(self, cause: str) -> None:
         self.causes.append(cause)
-        self._failed.set()
+        if not self._failing:
+            print(f"the group of ranks has failed: {cause}", file=sys.stderr, flush=True)
+            for other in self.others:
+                other.kill()
+            self._stack.close()
+            os._exit(1)
 
     def _number(self) -> int:
         self._loads += 1

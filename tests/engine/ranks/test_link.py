@@ -15,7 +15,7 @@ import pytest
 
 from backend.engine.ranks import link
 from backend.engine.ranks.link import Link, LinkLost, accept, accepting, connect, listen
-from backend.engine.ranks.wire import Beat, Formed, Open
+from backend.engine.ranks.wire import VERSION, Beat, Formed, Open
 
 WAIT = 20.0
 LONG = 60.0
@@ -136,7 +136,7 @@ def test_a_server_that_does_not_know_the_token_is_refused() -> None:
 
         def imitate() -> None:
             connection, _ = server.accept()
-            connection.sendall(b"MLXRANKS" + (1).to_bytes(2, "big") + bytes(32))
+            connection.sendall(b"MLXRANKS" + VERSION.to_bytes(2, "big") + bytes(32))
             connection.recv(1024)
             connection.sendall(bytes(32))
 

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[3]
 
 
@@ -25,36 +23,38 @@ def test_a_rank_that_fails_alone_is_named(tmp_path: Path) -> None:
     assert json.loads(ran.stdout) == {
         "first load": "ModelRejected: rank 1 (here): model 'model' cannot be loaded:"
         " its disk is on fire",
-        "second load": "5",
+        "other weights": "ModelRejected: model 'model' cannot be loaded: its model.safetensors on"
+        " rank 1 (here) differs from that of rank 0: copy the same checkpoint to every rank",
+        "third load": "5",
         "poison": f"RankLost: {lost}",
         "cause": lost,
     }
 
 
-@pytest.mark.parametrize(
-    ("what", "found"),
-    [
-        ("cancelled", {"tokens": 5, "causes": []}),
-        (
-            "refused",
-            {
-                "cause": "rank 1 (here) refused the load while rank 0 computed: model 'model'"
-                " cannot be loaded: its first pass is refused"
-            },
-        ),
-    ],
-)
-def test_a_load_that_ends_on_one_rank_keeps_no_other(
-    what: str, found: dict[str, object], tmp_path: Path
-) -> None:
-    """Neither in a collective nor in a wait for the other's report."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.engine.ranks.ended_loads", str(tmp_path), what],
+def _ran(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tests.engine.ranks.ended_loads", str(folder), what],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
         timeout=200,
     )
+
+
+def test_a_cancelled_load_keeps_no_rank_waiting(tmp_path: Path) -> None:
+    """Neither in a collective nor in a wait for the other's report."""
+    ran = _ran(tmp_path, "cancelled")
     assert ran.returncode == 0, ran.stderr[-4000:]
-    assert json.loads(ran.stdout) == found
+    assert json.loads(ran.stdout) == {"tokens": 5, "causes": []}
+
+
+def test_a_rank_that_waits_in_a_collective_for_one_that_refused_ends_with_its_reason(
+    tmp_path: Path,
+) -> None:
+    ran = _ran(tmp_path, "refused")
+    assert ran.returncode == 1
+    assert (
+        "the group of ranks has failed: rank 1 (here) refused the load while rank 0 computed: model"
+        " 'model' cannot be loaded: its first pass is refused" in ran.stderr
+    )

@@ -55,6 +55,23 @@ def add_tokens(path: Path, texts: list[str], marker: str) -> dict[str, int]:
     return ids
 
 
+def begin_with(path: Path, text: str) -> None:
+    """Let the tokenizer write a token of its own, the BOS token, before each text."""
+    tokenizer = read(path, "tokenizer.json")
+    (token,) = (one["id"] for one in tokenizer["added_tokens"] if one["content"] == text)
+    texts = [{"Sequence": {"id": part, "type_id": 0}} for part in "AB"]
+    first = {"SpecialToken": {"id": text, "type_id": 0}}
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [first, texts[0]],
+        "pair": [first, *texts],
+        "special_tokens": {text: {"id": text, "ids": [token], "tokens": [text]}},
+    }
+    write(path, "tokenizer.json", tokenizer)
+    config = read(path, "tokenizer_config.json")
+    write(path, "tokenizer_config.json", config | {"bos_token": text})
+
+
 def read(path: Path, name: str) -> dict[str, Any]:
     held: dict[str, Any] = json.loads((path / name).read_text())
     return held

@@ -14,9 +14,13 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from tests.engine.vision import llava_families, qwen_families, recent_families
+from tests.engine.vision import further_families, llava_families, qwen_families, recent_families
 from tests.engine.vision.checkpoint_files import PIXELS, SIGLIP, TEXT, add_tokens, read, write
-from tests.engine.vision.ocr_families import write_deepseekocr, write_unlimited_ocr
+from tests.engine.vision.ocr_families import (
+    write_deepseek_vl_v2,
+    write_deepseekocr,
+    write_unlimited_ocr,
+)
 from tests.engine.vision.omni_families import write_qwen3_omni
 from tests.engine.vision.seeing import TINY_VISION
 
@@ -55,8 +59,12 @@ def write_family(path: Path, family: str) -> Path:
         "qwen2_5_vl": _qwen2_5_vl,
         "qwen3_5": _qwen3_5,
         "qwen3_5_moe": _qwen3_5_moe,
+        "indic_ocr": _indic_ocr,
+        "qwen4_exp": _qwen4_exp,
         "minicpmv4_6": _minicpmv4_6,
+        "minicpmv4_7": _minicpmv4_7,
         "gemma3": _gemma3,
+        "idefics2": _idefics2,
         "idefics3": _idefics3,
         "smolvlm": _smolvlm,
         "ministral3": _ministral3,
@@ -80,6 +88,8 @@ def write_family(path: Path, family: str) -> Path:
         "glm_ocr": qwen_families.write_glm_ocr,
         "glm4v": qwen_families.write_glm4v,
         "gemma4": recent_families.write_gemma4,
+        "gemma4_moe": recent_families.write_gemma4_moe,
+        "gemma4_unified": recent_families.write_gemma4_unified,
         "llama4": recent_families.write_llama4,
         "glm4v_moe": recent_families.write_glm4v_moe,
         "kimi_k25": recent_families.write_kimi_k25,
@@ -89,6 +99,26 @@ def write_family(path: Path, family: str) -> Path:
         "fastvlm": recent_families.write_fastvlm,
         "multi_modality": recent_families.write_multi_modality,
         "youtu_vl": recent_families.write_youtu_vl,
+        "llava": further_families.write_llava,
+        "molmo": further_families.write_molmo,
+        "ernie4_5_moe_vl": further_families.write_ernie4_5_moe_vl,
+        "hunyuan_vl": further_families.write_hunyuan_vl,
+        "zaya1_vl": further_families.write_zaya1_vl,
+        "internvl": further_families.write_internvl,
+        "cohere_compass": further_families.write_cohere_compass,
+        "muse_glimmer": further_families.write_muse_glimmer,
+        "glm5_next": further_families.write_glm5_next,
+        "step3p7": further_families.write_step3p7,
+        "mimo_v2": further_families.write_mimo_v2,
+        "inkling": further_families.write_inkling,
+        "locateanything": further_families.write_locateanything,
+        "nemotron_h_nano_omni": further_families.write_nemotron_h_nano_omni,
+        "kimi_k3": further_families.write_kimi_k3,
+        "mistral_large3": further_families.write_mistral_large3,
+        "jina_vlm": further_families.write_jina_vlm,
+        "llmjpvl": further_families.write_llmjpvl,
+        "mage_vl": further_families.write_mage_vl,
+        "deepseek_vl_v2": write_deepseek_vl_v2,
         "deepseekocr": write_deepseekocr,
         "unlimited_ocr": write_unlimited_ocr,
         "qwen3_omni_moe": write_qwen3_omni,
@@ -163,6 +193,39 @@ def _qwen3_5_moe(path: Path) -> None:
     write(path, "config.json", config)
 
 
+def _indic_ocr(path: Path) -> None:
+    """Qwen 3.5 under another name."""
+    _qwen3_5(path)
+    write(path, "config.json", read(path, "config.json") | {"model_type": "indic_ocr"})
+
+
+def _qwen4_exp(path: Path) -> None:
+    """Streams of hidden states, sparse attention, and embeddings of the latest tokens together."""
+    _qwen3_5_moe(path)
+    config = read(path, "config.json") | {"model_type": "qwen4_exp"}
+    config["vision_config"]["model_type"] = "qwen4_exp"
+    config["text_config"] |= {
+        "model_type": "qwen4_exp_text",
+        "eos_token_id": 2,
+        "hc_count": 2,
+        "hc_lowrank": 8,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+        "ple_layer_ids": [1],
+        "ple_embed_dim": 32,
+        "ngram_size": 3,
+        "heads_per_ngram": 2,
+        "ngram_vocab_size_base": 64,
+        "make_ngram_vocab_size_divisible_by": 8,
+        "split_ngram_parts": 2,
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 16,
+        "indexer_budget": 1024,
+        "indexer_compress_ratio": 4,
+    }
+    write(path, "config.json", config)
+
+
 def _minicpmv4_6(path: Path) -> None:
     """Qwen 3.5's text model beside another tower; an image has as many positions as tokens."""
     _qwen3_5(path)
@@ -183,6 +246,27 @@ def _minicpmv4_6(path: Path) -> None:
         "patch_size": 14,
         "scale_resolution": 112,
     })  # fmt: skip
+
+
+def _minicpmv4_7(path: Path) -> None:
+    """The same, with an image and its tiles on one grid of positions."""
+    _minicpmv4_6(path)
+    config = read(path, "config.json") | {"model_type": "minicpmv4_7"}
+    added = read(path, "tokenizer.json")["added_tokens"]
+    ids = {token["content"]: token["id"] for token in added}
+    config |= {
+        "image_token_id": ids["<|image_pad|>"],
+        "video_token_id": ids["<|video_pad|>"],
+        "image_start_id": ids["<image>"],
+        "image_end_id": ids["</image>"],
+        "slice_start_id": ids["<slice>"],
+        "slice_end_id": ids["</slice>"],
+        "newline_id": read(path, "tokenizer.json")["model"]["vocab"]["Ċ"],
+    }
+    write(path, "config.json", config)
+    pixels = read(path, "preprocessor_config.json")
+    own = {"processor_class": "MiniCPMV4_7Processor", "scale_resolution": 28}
+    write(path, "preprocessor_config.json", pixels | own)
 
 
 def _gemma3(path: Path) -> None:
@@ -238,6 +322,32 @@ def _idefics3(path: Path) -> None:
         "image_processor_type": "Idefics3ImageProcessor",
         "size": {"longest_edge": 112},
         "max_image_size": {"longest_edge": 56},
+        "do_image_splitting": True,
+        "do_pad": True,
+    }
+    write(path, "preprocessor_config.json", PIXELS | own | kind)
+    write(path, "processor_config.json", own)
+
+
+def _idefics2(path: Path) -> None:
+    """A token around images, once where two meet, and a space before the word after one."""
+    _idefics3(path)
+    config = read(path, "config.json") | {"model_type": "idefics2"}
+    config["text_config"] |= {"model_type": "mistral"}
+    config["vision_config"] |= {"model_type": "idefics2"}
+    config["perceiver_config"] = {
+        "model_type": "idefics2",
+        "num_key_value_heads": 1,
+        "resampler_depth": 1,
+        "resampler_head_dim": 16,
+        "resampler_n_heads": 2,
+        "resampler_n_latents": 4,
+    }
+    write(path, "config.json", config)
+    own = {"processor_class": "Idefics2Processor", "image_seq_len": 4}
+    kind = {
+        "image_processor_type": "Idefics2ImageProcessor",
+        "size": {"shortest_edge": 28, "longest_edge": 56},
         "do_image_splitting": True,
         "do_pad": True,
     }
@@ -614,7 +724,8 @@ def _write_weights(path: Path) -> None:
 
     read_config: Any = utils.load_config
     config = read_config(path)
-    config.setdefault("text_config", config.get("language_config", {}))
+    text = config.get("language_config") or config.get("llm_config") or {}
+    config.setdefault("text_config", text)
     family, _ = utils.get_model_and_args(config)
     settings = family.ModelConfig.from_dict(config)
     parts = ["text", "vision", "perceiver", "projector", "audio"]
@@ -634,6 +745,10 @@ def _drawn(name: str, value: mx.array) -> mx.array:
 
     If they were large, a model whose output layer is its embedding would repeat one token for ever.
     """
+    if name.endswith(".temp"):  # Zaya's factors of keys, which would all be 0
+        return mx.ones_like(value)
+    if name.endswith("perceive.after_rms.weight"):  # HunyuanOCR's, the size of image embeddings
+        return mx.full(value.shape, 0.05)
     if value.ndim < 2 or not mx.issubdtype(value.dtype, mx.floating):
         return value
     width = 0.05 if "embed_tokens" in name else 1.5 / math.sqrt(value.shape[-1])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.vision.checkpoint_files import TEXT, add_tokens, write
+from tests.engine.vision.checkpoint_files import TEXT, add_tokens, begin_with, write
 
 _WIDTH = 1024  # between the towers, in mlx-vlm's code
 
@@ -24,6 +24,55 @@ def write_deepseekocr(path: Path) -> None:
 def write_unlimited_ocr(path: Path) -> None:
     """The same, with answers that see the prompt and only the last few of their own tokens."""
     _write(path, "unlimited-ocr", {"sliding_window_size": 24})
+
+
+def write_deepseek_vl_v2(path: Path) -> None:
+    """Tiles of an image beside the whole, and a processor that begins prompts with BOS."""
+    begin = "<｜begin▁of▁sentence｜>"
+    marks = ["<image>", begin, "<｜▁pad▁｜>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>"]
+    ids = add_tokens(path, [*marks, "<|grounding|>", "<|User|>", "<|Assistant|>"], "<image>\n")
+    begin_with(path, begin)
+    (path / "preprocessor_config.json").unlink()
+    size = max(ids.values()) + 1
+    write(path, "config.json", {
+        "model_type": "deepseek_vl_v2",
+        "vocab_size": size,
+        "image_token_index": ids["<image>"],
+        "eos_token_id": 2,
+        "pad_id": 0,
+        "language_config": TEXT | {
+            "model_type": "deepseek_v2",
+            "vocab_size": size,
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 64,
+            "n_routed_experts": 4,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "first_k_dense_replace": 1,
+            "kv_lora_rank": 32,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 16,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 32,
+        },
+        "vision_config": {
+            "model_type": "vision",
+            "layers": 2,
+            "width": 32,
+            "intermediate_size": 64,
+            "num_attention_heads": 2,
+            "image_size": 56,
+            "patch_size": 14,
+        },
+        "projector_config": {"input_dim": 32, "n_embed": TEXT["hidden_size"]},
+    })  # fmt: skip
+    write(path, "processor_config.json", {
+        "processor_class": "DeepseekVLV2Processor",
+        "candidate_resolutions": [[56, 56], [112, 56], [56, 112]],
+        "patch_size": 14,
+        "downsample_ratio": 2,
+        "image_token": "<image>",
+    })  # fmt: skip
 
 
 def small_tower(patch: pytest.MonkeyPatch) -> None:

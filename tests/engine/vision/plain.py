@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine.request import Sampling
+from backend.engine.vision.processor import compute_constants, drop_arguments_for_text
 from tests.engine.vision.seeing import TINY_VISION
 from tests.models.tiny_media_eval import load
 
@@ -24,6 +25,11 @@ _VOCABULARY: Mapping[str, int] = json.loads((TINY_VISION / "tokenizer.json").rea
 SIGNS = [_VOCABULARY[sign] for sign in "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"]
 CLOSE = 1e-4  # of logits, for another order of summation
 AMONG_SIGNS = Sampling(temperature=0, logit_bias=tuple((token, 100.0) for token in SIGNS))
+
+# What mlx-vlm's generation passes on from the processor to the language part.
+_OF_TOKENS = {"mm_token_type_ids", "token_type_ids"}
+# Families whose language part is told by the model, and not by generation, what a token is.
+_BY_MODEL = {"ernie4_5_moe_vl"}
 
 Message = Mapping[str, Any]
 
@@ -46,6 +52,8 @@ class PlainPasses:
         from mlx_vlm.utils import load_video
 
         self._model, self._processor = load(path)
+        compute_constants(self._processor)
+        drop_arguments_for_text(self._processor)
         self._marker = marker
         self._shown: dict[str, Any] = {}
         if clip is not None:
@@ -92,28 +100,36 @@ class PlainPasses:
             said.append(SIGNS[np.array(logits[0, -1])[SIGNS].argmax()])
             logits = language(mx.array([said[-1:]]), cache=cache).logits
             for layer in cache:
-                if type(layer) is KVCache:
-                    layer.trim(1)
+                for part in getattr(layer, "caches", (layer,)):
+                    if isinstance(part, KVCache):
+                        part.trim(1)
         return tuple(said)
 
     def _inputs(self, messages: Sequence[Message], images: Sequence[Any]) -> dict[str, Any]:
-        from mlx_vlm.utils import prepare_inputs
+        from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
 
+        config = self._model.config
         tokenizer = getattr(self._processor, "tokenizer", self._processor)
         text = tokenizer.apply_chat_template(
             [self._marked(message) for message in messages],
             tokenize=False,
             add_generation_prompt=True,
         )
-        marker = getattr(self._model.config, "image_token_index", None)
+        marker = getattr(config, "image_token_index", None)
         inputs = prepare_inputs(
             self._processor,
             images=list(images) or None,
             prompts=text,
             image_token_index=marker,
+            add_special_tokens=should_add_special_tokens(config.model_type, self._processor),
             **self._shown,
         )
         given = {name: value for name, value in inputs.items() if name != "attention_mask"}
+        if (crops := given.get("images_spatial_crop")) is not None:  # it reads past their end
+            tiles = given["pixel_values"].shape[1]
+            given["images_spatial_crop"] = mx.pad(
+                crops, [(0, 0), (0, tiles - crops.shape[1]), (0, 0)]
+            )
         return given | {"input_ids": mx.array(given["input_ids"])}
 
     def _marked(self, message: Message) -> Message:
@@ -123,15 +139,28 @@ class PlainPasses:
         return {**message, "content": "".join(texts)}
 
     def _pass(self, inputs: Mapping[str, Any], cache: list[Any] | None = None) -> mx.array:
+        if self._model.config.model_type in _BY_MODEL:
+            given = {name: value for name, value in inputs.items() if name not in _OF_TOKENS}
+            ids, pixels = given.pop("input_ids"), given.pop("pixel_values", None)
+            answer: mx.array = self._model(ids, pixels, cache=cache, **given).logits
+            return answer
         given = self._embedded(inputs)
-        logits: mx.array = self._model.language_model(
-            inputs["input_ids"], cache=cache, **given
-        ).logits
+        tokens = inputs["input_ids"]
+        for name in _OF_TOKENS & inputs.keys():  # those of an answer are text
+            kinds = mx.array(inputs[name])
+            given[name] = mx.pad(kinds, [(0, 0), (0, tokens.shape[1] - kinds.shape[1])])
+        logits: mx.array = self._model.language_model(tokens, cache=cache, **given).logits
         return logits
 
     def _embedded(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         rest = dict(inputs)
         ids, pixels = rest.pop("input_ids"), rest.pop("pixel_values", None)
+        if (positions := rest.get("position_ids")) is not None:  # HunyuanOCR's, of the prompt
+            known, axes = positions.shape[-1], positions.shape[1]
+            following = mx.broadcast_to(
+                mx.arange(known, ids.shape[1]), (1, axes, ids.shape[1] - known)
+            )
+            rest["position_ids"] = mx.concatenate([mx.array(positions), following], axis=-1)
         mask = mx.ones(ids.shape, dtype=mx.int32)
         features = self._model.get_input_embeddings(ids, pixels, mask=mask, **rest).to_dict()
         return {name: value for name, value in features.items() if value is not None}

@@ -19,6 +19,14 @@ from tests.engine.vision.checkpoint_files import (
 from tests.engine.vision.qwen_families import write_glm4v
 
 _ROPE = {"rope_theta": 10000.0}
+_SEES_AHEAD = {
+    "use_bidirectional_attention": "vision",
+    "hidden_size_per_layer_input": 0,
+    "num_kv_shared_layers": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "use_double_wide_mlp": False,
+}
 
 
 def write_gemma4(path: Path) -> None:
@@ -66,6 +74,33 @@ def write_gemma4(path: Path) -> None:
     images = {"patch_size": 8, "max_soft_tokens": 4, "pooling_kernel_size": 3}
     own: dict[str, Any] = {"processor_class": "Gemma4Processor", "image_processor": images}
     write(path, "processor_config.json", own)
+
+
+def write_gemma4_moe(path: Path) -> None:
+    """The shape of the 26B: the tokens of an image see each other, and experts beside the MLP."""
+    write_gemma4(path)
+    config = read(path, "config.json")
+    config["text_config"] |= _SEES_AHEAD | {
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 64,
+    }
+    config["vision_config"]["default_output_length"] = 20
+    write(path, "config.json", config)
+    own = read(path, "processor_config.json")
+    own["image_processor"]["max_soft_tokens"] = 20
+    write(path, "processor_config.json", own)
+
+
+def write_gemma4_unified(path: Path) -> None:
+    """The same attention, and patches of the image in place of a tower."""
+    write_gemma4(path)
+    config = read(path, "config.json") | {"model_type": "gemma4_unified", "audio_config": None}
+    config["text_config"] |= _SEES_AHEAD | {"model_type": "gemma4_unified_text"}
+    config["vision_config"] = {"mm_embed_dim": 128, "output_proj_dims": 128}
+    write(path, "config.json", config)
+    write(path, "processor_config.json", {"processor_class": "Gemma4UnifiedProcessor"})
 
 
 def write_llama4(path: Path) -> None:

@@ -19,15 +19,18 @@ import pytest
 
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine
-from backend.engine.errors import ModelRejected
+from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.request import (
     Attachments,
     ChatPrompt,
     GenerationRequest,
+    RawPrompt,
     Sampling,
     TokenPrompt,
 )
+from tests.engine.vision.checkpoint_files import begin_with
 from tests.engine.vision.families import write_family
+from tests.engine.vision.further_families import own_tokens
 from tests.engine.vision.plain import AMONG_SIGNS, SIGNS, Message, PlainPasses
 from tests.engine.vision.recent_families import small_convolutions
 from tests.engine.vision.seeing import (
@@ -50,6 +53,7 @@ FAMILIES = [
     *SAMPLE,
     "qwen3_5_moe",
     "minicpmv4_6",
+    "minicpmv4_7",
     "smolvlm",
     "ministral3",
     "minimax_m3_vl",
@@ -61,25 +65,50 @@ FAMILIES = [
     "glm4v",
     "glm_ocr",
     "lfm2_vl",
+    "llava",
     "llava_bunny",
     "llava_onevision",
     "pixtral",
     "qwen2_vl",
     "qwen3_vl_moe",
+    "deepseek_vl_v2",
     "fastvlm",
     "gemma4",
+    "gemma4_moe",
+    "gemma4_unified",
     "glm4v_moe",
     "granite4_vision",
     "kimi_k25",
     "llama4",
+    "ernie4_5_moe_vl",
+    "idefics2",
+    "hunyuan_vl",
+    "molmo",
+    "molmo2",
     "multi_modality",
+    "cohere_compass",
+    "glm5_next",
+    "inkling",
+    "internvl",
+    "indic_ocr",
+    "jina_vlm",
+    "kimi_k3",
+    "locateanything",
+    "mage_vl",
+    "mimo_v2",
+    "muse_glimmer",
+    "nemotron_h_nano_omni",
+    "qwen4_exp",
+    "step3p7",
+    "zaya1_vl",
 ]
 _IN_TEXT = dict.fromkeys(("internvl_chat", "llava_bunny", "fastvlm"), "<image>\n")
-_IN_TEXT["multi_modality"] = "<image>"
+_IN_TEXT |= {"multi_modality": "<image>", "locateanything": "<image-1>"}
 # mlx-vlm itself fails on two images, forgets one, or puts it a token too late.
 _ONE_EACH = ["llava_bunny", "paddleocr_vl", "fastvlm", "granite4_vision"]
-_ONE_EACH += ["multi_modality"]
-_LARGE = ["llava_bunny"]  # beside the 729 tokens of an image, those of an answer weigh little
+_ONE_EACH += ["multi_modality", "step3p7", "molmo", "hunyuan_vl", "jina_vlm"]
+# Beside the 729, 421 or 392 tokens of an image, those of an answer weigh little.
+_LARGE = ["llava_bunny", "molmo2", "jina_vlm"]
 _QUESTION, _NEXT = "What colours are the images?", "And then?"
 
 
@@ -119,6 +148,7 @@ async def test_a_family_chooses_what_its_plain_passes_choose(
 ) -> None:
     small_convolutions(monkeypatch)
     path = write_family(tmp_path / family, family)
+    own_tokens(path, monkeypatch)
     plain = PlainPasses(path, _IN_TEXT.get(family, ""))
     first = [_TEXT, _ONE, *([_TWO] if family not in _ONE_EACH else [])]
     async with seeing(path, prefill_chunk=16) as engine:
@@ -151,7 +181,8 @@ _WITHOUT = "its image processor cannot be built here"
     [
         ("llava_next", _UNEQUAL),
         ("granite_vision", _UNEQUAL),
-        ("molmo2", "its image features include tokens outside the vocabulary"),
+        ("mistral_large3", "cannot be built here: it needs PyTorch, .*; serve"),
+        ("llmjpvl", "Python code of its checkpoint, which runs only if .* trust_remote_code"),
         ("phi4_siglip", _WITHOUT),
         ("youtu_vl", _WITHOUT),
     ],
@@ -167,6 +198,39 @@ async def test_a_family_that_mlx_vlm_cannot_run_is_refused(
         async with seeing(path):
             pass
     record_property("refused", str(refused.value))
+
+
+async def test_the_tokens_of_an_image_see_each_other(tmp_path: Path) -> None:
+    path = write_family(tmp_path / "gemma4_moe", "gemma4_moe")
+    plain = PlainPasses(path)
+    async with seeing(path, prefill_chunk=16) as engine:
+        answer = await answer_to(engine, _TWO.request(12))
+    assert answer.tokens == plain.chooses(*_TWO.plain, answer.tokens)
+
+
+async def test_images_are_not_tiled_if_they_are_many(tmp_path: Path) -> None:
+    path = write_family(tmp_path / "deepseek_vl_v2", "deepseek_vl_v2")
+    plain = PlainPasses(path)
+    async with seeing(path) as engine:
+        for colours in (["red"], ["red", "blue", "green"]):
+            one = _Dialogue([_QUESTION], colours)
+            answer = await answer_to(engine, one.request(12))
+            messages, images = one.plain
+            assert answer.prompt_tokens == plain.prompt_tokens(messages, images)
+            assert answer.tokens == plain.chooses(messages, images, answer.tokens)
+
+
+@pytest.mark.parametrize("family", ["idefics3", "pixtral"])
+async def test_a_bos_token_begins_prompts_and_is_in_no_image(tmp_path: Path, family: str) -> None:
+    path = write_family(tmp_path / family, family)
+    begin_with(path, "<tool_call>")
+    plain = PlainPasses(path)
+    async with seeing(path) as engine:
+        for one in (_ONE, _TWO):
+            answer = await answer_to(engine, one.request(12))
+            messages, images = one.plain
+            assert answer.prompt_tokens == plain.prompt_tokens(messages, images)
+            assert answer.tokens == plain.chooses(messages, images, answer.tokens)
 
 
 async def test_a_row_is_right_after_others_have_left(tmp_path: Path) -> None:
@@ -242,8 +306,9 @@ async def test_end_tokens_of_the_processor_end_an_answer_too(tmp_path: Path) -> 
     assert answer.text == ""
 
 
-async def test_an_answer_about_a_sound_equals_the_plain_passes(tmp_path: Path) -> None:
-    path = write_family(tmp_path / "qwen3_omni_moe", "qwen3_omni_moe")
+@pytest.mark.parametrize("family", ["qwen3_omni_moe", *(["inkling"] if TEST_LONG else [])])
+async def test_an_answer_about_a_sound_equals_the_plain_passes(tmp_path: Path, family: str) -> None:
+    path = write_family(tmp_path / family, family)
     heard: Sequence[Message] = [
         {"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": _QUESTION}]}
     ]
@@ -295,3 +360,23 @@ async def test_sounds_images_and_texts_share_a_batch(tmp_path: Path) -> None:
             for first, second in zip(alone, again, strict=True):
                 assert second.logprobs == pytest.approx(first.logprobs, abs=CLOSE)
         assert again[1].cached_tokens == again[1].prompt_tokens - 1
+
+
+@pytest.mark.skipif(not TEST_LONG, reason="part of make test-long")
+async def test_an_image_of_any_turn_stands_before_the_prompt_where_the_processor_puts_it(
+    tmp_path: Path,
+) -> None:
+    path = write_family(tmp_path / "molmo", "molmo")
+    texts = ["Hello.", "Good day.", _QUESTION]
+    messages, images = [*turns(*texts)], [picture("red")]
+    plain = PlainPasses(path)
+    async with seeing(path, prefill_chunk=16) as engine:
+        later = asking(ChatPrompt(turns(*texts)), shown("red"), sampling=AMONG_SIGNS)
+        raw = asking(RawPrompt(f"Look: <__media__>{_QUESTION}"), shown("red"))
+        two = asking(ChatPrompt(turns(_QUESTION)), shown("red", "blue"))
+        answer = await answer_to(engine, later)
+        assert answer.prompt_tokens == plain.prompt_tokens(messages, images)
+        assert answer.tokens == plain.chooses(messages, images, answer.tokens)
+        assert (await answer_to(engine, raw)).tokens
+        with pytest.raises(InvalidRequest, match="takes only one: send one"):
+            await answer_to(engine, two)

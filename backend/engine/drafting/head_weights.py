@@ -1,0 +1,92 @@
+"""Puts a checkpoint's tensors into a head: layers that are not a whole model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.quantized import QuantizedEmbedding, quantize
+from mlx.utils import tree_flatten
+
+from backend.engine.loading.shards import read_shards
+
+Weights = dict[str, mx.array]
+
+# How models call their embedding of tokens.
+_EMBEDDING = re.compile(
+    r"(.+\.)?(embed_tokens|embed_in|embeddings?|tok_embeddings|word_embeddings|wte)"
+)
+
+
+class HeadError(Exception):
+    """Why there is no usable head: a clause for the message to the user."""
+
+
+def read_weights(path: Path) -> Weights:
+    """All tensors of a checkpoint, still lazy."""
+    found: Weights = {}
+    for file in read_shards(path).files:
+        loaded = mx.load(str(file))
+        assert isinstance(loaded, dict)
+        found.update(loaded)
+    return found
+
+
+def load_weights(
+    head: Any,
+    weights: Weights,
+    quantisation: Mapping[str, Any] | None,
+    form: str,
+    *,
+    whole: bool = False,
+) -> None:
+    """Load a head's weights, after quantising the layers whose weights are quantised.
+
+    form: names what the weights should be like. whole: all of them must have a place. Raises
+    HeadError if one has none, is missing, or has another shape.
+    """
+    if any(name.endswith(".scales") for name in weights):
+        quantize(
+            head,
+            **{
+                key: value
+                for key, value in (quantisation or {}).items()
+                if key in ("group_size", "bits", "mode")
+            },
+            class_predicate=lambda path, layer: (
+                hasattr(layer, "to_quantized") and f"{path}.scales" in weights
+            ),
+        )
+    names = dict(tree_flatten(head.parameters()))
+    wrong = [
+        name
+        for name, value in names.items()
+        if name not in weights or weights[name].shape != value.shape
+    ]
+    if wrong:
+        raise HeadError(f"its weights lack {wrong[0]} in the form of {form}")
+    unknown = sorted(weights.keys() - names.keys())
+    if whole and unknown:
+        raise HeadError(f"its weights have {unknown[0]}, which those of {form} do not have")
+    head.load_weights([(name, weights[name]) for name in names])
+
+
+def embedding_of(model: Any, vocabulary: int) -> Any:
+    """A model's embedding of tokens. Raises HeadError."""
+    for path, layer in model.named_modules():
+        if (
+            _EMBEDDING.fullmatch(path)
+            and isinstance(layer, (Embedding, QuantizedEmbedding))
+            and layer.weight.shape[0] >= vocabulary
+        ):
+            return layer
+    raise HeadError("its embedding of tokens is not known here")
+
+
+def hidden_size(model: Any, vocabulary: int) -> int:
+    """The size of a model's states, which is that of its embedding. Raises HeadError."""
+    return int(embedding_of(model, vocabulary)(mx.array([0])).shape[-1])

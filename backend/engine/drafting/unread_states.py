@@ -1,0 +1,100 @@
+"""The hidden states of a sequence that no guesser has read yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import mlx.core as mx
+
+MOST = 256  # tokens whose states are kept at least; older ones only with them in one part
+_TOGETHER = 16  # passes whose states are handed out together, which costs little more than one
+
+
+class StateSource(Protocol):
+    """Where the hidden states come from that a guesser reads."""
+
+    def watched(self) -> AbstractContextManager[list[mx.array]]:
+        """Collect the states of each pass, [rows, tokens, size]; the last ones count."""
+        ...
+
+
+def latest(seen: Sequence[mx.array], rows: int) -> mx.array | None:
+    """The states of a pass over this many rows; None if the model ran its rows one by one."""
+    return seen[-1] if seen and seen[-1].shape[0] == rows else None
+
+
+class UnreadStates:
+    """States of a sequence's latest tokens: those from which the next token of each was chosen.
+
+    A guesser that has not been asked for a long time misses some, which makes its guesses worse.
+    """
+
+    def __init__(self) -> None:
+        self._parts: deque[mx.array] = deque()
+        self._tokens = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self._parts)
+
+    def add(self, states: mx.array) -> None:
+        """Append the states of the next tokens, [tokens, size]."""
+        self._parts.append(states)
+        self._tokens += states.shape[0]
+        while self._tokens - self._parts[0].shape[0] >= MOST:
+            self._tokens -= self._parts.popleft().shape[0]
+
+    def take(self) -> mx.array | None:
+        """All of them, [tokens, size], which are forgotten then; None if there are none."""
+        parts = list(self._parts)
+        self.clear()
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        return mx.concatenate(parts)
+
+    def clear(self) -> None:
+        self._parts.clear()
+        self._tokens = 0
+
+
+class PassedStates:
+    """States of the latest passes of a batch, one token per sequence, not handed out yet.
+
+    While nothing guesses, every step has such a pass, so it must cost next to nothing.
+    """
+
+    def __init__(self) -> None:
+        self._passes: list[mx.array] = []
+
+    @property
+    def nbytes(self) -> int:
+        return sum(passed.nbytes for passed in self._passes)
+
+    def add(self, passed: mx.array, rows: Sequence[UnreadStates]) -> None:
+        """Append the states of a pass, [rows, 1, size]. rows: who gets them."""
+        self._passes.append(passed)
+        if len(self._passes) >= _TOGETHER:
+            self.hand_out(rows)
+
+    def hand_out(self, rows: Sequence[UnreadStates]) -> None:
+        """Append them to the states of each row."""
+        if self._passes:
+            together = mx.concatenate(self._passes, axis=1)
+            self._passes.clear()
+            distribute(together, rows, [(0, together.shape[1])] * len(rows))
+
+
+def distribute(
+    passed: mx.array, rows: Sequence[UnreadStates], places: Sequence[tuple[int, int]]
+) -> None:
+    """Append states, [rows, tokens, size], to those of each row. places: a half-open range each.
+
+    In buffers of their own: a part of `passed` would keep the states of all rows alive.
+    """
+    parts = [mx.contiguous(passed[row, start:stop]) for row, (start, stop) in enumerate(places)]
+    mx.async_eval(parts)
+    for own, part in zip(rows, parts, strict=True):
+        own.add(part)

@@ -1,0 +1,50 @@
+"""Recognises checkpoints that are not whole models but drafters, which guess for one model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+# How the names of drafters differ from those of models; mlx-vlm's end as the last two do.
+_NAMES = re.compile(r".*(eagle-?3|dflash|dspark|speculator).*|.+_mtp|.+_assistant", re.IGNORECASE)
+_EAGLE = re.compile(r".*eagle-?3.*", re.IGNORECASE)
+
+
+class DrafterKind(Enum):
+    """The kinds of drafters that this version drafts with."""
+
+    EAGLE3 = "EAGLE-3"
+    DFLASH = "DFlash"
+
+
+def drafter_name(config: Mapping[str, Any]) -> str:
+    """What a checkpoint's configuration calls itself if it is a drafter's; '' if it is not."""
+    architectures = config.get("architectures")
+    names = architectures if isinstance(architectures, list) else [architectures]
+    for name in (config.get("speculators_model_type"), config.get("model_type"), *names):
+        if isinstance(name, str) and _NAMES.fullmatch(name):
+            return name
+    return ""
+
+
+def drafter_kind(config: Mapping[str, Any]) -> DrafterKind | None:
+    """The kind of drafter whose form is known; None for models and for all other drafters.
+
+    DFlash's successors (DFlash2, DSpark) and its variants for other families than Qwen3 differ in
+    their layers.
+    """
+    name = drafter_name(config)
+    if _EAGLE.fullmatch(name):
+        return DrafterKind.EAGLE3
+    own = config.get("dflash_config")
+    if (
+        name == "DFlashDraftModel"
+        and config.get("model_type") == "qwen3"
+        and isinstance(own, Mapping)
+        and own.get("projector_type") != "dspark"
+        and not (config.get("markov_rank") or own.get("markov_rank"))
+    ):
+        return DrafterKind.DFLASH
+    return None

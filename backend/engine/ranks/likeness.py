@@ -1,0 +1,80 @@
+"""What must be the same on every rank: the software, the checkpoint, and the type of the weights.
+
+Ranks that differ in one of them would not fail. They would answer wrongly, or wait for each other
+for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from backend.engine.errors import ModelRejected
+from backend.engine.loading.checkpoint import Checkpoint
+from backend.engine.loading.shards import PATTERN
+from backend.engine.ranks.member import Value
+from backend.engine.ranks.place import Place
+from common.version import VERSION
+
+_SAMPLE = 1 << 16  # bytes read at the beginning, the middle and the end of a file
+
+
+def likeness(checkpoint: Checkpoint, dtype: str) -> Value:
+    """What this rank reports for the comparison. dtype: the type to which it casts the weights."""
+    files = [checkpoint.path / "config.json", *sorted(checkpoint.path.glob(PATTERN))]
+    return {
+        "software": {"mlx-backend": VERSION, "mlx": version("mlx"), "mlx-lm": version("mlx-lm")},
+        "files": {path.name: _digest(path) for path in files},
+        "dtype": dtype,
+    }
+
+
+def require_alike(name: str, place: Place, reports: Sequence[Value]) -> None:
+    """Compare the ranks' reports with that of rank 0. Raises ModelRejected for the first that
+    differs.
+
+    name: of the model. reports: by rank, with the values of `likeness`.
+    """
+    first = reports[0]
+    for rank, other in enumerate(reports[1:], 1):
+        who = place.name(rank)
+        for package, own in first["software"].items():
+            if (its := other["software"].get(package)) != own:
+                raise ModelRejected.because(
+                    name,
+                    f"{who} has {package} {its} and rank 0 has {own}: install the same version on"
+                    " every rank",
+                )
+        for file in sorted(first["files"].keys() | other["files"].keys()):
+            if first["files"].get(file) != other["files"].get(file):
+                raise ModelRejected.because(
+                    name,
+                    f"its {file} on {who} differs from that of rank 0: copy the same checkpoint to"
+                    " every rank",
+                )
+        if other["dtype"] != first["dtype"]:
+            raise ModelRejected.because(
+                name,
+                f"{who} would compute in {_type(other)} and rank 0 in {_type(first)}: set the"
+                " option dtype",
+            )
+
+
+def _type(report: Value) -> str:
+    return report["dtype"] or "the checkpoint's own type"
+
+
+def _digest(path: Path) -> str:
+    """A hash of the file's size and of parts of it, which takes no time even for large weights.
+
+    The beginning has the names, the types and the places of all tensors.
+    """
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for start in (0, size // 2, max(size - _SAMPLE, 0)):
+            file.seek(start)
+            digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()

@@ -1,0 +1,33 @@
+"""Attention in both directions among the tokens of an image (Gemma 4's larger models).
+
+mlx-vlm 0.7.10 adds it to the causal mask only if a pass has the whole prompt
+(`gemma4/language.py`). Here a pass has whole images, and may continue stored KV.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+
+
+def mask_blocks_of_pass(language: Any) -> bool:
+    """Patch the masks of a language part. Returns whether it has such attention."""
+    wanted = getattr(getattr(language, "config", None), "use_bidirectional_attention", None)
+    if wanted != "vision":
+        return False
+    text = language.model
+    kind: Any = type(text)
+    text.__class__ = type(kind.__name__, (kind,), {"_apply_blockwise_bidirectional_overlay": _open})
+    return True
+
+
+def _open(text: Any, causal: mx.array, token_types: mx.array) -> mx.array:
+    """`causal`, [tokens, keys] or [rows, 1, tokens, keys], with the images' tokens opened.
+
+    The last keys are those of the pass.
+    """
+    blocks = text._block_sequence_ids_for_mask(token_types)
+    same = (blocks[:, :, None] == blocks[:, None, :]) & (blocks[:, :, None] >= 0)
+    before = causal.shape[-1] - same.shape[-1]
+    return causal | mx.pad(same[:, None], [(0, 0), (0, 0), (0, 0), (before, 0)])

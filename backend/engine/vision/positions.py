@@ -1,0 +1,87 @@
+"""The positions of a prompt's tokens, for families whose images have positions of their own.
+
+All text continues where the item before it ends. Most families number an item's tokens from there
+too; HunyuanOCR numbers rows and columns from 0, and MiniCPM-V 4.7 decides by the tokens around an
+image which of them are in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from backend.engine.vision.features import thawed
+from backend.engine.vision.media_plan import MediaItem, Span
+from backend.engine.vision.multimodal_model import MultimodalModel
+
+GRIDS = ("image_grid_thw", "video_grid_thw")
+_CANVAS = "minicpmv4_7"
+_IMAGE, _VIDEO = 1, 2  # what that family calls a token's kind
+
+
+def positions_of(
+    model: MultimodalModel, tokens: Sequence[int], spans: Sequence[Span]
+) -> np.ndarray:
+    """The positions of a prompt's tokens, [axes, tokens]; only for models with `shifts`."""
+    if model.model_type == _CANVAS:
+        return _on_canvas(model.whole.config, tokens, spans)
+    positions = np.empty((model.axes, len(tokens)), dtype=np.int32)
+    at = following = 0
+    for span in spans:
+        own = _of_item(model, span.item, following + span.start - at)
+        text = span.start - at
+        positions[:, at : span.start] = following + np.arange(text)
+        positions[:, span.start : span.stop] = own
+        following = int(own.max()) + 1
+        at = span.stop
+    positions[:, at:] = following + np.arange(len(tokens) - at)
+    return positions
+
+
+def _of_item(model: MultimodalModel, item: MediaItem, first: int) -> np.ndarray:
+    """The positions of an item's tokens, [axes, tokens], the first of which is at `first`."""
+    if (own := item.arrays.get("position_ids")) is not None:
+        # HunyuanOCR's: tokens around the grid have their index in `whole` on all axes.
+        whole = own[0].astype(np.int32)
+        in_grid = whole != np.arange(whole.shape[1])
+        places = slice(item.first, item.first + item.count)
+        placed: np.ndarray = np.where(in_grid, whole, whole + first - item.first)[:, places]
+        return placed
+    arrays = thawed({name: item.arrays[name] for name in GRIDS if name in item.arrays})
+    count = len(item.tokens)
+    if not arrays:  # the family gives images sequential positions, as text has
+        return np.broadcast_to(first + np.arange(count), (model.axes, count))
+    positions, _ = model.language_model.get_rope_index(mx.array([item.tokens]), **arrays)
+    found = np.array(model.axes_first(positions)).reshape(-1, count)
+    return first + np.broadcast_to(found, (model.axes, count))
+
+
+def _on_canvas(config: Any, tokens: Sequence[int], spans: Sequence[Span]) -> np.ndarray:
+    from mlx_vlm.models.minicpmv4_7.rope import CanvasRoPE
+
+    ids = np.array([tokens])
+    kinds = np.where(ids == config.image_token_id, _IMAGE, 0)
+    kinds = np.where(ids == config.video_token_id, _VIDEO, kinds)
+    sizes: dict[str, list[np.ndarray]] = {"image": [], "video": []}
+    for span in spans:
+        sizes[span.item.kind] += [np.reshape(size, (-1, 2)) for size in _sizes(span.item)]
+    images, videos = (
+        np.concatenate(found) if found else np.empty((0, 2), np.int32) for found in sizes.values()
+    )
+    mode = next((span.item.arrays.get("downsample_mode") for span in spans), None)
+    positions, _ = CanvasRoPE(config).get_rope_index(
+        ids,
+        mm_token_type_ids=kinds,
+        target_sizes=images,
+        target_sizes_videos=videos,
+        downsample_mode=mode,
+    )
+    return np.asarray(positions)[:, 0]
+
+
+def _sizes(item: MediaItem) -> Sequence[Any]:
+    held: Any = item.arrays["tgt_sizes"]
+    return list(held) if isinstance(held, list | tuple) else [held]

@@ -1,0 +1,129 @@
+"""What a model can do, read from the files of its checkpoint without loading it.
+
+For lists of models, from which programs learn whether to offer images, tools or completion in an
+editor. The words are Ollama's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from common.chat_format import ChatFormat
+from common.infill_tokens import FAMILIES
+from common.media_parts import hears, sees
+from common.model_kind import ModelKind, kind_of
+
+_INDEX = "model.safetensors.index.json"
+_FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja", _INDEX)
+_LARGEST = 64 << 20  # bytes that are read of one file
+_HEAD = 1 << 20  # bytes of tokenizer.json that hold its added tokens
+_ADDED = '"added_tokens":'
+_UNKNOWN = ("completion", "tools")
+# Anthropic's names of what a model may be capable of, and the ability that each needs, if any.
+_CAPABILITIES = dict.fromkeys(
+    "batch citations code_execution context_management pdf_input server_tools".split()
+) | {
+    "effort": "thinking",
+    "image_input": "vision",
+    "structured_outputs": "completion",
+    "thinking": "thinking",
+}
+_PARTS = {
+    "effort": ("low", "medium", "high", "max"),
+    "server_tools": ("code_execution", "web_search"),
+}
+_THINKING = ("adaptive", "between_tools", "disabled", "enabled")
+_OF_KIND = {ModelKind.TEXT: ("completion",), ModelKind.EMBEDDING: ("embedding",)}
+
+
+def abilities(folder: Path, wanted: str = "") -> tuple[str, ...]:
+    """What a checkpoint does: of completion, tools, insert, vision, audio, thinking, embedding.
+
+    wanted: the option `type`. Before a download, a model of no other type is assumed to complete
+    texts and to call tools. Empty for models that rank or label.
+    """
+    stamps = [(path.stat().st_mtime_ns if path.is_file() else 0) for path in _paths(folder)]
+    return _abilities(folder, wanted, tuple(stamps))
+
+
+def for_anthropic(able: Collection[str]) -> dict[str, dict[str, Any]]:
+    """The abilities in the form in which Anthropic lists a model's capabilities."""
+    listed: dict[str, dict[str, Any]] = {}
+    for name, need in _CAPABILITIES.items():
+        support = {"supported": need in able}
+        listed[name] = {**support, **dict.fromkeys(_PARTS.get(name, ()), support)}
+        if name == "thinking":
+            listed[name]["types"] = dict.fromkeys(_THINKING, support)
+    return listed
+
+
+def _paths(folder: Path) -> list[Path]:
+    return [folder / name for name in _FILES]
+
+
+@lru_cache(maxsize=256)
+def _abilities(folder: Path, wanted: str, _stamps: tuple[int, ...]) -> tuple[str, ...]:
+    config = _json(folder / "config.json")
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        if "model_type" not in config and wanted in ("", "text", "vision"):
+            return _UNKNOWN
+        names = frozenset(path.name for path in folder.iterdir()) if config else frozenset()
+        kind = kind_of(config, names, "" if wanted == "vision" else wanted)
+        if kind is not ModelKind.TEXT:
+            return _OF_KIND.get(kind, ())
+        tensors = () if wanted == "text" else _tensors(folder)
+        settings = _json(folder / "tokenizer_config.json")
+        added = _added_tokens(folder / "tokenizer.json")
+        template = _template(folder, settings)
+        can = {
+            "tools": bool(template) or "tekken.json" in names,
+            "insert": any({each.prefix, each.suffix} <= added for each in FAMILIES),
+            "vision": sees(tensors),
+            "audio": hears(tensors),
+            "thinking": ChatFormat.detect(template, added).thinks,
+        }
+        return ("completion", *(word for word, true in can.items() if true))
+    return _UNKNOWN
+
+
+def _json(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError, RecursionError), path.open("rb") as file:
+        found = json.loads(file.read(_LARGEST))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _tensors(folder: Path) -> frozenset[str]:
+    """The names of the weights: those of the index, or of one file's header."""
+    indexed = _json(folder / _INDEX).get("weight_map")
+    if isinstance(indexed, dict):
+        return frozenset(indexed)
+    for path in folder.glob("*.safetensors"):
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            return frozenset(json.loads(file.read(min(length, _LARGEST))))
+    return frozenset()
+
+
+def _added_tokens(path: Path) -> frozenset[str]:
+    """The tokens beside the vocabulary; tokenizer.json lists them at its beginning."""
+    with suppress(OSError, ValueError, KeyError, TypeError), path.open("rb") as file:
+        head = file.read(_HEAD).decode(errors="replace")
+        start = head.index(_ADDED) + len(_ADDED)
+        listed, _ = json.JSONDecoder().raw_decode(head[start:].lstrip())
+        return frozenset(str(token["content"]) for token in listed)
+    return frozenset()
+
+
+def _template(folder: Path, settings: Mapping[str, Any]) -> str:
+    """All chat templates of a checkpoint, one after the other."""
+    with suppress(OSError, ValueError):
+        return (folder / "chat_template.jinja").read_text("utf-8")
+    given = settings.get("chat_template") or ""
+    named = given if isinstance(given, list) else [{"template": given}]
+    return "\n".join(str(each.get("template", "")) for each in named if isinstance(each, dict))

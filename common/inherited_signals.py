@@ -1,0 +1,26 @@
+"""The signal state that a process inherits from the one that started it.
+
+A blocked or ignored signal stays so in every process started from here. A host that blocks SIGPROF
+or ignores SIGCHLD would thus disable the time limits of child processes, and hide how they ended.
+"""
+
+from __future__ import annotations
+
+import signal
+
+_NEEDED = (signal.SIGCHLD, signal.SIGPROF, signal.SIGXCPU)
+_IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGIO)
+
+
+def reset() -> None:
+    """Unblock all signals, and undo that the host ignores those that end or report children.
+
+    Signals that by default end a process, but ask for nothing that it does, are ignored.
+    """
+    for number in _NEEDED:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    for number in _IGNORED:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,0 +1,32 @@
+"""The parts of a model that see or hear, recognised by the names of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+_SIGHT = frozenset({
+    "vision_tower", "vision_model", "vision_encoder", "vision_embedder", "vision_adapter",
+    "vision_projection", "vision_backbone", "vision_embed_tokens", "vision", "vit", "visual",
+    "embed_vision", "vpm", "resampler",
+})  # fmt: skip
+_HEARING = frozenset({"audio_tower", "audio_model", "audio_encoder", "embed_audio", "apm"})
+_EITHER = frozenset({"multi_modal_projector", "mm_projector"})
+
+
+def sees(tensors: Collection[str]) -> bool:
+    """Whether weights of a vision part are among the tensors."""
+    return _has(tensors, _SIGHT)
+
+
+def hears(tensors: Collection[str]) -> bool:
+    """Whether weights of an audio part are among the tensors."""
+    return _has(tensors, _HEARING)
+
+
+def holds_media(tensors: Collection[str]) -> bool:
+    """Whether weights of a vision or audio part are among the tensors."""
+    return _has(tensors, _SIGHT | _HEARING | _EITHER)
+
+
+def _has(tensors: Collection[str], parts: frozenset[str]) -> bool:
+    return any(not parts.isdisjoint(name.split(".")) for name in tensors)

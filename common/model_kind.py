@@ -1,0 +1,63 @@
+"""The kind of a checkpoint, from its configuration and the names of its files.
+
+This happens before a download and before any weight is read. The user's option `type` takes
+precedence over the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+
+class ModelKind(Enum):
+    """The kind of request that a loaded model answers. A text model also answers Embedding."""
+
+    TEXT = "text"
+    EMBEDDING = "embedding"
+    RERANK = "rerank"
+    TOKEN_CLASSIFY = "token_classify"
+
+    @property
+    def words(self) -> str:
+        """What such a model does, as a predicate: "the model …"."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    ModelKind.TEXT: "generates text",
+    ModelKind.EMBEDDING: "turns text into vectors and does not generate text",
+    ModelKind.RERANK: "ranks documents against a query and does not generate text",
+    ModelKind.TOKEN_CLASSIFY: "labels words of a text and does not generate text",
+}
+
+_ONLY_ENCODERS = frozenset({
+    "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra",
+    "embedding_gemma2", "ernie", "llama_bidirec", "modernbert", "mpnet", "new", "nomic_bert",
+    "roberta", "xlm-roberta", "xlm_roberta",
+})  # fmt: skip
+_SENTENCE_TRANSFORMERS = frozenset({"config_sentence_transformers.json", "modules.json"})
+
+
+def kind_of(config: Mapping[str, Any], files: frozenset[str], wanted: str) -> ModelKind:
+    """The kind of a checkpoint. wanted: the option `type`; "" if it is not set.
+
+    A checkpoint with its own code (`model_file`) is loaded by mlx-lm, as a text model.
+    """
+    if wanted:
+        return ModelKind(wanted)
+    if config.get("model_file"):
+        return ModelKind.TEXT
+    architectures = [str(name) for name in config.get("architectures") or ()]
+    if any(name.endswith("ForTokenClassification") for name in architectures):
+        return ModelKind.TOKEN_CLASSIFY
+    if any(name.endswith("ForSequenceClassification") for name in architectures):
+        return ModelKind.RERANK
+    if (
+        config["model_type"] in _ONLY_ENCODERS
+        or any(name.endswith("ForMaskedLM") or "Embedding" in name for name in architectures)
+        or _SENTENCE_TRANSFORMERS & files
+    ):
+        return ModelKind.EMBEDDING
+    return ModelKind.TEXT

@@ -1,0 +1,229 @@
+"""Guesses beside everything else that a loaded model does: adapters, files of KV, little memory.
+
+A course of requests, some of which are cancelled, is played on an engine that drafts, twice: the
+second engine starts from the files that the first has written. Every answer is that of an engine
+that neither drafts nor stores. The schedules of `test_parity` are in the guessers' own tests; here
+prompt lookup and the draft model play them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from backend.engine.caching import kv
+from backend.engine.disk_cache.use import DiskUse
+from backend.engine.drafting.draft_loading import Drafting
+from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
+from backend.engine.drafting.drafter import Guesser, GuessRequest, LookupGuesser
+from backend.engine.engine import Engine
+from backend.engine.load_request import LoadRequest
+from backend.engine.loading.adapters import AdapterRequest
+from backend.engine.planning.guess_width import GuessWidth
+from backend.engine.planning.pace import Pace
+from backend.engine.request import GenerationRequest, Sampling, TokenPrompt
+from tests.engine.drafting.drafters import drafter_of
+from tests.engine.drafting.heads import VOCABULARY, text, write_checkpoint
+from tests.engine.random_models import random_model
+from tests.engine.rounds import engine_model
+from tests.engine.test_loading_adapters import write_adapter
+from tests.engine.test_parity import check_schedule
+from tests.engine.vision.seeing import Outcome, answer_to, asking
+from tests.long import TEST_LONG
+
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("small_grammars")]
+SCHEDULES = int(os.environ.get("GUESS_SCHEDULES", "40" if TEST_LONG else "2"))
+COURSES = 5 if TEST_LONG else 1
+REQUESTS = 10
+PREFIX = 70  # tokens that prompts share, enough for a file
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """A model, and how to load it so that it drafts."""
+
+    model: Path
+    draft_model: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@pytest.fixture(scope="module")
+def drafts(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Drafts]:
+    @cache
+    def written(name: str) -> Drafts:
+        if name == "mtp":
+            folder = tmp_path_factory.mktemp(name)
+            return Drafts(write_checkpoint(folder, "mimo").path, settings={"mtp": True})
+        if name in ("eagle", "dflash"):
+            drafter = drafter_of("full", name)
+            return Drafts(drafter.parent / "model", str(drafter))
+        model = drafter_of("full", "eagle").parent / "model"
+        if name == "lookup":
+            return Drafts(model, settings={"prompt_lookup": True})
+        return Drafts(model, str(model), {"prompt_lookup": True})
+
+    return written
+
+
+def _requests(dice: random.Random) -> list[GenerationRequest]:
+    common = text(dice, PREFIX)
+    found: list[GenerationRequest] = []
+    for at in range(REQUESTS):
+        prompt = [*common[: dice.choice([10, PREFIX])], *text(dice, dice.randrange(2, 12))]
+        sampling = Sampling(
+            temperature=dice.choice([0.0, 1.0]),
+            seed=at,
+            repetition=dice.choice([1.0, 1.0, 1.3]),
+            logit_bias=dice.choice([(), ((5, 2.0),)]),
+        )
+        use = DiskUse(answer=dice.random() < 0.5)
+        tokens = dice.choice([3, 12, 24])
+        found.append(
+            asking(
+                TokenPrompt(tuple(prompt)),
+                max_tokens=tokens,
+                ignore_eos=True,
+                sampling=sampling,
+                disk=use,
+            )
+        )
+    return found
+
+
+async def _play(
+    engine: Engine, requests: Sequence[GenerationRequest], dice: random.Random
+) -> list[Outcome | None]:
+    """The answers; None for requests that are cancelled after a few events."""
+
+    async def cancelled(request: GenerationRequest, events: int) -> None:
+        async with engine.submit(request) as generation:
+            async for _ in generation:
+                events -= 1
+                if events <= 0:
+                    return
+
+    tasks: list[asyncio.Task[Any]] = []
+    for request in requests:
+        if dice.random() < 0.2:
+            tasks.append(asyncio.create_task(cancelled(request, dice.randrange(1, 8))))
+        else:
+            tasks.append(asyncio.create_task(answer_to(engine, request)))
+        if dice.random() < 0.4:
+            await dice.choice(tasks)
+    return list(await asyncio.gather(*tasks))
+
+
+@pytest.mark.parametrize(
+    "name", ["lookup", "model", "mtp", "eagle", "dflash"] if TEST_LONG else ["eagle"]
+)
+@pytest.mark.usefixtures("guesses_always")
+async def test_answers_with_adapters_and_files_are_those_without_guesses(
+    name: str, drafts: Callable[[str], Drafts], tmp_path: Path
+) -> None:
+    found = drafts(name)
+    keys = mx.random.split(mx.random.key(1), 2)
+    lora = {
+        f"model.layers.0.mlp.down_proj.lora_{part}": 0.05 * mx.random.normal(shape, key=key)
+        for part, shape, key in zip("ab", ((64, 4), (4, 32)), keys, strict=True)
+    }
+    write_adapter(tmp_path / "adapter", lora)
+    plain = LoadRequest(
+        "model",
+        str(found.model),
+        str(tmp_path),
+        adapters=(AdapterRequest("adapter"),),
+        settings={"load_trial": False},
+    )
+    dice = random.Random(name)
+    courses = [_requests(dice) for _ in range(COURSES)]
+    engine = Engine()
+    engine.start()
+    await engine.load(plain)
+    expected = [
+        await asyncio.gather(*(answer_to(engine, replace(one, disk=DiskUse())) for one in course))
+        for course in courses
+    ]
+    await engine.stop(10)
+    settings = (
+        plain.settings
+        | found.settings
+        | {
+            "prompt_cache_dir": str(tmp_path / "files"),
+            "prompt_cache_mib": 1,
+            "memory_limit_mib": 2,
+            "parallel": 4,
+        }
+    )
+    loading = replace(plain, draft_model=found.draft_model, settings=settings)
+    reused = 0
+    for _ in range(2):
+        engine = Engine()
+        engine.start()
+        await engine.load(loading)
+        for course, wanted in zip(courses, expected, strict=True):
+            got = await _play(engine, course, dice)
+            for one, other in zip(got, wanted, strict=True):
+                assert one is None or (one.tokens, one.text) == (other.tokens, other.text)
+                reused += one is not None and one.cached_tokens > 0
+        while (await engine.status()).breakdown["draft_kv_cache"]:
+            pass
+        guessing = engine.metrics().guessing
+        assert guessing is not None
+        assert guessing.proposed > 20 * COURSES
+        await engine.stop(10)
+    assert reused > 4 * COURSES
+
+
+class Stumbling:
+    """A guesser that fails at a random call, for good."""
+
+    nbytes = 0
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+
+    def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
+        if self._dice.random() < 0.1:
+            raise RuntimeError("a fault of this guesser's")
+        return [[one.tokens[-1]] for one in requests]
+
+    def forget(self, sequences: Collection[int]) -> None:
+        """Do nothing: it keeps nothing."""
+
+
+@pytest.mark.parametrize("name", ["lookup", "model", "stumbling"])
+def test_every_row_says_what_it_says_without_guesses(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dice = random.Random(7)
+    monkeypatch.setattr(
+        GuessWidth, "choose", lambda self, rows, longest, most: dice.choice([0, most // 2, most])
+    )
+    network = random_model("full")
+    draft = DraftModel("draft", network, VOCABULARY - 6, VOCABULARY, 120, 0, kv.cost(network))
+    guessers: dict[str, Callable[[], list[Guesser]]] = {
+        "lookup": lambda: [LookupGuesser()],
+        "model": lambda: [LookupGuesser(), ModelGuesser(draft, Pace(24, 250))],
+        "stumbling": lambda: [Stumbling(dice), LookupGuesser()],
+    }
+    plain = engine_model(network, slots=8)
+    cost = draft.cost if name == "model" else None
+    drafting = Drafting(6, guessers[name], cost=cost)
+    model = engine_model(network, slots=8, drafting=drafting)
+    for seed in range(SCHEDULES):
+        try:
+            check_schedule(model, random.Random(seed), plain)
+        except BaseException as fault:
+            fault.add_note(f"seed {seed}")
+            raise
+    failed = [one for one in caplog.messages if one.startswith("a guesser failed")]
+    assert bool(failed) is (name == "stumbling")

@@ -1,0 +1,358 @@
+"""EAGLE-3 and DFlash guess right, change no token, and are found as checkpoints describe them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import pytest
+from mlx_lm.utils import load_model
+
+from backend.engine.caching import kv
+from backend.engine.device import detect
+from backend.engine.drafting.draft_loading import Drafting, load_drafting
+from backend.engine.drafting.drafter import GuessRequest
+from backend.engine.drafting.state_guesser import StateGuesser
+from backend.engine.drafting.unread_states import UnreadStates
+from backend.engine.engine import Engine
+from backend.engine.errors import ModelRejected
+from backend.engine.load_request import LoadRequest
+from backend.engine.loading.checkpoint import inspect
+from backend.engine.loading.stages import at_once
+from backend.engine.loading.weights import LoadedModel
+from backend.engine.planning.guess_width import GuessWidth
+from backend.engine.request import Sampling, TokenPrompt
+from backend.engine.sampling.logits_head import LogitsHead
+from backend.engine.settings import Settings
+from common.prefixes import common_prefix
+from tests.engine.drafting.drafters import DRAFT_VOCABULARY, FORMS, drafter_of
+from tests.engine.drafting.heads import text
+from tests.engine.loading_models import read_weights, write_weights
+from tests.engine.random_models import VOCABULARY
+from tests.engine.rounds import Rounds, engine_model
+from tests.engine.test_parity import check_schedule
+from tests.engine.vision.seeing import answer_to, asking
+from tests.long import TEST_LONG
+
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("small_grammars")]
+SCHEDULES = int(os.environ.get("GUESS_SCHEDULES", "34" if TEST_LONG else "2"))
+PAIRS = [(kind, form) for kind in ("full", "window", "hybrid") for form in FORMS]
+SAMPLE = [("full", "eagle"), ("hybrid", "dflash")]
+LENGTH = 24
+
+
+class Noted:
+    """What guessers proposed behind which tokens."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[tuple[list[int], list[int]]] = []
+        propose = StateGuesser.propose
+
+        def noted(of: StateGuesser, asked: Sequence[GuessRequest]) -> list[list[int] | None]:
+            found = propose(of, asked)
+            pairs = zip(asked, found, strict=True)
+            self.made += [(list(one.tokens), own) for one, own in pairs if own]
+            return found
+
+        monkeypatch.setattr(StateGuesser, "propose", noted)
+
+    def counted(self, whole: Sequence[list[int]]) -> list[int]:
+        """How many guesses were made, and how many of them are in the whole texts."""
+        found = [0, 0]
+        for tokens, guesses in self.made:
+            own = next(one for one in whole if one[: len(tokens)] == tokens)
+            found[0] += len(guesses)
+            found[1] += common_prefix(guesses, own[len(tokens) :])
+        return found
+
+
+async def _loaded(drafter: Path | None, model: Path, **settings: Any) -> Engine:
+    engine = Engine()
+    engine.start()
+    draft = "" if drafter is None else str(drafter)
+    try:
+        await engine.load(LoadRequest("model", str(model), draft_model=draft, settings=settings))
+    except BaseException:
+        await engine.stop(10)
+        raise
+    return engine
+
+
+@pytest.mark.parametrize(("kind", "form"), PAIRS if TEST_LONG else SAMPLE)
+@pytest.mark.usefixtures("guesses_always")
+async def test_a_drafter_guesses_right_and_changes_nothing(
+    kind: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the files to the answers, which are those without the drafter."""
+    drafter = drafter_of(kind, form)
+    dice = random.Random(5)
+    starts = dice.sample(range(1, VOCABULARY), 12)  # no prompt begins like another
+    requests = [
+        asking(
+            TokenPrompt(tuple(text(dice, 8, start))),
+            max_tokens=LENGTH - 8,
+            ignore_eos=True,
+            sampling=Sampling(temperature=at % 2, seed=at),
+        )
+        for at, start in enumerate(starts)
+    ]
+    engine = await _loaded(None, drafter.parent / "model")
+    plain = await asyncio.gather(*(answer_to(engine, one) for one in requests))
+    await engine.stop(10)
+    engine = await _loaded(drafter, drafter.parent / "model")
+    noted = Noted(monkeypatch)
+    answers = await asyncio.gather(*(answer_to(engine, one) for one in requests))
+    # The last step's guesses are counted in the one after it, in which all rows leave.
+    while (await engine.status()).breakdown["draft_kv_cache"]:
+        pass
+    guessing = engine.metrics().guessing
+    await engine.stop(10)
+    assert [one.tokens for one in answers] == [one.tokens for one in plain]
+    whole = [
+        [*cast(TokenPrompt, request.prompt).tokens, *answer.tokens]
+        for request, answer in zip(requests, plain, strict=True)
+    ]
+    assert guessing is not None
+    assert [guessing.proposed, guessing.accepted] == noted.counted(whole)
+    assert guessing.accepted > 0.6 * guessing.proposed > 60
+    assert guessing.guessers == ("DFlash" if form == "dflash" else "EAGLE-3")
+
+
+def _drafting(drafter: Path, model: Path) -> tuple[Any, Drafting]:
+    """A model, and how it drafts, loaded as the engine loads it."""
+    network = load_model(model)[0]
+    config = {"model_type": network.model_type}
+    loaded = LoadedModel(
+        "model", network, cast(Any, None), config, frozenset(), 4096, 0, "float32", ""
+    )
+    loading = load_drafting(
+        inspect(drafter, "drafter", Settings(), drafts=True),
+        loaded,
+        cast(Any, None),
+        LogitsHead(network, VOCABULARY),
+        4096,
+        Settings(),
+        detect(),
+    )
+    drafting = at_once(loading)
+    assert drafting is not None
+    return network, drafting
+
+
+@pytest.mark.parametrize(("kind", "form"), PAIRS if TEST_LONG else SAMPLE)
+def test_every_row_says_what_it_says_without_guesses(
+    kind: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(7)
+    monkeypatch.setattr(
+        GuessWidth, "choose", lambda self, rows, longest, most: dice.choice([0, most // 2, most])
+    )
+    noted = Noted(monkeypatch)
+    drafter = drafter_of(kind, form)
+    network, drafting = _drafting(drafter, drafter.parent / "model")
+    plain = engine_model(network, slots=8)
+    model = engine_model(network, slots=8, drafting=drafting)
+    for seed in range(SCHEDULES):
+        try:
+            check_schedule(model, random.Random(seed), plain)
+        except BaseException as fault:
+            fault.add_note(f"seed {seed}")
+            raise
+    assert len(noted.made) > 8 * SCHEDULES
+
+
+def test_steps_without_guesses_do_no_work_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At width 0, keeping the states for a later guess must cost next to nothing."""
+    monkeypatch.setattr(GuessWidth, "choose", lambda self, rows, longest, most: 0)
+    drafter = drafter_of("full", "eagle")
+    network, drafting = _drafting(drafter, drafter.parent / "model")
+    rounds = Rounds(engine_model(network, slots=8, drafting=drafting))
+    added: list[int] = []
+    add = UnreadStates.add
+
+    def noted(own: UnreadStates, states: mx.array) -> None:
+        added.append(states.shape[0])
+        add(own, states)
+
+    monkeypatch.setattr(UnreadStates, "add", noted)
+    for number in range(4):
+        rounds.submit(number, text(random.Random(number), 8), 64, ignore_eos=True)
+    rounds.drain()
+    assert sum(added) >= 4 * (8 + 62)
+    assert len(added) < 4 * 64 / 8
+
+
+def _changed(drafter: Path, directory: Path, config: dict[str, Any], **tensors: Any) -> Path:
+    """A copy of a drafter with other configuration, and with tensors replaced or removed."""
+    directory.mkdir()
+    written = json.loads((drafter / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(written | config))
+    weights = read_weights(drafter) | tensors
+    left = {name: value for name, value in weights.items() if value is not None}
+    write_weights(directory, left)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("form", "config", "tensors", "why"),
+    [
+        (
+            "eagle",
+            {"hidden_size": 16},
+            {},
+            "it was trained for a model with states of 16 numbers, and this model's have 32",
+        ),
+        (
+            "eagle",
+            {"eagle_aux_hidden_state_layer_ids": [0, 1, 7]},
+            {},
+            "it reads the states in front of layers [0, 1, 7], which models of type qwen3 with",
+        ),
+        (
+            "eagle",
+            {"eagle_aux_hidden_state_layer_ids": [0, 1]},
+            {},
+            "it reads the states in front of layers [0, 1], which are not three",
+        ),
+        ("eagle", {}, {"fc.weight": None}, "its weights lack inner.fc.weight in the form of"),
+        (
+            "eagle",
+            {},
+            {"midlayer.self_attn.q_norm.weight": mx.zeros(8)},
+            "its weights have inner.layers.0.self_attn.q_norm.weight, which those of EAGLE-3",
+        ),
+        (
+            "eagle",
+            {},
+            {"d2t": mx.full(DRAFT_VOCABULARY, 50, mx.int64)},
+            "its d2t names tokens beyond this model's 96",
+        ),
+        (
+            "eagle",
+            {"num_attention_heads": 0},
+            {},
+            "its config.json does not describe one (ZeroDivisionError)",
+        ),
+        ("dflash", {"block_size": 1}, {}, "its block_size is 1, which leaves no token to guess"),
+        ("dflash", {"hidden_size": 16}, {}, "it was trained for a model with states of 16 numbers"),
+        (
+            "dflash",
+            {"dflash_config": {"mask_token_id": 96, "target_layer_ids": [0, 1]}},
+            {},
+            "its mask_token_id 96 is no token of this model",
+        ),
+        (
+            "dflash",
+            {"dflash_config": {"mask_token_id": 0, "target_layer_ids": [0, 1, 1]}},
+            {},
+            "its weights lack inner.fc.weight in the form of DFlash",
+        ),
+    ],
+)
+def test_a_drafter_of_another_model_is_refused(
+    form: str,
+    config: dict[str, Any],
+    tensors: dict[str, Any],
+    why: str,
+    tmp_path: Path,
+) -> None:
+    kind = next(kind for kind, other in SAMPLE if other == form)
+    drafter = drafter_of(kind, form)
+    changed = _changed(drafter, tmp_path / "drafter", config, **tensors)
+    with pytest.raises(ModelRejected) as caught:
+        _drafting(changed, drafter.parent / "model")
+    assert str(caught.value).startswith(
+        f"DraftModel: drafter 'drafter' cannot guess for 'model': {why}"
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_drafter_is_no_model(form: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(FORMS[form]))
+    write_weights(tmp_path, {"fc.weight": mx.zeros((1, 1))})
+    with pytest.raises(ModelRejected, match="so name the model that it was trained for, and this"):
+        inspect(tmp_path, "model", Settings())
+
+
+def test_a_quantised_drafter_guesses_too(tmp_path: Path) -> None:
+    drafter = drafter_of("full", "eagle")
+    weights = read_weights(drafter)
+    quantised: dict[str, Any] = {}
+    for name in ("fc", "midlayer.mlp.down_proj"):
+        packed, scales, biases = mx.quantize(weights[f"{name}.weight"], 32, 8)
+        quantised |= {f"{name}.weight": packed, f"{name}.scales": scales, f"{name}.biases": biases}
+    config = {"quantization": {"group_size": 32, "bits": 8}}
+    changed = _changed(drafter, tmp_path / "drafter", config, **quantised)
+    found = [_first_guess(path, drafter.parent / "model") for path in (drafter, changed)]
+    assert found[0] == found[1]
+    assert found[0]
+
+
+def _first_guess(drafter: Path, model: Path) -> list[int] | None:
+    network, drafting = _drafting(drafter, model)
+    assert drafting.states is not None
+    prompt = text(random.Random(2), 8)
+    unread = UnreadStates()
+    with drafting.states.watched() as seen:
+        network(mx.array([prompt[:-1]]), cache=kv.new_row(network))
+    unread.add(seen[-1][0])
+    (guesser,) = drafting.new_guessers()
+    (found,) = guesser.propose([GuessRequest(1, prompt, 3, unread)])
+    return found
+
+
+@pytest.mark.parametrize(("kind", "form"), SAMPLE)
+def test_guesses_are_the_same_in_company_as_alone(kind: str, form: str) -> None:
+    """Sequences come, go, pause, and differ in how many of their guesses are right."""
+    drafter = drafter_of(kind, form)
+    _, drafting = _drafting(drafter, drafter.parent / "model")
+
+    def new() -> StateGuesser:
+        (guesser,) = drafting.new_guessers()
+        assert isinstance(guesser, StateGuesser)
+        guesser._least_probability = 0
+        return guesser
+
+    guesser, dice = new(), random.Random(3)
+    size = 32 * (3 if form == "eagle" else 2)
+    texts: dict[int, list[int]] = {}
+    unread: dict[int, UnreadStates] = {}
+    known: dict[int, list[mx.array]] = {}
+
+    def grow(number: int, tokens: Sequence[int]) -> None:
+        states = mx.random.normal((len(tokens), size), key=mx.random.key(dice.randrange(10**6)))
+        texts[number] += tokens
+        unread[number].add(states)
+        known[number].append(states)
+
+    together = 0
+    for step in range(24):
+        if len(texts) < 4 and dice.random() < 0.4:
+            texts[step], unread[step], known[step] = [5], UnreadStates(), []
+            grow(step, [dice.randrange(VOCABULARY) for _ in range(dice.choice([1, 9, 50]))])
+        if texts and dice.random() < 0.15:
+            gone = dice.choice(list(texts))
+            del texts[gone]
+            guesser.forget([gone])
+        asked = [
+            GuessRequest(number, texts[number], dice.randint(1, 4), unread[number])
+            for number in texts
+            if dice.random() < 0.8
+        ]
+        found = guesser.propose(asked)
+        together += len(asked) > 1
+        for one, own in zip(asked, found, strict=True):
+            whole = UnreadStates()
+            whole.add(mx.concatenate(known[one.sequence]))
+            alone = GuessRequest(one.sequence, one.tokens, one.most, whole)
+            assert [own] == new().propose([alone])
+            assert own is not None
+            right = own[: dice.randint(0, len(own))]
+            grow(one.sequence, [*right, dice.randrange(VOCABULARY)])
+    assert together > 8
