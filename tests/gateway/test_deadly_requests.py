@@ -18,9 +18,12 @@ from tests.polling import PAUSE
 RUN = f'exec "{ROOT}/scripts/python" -m tests.gateway.deadly_backend "$@"'
 
 
-def starts(gateway: GatewayProcess) -> int:
-    """How many backends were started so far."""
-    return sum("starting a backend" in line for line in gateway.log)
+def starts(gateway: GatewayProcess, expected: int) -> bool:
+    """Whether that many backends were started so far; prints the gateway's log if not."""
+    found = sum("starting a backend" in line for line in gateway.log)
+    if found != expected:
+        print(*gateway.log, sep="\n")
+    return found == expected
 
 
 def code(answer: httpx.Response) -> str:
@@ -60,14 +63,14 @@ def test_it_is_never_repeated_and_refused_after_the_second_death(
         assert post(harmless).status_code == 200
         first = post(deadly)
         assert (first.status_code, code(first)) == (503, "backend_unavailable")
-        assert starts(gateway) == 1
+        assert starts(gateway, 1)
         second = post(deadly)
         assert (second.status_code, code(second)) == (500, "backend_killed")
         assert second.headers["x-should-retry"] == "false"
-        assert starts(gateway) == 2
+        assert starts(gateway, 2)
         assert code(post(deadly)) == "backend_killed"
-        assert starts(gateway) == 2
+        assert starts(gateway, 2)
         assert post(harmless).status_code == 200
-        assert starts(gateway) == 3
+        assert starts(gateway, 3)
     finally:
         gateway.close()
