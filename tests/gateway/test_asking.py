@@ -28,12 +28,19 @@ class Place:
         lease: Any = type("Held", (), {"doubt": lambda _, emptied: self.doubts.append(emptied)})()
         yield cast(Lease, lease)
 
-    def dying(self, said: int = 0, error: ApiError | None = None, **known: bool) -> Any:
+    def dying(
+        self,
+        said: int = 0,
+        error: ApiError | None = None,
+        *,
+        reached: bool = True,
+        died: bool = True,
+    ) -> Any:
         async def send(_: Lease) -> AsyncGenerator[int, None]:
             self.asked += 1
             for number in range(said):
                 yield number
-            raise error or replace(backend_gone(), **({"reached": True, "died": True} | known))
+            raise error or replace(backend_gone(died=died), reached=reached)
 
         return send
 
