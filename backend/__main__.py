@@ -55,10 +55,10 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -> int:
-    from backend.rpc.address import USAGE, AddressInUse, UsageError, address_of
+    from backend.rpc.address import RANKS_USAGE, USAGE, AddressInUse, UsageError, address_of
 
     if {"-h", "--help"} & set(arguments):
-        print(USAGE)
+        print(USAGE, RANKS_USAGE, sep="\n")
         return 0
     if "--version" in arguments:
         print(f"mlx-backend {VERSION}")

@@ -91,6 +91,12 @@ def parts() -> dict[str, Measurement]:
 def main(names: list[str]) -> int:
     every = measurements()
     known = every | parts()
+    if {"-h", "--help"} & set(names):
+        print(
+            f"usage: make bench BENCH='[NAME…]'; without a name all but the parts (a:b) run\n"
+            f"names: {', '.join(known)}"
+        )
+        return 0
     if unknown := set(names) - set(known):
         print(f"bench: no measurement {', '.join(unknown)}: choose from {', '.join(known)}")
         return 2

@@ -44,7 +44,10 @@ def main(arguments: Sequence[str]) -> int:
         os.environ["MODEL"] = rest.pop(0)
         os.environ.pop("MODELS", None)
     if word == "serve" and {"-h", "--help"} & set(rest):
-        module = "gateway"  # demo.serve would download a model first
+        from gateway.arguments import parser
+
+        parser("mlx-backend serve [MODEL] [OPTION…]").print_help()
+        return 0
     sys.argv = [f"mlx-backend {word}", *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
     return 0

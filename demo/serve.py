@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from demo import default_model
+from gateway.arguments import parser
 
 CONTEXT_SIZE = 4096
+USAGE = 'make serve [MODEL=… or MODELS=FOLDER] [SERVE="OPTION…"]'
 
 
 def plain(text: str) -> str:
@@ -58,12 +60,17 @@ def models_folder(environ: Mapping[str, str]) -> Path:
 
 def main() -> NoReturn:
     """Replace this process by the gateway, with its signals and its exit code."""
-    try:
-        folder = models_folder(os.environ)
-    except (default_model.ModelUnavailable, OSError) as error:
-        sys.exit(f"error: {error}")
-    command = [sys.executable, "-m", "gateway", "--models-dir", str(folder), *sys.argv[1:]]
-    os.execv(sys.executable, command)
+    arguments = sys.argv[1:]
+    if {"-h", "--help"} & set(arguments):
+        parser(USAGE).print_help()
+        sys.exit(0)
+    if not any(argument.partition("=")[0] == "--models-dir" for argument in arguments):
+        try:
+            folder = models_folder(os.environ)
+        except (default_model.ModelUnavailable, OSError) as error:
+            sys.exit(f"error: {error}")
+        arguments = ["--models-dir", str(folder), *arguments]
+    os.execv(sys.executable, [sys.executable, "-m", "gateway", *arguments])
 
 
 if __name__ == "__main__":

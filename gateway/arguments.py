@@ -37,7 +37,7 @@ def settings_from(
     arguments: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> GatewaySettings:
     """The settings of a command line and an environment. Raises BadArgument."""
-    given = _parser().parse_args([*_of_environment(environ or {}), *arguments])
+    given = parser().parse_args([*_of_environment(environ or {}), *arguments])
     values = {row.name: getattr(given, row.name) for row in fields(GatewaySettings)}
     keys = (*values["api_keys"], *_keys_beside(given.api_key_file, environ or {}))
     values["api_keys"] = tuple(dict.fromkeys(_key(key) for key in keys))
@@ -76,19 +76,18 @@ def flag_of(row: Field[Any]) -> str:
     return name.removesuffix("s") if row.metadata["rule"].kind in ("texts", "keys") else name
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="gateway",
-        description="An OpenAI-compatible HTTP server in front of MLX backends.",
-        allow_abbrev=False,
-    )
+def parser(usage: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the command line. usage: the usage line of its help; None to list all flags."""
+    about = "Serves MLX models over HTTP, with the APIs of OpenAI, Anthropic and Ollama."
+    parser = _Parser("gateway", usage, about, allow_abbrev=False)
     for row in fields(GatewaySettings):
         rule: Rule = row.metadata["rule"]
         how: dict[str, Any]
         if rule.kind == "switch":
             how = {"action": "store_true"}
         elif rule.kind in ("texts", "keys"):
-            how = {"action": "append", "default": []}
+            metavar = flag_of(row).rpartition("-")[2].upper()
+            how = {"action": "append", "default": [], "metavar": metavar}
         else:
             how = {
                 "type": partial(_value, flag_of(row), rule),
@@ -98,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
             }
         meaning = rule.meaning.replace("%", "%%")
         parser.add_argument(flag_of(row), dest=row.name, help=meaning, **how)
-    parser.add_argument("--api-key-file", type=Path, help=KEY_FILE)
+    parser.add_argument("--api-key-file", type=Path, help=KEY_FILE, metavar="FILE")
     parser.add_argument("--version", action="version", version=f"gateway {VERSION}")
     return parser
 

@@ -226,7 +226,7 @@ def build(package: Path, venv: Path) -> None:
 
 def main() -> int:
     """Build the package. Returns 0 if it is complete."""
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         print("usage: scripts/python scripts/package.py DIRECTORY", file=sys.stderr)
         return 2
     target = Path(sys.argv[1]).absolute()

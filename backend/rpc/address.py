@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")
 USAGE = "usage: run.sh [--addr HOST:PORT | --version]   (default localhost:50051; [::1]:PORT: IPv6)"
+RANKS_USAGE = """\
+       run.sh [--addr HOST:PORT] --ranks N         divide the model among N processes here
+       run.sh [--addr HOST:PORT] --hostfile FILE   be rank 0 of several machines
+       run.sh --worker --rank R --hostfile FILE    be another rank; see docs/distributed.md"""
 
 
 class UsageError(Exception):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import yaml
@@ -44,3 +45,31 @@ def test_without_a_model_it_is_the_default_model(
     folder = serve.models_folder({})
     [file] = folder.iterdir()
     assert yaml.safe_load(file.read_text())["parameters"]["model"] == str(model)
+
+
+def test_a_folder_named_by_a_flag_needs_no_default_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+
+    def execute(_: str, command: list[str]) -> NoReturn:
+        started.append(command)
+        raise SystemExit
+
+    monkeypatch.setattr("os.execv", execute)
+    monkeypatch.setattr(default_model, "ensure", lambda: pytest.fail("fetched the default model"))
+    for flags in (["--models-dir", str(tmp_path)], [f"--models-dir={tmp_path}"]):
+        monkeypatch.setattr("sys.argv", ["serve", *flags])
+        with pytest.raises(SystemExit):
+            serve.main()
+        assert started.pop()[3:] == flags
+
+
+def test_help_fetches_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(default_model, "ensure", lambda: pytest.fail("fetched the default model"))
+    monkeypatch.setattr("sys.argv", ["serve", "--help"])
+    with pytest.raises(SystemExit):
+        serve.main()
+    assert capsys.readouterr().out.startswith("usage: make serve [MODEL=…")

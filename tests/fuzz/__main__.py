@@ -21,9 +21,12 @@ RUNS = 100_000
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="make fuzz")
-    parser.add_argument("--runs", type=int, default=RUNS)
-    parser.add_argument("targets", nargs="*", choices=[*TARGETS, []], metavar="target")
+    parser = argparse.ArgumentParser(
+        prog="make fuzz", usage='make fuzz FUZZ="[--runs N] [TARGET…]"'
+    )
+    parser.add_argument("--runs", type=int, default=RUNS, help="inputs per target (%(default)s)")
+    names = f"all without one: {', '.join(TARGETS)}"
+    parser.add_argument("targets", nargs="*", choices=[*TARGETS, []], metavar="TARGET", help=names)
     asked = parser.parse_args(arguments)
     _install()
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, SITE)))}

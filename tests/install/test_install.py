@@ -40,11 +40,33 @@ def install(project: Path, *arguments: str, **changes: str) -> subprocess.Comple
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose first installation ended at packages with another hash."""
     project = project_copy(tmp_path_factory.mktemp("fresh") / "my backend")
+    lock = project / "requirements" / "linux-cuda12.lock"
+    right = lock.read_text()
+    lock.write_text(re.sub(r"sha256:[0-9a-f]{8}", "sha256:00000000", right))
     result = install(project)
-    assert result.returncode == 0, result.stderr
+    lock.write_text(right)
+    assert result.returncode != 0
+    assert "HASHES" in result.stderr
     return project
+
+
+@pytest.fixture(scope="module")
+def installed(refused: Path) -> Path:
+    """The same project, installed after another installation was killed."""
+    # What a kill leaves: half the packages, no stamp, and a lock without an owner.
+    (packages,) = (refused / "venv" / "lib").glob("python3*/site-packages")
+    (packages / "google").mkdir()
+    (packages / "google" / "half.py").touch()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (refused / "venv.lock").mkdir()
+    (refused / "venv.lock" / "pid").write_text(f"{gone.pid}\n")
+    result = install(refused)
+    assert result.returncode == 0, result.stderr
+    return refused
 
 
 def identity(file: Path) -> tuple[int, int]:
@@ -65,8 +87,15 @@ def assert_usable(project: Path) -> None:
 
 @pytest.mark.skipif(os.uname().sysname != "Linux", reason="the copy installs a Linux profile")
 class TestInstallingFromNothing:
-    def test_leaves_a_venv_and_the_stubs(self, installed: Path) -> None:
+    def test_packages_with_another_hash_are_refused(self, refused: Path) -> None:
+        assert (refused / "venv" / "bin" / "python").exists()
+        assert not (refused / "venv" / ".installed").exists()
+
+    def test_leaves_a_venv_and_the_stubs_even_after_an_interrupted_install(
+        self, installed: Path
+    ) -> None:
         assert_usable(installed)
+        assert list(installed.glob("venv/lib/python3*/site-packages/google/half.py")) == []
         assert (installed / "wire" / "backend_pb2.pyi").exists()
         assert list(installed.glob(".wire.*")) == []
         assert not (installed / "venv.lock").exists()
@@ -96,29 +125,6 @@ class TestInstallingFromNothing:
         assert result.returncode == 1
         assert "backend.proto could not be compiled" in last_line(result.stderr)
         assert_usable(installed)
-
-    def test_an_interrupted_install_is_redone(self, installed: Path) -> None:
-        # What a kill during an install leaves: half the packages, no stamp, and a lock without an
-        # owner.
-        (installed / "venv" / ".installed").unlink()
-        (packages,) = (installed / "venv" / "lib").glob("python3*/site-packages")
-        shutil.rmtree(packages / "google")
-        gone = subprocess.Popen(["true"])
-        gone.wait()
-        (installed / "venv.lock").mkdir()
-        (installed / "venv.lock" / "pid").write_text(f"{gone.pid}\n")
-        result = install(installed)
-        assert result.returncode == 0, result.stderr
-        assert_usable(installed)
-
-    def test_packages_with_another_hash_are_refused(self, tmp_path: Path) -> None:
-        project = project_copy(tmp_path / "project")
-        lock = project / "requirements" / "linux-cuda12.lock"
-        lock.write_text(re.sub(r"sha256:[0-9a-f]{8}", "sha256:00000000", lock.read_text()))
-        result = install(project)
-        assert result.returncode != 0
-        assert "HASHES" in result.stderr
-        assert not (project / "venv" / ".installed").exists()
 
 
 def test_the_projects_own_install_is_up_to_date_at_once() -> None:

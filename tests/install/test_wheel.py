@@ -119,7 +119,9 @@ def test_it_prints_its_version_and_its_commands(environment: Path) -> None:
     usage = mlx_backend(environment).stdout
     for word in ("serve", "backend", "doctor"):
         assert f"mlx-backend {word} " in usage
-    assert "--max-body-bytes" in mlx_backend(environment, "serve", "--help").stdout
+    options = mlx_backend(environment, "serve", "--help").stdout
+    assert options.startswith("usage: mlx-backend serve [MODEL] [OPTION…]\n")
+    assert "--max-body-bytes" in options
     unknown = mlx_backend(environment, "sevre")
     assert unknown.returncode == 2
     assert unknown.stderr.startswith("mlx-backend: unknown command 'sevre'")
