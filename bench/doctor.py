@@ -163,7 +163,7 @@ def _company(stub: BackendStub) -> Finding:
 
 
 def difference(one: Answer, other: Answer) -> float | None:
-    """The gap in nats between two tokens, by `one`, where the answers first differ.
+    """How much better `one` rates its own token where two answers first differ, in nats.
 
     None if the answers are equal; infinite if the other's token is not among `one`'s best.
     """
@@ -236,7 +236,7 @@ def _speed(stub: BackendStub) -> dict[str, float]:
 
 
 def _plain(options: pb.ModelOptions) -> dict[str, float]:
-    """The same for mlx-lm's `stream_generate`, in a process of its own; {} if it fails."""
+    """Speeds of mlx-lm's `stream_generate`, in a process of its own; {} if it fails."""
     model = options.ModelFile or options.Model
     try:
         return dict(json.loads(_child(["-m", "bench.doctor", "--plain", model])))

@@ -13,9 +13,9 @@ _IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, si
 
 
 def reset() -> None:
-    """Unblock all signals, and undo that the host ignores those that end or report children.
+    """Unblock all signals, and set those that end or report children back to their defaults.
 
-    Signals that by default end a process, but ask for nothing that it does, are ignored.
+    Signals that would end the process although they mean nothing to it are ignored.
     """
     for number in _NEEDED:
         if signal.getsignal(number) == signal.SIG_IGN:

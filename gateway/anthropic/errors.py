@@ -35,7 +35,7 @@ def body(error: ApiError) -> dict[str, Any]:
 
 
 def event(error: ApiError) -> str:
-    """The same as the last event of a stream."""
+    """The event that ends a stream with this error."""
     return f"event: error\ndata: {json.dumps(body(error))}\n\n"
 
 

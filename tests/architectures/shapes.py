@@ -380,7 +380,7 @@ def _names(arguments: Any) -> frozenset[str]:
 
 
 def quantised_model(model_type: str) -> Any:
-    """The same with weights of 8 bits, where their rows can be cut into groups."""
+    """`tiny_model` with weights of 8 bits, where their rows can be cut into groups."""
     model = tiny_model.__wrapped__(model_type)
 
     def fits(_: str, module: Any) -> bool:

@@ -18,7 +18,7 @@ SETUPS = setups()
 
 
 def tight(setup: Setup, tokens: int) -> Setup:
-    """The same with memory for that many tokens of KV, and twice the load."""
+    """`setup` with memory for `tokens` tokens of KV, and twice the load."""
     kv = setup.model.cost.of(tokens)
     memory = (setup.model.weights + kv) / setup.machine.usable
     return replace(

@@ -1,4 +1,4 @@
-"""A trial of grammars that keeps one fork for many of them, which is what lets fuzzing try many."""
+"""Tries many grammars in one fork, because a fork for each would make fuzzing too slow."""
 
 from __future__ import annotations
 

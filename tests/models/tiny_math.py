@@ -128,7 +128,7 @@ def logits_from(
 ) -> mx.array:
     """The logits of mlx-lm's qwen3 model, from its own parameters, for given embeddings.
 
-    `after_first` is added behind the first layer, where a Qwen3-VL adds its deepstack features.
+    `after_first` is added after the first layer, where a Qwen3-VL adds its deepstack features.
     """
     for number, layer in enumerate(model.model.layers):
         x = x + _attend(layer.self_attn, layer.input_layernorm(x), table)

@@ -37,7 +37,7 @@ class Example:
 
 def _positions(places: list[tuple[int, int] | None]) -> np.ndarray:
     """The positions of Qwen3-VL: a picture's cells count rows and columns from where it begins,
-    and what follows goes on behind the largest of them. `None` stands for a token of text."""
+    and what follows continues after the largest of them. `None` stands for a token of text."""
     columns: list[tuple[int, int, int]] = []
     following = 0
     for place in places:

@@ -69,7 +69,7 @@ def naming(colours: list[str]) -> str:
 
 
 def _shown(rng: random.Random, pictures: list[int], text: str) -> Message:
-    """A user turn with pictures before the text, or behind it."""
+    """A user turn with pictures before the text, or after it."""
     images = [{"type": "image", "picture": picture} for picture in pictures]
     words = [{"type": "text", "text": text}]
     return {"role": "user", "content": images + words if rng.random() < 0.8 else words + images}

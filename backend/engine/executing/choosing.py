@@ -1,4 +1,4 @@
-"""The next token of each of some sequences: sampled from logits, under the masks of grammars.
+"""Samples the next token of several sequences from their logits, under grammar masks.
 
 A grammar needs a token before it can mask the next one. The tokens are therefore read, and the
 masks filled, while the logits are computed; only sampling waits for the masks.

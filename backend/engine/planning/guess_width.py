@@ -165,7 +165,7 @@ class GuessWidth:
             return self._try(0)
         rates = {width: self._rate(known, width) for width in self._widths}
         best = max(self._widths, key=lambda width: (rates[width], -width))
-        # While guesses rest only plain steps are timed, so a better gain would be chance.
+        # While guesses rest, only plain steps are timed, so a gain that looks better is chance.
         rests = self._resting is known and self._plain
         if best and not rests and self._gain(known, best) >= (_GAIN if self._plain else 1):
             self._resting = None

@@ -48,7 +48,7 @@ LENGTH = 24
 
 
 class Noted:
-    """What guessers proposed behind which tokens."""
+    """What the guessers proposed, and after which tokens."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[tuple[list[int], list[int]]] = []

@@ -83,7 +83,7 @@ def test_a_draft_model_slower_than_its_model_is_left_alone(ratio: int, chance: f
 
 
 def test_a_trial_takes_its_steps() -> None:
-    """The first of four is not timed, so three times of plain steps are behind the choice."""
+    """The first of four is not timed, so the choice rests on the times of three plain steps."""
     play = Play(flat, 0.9)
     chosen = play.run(60)[1]
     assert chosen[:5] == [0, 0, 0, 0, 1]

@@ -128,7 +128,7 @@ def test_otherwise_no_slot_is_left_free(waiting: int, length: int, limits: list[
     before = crowd.idle
     for _ in range(600):
         crowd.step()
-    # In the step in which a sequence ends its slot is still taken; the next plan has it.
+    # The slot of a sequence that ends is still taken in that step; the next plan may use it.
     assert crowd.idle - before <= (crowd.ended if waiting == 1 else 0)
 
 

@@ -69,7 +69,7 @@ def main(folder: Path) -> None:
 
 
 def _noting(peaks: list[int]) -> Any:
-    """The step behind the weights, which computes; before it, it notes what they took at most."""
+    """The first step that computes, after the weights; notes their peak memory before it runs."""
 
     def noting(*arguments: Any) -> Any:
         peaks.append(mx.get_peak_memory())

@@ -88,7 +88,7 @@ def _chi(counts: np.ndarray, shares: np.ndarray) -> float:
 
 
 def _draws(sampling: Sampling, logits: np.ndarray, count: int, first: int = 0) -> np.ndarray:
-    """So many draws from the same logits, at successive steps."""
+    """`count` draws from the same logits, at successive steps from `first` on."""
     rows = [sampling] * 500
     drawn = [
         _sample(rows, list(range(at, at + 500)), np.tile(logits, (500, 1)))

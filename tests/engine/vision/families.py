@@ -179,7 +179,7 @@ def _qwen3_5(path: Path) -> None:
 
 
 def _qwen3_5_moe(path: Path) -> None:
-    """The same with experts."""
+    """Qwen3.5 with experts."""
     _qwen3_5(path)
     config = read(path, "config.json") | {"model_type": "qwen3_5_moe"}
     config["vision_config"]["model_type"] = "qwen3_5_moe"
@@ -389,7 +389,7 @@ def _ministral3(path: Path) -> None:
 
 
 def _mistral4(path: Path) -> None:
-    """The same with latent attention and experts."""
+    """Ministral 3 with latent attention and experts."""
     _ministral3(path)
     config = read(path, "config.json")
     config["text_config"] |= {

@@ -129,7 +129,7 @@ class _Dialogue:
 
     @property
     def plain(self) -> tuple[Sequence[Message], Sequence[Any]]:
-        """The same for mlx-vlm."""
+        """The messages and pictures of this question, as mlx-vlm takes them."""
         first, *others = turns(*self.texts)
         words = {"type": "text", "text": first["content"]}
         content = [*({"type": "image"} for _ in self.colours), words]
