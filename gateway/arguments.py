@@ -48,7 +48,7 @@ def settings_from(
 
 
 def _of_environment(environ: Mapping[str, str]) -> list[str]:
-    """The environment's variables as flags, over which those of the command line take precedence."""
+    """The variables of the environment as flags; those of the command line take precedence."""
     flags = []
     for row in fields(GatewaySettings):
         name, kind = f"MLX_GATEWAY_{row.name.upper()}", row.metadata["rule"].kind
