@@ -622,7 +622,14 @@ _GEMMA3N_TOKENS = {
 
 def write_gemma3n(path: Path) -> None:
     """Layers without KV of their own, and tokens of images and sounds beyond those of text."""
-    ids = add_tokens(path, list(_GEMMA3N_TOKENS.values()), _GEMMA3N_TOKENS["image_token"])
+    image, sound = _GEMMA3N_TOKENS["image_token"], _GEMMA3N_TOKENS["audio_token"]
+    ids = add_tokens(path, list(_GEMMA3N_TOKENS.values()), image)
+    template = path / "chat_template.jinja"
+    written = template.read_text()
+    shown = f"{{{{- '{image}' -}}}}"
+    heard_too = f"{{%- elif part.type == 'audio' -%}}{{{{- '{sound}' -}}}}"
+    assert shown in written
+    template.write_text(written.replace(shown, shown + heard_too))
     named = {f"{name}_id": ids[text] for name, text in _GEMMA3N_TOKENS.items()}
     tokens = read(path, "tokenizer_config.json")
     write(path, "tokenizer_config.json", tokens | named | {
