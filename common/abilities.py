@@ -15,7 +15,7 @@ from typing import Any
 
 from common.chat_format import ChatFormat
 from common.infill_tokens import FAMILIES
-from common.media_parts import hears, sees
+from common.media_parts import hears, holds_media, sees
 from common.model_kind import ModelKind, kind_of
 
 _INDEX = "model.safetensors.index.json"
@@ -49,6 +49,18 @@ def abilities(folder: Path, wanted: str = "") -> tuple[str, ...]:
     """
     stamps = [(path.stat().st_mtime_ns if path.is_file() else 0) for path in _paths(folder)]
     return _abilities(folder, wanted, tuple(stamps))
+
+
+def is_blind(folder: Path, wanted: str = "") -> bool:
+    """Whether a checkpoint certainly takes text alone: no part of all its weights sees or hears."""
+    if wanted == "text":
+        return True
+    with suppress(OSError, ValueError, RecursionError):
+        if not (folder / _INDEX).is_file() and len(list(folder.glob("*.safetensors"))) != 1:
+            return False
+        tensors = _tensors(folder)
+        return bool(tensors) and not holds_media(tensors)
+    return False
 
 
 def for_anthropic(able: Collection[str]) -> dict[str, dict[str, Any]]:

@@ -33,8 +33,7 @@ class KeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and self._keys and not is_open(scope["path"]):
             given = key_of(Headers(scope=scope))
-            name = self._name_of(given)
-            if name is None:
+            if (name := self._name_of(given)) is None:
                 refusal = _refusal(given)
                 await response_of(refusal, scope)(scope, receive, send)
                 return

@@ -75,8 +75,7 @@ async def media(
             " --allow-remote-images",
         )
     known, names = _KNOWN[what]
-    kind = _kind(content, known)
-    if kind is None:
+    if (kind := _kind(content, known)) is None:
         raise _invalid(what, f"this is not a known kind of {what}: send {names}")
     return _data_uri(kind, content)
 

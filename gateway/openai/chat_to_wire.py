@@ -6,6 +6,7 @@ first, so that a field means the same wherever it is sent.
 
 from __future__ import annotations
 
+import copy
 import json
 
 from gateway.context import Gateway
@@ -13,6 +14,7 @@ from gateway.errors import bad_field
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_answer import wants_logprobs
 from gateway.openai.chat_request import ChatCompletionRequest
+from gateway.openai.field_names import names_of
 from gateway.openai.format_to_wire import constraint_of, write_constraint
 from gateway.openai.messages_to_wire import wire_messages
 from gateway.openai.role_mapping import prompt_of
@@ -41,16 +43,15 @@ async def options_of(
     _write_logprobs(first, request)
     _write_form(first, request)
     await _write_prompt(first, request, gateway)
+    media = [field for field in ("Images", "Videos", "Audios") if getattr(first, field)]
+    if media and gateway.supervisor.checkpoints.is_blind(config):
+        sentence = f"the model {config.name} takes only text: send text, or name another model"
+        raise bad_field(names_of(request)[media[0]], sentence)
     write_template_arguments(first, request, config)
-    first.Seed = seed_of(request, config, 0)
-    return [first, *(_choice(first, seed_of(request, config, n)) for n in range(1, request.n or 1))]
-
-
-def _choice(first: pb.PredictOptions, seed: int) -> pb.PredictOptions:
-    options = pb.PredictOptions()
-    options.CopyFrom(first)
-    options.Seed = seed
-    return options
+    wanted = [first, *(copy.deepcopy(first) for _ in range(1, request.n or 1))]
+    for choice, options in enumerate(wanted):
+        options.Seed = seed_of(request, config, choice)
+    return wanted
 
 
 def _write_form(options: pb.PredictOptions, request: ChatCompletionRequest) -> None:
@@ -98,9 +99,8 @@ async def _write_prompt(
     options.UseTokenizerTemplate = True
     if request.continue_final_message:
         options.Metadata["mlx.continue_final_message"] = "true"
-    fields = {"image": options.Images, "video": options.Videos, "audio": options.Audios}
     for kind, items in found.media.items():
-        fields[kind].extend(content for _, content in items)
+        getattr(options, f"{kind.title()}s").extend(content for _, content in items)
         if items:
             options.Metadata[f"mlx.{kind}_messages"] = json.dumps([index for index, _ in items])
 

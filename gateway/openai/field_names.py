@@ -59,8 +59,7 @@ def _media(request: ChatCompletionRequest) -> dict[str, str]:
     for index, message in enumerate(request.messages):
         parts = message.content if isinstance(message.content, list) else ()
         for place, part in enumerate(parts):
-            wire = fields.get(part.field)
-            if wire:
+            if wire := fields.get(part.field):
                 path = f"messages[{index}].content[{place}].{part.field}"
                 found.setdefault(wire, path)
                 found[f"{wire}[{counts[wire]}]"] = path

@@ -86,9 +86,8 @@ async def wire_messages(
 def _require_few_remote(messages: Sequence[ChatMessage]) -> None:
     remote = 0
     for index, message in enumerate(messages):
-        if not isinstance(message.content, list):
-            continue
-        for part, content in enumerate(message.content):
+        parts = message.content if isinstance(message.content, list) else ()
+        for part, content in enumerate(parts):
             given = content.image_url or content.video_url
             remote += given is not None and images.is_remote(_url(given))
             if remote > images.MOST_REMOTE:

@@ -25,8 +25,7 @@ def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: M
     options.TypicalP = _share(defaults.chosen("typical_p", fields.typical_p))
     _write_addends(options, fields, defaults)
     _write_repetition(options, fields, defaults)
-    bias = _first(fields.logit_bias, defaults.logit_bias, {})
-    if bias:
+    if bias := _first(fields.logit_bias, defaults.logit_bias, {}):
         options.LogitBias = json.dumps(bias)
     options.IgnoreEOS = _first(fields.ignore_eos, defaults.ignore_eos, False)
     options.NDraft = fields.num_draft_tokens or 0

@@ -64,8 +64,7 @@ class Conversation:
 
     def close(self) -> None:
         """Add a user message for the remaining images, before another role's message."""
-        images = self._take_images()
-        if images:
+        if images := self._take_images():
             self.turn("user", images, images[0][1])
 
     def _take_images(self) -> list[Part]:

@@ -155,8 +155,7 @@ async def _answered(
 ) -> Response:
     streams = body.stream is not False
     reply = Answer(body.model, part, streams=streams)
-    translation = chat_request(body)
-    if translation is None:
+    if (translation := chat_request(body)) is None:
         if body.keep_alive in (0, "0", "0s", "0m"):
             await gateway.supervisor.unload(body.model)
             return JSONResponse(reply.empty("unload"))

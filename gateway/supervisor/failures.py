@@ -17,8 +17,7 @@ class LoadFailed(Exception):
 
 def cause_of(line: str) -> str:
     """The cause that a backend's log line names, or the line."""
-    match = _CAUSE.search(line)
-    if match is None:
+    if (match := _CAUSE.search(line)) is None:
         return line
     quoted, plain = match.groups()
     return plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted)

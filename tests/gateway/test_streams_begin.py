@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from tests.gateway.asking import body_of, chat_chunks, chunks, joined
-from tests.gateway.gateway_process import WAIT, GatewayProcess, roomy
+from tests.gateway.gateway_process import WAIT, GatewayProcess, roomy, tiny
 from tests.gateway.numbers_backend import NumbersBackend
 from wire import backend_pb2 as pb
 
@@ -174,9 +174,33 @@ def test_the_first_event_precedes_the_first_token_and_others_follow_by_the_clock
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[GatewayProcess]:
     model = roomy(engine_args={"prefill_chunk": CHUNK})
-    process = GatewayProcess({"tiny": model})
+    process = GatewayProcess({"tiny": model, "unread": tiny()})
     yield process
     process.close()
+
+
+def test_an_image_for_a_model_without_sight_is_refused_before_a_load(
+    gateway: GatewayProcess,
+) -> None:
+    url = "data:image/png;base64,iVBORw0KGgoAAA=="
+    shown = {"type": "image_url", "image_url": {"url": url}}
+    source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+    bodies: dict[str, Json] = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": [shown]}]},
+        "/v1/messages": {
+            "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}],
+            "max_tokens": 9,
+        },
+        "/v1/responses": {
+            "input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]
+        },
+    }
+    for path, sent in bodies.items():
+        answer = gateway.client.post(path, json={"model": "unread", "stream": True, **sent})
+        assert answer.status_code == 400, path
+        assert "takes only text" in answer.text, path
+    models = gateway.client.get("/api/status").json()["models"]
+    assert {one["name"]: one["state"] for one in models}["unread"] == "stopped"
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])

@@ -31,9 +31,6 @@ _OWN_PROMPTS = (
     "its processor replaces the text beside an image by a prompt of its own, and so has no place"
     " for a conversation; serve dots.ocr or PaddleOCR-VL instead"
 )
-_LOSES_A_TOKEN = (
-    "mlx-vlm drops the last token of a prompt with an image; serve dots.ocr or PaddleOCR-VL instead"
-)
 _DROPS_A_TOKEN = "mlx-vlm drops the token after each image; serve a Qwen-VL model instead"
 _FORGETS = (
     "which of its own tokens an answer attends to depends on where its prompt ended, which stored"
@@ -44,7 +41,6 @@ _CHANGES = (
     " have, and mlx-vlm answers texts with the weights for images; serve Phi-4-mini-instruct for"
     " text, or Gemma 3 for images"
 )
-_SCALED = "mlx-vlm does not scale the embeddings of a prompt as it scales those of an answer"
 _DIFFUSION = (
     "it fills in blocks of tokens in many passes (diffusion), and here one token follows the other;"
     " serve a model that writes in that way, such as Gemma 3 or Ling"
@@ -70,12 +66,9 @@ _NOT_SERVED: Mapping[str, str] = {
     "falcon_ocr": _OWN_PROMPTS,
     "falcon_perception": _OTHER,
     "mllama": _CROSSES,
-    "deepseekocr": _LOSES_A_TOKEN,
-    "deepseekocr_2": _LOSES_A_TOKEN,
     "unlimited_ocr": _FORGETS,
     "phi3_v": _DROPS_A_TOKEN,
     "phi4mm": _CHANGES,
-    "gemma3n": _SCALED,
     "got": _WRITES_AROUND,
     "plamo2vl": _WRITES_AROUND,
     "molmo_point": _POINTS,

@@ -19,6 +19,7 @@ from mlx_vlm.models import cache as vlm
 
 from backend.engine.caching.row_shift import RowShift
 from backend.engine.vision.image_blocks import mask_blocks_of_pass
+from backend.engine.vision.mlx_lm_layers import use_mlx_lm
 from backend.engine.vision.row_positions import place_rows
 from backend.engine.vision.row_scale import scale_by_row
 
@@ -48,12 +49,13 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         self.whole = whole
         if hasattr(whole, "disable_talker"):
             whole.disable_talker()  # Qwen3-Omni's speech output, which is never requested
+        self.model_type = model_type = getattr(whole.config, "model_type", "")
         scale_by_row(whole.language_model)
+        use_mlx_lm(whole.language_model, model_type)
         self.sees_ahead = mask_blocks_of_pass(whole.language_model)
         self.axes = place_rows(whole.language_model) or 3
         self.passes_positions = self.axes > 3
         self.shifts = self.passes_positions or hasattr(whole.language_model, "get_rope_index")
-        self.model_type = model_type = getattr(whole.config, "model_type", "")
         rope: Any = getattr(getattr(whole.language_model, "model", None), "rotary_emb", None)
         plain = model_type == "cohere_compass" and rope.position_selector is None
         self._one_axis = plain or model_type in _ONE_AXIS

@@ -124,6 +124,7 @@ class ItemProcessor:
         self._markers = markers
         self._number = _number(processor)
         self._boundary = _boundary(processor)
+        self._dropped = _dropped(processor)
         self._rate = _sound_rate(processor)
         self._most_bytes = most_bytes
         self._prepared_items: OrderedDict[bytes, MediaItem] = OrderedDict()
@@ -243,7 +244,7 @@ class ItemProcessor:
 
         output = prepare_inputs(
             self._processor,
-            prompts=self._markers[kind],
+            prompts=self._markers[kind] + self._dropped,
             image_token_index=self._image_token,
             add_special_tokens=False,
             **_as_mlx_vlm_takes(given, self._rate),
@@ -336,6 +337,17 @@ def _boundary(processor: Any) -> int | None:
         return None
     token: int = processor.tokenizer.convert_tokens_to_ids(processor.fake_image_token)
     return token
+
+
+def _dropped(processor: Any) -> str:
+    """Text for the last token of a prompt, which DeepSeek-OCR's processors remove; '' for others.
+
+    It would be the end token of a conversation that was used to train the model.
+    """
+    if not type(processor).__name__.startswith("DeepseekOCR"):
+        return ""
+    text: str = processor.tokenizer.eos_token
+    return text
 
 
 def _without_boundary(item: MediaItem) -> MediaItem:

@@ -118,6 +118,7 @@ def write_family(path: Path, family: str) -> Path:
         "jina_vlm": further_families.write_jina_vlm,
         "llmjpvl": further_families.write_llmjpvl,
         "mage_vl": further_families.write_mage_vl,
+        "gemma3n": further_families.write_gemma3n,
         "deepseek_vl_v2": write_deepseek_vl_v2,
         "deepseekocr": write_deepseekocr,
         "unlimited_ocr": write_unlimited_ocr,
@@ -731,7 +732,9 @@ def _write_weights(path: Path) -> None:
     parts = ["text", "vision", "perceiver", "projector", "audio"]
     settings = utils.update_module_configs(settings, family, config, parts)
     mx.random.seed(1)
-    weights = {name: _drawn(name, value) for name, value in _parameters(family.Model(settings))}
+    width = 0.005 if config["model_type"] == "gemma3n" else 0.05  # the former are scaled
+    found = _parameters(family.Model(settings))
+    weights = {name: _drawn(name, value, width) for name, value in found}
     mx.save_safetensors(str(path / "model.safetensors"), weights, {"format": "mlx"})
 
 
@@ -740,16 +743,17 @@ def _parameters(model: Any) -> list[tuple[str, mx.array]]:
     return list(found)
 
 
-def _drawn(name: str, value: mx.array) -> mx.array:
-    """Small for the embeddings, so that the layers decide and not only the last token.
+def _drawn(name: str, value: mx.array, embedded: float) -> mx.array:
+    """Small for the embeddings, `embedded`, so that the layers decide and not only the last token.
 
     If they were large, a model whose output layer is its embedding would repeat one token for ever.
     """
-    if name.endswith(".temp"):  # Zaya's factors of keys, which would all be 0
+    # Zaya's factors of keys and Gemma 3n's of layers' corrections, which would all be 0.
+    if name.endswith((".temp", "correct_output_scale")):
         return mx.ones_like(value)
     if name.endswith("perceive.after_rms.weight"):  # HunyuanOCR's, the size of image embeddings
         return mx.full(value.shape, 0.05)
     if value.ndim < 2 or not mx.issubdtype(value.dtype, mx.floating):
         return value
-    width = 0.05 if "embed_tokens" in name else 1.5 / math.sqrt(value.shape[-1])
+    width = embedded if "embed_tokens" in name else 1.5 / math.sqrt(value.shape[-1])
     return mx.random.normal(value.shape) * width

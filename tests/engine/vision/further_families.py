@@ -608,3 +608,105 @@ def _tower() -> dict[str, object]:
         "window_size": 56,
         "fullatt_block_indexes": [1],
     }
+
+
+_GEMMA3N_TOKENS = {
+    "boi_token": "<start_of_image>",
+    "boa_token": "<start_of_audio>",
+    "eoi_token": "<end_of_image>",
+    "image_token": "<image_soft_token>",
+    "eoa_token": "<end_of_audio>",
+    "audio_token": "<audio_soft_token>",
+}
+
+
+def write_gemma3n(path: Path) -> None:
+    """Layers without KV of their own, and tokens of images and sounds beyond those of text."""
+    image, sound = _GEMMA3N_TOKENS["image_token"], _GEMMA3N_TOKENS["audio_token"]
+    ids = add_tokens(path, list(_GEMMA3N_TOKENS.values()), image)
+    template = path / "chat_template.jinja"
+    written = template.read_text()
+    shown = f"{{{{- '{image}' -}}}}"
+    heard_too = f"{{%- elif part.type == 'audio' -%}}{{{{- '{sound}' -}}}}"
+    assert shown in written
+    template.write_text(written.replace(shown, shown + heard_too))
+    named = {f"{name}_id": ids[text] for name, text in _GEMMA3N_TOKENS.items()}
+    tokens = read(path, "tokenizer_config.json")
+    write(path, "tokenizer_config.json", tokens | named | {
+        "extra_special_tokens": _GEMMA3N_TOKENS
+    })  # fmt: skip
+    size, seen, heard = max(ids.values()) + 1, named["eoi_token_id"], named["eoa_token_id"]
+    write(path, "config.json", {
+        "model_type": "gemma3n",
+        "vocab_size": size,
+        "hidden_size": TEXT["hidden_size"],
+        "image_token_id": named["image_token_id"],
+        "audio_token_id": named["audio_token_id"],
+        "vision_soft_tokens_per_image": 4,
+        "audio_soft_tokens_per_image": 13,
+        "eos_token_id": 2,
+        "text_config": TEXT | {
+            "model_type": "gemma3n_text",
+            "vocab_size": size,
+            "vocab_size_per_layer_input": seen,
+            "intermediate_size": [256] * 4,
+            "head_dim": 32,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", *["full_attention"] * 3],
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 16,
+            "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+            "altup_num_inputs": 3,
+            "altup_coef_clip": 120.0,
+            "altup_correct_scale": True,
+            "altup_active_idx": 0,
+            "laurel_rank": 8,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "final_logit_softcapping": 30.0,
+        },
+        "vision_config": {"hidden_size": 32, "vocab_offset": seen, "vocab_size": heard - seen},
+        "audio_config": {
+            "hidden_size": 32,
+            "input_feat_size": 32,
+            "conf_num_attention_heads": 2,
+            "conf_num_hidden_layers": 1,
+            "sscp_conv_channel_size": [8, 4],
+            "vocab_offset": heard,
+            "vocab_size": size - heard,
+        },
+    })  # fmt: skip
+    own = {
+        "processor_class": "Gemma3nProcessor",
+        "image_seq_length": 4,
+        "audio_seq_length": 13,
+    }
+    write(path, "preprocessor_config.json", PIXELS | own | {
+        "image_processor_type": "SiglipImageProcessorFast",
+        "size": {"height": 56, "width": 56},
+        "feature_extractor_type": "Gemma3nAudioFeatureExtractor",
+        "feature_size": 32,
+        "sampling_rate": 16000,
+        "padding_value": 0.0,
+        "frame_length_ms": 32.0,
+        "hop_length_ms": 10.0,
+    })  # fmt: skip
+    write(path, "processor_config.json", own)
+
+
+def small_pyramid(patch: pytest.MonkeyPatch) -> None:
+    """mlx-vlm fixes the size of Gemma 3n's tower in its code; this one makes 4 embeddings."""
+    from mlx_vlm.models.gemma3n import vision
+
+    nn: Any = vision.nn
+
+    class Tower(nn.Module):  # type: ignore[misc]  # mlx.nn is untyped
+        def __init__(self, config: Any) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, config.hidden_size, 28, 28)
+
+        def __call__(self, x: Any, _: Any = None) -> Any:
+            return self.conv(x.transpose(0, 2, 3, 1))
+
+    patch.setattr(vision, "VisionTower", Tower)
+    patch.setattr(vision.VisionModel, "sanitize", lambda _, weights: weights)

@@ -17,8 +17,9 @@ _WIDTH = 1024  # between the towers, in mlx-vlm's code
 
 
 def write_deepseekocr(path: Path) -> None:
-    """Two towers, one after the other; its processor drops the last token of a prompt."""
+    """Two towers, one after the other; its processor removes the last token of a prompt."""
     _write(path, "deepseekocr", {})
+    begin_with(path, "<|endoftext|>")  # the token 0, as in mlx-vlm's code
 
 
 def write_unlimited_ocr(path: Path) -> None:

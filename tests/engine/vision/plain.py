@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -30,6 +31,10 @@ AMONG_SIGNS = Sampling(temperature=0, logit_bias=tuple((token, 100.0) for token 
 _OF_TOKENS = {"mm_token_type_ids", "token_type_ids"}
 # Families whose language part is told by the model, and not by generation, what a token is.
 _BY_MODEL = {"ernie4_5_moe_vl"}
+# Families whose processor removes the last token of a prompt with an image.
+_DROPS = {"deepseekocr", "deepseekocr_2"}
+# Families whose language part only mlx-lm computes rightly: mlx-vlm does not scale its text.
+_OF_MLX_LM = {"gemma3n"}
 
 Message = Mapping[str, Any]
 
@@ -54,6 +59,9 @@ class PlainPasses:
         self._model, self._processor = load(path)
         compute_constants(self._processor)
         drop_arguments_for_text(self._processor)
+        self._language = self._model.language_model
+        if self._model.config.model_type in _OF_MLX_LM:
+            self._language = _by_mlx_lm(path, self._language)
         self._marker = marker
         self._shown: dict[str, Any] = {}
         if clip is not None:
@@ -90,9 +98,10 @@ class PlainPasses:
         self, messages: Sequence[Message], images: Sequence[Any], tokens: int
     ) -> tuple[int, ...]:
         """The answer if attention saw the prompt and the last token, and none between."""
+        from mlx_lm.models import cache as lm
         from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
-        language = self._model.language_model
+        language = self._language
         cache: list[Any] = make_prompt_cache(language)
         logits = self._pass(self._inputs(messages, images), cache)
         said: list[int] = []
@@ -101,7 +110,7 @@ class PlainPasses:
             logits = language(mx.array([said[-1:]]), cache=cache).logits
             for layer in cache:
                 for part in getattr(layer, "caches", (layer,)):
-                    if isinstance(part, KVCache):
+                    if isinstance(part, KVCache | lm.KVCache):
                         part.trim(1)
         return tuple(said)
 
@@ -116,6 +125,8 @@ class PlainPasses:
             add_generation_prompt=True,
         )
         marker = getattr(config, "image_token_index", None)
+        if images and config.model_type in _DROPS:
+            text += tokenizer.eos_token
         inputs = prepare_inputs(
             self._processor,
             images=list(images) or None,
@@ -125,7 +136,8 @@ class PlainPasses:
             **self._shown,
         )
         given = {name: value for name, value in inputs.items() if name != "attention_mask"}
-        if (crops := given.get("images_spatial_crop")) is not None:  # it reads past their end
+        crops = given.get("images_spatial_crop")
+        if crops is not None and crops.ndim == 3:  # it reads past their end
             tiles = given["pixel_values"].shape[1]
             given["images_spatial_crop"] = mx.pad(
                 crops, [(0, 0), (0, tiles - crops.shape[1]), (0, 0)]
@@ -149,7 +161,7 @@ class PlainPasses:
         for name in _OF_TOKENS & inputs.keys():  # those of an answer are text
             kinds = mx.array(inputs[name])
             given[name] = mx.pad(kinds, [(0, 0), (0, tokens.shape[1] - kinds.shape[1])])
-        logits: mx.array = self._model.language_model(tokens, cache=cache, **given).logits
+        logits: mx.array = self._language(tokens, cache=cache, **given).logits
         return logits
 
     def _embedded(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,4 +175,30 @@ class PlainPasses:
             rest["position_ids"] = mx.concatenate([mx.array(positions), following], axis=-1)
         mask = mx.ones(ids.shape, dtype=mx.int32)
         features = self._model.get_input_embeddings(ids, pixels, mask=mask, **rest).to_dict()
+        config = self._model.config
+        if config.model_type in _OF_MLX_LM:
+            shown = (ids >= config.vision_config.vocab_offset)[..., None]
+            held = features["inputs_embeds"]
+            features["inputs_embeds"] = mx.where(shown, held, held * held.shape[-1] ** 0.5)
         return {name: value for name, value in features.items() if value is not None}
+
+
+def _by_mlx_lm(path: Path, language: Any) -> Any:
+    """mlx-lm's model with the weights of mlx-vlm's, called as that is."""
+    from mlx.utils import tree_flatten
+    from mlx_lm.models import gemma3n
+
+    config = json.loads((path / "config.json").read_text())
+    model = gemma3n.Model(gemma3n.ModelArgs.from_dict(config))
+    weights: Any = tree_flatten(language.model.parameters())
+    model.model.language_model.load_weights(weights)
+
+    class Language:
+        make_cache = model.make_cache
+
+        def __call__(
+            self, tokens: mx.array, cache: Any = None, inputs_embeds: Any = None, **_: Any
+        ) -> Any:
+            return SimpleNamespace(logits=model(tokens, cache or model.make_cache(), inputs_embeds))
+
+    return Language()

@@ -30,7 +30,8 @@ from backend.engine.request import (
 )
 from tests.engine.vision.checkpoint_files import begin_with
 from tests.engine.vision.families import write_family
-from tests.engine.vision.further_families import own_tokens
+from tests.engine.vision.further_families import own_tokens, small_pyramid
+from tests.engine.vision.ocr_families import small_tower
 from tests.engine.vision.plain import AMONG_SIGNS, SIGNS, Message, PlainPasses
 from tests.engine.vision.recent_families import small_convolutions
 from tests.engine.vision.seeing import (
@@ -72,7 +73,9 @@ FAMILIES = [
     "qwen2_vl",
     "qwen3_vl_moe",
     "deepseek_vl_v2",
+    "deepseekocr",
     "fastvlm",
+    "gemma3n",
     "gemma4",
     "gemma4_moe",
     "gemma4_unified",
@@ -102,13 +105,14 @@ FAMILIES = [
     "step3p7",
     "zaya1_vl",
 ]
+HEARING = ["qwen3_omni_moe", "inkling", "gemma3n"]
 _IN_TEXT = dict.fromkeys(("internvl_chat", "llava_bunny", "fastvlm"), "<image>\n")
 _IN_TEXT |= {"multi_modality": "<image>", "locateanything": "<image-1>"}
 # mlx-vlm itself fails on two images, forgets one, or puts it a token too late.
 _ONE_EACH = ["llava_bunny", "paddleocr_vl", "fastvlm", "granite4_vision"]
-_ONE_EACH += ["multi_modality", "step3p7", "molmo", "hunyuan_vl", "jina_vlm"]
-# Beside the 729, 421 or 392 tokens of an image, those of an answer weigh little.
-_LARGE = ["llava_bunny", "molmo2", "jina_vlm"]
+_ONE_EACH += ["deepseekocr", "multi_modality", "step3p7", "molmo", "hunyuan_vl", "jina_vlm"]
+# Beside the 729, 421, 392 or 273 tokens of an image, those of an answer weigh little.
+_LARGE = ["llava_bunny", "molmo2", "jina_vlm", "deepseekocr"]
 _QUESTION, _NEXT = "What colours are the images?", "And then?"
 
 
@@ -147,6 +151,8 @@ async def test_a_family_chooses_what_its_plain_passes_choose(
     tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_convolutions(monkeypatch)
+    small_tower(monkeypatch)
+    small_pyramid(monkeypatch)
     path = write_family(tmp_path / family, family)
     own_tokens(path, monkeypatch)
     plain = PlainPasses(path, _IN_TEXT.get(family, ""))
@@ -306,8 +312,11 @@ async def test_end_tokens_of_the_processor_end_an_answer_too(tmp_path: Path) -> 
     assert answer.text == ""
 
 
-@pytest.mark.parametrize("family", ["qwen3_omni_moe", *(["inkling"] if TEST_LONG else [])])
-async def test_an_answer_about_a_sound_equals_the_plain_passes(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize("family", HEARING if TEST_LONG else HEARING[:1])
+async def test_an_answer_about_a_sound_equals_the_plain_passes(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_pyramid(monkeypatch)
     path = write_family(tmp_path / family, family)
     heard: Sequence[Message] = [
         {"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": _QUESTION}]}

@@ -13,8 +13,6 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import KVCache
 
-from backend.engine.vision.processor import load_processor
-from tests.architectures.shapes import configuration
 from tests.engine.vision.families import write_family
 from tests.engine.vision.ocr_families import small_tower
 from tests.engine.vision.seeing import TINY_VISION, picture
@@ -44,19 +42,6 @@ def _drawn(network: Any) -> Any:
         for name, value in parameters
     ]))  # fmt: skip
     return network
-
-
-def test_deepseek_ocr_loses_the_last_token_of_a_prompt_with_an_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mlx_vlm.utils import prepare_inputs
-
-    small_tower(monkeypatch)
-    path = write_family(tmp_path / "deepseekocr", "deepseekocr")
-    processor = load_processor(path, trust_remote_code=False)
-    inputs = prepare_inputs(processor, images=[picture("red")], prompts="<image>\nGo 42")
-    whole = processor.tokenizer.encode("\nGo 42", add_special_tokens=False)
-    assert inputs["input_ids"][0].tolist()[-len(whole) + 1 :] == whole[:-1]
 
 
 def test_phi3_v_loses_the_token_after_an_image() -> None:
@@ -185,25 +170,3 @@ def test_deepseek_v4_answers_otherwise_than_it_reads() -> None:
     stored = language.make_cache()
     steps = [language(mx.array([[token]]), cache=stored).logits[0] for token in tokens]
     assert not mx.allclose(mx.concatenate(steps), whole, atol=0.01)
-
-
-def test_gemma3n_scales_answers_but_not_prompts() -> None:
-    from mlx_vlm.models import gemma3n
-
-    text: dict[str, Any] = configuration("gemma3n")["text_config"]
-    text["intermediate_size"] = [text["intermediate_size"]] * text["num_hidden_layers"]
-    model = gemma3n.Model(
-        gemma3n.ModelConfig(
-            text_config=gemma3n.TextConfig.from_dict(text),
-            vision_config=gemma3n.VisionConfig(),
-            audio_config=gemma3n.AudioConfig(),
-            model_type="gemma3n",
-        )
-    )
-    tokens = mx.array([[5, 9, 33, 7, 61, 20, 44]])
-    as_answer = model.language_model(tokens).logits
-    given = model.get_input_embeddings(tokens).to_dict()
-    as_prompt = model.language_model(
-        tokens, **{name: value for name, value in given.items() if value is not None}
-    ).logits
-    assert not mx.allclose(as_answer, as_prompt, atol=0.1)
