@@ -171,7 +171,8 @@ class GuessWidth:
         best = max(self._widths, key=lambda width: (rates[width], -width))
         # While guesses rest only plain steps are timed, so a better gain would be chance.
         rests = self._resting is known or (self._resting is not None and self._spent > 0)
-        if best and not (rests and self._plain) and self._gain(known, best) >= (_GAIN if self._plain else 1):
+        worth = self._gain(known, best) >= (_GAIN if self._plain else 1)
+        if best and worth and not (rests and self._plain):
             self._resting = None
             return best if best in known else self._try(best, _FIRST_TRIAL)
         if self._resting is not known:
