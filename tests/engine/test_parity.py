@@ -195,6 +195,7 @@ def check_schedule(
         assert usage.prompt_tokens == len(requests[ticket].prompt)
         assert usage.completion_tokens == expected.finished.usage.completion_tokens
         seen["rows served from the prefix cache"] += usage.cached_tokens > 0
+        seen["tokens compared"] += usage.completion_tokens
     return seen
 
 

@@ -299,7 +299,7 @@ class Executor:
         batches = self._launched_batches
         steady: tuple[object, ...] = ()
         if self._only_decodes and len(batches) == 1:
-            steady = (id(batches[0]), len(batches[0].sequences), batches[0].width)
+            steady = (id(batches[0]), len(batches[0].sequences))
         seconds = self._times.since_same_step(steady)
         for batch in batches:
             if batch.sequences:

@@ -21,10 +21,9 @@ _FIRST_TRIAL = 3  # the same at a width that has not been timed
 _LOOK = 2  # the same if the steps only test whether guesses are right again
 _FIRST_REFRESH = 32  # steps with guesses after which plain ones are timed again; it doubles
 _LONGEST_REFRESH = 256
-_PROVEN = 8  # steps with guesses, after which right ones shorten the time until the next test
-_SHORTEST_REST = 32  # plain steps between two such tests
-_LONGEST_REST = 256
-_LOOK_SHARE = 0.01  # of the time, at most, for such tests of a width that cannot pay
+_REST = 32  # minimum of plain steps between two such tests
+_LOOK_SHARE = 0.01  # of the time of plain steps, for such tests
+_MOST_SPENT = 200.0  # plain steps; a process that was stopped during a test has not spent its time
 _PRIOR = 0.6  # assumed probability that a guess after a right one is right, until it is measured
 _MEMORY = 24  # measurements over which times are averaged
 _TEXT = 32  # the same for right guesses of one sequence; limited because the text changes
@@ -78,7 +77,10 @@ class GuessWidth:
         self._trial: tuple[int, int] = (0, 0)
         self._patience = _PATIENCE
         self._plain = self._guessing = 0  # steps since the other kind was last tried
-        self._rest = _SHORTEST_REST
+        # What steps with guesses took beyond the tokens that they gained, in plain steps, since
+        # they last gained more; of that, `_LOOK_SHARE` of each plain step is made up for.
+        self._spent = 0.0
+        self._latest = 0  # width of the latest step
         # the times, of one kind of step, by which guesses were last given up
         self._resting: Mapping[int, _Mean] | None = None
         self._refresh = _FIRST_REFRESH
@@ -114,15 +116,19 @@ class GuessWidth:
         """Record a finished step.
 
         width: as chosen. proposed: guesses of all sequences. right: for each sequence, how many
-        guesses were right. seconds: since the previous step if that had the same width; 0 if
+        guesses were right. seconds: since the previous step if that had the same sequences; 0 if
         unknown. behind: sequences without guesses because their guesser has yet to catch up with a
         long prompt; that says nothing about the guesses to come.
         """
+        known = self._known(rows, longest)
+        changed, self._latest = width != self._latest, width
+        self._spend(known, width, sum(right) / max(rows, 1), seconds, changed=changed)
         if behind >= rows and self._patience >= 1:
             self._patience -= 1
             self._trial = width, max(self._trial[1], 1)
             return
-        known = self._known(rows, longest)
+        if changed:
+            seconds = 0.0  # guessers read what they missed, and steps with guesses do not overlap
         if seconds:
             mean = known.setdefault(width, _Mean())
             most = _OUTLIER * mean.value if mean.count else seconds
@@ -142,8 +148,6 @@ class GuessWidth:
             if seconds:
                 self._trial = width, 0
         elif sum(right) >= proposed > 0:
-            if self._gain(known, width) >= 1 and self._guessing >= _PROVEN:
-                self._rest = _SHORTEST_REST
             # a test continues as long as guesses are right
             self._trial = width, max(self._trial[1], 1)
         was = self.report
@@ -165,18 +169,18 @@ class GuessWidth:
             return self._try(0)
         rates = {width: self._rate(known, width) for width in self._widths}
         best = max(self._widths, key=lambda width: (rates[width], -width))
-        # While guesses rest, only plain steps are timed, so a gain that looks better is chance.
-        rests = self._resting is known and self._plain
-        if best and not rests and self._gain(known, best) >= (_GAIN if self._plain else 1):
+        # While guesses rest only plain steps are timed, so a better gain would be chance.
+        rests = self._resting is known or (self._resting is not None and self._spent > 0)
+        worth = self._gain(known, best) >= (_GAIN if self._plain else 1)
+        if best and worth and not (rests and self._plain):
             self._resting = None
             return best if best in known else self._try(best, _FIRST_TRIAL)
         if self._resting is not known:
             self._guessing = 0
         self._resting = known
         best = max(self._widths[1:], key=lambda width: (rates[width], -width), default=0)
-        if self._plain < max(self._rest, self._dues(known, best)):
+        if self._plain < _REST or self._spent:
             return 0
-        self._rest = min(2 * self._rest, _LONGEST_REST)
         self._plain = 0
         for mean in self._first_right_shares:
             mean.count = min(mean.count, _LOOK)  # the text may have changed
@@ -228,15 +232,31 @@ class GuessWidth:
             return True
         return (1 + width) * known[0].value > known[width].value
 
-    def _dues(self, known: Mapping[int, _Mean], width: int) -> float:
-        """After how many plain steps a test of this width takes no more than its share of time.
+    def _spend(
+        self,
+        known: Mapping[int, _Mean],
+        width: int,
+        gained: float,
+        seconds: float,
+        *,
+        changed: bool,
+    ) -> None:
+        """Count what a step took beyond a plain one.
 
-        It matters if guessing takes much longer than a plain step, as with a draft model that is
-        larger than its model.
+        All of it counts: also the first step of a test, in which guessers read what they missed,
+        and the plain one after it. gained: tokens of each sequence.
         """
-        if self._can_pay(known, width):
-            return 0.0
-        return _LOOK * (known[width].value / known[0].value - 1) / _LOOK_SHARE
+        plain = known[0].value if 0 in known else 0.0
+        if not plain:
+            return
+        if width:
+            unknown = known[width].value if width in known else 2 * plain
+            self._spent += (seconds or unknown) / plain - 1 - gained
+        else:
+            self._spent -= _LOOK_SHARE
+            if changed and seconds:
+                self._spent += max(seconds / plain - 1, 0.0)
+        self._spent = min(max(self._spent, 0.0), _MOST_SPENT)
 
     def _known(self, rows: int, longest: int) -> dict[int, _Mean]:
         """Times for this number of sequences and length.

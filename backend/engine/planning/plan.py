@@ -227,8 +227,8 @@ class Guessed:
 
     rows: number of sequences. longest: tokens of the longest. width: as planned. proposed: guesses
     of all sequences. right: of each sequence, the guesses that were right. seconds: since the
-    previous step, if that was the same and nothing else ran; 0 if unknown. behind: sequences
-    without guesses because their guesser has yet to catch up.
+    previous step, if that had the same sequences and nothing else ran; 0 if unknown. behind:
+    sequences without guesses because their guesser has yet to catch up.
     """
 
     rows: int

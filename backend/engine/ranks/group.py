@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import mlx.core as mx
 
 from backend.engine.errors import EngineFailed
@@ -15,14 +17,23 @@ def join_group(place: Place) -> None:
     complete. Raises EngineFailed.
     """
     try:
-        group = mx.distributed.init(strict=True, backend=place.transport)
+        joined = mx.distributed.init(strict=True, backend=place.transport)
     except Exception as fault:
         raise EngineFailed(f"MLX cannot form the {place.transport} group: {fault}") from None
-    if (group.rank(), group.size()) != (place.rank, place.size):
+    if (joined.rank(), joined.size()) != (place.rank, place.size):
         raise EngineFailed(
-            f"MLX says that this is rank {group.rank()} of {group.size()}, but it was started as"
+            f"MLX says that this is rank {joined.rank()} of {joined.size()}, but it was started as"
             f" rank {place.rank} of {place.size}"
         )
+
+
+@cache
+def group() -> mx.distributed.Group:
+    """The group that this process has joined.
+
+    The same object at every call: MLX caches functions by group, and keeps those of the latest 128.
+    """
+    return mx.distributed.init()
 
 
 def spread(tokens: mx.array) -> mx.array:
@@ -31,5 +42,5 @@ def spread(tokens: mx.array) -> mx.array:
     tokens: integers of the same shape on every rank. The values of other ranks do not affect the
     result; rank 0 only waits until they have been computed.
     """
-    group = mx.distributed.init()
-    return mx.distributed.all_sum(tokens if group.rank() == 0 else tokens * 0, group=group)
+    ranks = group()
+    return mx.distributed.all_sum(tokens if ranks.rank() == 0 else tokens * 0, group=ranks)

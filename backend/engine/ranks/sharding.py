@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import mlx.core as mx
-
 from backend.engine.errors import ModelRejected
+from backend.engine.ranks.group import group
 from backend.engine.ranks.place import Place, Way
 
 _UNEVEN = 0.9
@@ -81,9 +80,9 @@ def keep_layers(model: Any, name: str, place: Place, memories: Sequence[int]) ->
         )
     inner = model.model
     if "split" in inspect.signature(inner.pipeline).parameters:
-        inner.pipeline(mx.distributed.init(), split=split_of(layers, memories))
+        inner.pipeline(group(), split=split_of(layers, memories))
     else:
-        inner.pipeline(mx.distributed.init())
+        inner.pipeline(group())
     return Shard("pipeline", f"layers {inner.start_idx}-{inner.end_idx - 1} of {layers}")
 
 
@@ -101,7 +100,7 @@ def keep_heads(model: Any, name: str, config: Mapping[str, Any], place: Place) -
                 f" of ranks{other}",
             )
     try:
-        model.shard(mx.distributed.init())
+        model.shard(group())
     except (ValueError, AssertionError) as fault:
         reason = re.sub(r"\s+", " ", str(fault)) or type(fault).__name__
         raise ModelRejected.because(

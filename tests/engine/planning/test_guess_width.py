@@ -34,9 +34,8 @@ class Play:
                 self.behind -= 1
                 right, behind = [0] * self.rows, self.rows
             took = self.cost(width) * self.dice.uniform(0.97, 1.03)
-            timed = took if width == self.before else 0.0
             proposed = 0 if behind else width * self.rows
-            self.widths.learn(self.rows, self.length, width, proposed, right, timed, behind)
+            self.widths.learn(self.rows, self.length, width, proposed, right, took, behind)
             self.before = width
             seconds += took
             chosen.append(width)
@@ -124,6 +123,23 @@ def test_guesses_that_nearly_pay_are_not_taken_up_and_dropped_all_the_time() -> 
         return 0.02 * (1 + 0.3 + 0.35 * width + missed) if width else 0.02
 
     play = Play(cost, 0.6)
+    assert play.run(4000)[0] < 1.02 * 4000 * 0.02
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("missed", [5, 20])
+@pytest.mark.parametrize("chance", [0.0, 0.6])
+def test_what_guessers_missed_counts_as_time_of_a_look(
+    chance: float, missed: int, rows: int
+) -> None:
+    """Not only the steps that are timed: the one before them, and the plain one after them."""
+
+    def cost(width: int) -> float:
+        slower = 1.8 * width if width else 0.0
+        return 0.02 * (1 + slower + (missed if (width > 0) != (play.before > 0) else 0))
+
+    play = Play(cost, chance, rows)
+    play.run(200)
     assert play.run(4000)[0] < 1.02 * 4000 * 0.02
 
 
