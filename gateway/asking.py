@@ -5,8 +5,8 @@ an address that has been restarted or freed meanwhile. Such a request is sent ag
 supervisor has checked the backend.
 
 A prompt may also crash a backend, which ends all its answers. So a request that a backend had begun
-to process is not sent again, and one that was running when two backends died is refused for a
-while.
+to process is not sent again, and one that may have been running when two backends died is refused
+for a while.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def ask(
                     silent = False
                     yield event
         except ApiError as error:
-            if error.code == BACKEND_GONE and error.reached:
+            if error.died:
                 SUSPECTS.note(request)
                 SUSPECTS.check(request)
             unharmed = error.code == NOT_LOADED or (error.code in _LOST and not error.reached)

@@ -68,7 +68,7 @@ def as_refusals(names: Names) -> Iterator[None]:
     except asyncio.CancelledError:
         if is_cancelled():
             raise
-        raise errors.backend_gone() from None
+        raise errors.backend_gone(died=True) from None
 
 
 def is_cancelled() -> bool:

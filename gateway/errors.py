@@ -35,6 +35,7 @@ class ApiError(Exception):
     param: str | None = None
     retry_after: int | None = None  # seconds
     reached: bool = False  # a backend had begun to work on the request
+    died: bool = False  # the backend died, and may have been working on the request
     extra_headers: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -99,6 +100,7 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
 # By the code that a backend sends beside its status.
 CODES: Mapping[str, Row] = {"context_length_exceeded": Row(400, code="context_length_exceeded")}
 _CODE, _FIELD = "mlx-error-code", "mlx-error-field"  # trailing metadata (backend/rpc/statuses.py)
+_STOPPING = "shutting_down"  # the code of a process that is being stopped
 _REACHED = "mlx-reached"  # initial metadata (backend/rpc/interceptors.py)
 _STEP = re.compile(r"[.\[]|$")
 Names = Mapping[str, str]  # path of a field → the client's name for it
@@ -126,17 +128,16 @@ def without_folders(sentence: str) -> str:
     return _FOLDERS.sub("…/", sentence)
 
 
-def backend_gone() -> ApiError:
-    """The error for a request whose backend ended, or whose connection broke."""
-    return ApiError(503, _GONE, SERVER, BACKEND_GONE, retry_after=RETRY_AFTER)
+def backend_gone(*, died: bool = False) -> ApiError:
+    """The error for a request whose connection was closed. died: as of ApiError."""
+    return ApiError(503, _GONE, SERVER, BACKEND_GONE, retry_after=RETRY_AFTER, died=died)
 
 
 def of_rpc(error: grpc.aio.AioRpcError, names: Names) -> ApiError:
     """The error for a backend's status, with the client's names of its fields."""
     trailers = [(key, str(value)) for key, value in error.trailing_metadata() or ()]
-    row = CODES.get(dict(trailers).get(_CODE, "")) or TABLE.get(
-        error.code(), TABLE[grpc.StatusCode.UNKNOWN]
-    )
+    code = dict(trailers).get(_CODE, "")
+    row = CODES.get(code) or TABLE.get(error.code(), TABLE[grpc.StatusCode.UNKNOWN])
     details = error.details() or ""
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         row = TOO_LARGE  # from gRPC itself: the message was never parsed
@@ -147,6 +148,9 @@ def of_rpc(error: grpc.aio.AioRpcError, names: Names) -> ApiError:
         row.code,
         retry_after=RETRY_AFTER if row.retry else None,
         reached=_REACHED in dict(error.initial_metadata() or ()),
+        # Not only where it was reached: grpc.aio loses the initial metadata of a stream that ends
+        # before the event loop has asked for it.
+        died=row.code == BACKEND_GONE and code != _STOPPING,
     )
     for _, place in reversed([each for each in trailers if each[0] == _FIELD]):
         known, rest = found_in(names, place)

@@ -11,6 +11,7 @@ from typing import ClassVar, Self
 from common.wording import shown
 
 CONTEXT_LENGTH = "context_length_exceeded"
+SHUTTING_DOWN = "shutting_down"
 
 
 class EngineError(Exception):
@@ -75,12 +76,16 @@ class ModelRejected(EngineError):
 class ShuttingDown(EngineError):
     """The process is stopping and accepts no new work."""
 
+    code = SHUTTING_DOWN
+
     def __init__(self, why: str = "the backend is shutting down") -> None:
         super().__init__(why)
 
 
 class RankLost(ShuttingDown):
     """A rank that has a part of the model has ended, so nothing can be computed any more."""
+
+    code = ""  # The request may be what ended it.
 
 
 class Cancelled(EngineError):

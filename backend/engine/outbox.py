@@ -15,7 +15,7 @@ from backend.engine.embedding.encoding import Encoded
 from backend.engine.errors import EngineError
 from backend.engine.events import Event, TextDelta
 
-PER_ANSWER = 1.25e-3  # seconds; a Reply takes the event loop about 0.1 ms of this
+PER_ANSWER = 2e-3  # seconds; a Reply takes the event loop and the host about 0.1 ms of this each
 
 Publication: TypeAlias = tuple[int, Event | Encoded | EngineError]
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from gateway import asking
 from gateway.asking import Suspects, ask
-from gateway.errors import NOT_LOADED, SERVER, ApiError, backend_gone
+from gateway.errors import BACKEND_GONE, NOT_LOADED, SERVER, ApiError, backend_gone
 from gateway.supervisor.supervisor import Lease
 
 
@@ -28,12 +28,19 @@ class Place:
         lease: Any = type("Held", (), {"doubt": lambda _, emptied: self.doubts.append(emptied)})()
         yield cast(Lease, lease)
 
-    def dying(self, said: int = 0, error: ApiError | None = None, reached: bool = True) -> Any:
+    def dying(
+        self,
+        said: int = 0,
+        error: ApiError | None = None,
+        *,
+        reached: bool = True,
+        died: bool = True,
+    ) -> Any:
         async def send(_: Lease) -> AsyncGenerator[int, None]:
             self.asked += 1
             for number in range(said):
                 yield number
-            raise error or replace(backend_gone(), reached=reached)
+            raise error or replace(backend_gone(died=died), reached=reached)
 
         return send
 
@@ -75,9 +82,22 @@ async def test_a_request_that_never_reached_a_backend_is_repeated_and_not_suspec
     """Nor is one that a backend refuses with UNAVAILABLE and survives."""
     place = Place()
     for _ in range(3):
-        error = await failure_of(place, place.dying(reached=False))
+        error = await failure_of(place, place.dying(reached=False, died=False))
         assert (error.status, error.headers()["x-should-retry"]) == (503, "true")
     assert place.asked == 6
+
+
+async def test_a_request_that_may_have_reached_two_backends_that_died_is_suspected() -> None:
+    place = Place()
+    error = await failure_of(place, place.dying(reached=False))
+    assert (place.asked, error.code) == (2, "backend_killed")
+
+
+async def test_the_end_of_a_backend_that_stops_as_asked_is_no_reason_for_suspicion() -> None:
+    place = Place()
+    for _ in range(3):
+        assert (await failure_of(place, place.dying(died=False))).code == BACKEND_GONE
+    assert place.asked == 3
 
 
 async def test_an_accepted_request_is_not_repeated_but_its_client_may_send_it_once_more() -> None:

@@ -112,6 +112,12 @@ def test_the_backends_code_refines_the_status(code: grpc.StatusCode) -> None:
     assert (error.status, error.code, error.retry_after) == (400, "context_length_exceeded", None)
 
 
+def test_a_broken_connection_may_be_a_death_and_the_end_of_a_stopping_process_is_none() -> None:
+    assert refusal(Code.UNAVAILABLE).died
+    assert not refusal(Code.UNAVAILABLE, SAID, ("mlx-error-code", "shutting_down")).died
+    assert not refusal(Code.INTERNAL).died
+
+
 def test_a_message_that_grpc_found_too_large_is_a_413() -> None:
     error = refusal(Code.RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (9 vs. 4)")
     assert (error.status, error.code) == (413, "request_too_large")

@@ -62,6 +62,8 @@ def test_errors_before_and_within_a_generation(
             errors.PromptTooLong("the prompt", "Prompt"),
             [("mlx-error-code", "context_length_exceeded"), ("mlx-error-field", "Prompt")],
         ),
+        (errors.ShuttingDown(), [("mlx-error-code", "shutting_down")]),
+        (errors.RankLost("rank 1 has ended"), []),
         (errors.Overloaded("the queue is full"), []),
         (KeyError("what the user wrote"), []),
     ],
