@@ -102,6 +102,7 @@ DAMAGES = {
     "growth": (templated(GROWTH), "chat template"),
     "width": (templated(WIDTH), "chat template"),
     "output": (templated(OUTPUT), "chat template"),
+    "syntax": (templated("{{ messages }}\n{% if %}"), "line 2 of its chat template is not valid"),
 }
 
 

@@ -6,6 +6,8 @@ process that tries grammars (see `trial`).
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import llguidance
@@ -18,8 +20,9 @@ from common.call_grammar import CallableTool, call_grammar
 from common.gbnf import GbnfError, gbnf_to_lark
 
 _UNFORCED = '\n%llguidance {"no_forcing": true}\n'
-"""Otherwise llguidance computes at once all text that must follow, and never returns where a
-grammar forces a text without end."""
+_MOST_FORCED = 5_000
+_REPEATS = re.compile(r"\{\d\d|\{\d.*\{\d", re.DOTALL)
+"""A count of ten or more, or several counts, in a pattern."""
 
 
 def grammar_of(spec: ConstraintSpec, chat_format: str, special: SpecialTokens) -> dict[str, Any]:
@@ -27,19 +30,37 @@ def grammar_of(spec: ConstraintSpec, chat_format: str, special: SpecialTokens) -
 
     chat_format: the name of the model's call format. Raises InvalidRequest.
     """
+    lark = _lark(spec, chat_format, special)
+    return {"lark_grammar": lark if _forces_little(spec) else lark + _UNFORCED}
+
+
+def _forces_little(spec: ConstraintSpec) -> bool:
+    """Whether llguidance may compute all text that must follow, as it does by default.
+
+    It then allows only the tokens into which the tokenizer splits that text. For each mask it
+    computes the text again, which takes a second for a long constant, and has no end where a
+    grammar forces a text without end.
+    """
+    if spec.kind in ("gbnf", "lark"):
+        return False
+    text = json.dumps(spec.tools) if spec.kind == "calls" else spec.text
+    return len(text) <= _MOST_FORCED and not _REPEATS.search(text)
+
+
+def _lark(spec: ConstraintSpec, chat_format: str, special: SpecialTokens) -> str:
     match spec.kind:
         case "json_schema":
-            return {"json_schema": read_schema(spec.text)}
+            return f"start: %json {json.dumps(read_schema(spec.text))}"
         case "gbnf":
             try:
-                return {"lark_grammar": gbnf_to_lark(spec.text) + _UNFORCED}
+                return gbnf_to_lark(spec.text)
             except GbnfError as fault:
                 raise InvalidRequest(f"the grammar is not valid GBNF: {fault}") from None
         case "lark":
-            return {"lark_grammar": spec.text + _UNFORCED}
+            return spec.text
         case "regex":
-            return {"lark_grammar": f"start: /{llguidance.regex_to_lark(spec.text, '')}/"}
-    return {"lark_grammar": _calls(spec, chat_format, special)}
+            return f"start: /{llguidance.regex_to_lark(spec.text, '')}/"
+    return _calls(spec, chat_format, special)
 
 
 def _calls(spec: ConstraintSpec, chat_format: str, special: SpecialTokens) -> str:

@@ -23,7 +23,7 @@ from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.stages import Stages
 from backend.engine.media.limits import media_limits
 from backend.engine.mlx_lm_import import import_mlx_lm
-from backend.engine.prompting.prompts import CostlyPrompt
+from backend.engine.prompting.prompts import BrokenTemplate, CostlyPrompt
 from backend.engine.prompting.unreadable_text import UnreadableText, tokenizing
 from backend.engine.ranks.rank_load import RankLoad
 from backend.engine.ranks.undivided import require_divisible
@@ -77,7 +77,7 @@ def _build(order: LoadOrder) -> Stages[Built]:
             built = yield from build(order)
     except Exception as fault:
         yield "engine"  # where the memory of the weights that were read is released
-        if isinstance(fault, CostlyPrompt | NotFinite | UnreadableText):
+        if isinstance(fault, BrokenTemplate | CostlyPrompt | NotFinite | UnreadableText):
             raise ModelRejected.because(order.checkpoint.name, str(fault)) from None
         raise
     served = built[-1]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 
 from backend.engine.errors import InvalidRequest, PromptTooLong
 from backend.engine.prompting.control_tokens import ControlTokens
@@ -124,6 +124,10 @@ def _trimmed_length(text: str) -> int:
 
 class CostlyPrompt(InvalidRequest):
     """The chat template takes more time or memory than a prompt may."""
+
+
+class BrokenTemplate(InvalidRequest):
+    """The chat template is not valid Jinja."""
 
 
 class PromptBuilder:
@@ -311,6 +315,11 @@ class PromptBuilder:
             raise InvalidRequest(TOO_DEEP) from None
         except CostlyTemplate as cost:
             raise CostlyPrompt(f"the model's chat template was stopped: {cost}") from None
+        except TemplateSyntaxError as fault:
+            raise BrokenTemplate(
+                f"line {fault.lineno} of its chat template is not valid: {fault.message}; correct"
+                " the template, or remove it and send only raw prompts"
+            ) from None
         except TemplateError as refusal:
             raise InvalidRequest(
                 f"the model's chat template refused Messages: {refusal.message}"
@@ -364,13 +373,14 @@ class PromptBuilder:
     ) -> str:
         """A short conversation as the template renders it; '' if the template cannot.
 
-        Raises CostlyPrompt: if even this costs too much, every prompt will.
+        Raises CostlyPrompt and BrokenTemplate: if even this costs too much or is not valid, so is
+        every prompt.
         """
         try:
             if self._media is not None:
                 messages, _ = self._media.attach(messages, Attachments(), ())
             return self.render(ChatPrompt(messages, tools))
-        except CostlyPrompt:
+        except (CostlyPrompt, BrokenTemplate):
             raise
         except InvalidRequest:
             return ""

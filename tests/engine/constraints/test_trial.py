@@ -212,7 +212,7 @@ def test_letters_keep_their_case(name: str, text: str) -> None:
 
 def _large(number: int) -> ConstraintSpec:
     """A regular expression for which llguidance needs about 30 MB."""
-    return ConstraintSpec("regex", f"{number:03}" * 20_000)
+    return ConstraintSpec("regex", f"{number:03}" * 80_000)
 
 
 def test_grammars_are_kept_only_up_to_a_limit_of_memory() -> None:
@@ -222,6 +222,43 @@ def test_grammars_are_kept_only_up_to_a_limit_of_memory() -> None:
     alive = list(compiled)
     assert 0 < len(alive) < 8
     assert sum(one.bytes for one in alive) <= MEMORY_KEPT
+
+
+LONG_TEXT = "ab cd " * 40_000
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ConstraintSpec("json_schema", json.dumps({"const": LONG_TEXT})),
+        ConstraintSpec("regex", LONG_TEXT),
+        ConstraintSpec("regex", "(ab){200000}"),
+        ConstraintSpec("json_schema", json.dumps({"pattern": "^((ab){999}){99}$"})),
+        ConstraintSpec(
+            "calls",
+            tools=(
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "f",
+                        "parameters": {
+                            "type": "object",
+                            "properties": {"a": {"const": LONG_TEXT}},
+                            "required": ["a"],
+                        },
+                    },
+                },
+            ),
+        ),
+    ],
+    ids=lambda spec: spec.kind,
+)
+def test_a_long_constant_is_followed(spec: ConstraintSpec) -> None:
+    """llguidance would compute the whole constant for each mask, beyond what a row may take."""
+    constraint = COMPILER.compile(spec)
+    constraint.allowance = 0.05  # plus 10 ms per token
+    for _ in range(60):
+        constraint.accept(allowed_ids(constraint, BYTES.size)[-1])
 
 
 def test_a_grammar_is_refused_while_others_take_the_memory(
