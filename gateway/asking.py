@@ -120,6 +120,9 @@ async def _checked_lease(
         try:
             yield lease
         except ApiError as error:
+            # grpc.aio loses the initial metadata of a stream that ends before the event loop has
+            # asked for it, so a broken connection counts too. A backend may also refuse and live.
+            error.died = error.died and (error.reached or not lease.connected())
             if error.code in _LOST:
                 lease.doubt(error.code == NOT_LOADED)
             raise

@@ -35,7 +35,7 @@ class ApiError(Exception):
     param: str | None = None
     retry_after: int | None = None  # seconds
     reached: bool = False  # a backend had begun to work on the request
-    died: bool = False  # the backend died, and may have been working on the request
+    died: bool = False  # the backend may have died while it worked on the request
     extra_headers: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -148,8 +148,6 @@ def of_rpc(error: grpc.aio.AioRpcError, names: Names) -> ApiError:
         row.code,
         retry_after=RETRY_AFTER if row.retry else None,
         reached=_REACHED in dict(error.initial_metadata() or ()),
-        # Not only where it was reached: grpc.aio loses the initial metadata of a stream that ends
-        # before the event loop has asked for it.
         died=row.code == BACKEND_GONE and code != _STOPPING,
     )
     for _, place in reversed([each for each in trailers if each[0] == _FIELD]):

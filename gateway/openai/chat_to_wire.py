@@ -45,8 +45,8 @@ async def options_of(
     await _write_prompt(first, request, gateway)
     media = [field for field in ("Images", "Videos", "Audios") if getattr(first, field)]
     if media and gateway.supervisor.checkpoints.is_blind(config):
-        sentence = f"the model {config.name} takes only text: send text, or name another model"
-        raise bad_field(names_of(request)[media[0]], sentence)
+        place = names_of(request)[media[0]]
+        raise bad_field(place, f"{place} is not text, and the model {config.name} takes only text")
     write_template_arguments(first, request, config)
     wanted = [first, *(copy.deepcopy(first) for _ in range(1, request.n or 1))]
     for choice, options in enumerate(wanted):

@@ -45,6 +45,7 @@ class Lease:
     # Call it if the backend seems dead (True: without its model); it is then checked before the
     # next lease.
     doubt: Callable[[bool], None]
+    connected: Callable[[], bool]  # whether the backend's connection is up
 
 
 class Supervisor:
@@ -164,7 +165,8 @@ class Supervisor:
                 backend.doubted = True
                 backend.emptied = backend.emptied or emptied
 
-            yield Lease(config, backend.connection.stub, config.parameters.model, doubt)
+            stub, identity = backend.connection.stub, config.parameters.model
+            yield Lease(config, stub, identity, doubt, lambda: backend.connection.up)
         finally:
             self._release(instance)
 

@@ -110,7 +110,8 @@ def test_messages_that_are_far_too_long_take_little_memory_of_the_backend(
             assert refused.status_code == 400
             assert refused.json()["error"]["code"] == "context_length_exceeded"
             assert peak(process) - before < 6 * LONG
-    assert any(kept() < 2 * LONG for _ in range(1000))
+            # It is returned soon after the answer, and is then no part of the next peak.
+            assert any(kept() < 2 * LONG for _ in range(1000))
 
 
 async def test_a_long_body_is_read_in_several_steps() -> None:
