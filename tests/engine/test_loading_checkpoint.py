@@ -241,7 +241,6 @@ def test_a_family_that_takes_its_vision_tower_from_another_is_recognised(model_t
         "clef",
         "siglip",
         "phi4mm",
-        "unlimited-ocr",
     ],
 )
 def test_an_unsupported_vision_model_is_refused_by_its_index_alone(

@@ -101,17 +101,24 @@ def build(
         batches = False
         _log.warning("model %s: requests are served one at a time: %s", shown(loaded.name), why)
     slots = settings.parallel if batches else 1
+    stores = getattr(loaded.model, "stores", True)
+    if not stores:
+        _log.info(
+            "model %s: no prompt starts from stored KV, and nothing is drafted", shown(loaded.name)
+        )
     context_size = served_context(loaded.context_size, request.context_size)
-    drafting = yield from load_drafting(
-        order.draft,
-        loaded,
-        order.checkpoint,
-        traits.head,
-        context_size,
-        settings,
-        here,
-        dtype=request.dtype,
-    )
+    drafting = None
+    if stores:  # guesses would be stored too, and taken back
+        drafting = yield from load_drafting(
+            order.draft,
+            loaded,
+            order.checkpoint,
+            traits.head,
+            context_size,
+            settings,
+            here,
+            dtype=request.dtype,
+        )
     if drafting is not None and batches and traits.together:
         drafting = replace(drafting, holes=kv.can_leave_holes(loaded.model))
         yield "engine"
@@ -181,7 +188,7 @@ def build(
         together=traits.together,
         weights_bytes=taken,
         memory_limit=plan.limit,
-        prompt_cache_bytes=plan.prompt_cache,
+        prompt_cache_bytes=plan.prompt_cache if stores else 0,
         max_cache_entries=settings.max_cache_entries,
         prefill_chunk=device.prefill_chunk(here, settings),
         stall_ms=settings.stall_ms,
@@ -211,7 +218,7 @@ def build(
     most = min(device.warm_up_tokens(here, settings), context_size // 2)
     yield from warm_up(engine, most, begun=warm)
     yield "engine"
-    if ranks is None:
+    if ranks is None and stores:
         engine.disk = open_disk_cache(
             loaded.model,
             order.checkpoint.path,

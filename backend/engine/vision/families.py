@@ -66,7 +66,6 @@ _NOT_SERVED: Mapping[str, str] = {
     "falcon_ocr": _OWN_PROMPTS,
     "falcon_perception": _OTHER,
     "mllama": _CROSSES,
-    "unlimited_ocr": _FORGETS,
     "phi3_v": _DROPS_A_TOKEN,
     "phi4mm": _CHANGES,
     "got": _WRITES_AROUND,
@@ -100,7 +99,7 @@ _NOT_SERVED: Mapping[str, str] = {
         _OTHER,
     ),
 }
-# Families whose language part alone answers wrongly too.
+# Families whose language part alone answers wrongly.
 _NOT_READ: Mapping[str, str] = {
     "unlimited_ocr": _FORGETS,
     "phi4mm": _CHANGES,

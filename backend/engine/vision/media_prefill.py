@@ -35,8 +35,14 @@ class MediaReader:
     def begin(
         self, plan: MediaPlan | None, tokens: Sequence[int], cache: Sequence[Any]
     ) -> MediaPrefill | None:
-        """Set the shift in a row's cache. Returns the row's prefill, or None if it has no media."""
+        """Set what a row's cache must know of its prompt.
+
+        Returns the row's prefill, or None if it has no media.
+        """
         positions = None
+        if not self.model.stores:
+            for layer in cache:  # mlx-vlm's generation takes a prompt's last token for an answer's
+                layer.prefill_length = len(tokens) - 1
         if self.model.shifts:
             shift = cache[-1]
             assert isinstance(shift, RowShift)

@@ -33,6 +33,8 @@ _AXES_LAST = ("ernie4_5_moe_vl",)
 _KINDS = {"ernie4_5_moe_vl": "token_type_ids"}
 # What is added to layers has a place for every token of the prompt, not only for visual ones.
 _DEEP_BY_PLACE = ("granite4_vision",)
+# An answer forgets its own tokens but never its prompt, and KV does not record where that ended.
+_FORGETFUL = ("unlimited-ocr", "unlimited_ocr")
 
 
 class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is untyped
@@ -41,7 +43,8 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
     shifts: whether positions differ from token counts (multimodal RoPE); if so, every row has a
     `RowShift` as its last cache. axes: how many positions a token has then. passes_positions:
     whether the family cannot compute them. sees_ahead: whether the tokens of an image attend to
-    each other in both directions, so that a pass must not cut it.
+    each other in both directions, so that a pass must not cut it. stores: whether stored KV of a
+    prompt and its answer can start a later prompt.
     """
 
     def __init__(self, whole: Any) -> None:
@@ -53,6 +56,7 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         scale_by_row(whole.language_model)
         use_mlx_lm(whole.language_model, model_type)
         self.sees_ahead = mask_blocks_of_pass(whole.language_model)
+        self.stores = model_type not in _FORGETFUL
         self.axes = place_rows(whole.language_model) or 3
         self.passes_positions = self.axes > 3
         self.shifts = self.passes_positions or hasattr(whole.language_model, "get_rope_index")

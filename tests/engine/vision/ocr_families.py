@@ -25,6 +25,7 @@ def write_deepseekocr(path: Path) -> None:
 def write_unlimited_ocr(path: Path) -> None:
     """The same, with answers that see the prompt and only the last few of their own tokens."""
     _write(path, "unlimited-ocr", {"sliding_window_size": 24})
+    begin_with(path, "<|endoftext|>")  # the token 0, as in mlx-vlm's code
 
 
 def write_deepseek_vl_v2(path: Path) -> None:

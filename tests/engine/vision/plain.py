@@ -33,6 +33,8 @@ _OF_TOKENS = {"mm_token_type_ids", "token_type_ids"}
 _BY_MODEL = {"ernie4_5_moe_vl"}
 # Families whose processor removes the last token of a prompt with an image.
 _DROPS = {"deepseekocr", "deepseekocr_2"}
+# Families whose answers forget their own first tokens, but never the prompt.
+_BY_STEPS = {"unlimited_ocr", "unlimited-ocr"}
 # Families whose language part only mlx-lm computes rightly: mlx-vlm does not scale its text.
 _OF_MLX_LM = {"gemma3n"}
 
@@ -86,8 +88,11 @@ class PlainPasses:
         """
         inputs = self._inputs(messages, images)
         prompt = inputs["input_ids"]
-        whole = mx.concatenate([prompt, mx.array([said[:-1]], dtype=prompt.dtype)], axis=1)
-        logits = self._pass(inputs | {"input_ids": whole})
+        if self._model.config.model_type in _BY_STEPS:
+            logits = self._steps(inputs, said)
+        else:
+            whole = mx.concatenate([prompt, mx.array([said[:-1]], dtype=prompt.dtype)], axis=1)
+            logits = self._pass(inputs | {"input_ids": whole})
         answering = np.array(logits[0, -len(said) :])[:, SIGNS]
         return tuple(
             token if among.max() - among[SIGNS.index(token)] < CLOSE else SIGNS[among.argmax()]
@@ -163,6 +168,18 @@ class PlainPasses:
             given[name] = mx.pad(kinds, [(0, 0), (0, tokens.shape[1] - kinds.shape[1])])
         logits: mx.array = self._language(tokens, cache=cache, **given).logits
         return logits
+
+    def _steps(self, inputs: Mapping[str, Any], said: Sequence[int]) -> mx.array:
+        """Logits for each token of `said`, by mlx-vlm's generation: a step for the last token of
+        the prompt and for each of the answer.
+        """
+        language, tokens = self._language, inputs["input_ids"]
+        embeddings = self._embedded(inputs)["inputs_embeds"]
+        cache = language.make_cache()
+        language(tokens[:, :-1], inputs_embeds=embeddings[:, :-1], cache=cache)
+        last = language(tokens[:, -1:], inputs_embeds=embeddings[:, -1:], cache=cache)
+        steps = (language(mx.array([[token]]), cache=cache) for token in said[:-1])
+        return mx.concatenate([step.logits for step in (last, *steps)], axis=1)
 
     def _embedded(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         rest = dict(inputs)

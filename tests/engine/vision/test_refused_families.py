@@ -1,4 +1,4 @@
-"""Defects in mlx-vlm 0.7.10's own code for which some families are refused.
+"""Why some families of mlx-vlm 0.7.10 are refused, or served without stored KV.
 
 If one of these tests fails, mlx-vlm has fixed the defect, and the family can be tried again.
 """
