@@ -6,7 +6,10 @@ All are read from files, by the loader that reads a model's.
 from __future__ import annotations
 
 import base64
+import ctypes
+import gc
 import json
+import platform
 import re
 import unicodedata
 from collections.abc import Callable
@@ -485,3 +488,33 @@ def test_a_tokenizer_without_grammars_is_tried_once(
         with pytest.raises(InvalidRequest, match=r"its tokenizer is not supported \("):
             plain.compile(ConstraintSpec("regex", "a"))
     assert len(tried) == 1
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc for the bytes in use")
+def test_a_tokenizer_that_has_encoded_text_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = _folder(tmp_path, _byte_level())
+    text = " ".join(map(str, range(100_000, 100_300)))
+
+    def load() -> None:
+        _loaded(path).encode(text)
+
+    load()
+    before = _heap_bytes()
+    for _ in range(5):
+        load()
+    assert _heap_bytes() - before < 100_000  # with a cache of its words, each would leave 147,000
+
+
+class _HeapInfo(ctypes.Structure):
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _names.split())
+    uordblks: int
+
+
+def _heap_bytes() -> int:
+    """Bytes that malloc has handed out."""
+    gc.collect()
+    ask = ctypes.CDLL(None).mallinfo2
+    ask.restype = _HeapInfo
+    found: _HeapInfo = ask()
+    return found.uordblks

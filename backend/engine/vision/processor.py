@@ -24,6 +24,7 @@ import numpy as np
 from PIL import Image
 
 from backend.engine.errors import InvalidRequest
+from backend.engine.loading.tokenizer import remember_no_words
 from backend.engine.media.items import SOUND_RATE, Picture, Sound, Video
 from backend.engine.media.picture import picture_of
 from backend.engine.media.sound import resampled
@@ -63,6 +64,7 @@ def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
         processor.image_processor = images
     compute_constants(processor)
     drop_arguments_for_text(processor)
+    remember_no_words(getattr(processor, "tokenizer", None))
     return processor
 
 
