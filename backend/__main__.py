@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 from backend.rpc import logs
 from common import inherited_signals
 from common.log_lines import traceback_of
+from common.machine_memory import return_large_blocks
 from common.version import VERSION
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
     from backend.rpc.lifetime import EngineStopped, serve
 
     sys.setswitchinterval(_SWITCH_SECONDS)
+    return_large_blocks()
     _require_folder()
     _require_stack()
     watched = parent_watch.arm(environ)

@@ -19,6 +19,7 @@ _VERSIONS = {
     "hybrid": ("sys/fs/cgroup/unified", "memory.max", "memory.current"),
     "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
 }
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
 
 
 def machine_memory(root: Path = Path("/")) -> int:
@@ -52,6 +53,16 @@ def address_room(root: Path = Path("/")) -> int | None:
     """Bytes of address space that are left to this process (RLIMIT_AS); None without a limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     return None if limit == resource.RLIM_INFINITY else max(limit - _statm(root)[0], 0)
+
+
+def return_large_blocks() -> None:
+    """Have glibc return blocks of 4 MiB or more to the system when they are freed.
+
+    By default its threshold rises to the size of freed blocks, up to 32 MiB, so that requests of
+    10 MiB would fragment the heap.
+    """
+    with contextlib.suppress(AttributeError, OSError):  # other C libraries
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 4 << 20)
 
 
 def return_freed_memory() -> None:

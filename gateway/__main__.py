@@ -6,10 +6,10 @@ import json
 import os
 import sys
 
+from common.machine_memory import return_large_blocks
 from gateway import logs
 from gateway.app import create_app
 from gateway.arguments import BadArgument, settings_from
-from gateway.limits import return_large_blocks
 from gateway.models.config import ModelConfig
 from gateway.models.reading import read_folder
 from gateway.server import CannotListen, Server, allow_connections, bind, url_of

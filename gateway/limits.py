@@ -7,8 +7,6 @@ finite numbers and valid text passes, which every layer below can encode.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import math
 from collections.abc import Callable, Coroutine
 from types import NoneType
@@ -34,7 +32,6 @@ MOST_OBJECTS = 200_000
 _FAR_APART = 12  # bytes
 BODY_SECONDS = 30.0  # seconds of silence in the middle of a body
 _LONG = 1 << 20  # bytes
-_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
 _NO_MARKS = bytes(set(range(256)) - set(b'"[{'))
 _UNNAMED = ("", "application/x-www-form-urlencoded")  # the latter is curl's default
 _KINDS = {list: "a list", str: "a text", NoneType: "null"}
@@ -182,12 +179,6 @@ def _require_finite(parsed: dict[str, Any]) -> None:
             )
         if dict in kinds or list in kinds:
             inner += [value for value in values if isinstance(value, dict | list)]
-
-
-def return_large_blocks() -> None:
-    """Make glibc return freed blocks at once: it would keep the memory of long bodies."""
-    with contextlib.suppress(AttributeError, OSError):  # other C libraries
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 4 * _LONG)
 
 
 def _too_large(largest: int) -> NoReturn:
