@@ -103,22 +103,18 @@ def build(
     slots = settings.parallel if batches else 1
     stores = getattr(loaded.model, "stores", True)
     if not stores:
-        _log.info(
-            "model %s: no prompt starts from stored KV, and nothing is drafted", shown(loaded.name)
-        )
+        _log.warning("model %s: no prompt starts from stored KV", shown(loaded.name))
     context_size = served_context(loaded.context_size, request.context_size)
-    drafting = None
-    if stores:  # guesses would be stored too, and taken back
-        drafting = yield from load_drafting(
-            order.draft,
-            loaded,
-            order.checkpoint,
-            traits.head,
-            context_size,
-            settings,
-            here,
-            dtype=request.dtype,
-        )
+    drafting = yield from load_drafting(
+        order.draft,
+        loaded,
+        order.checkpoint,
+        traits.head,
+        context_size,
+        settings,
+        here,
+        dtype=request.dtype,
+    )
     if drafting is not None and batches and traits.together:
         drafting = replace(drafting, holes=kv.can_leave_holes(loaded.model))
         yield "engine"

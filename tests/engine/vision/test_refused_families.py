@@ -13,6 +13,9 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import KVCache
 
+from backend.engine.engine import Engine
+from backend.engine.errors import InvalidRequest
+from backend.engine.load_request import LoadRequest
 from tests.engine.vision.families import write_family
 from tests.engine.vision.ocr_families import small_tower
 from tests.engine.vision.seeing import TINY_VISION, picture
@@ -72,6 +75,20 @@ def test_unlimited_ocr_continues_differently_from_stored_kv(
     whole = mx.array([[*prompt, *answer, *following]])
     afresh = language(whole, cache=language.make_cache()).logits[0, -1]
     assert not mx.allclose(from_stored, afresh, atol=0.1)
+
+
+async def test_drafting_with_unlimited_ocr_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_tower(monkeypatch)
+    path = write_family(tmp_path / "unlimited_ocr", "unlimited_ocr")
+    engine = Engine()
+    engine.start()
+    try:
+        with pytest.raises(InvalidRequest, match="option prompt_lookup is true, but model"):
+            await engine.load(LoadRequest("ocr", str(path), settings={"prompt_lookup": True}))
+    finally:
+        await engine.stop(10)
 
 
 def test_mllama_answers_otherwise_than_it_reads() -> None:
