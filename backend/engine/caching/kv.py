@@ -199,6 +199,9 @@ class BatchCache:
         self.rows, self.gaps = 0, False
         self._rows: list[int] = []  # for each sequence, its index in `_layers`
         self._width = 0  # rows of `_layers`
+        # Rows, spare ones included, with which layers that grow with their sequences were made.
+        # Counted even if this rank has no such layer, because other ranks may have some.
+        self._depth = 0
         self._settled = True  # whether `_layers` are these sequences, ready for the next tokens
         # tokens per sequence in the pass between `begin` and `end`
         self._counts: Sequence[int] = ()
@@ -315,7 +318,7 @@ class BatchCache:
             return order
         if not len(self) and list(places) == list(range(len(other))):
             self._layers, self._rows, self._settled = other._layers, other._rows, other._settled
-            self._width = other._width
+            self._width, self._depth = other._width, other._depth
         elif len(order) == 1 < len(other):
             self.join([(other.extract(places[0]), 0)])
         else:
@@ -340,7 +343,7 @@ class BatchCache:
         width = max(rows) + 1
         few = self.gaps and width <= self.rows and width - count <= MOST_GAPS * width
         fits = width == count or few
-        if not fits or self._has_spare(width):
+        if not fits or self._depth > max(self.rows, width):
             self._become([*((self._layers, row) for row in self._rows), *joining], rows=self.rows)
             return list(range(count))
         if joining or not self._settled:
@@ -350,13 +353,6 @@ class BatchCache:
             self._become(members, self._layers, rows=self.rows)
             self._rows = sorted(rows)
         return sorted(range(count), key=rows.__getitem__)
-
-    def _has_spare(self, width: int) -> bool:
-        """Whether a layer has more rows than it may have for a pass of this many."""
-        return any(
-            isinstance(leaf, Rectangle) and leaf.depth > max(self.rows, width)
-            for leaf in leaves(self._layers)
-        )
 
     @property
     def pass_rows(self) -> tuple[list[int], list[int]] | None:
@@ -380,7 +376,7 @@ class BatchCache:
             self._rows = [row for place, row in enumerate(self._rows) if place not in gone]
             self._settled = False
         if not self._rows:
-            self._layers, self._width, self._settled = [], 0, True
+            self._layers, self._width, self._depth, self._settled = [], 0, 0, True
 
     def extract(self, place: int) -> RowCache:
         """A copy of a sequence in buffers of its own, which are no larger than their contents.
@@ -450,17 +446,20 @@ class BatchCache:
         present: the layers whose buffers may be used. rows: as of `rearranged`.
         """
         layers, _ = members[-1]
+        depth = max(rows, len(members))
+        if present and len(members) <= self._depth <= depth:
+            depth = self._depth
         if len(members) > 1:
             if not all(map(can_gather, layers)):
                 raise ValueError("this model's caches hold one sequence at a time")
             by_layer = [[(own[at], row) for own, row in members] for at in range(len(layers))]
             if present:
                 pairs = zip(present, by_layer, strict=True)
-                layers = [rearranged(layer, own, rows) for layer, own in pairs]
+                layers = [rearranged(layer, own, depth) for layer, own in pairs]
             else:
-                layers = [gathered(own, rows) for own in by_layer]
+                layers = [gathered(own, depth) for own in by_layer]
         self._layers, self._rows, self._settled = layers, list(range(len(members))), True
-        self._width = len(members)
+        self._width, self._depth = len(members), depth
 
 
 def _mixed(new: Sequence[bool], after: Sequence[Any], before: Sequence[Any]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from backend.engine.caching import kv
 from backend.engine.caching.gather import gathered
+from backend.engine.caching.quantized_kv import QuantizedRow
 from tests.engine.kv_models import MODELS, kv_model, words
 from tests.long import TEST_LONG
 
@@ -418,6 +420,48 @@ def test_a_leave_copies_nothing_until_a_quarter_of_the_rows_is_waste(kind: str) 
     batch.rows = 6
     assert batch.arrange() == [*range(5)]
     assert batch.nbytes == 6 * row_bytes
+
+
+def test_the_rows_of_a_pass_do_not_depend_on_the_kinds_of_the_layers() -> None:
+    """A rank of a pipeline may have layers of one kind only, and feeds the same rows as the others.
+
+    If it did not, each rank would take the bytes of a collective for something else.
+    """
+    for seed in range(40):
+        attention = _rows_of_passes(KVCache, seed)
+        for layer in (
+            lambda: RotatingKVCache(16),
+            lambda: ArraysCache(1),
+            lambda: QuantizedRow(32, 4),
+            lambda: CacheList(RotatingKVCache(16), ArraysCache(1)),
+        ):
+            assert _rows_of_passes(layer, seed) == attention, (seed, layer())
+
+
+def _rows_of_passes(layer: Callable[[], Any], seed: int) -> list[Any]:
+    """The order of the sequences and the rows of the pass after each of some joins and leaves."""
+    dice = random.Random(seed)
+    batch, found = kv.BatchCache(), list[Any]()
+    for _ in range(20):
+        batch.leave([place for place in range(len(batch)) if dice.random() < 0.2])
+        joining = []
+        for _ in range(dice.choice([0, 0, 1, 1, 3])):
+            joining.append(([layer()], 0))
+            _append(joining[-1][0][0], dice.choice([3, 9, 300]))
+        batch.rows = dice.randrange(len(batch) + len(joining) + 3)
+        batch.gaps = dice.random() < 0.8
+        found += [batch.arrange(joining), batch.pass_rows]
+    return found
+
+
+def _append(layer: Any, tokens: int) -> None:
+    if isinstance(layer, CacheList):
+        for inner in layer.caches:
+            _append(inner, tokens)
+    elif isinstance(layer, ArraysCache):
+        layer[0] = mx.zeros((1, 2))
+    else:
+        layer.update_and_fetch(*[mx.zeros((1, 1, tokens, 32))] * 2)
 
 
 @pytest.mark.parametrize("kind", MODELS)
