@@ -199,8 +199,8 @@ class BatchCache:
         self.rows, self.gaps = 0, False
         self._rows: list[int] = []  # for each sequence, its index in `_layers`
         self._width = 0  # rows of `_layers`
-        # Rows, spare ones included, with which layers that grow with their sequences were made.
-        # Counted even if this rank has no such layer, because other ranks may have some.
+        # Rows, spare ones included, of the buffers of layers that grow with their sequences.
+        # Counted even if this rank has no such layer: all ranks must make the same decisions.
         self._depth = 0
         self._settled = True  # whether `_layers` are these sequences, ready for the next tokens
         # tokens per sequence in the pass between `begin` and `end`

@@ -425,7 +425,7 @@ def test_a_leave_copies_nothing_until_a_quarter_of_the_rows_is_waste(kind: str) 
 def test_the_rows_of_a_pass_do_not_depend_on_the_kinds_of_the_layers() -> None:
     """A rank of a pipeline may have layers of one kind only, and feeds the same rows as the others.
 
-    If it did not, each rank would take the bytes of a collective for something else.
+    Otherwise the ranks would misread the bytes that they send each other.
     """
     for seed in range(40):
         attention = _rows_of_passes(KVCache, seed)
