@@ -6,8 +6,9 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import grpc
 import psutil
 import pytest
 
+from tests.acceptance import confined
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -26,25 +28,27 @@ WAIT = 60.0
 class Backend:
     """A running backend; `stub` calls it; `log` has what it wrote to stderr.
 
-    before: called in the new process, before it runs. arguments: behind --addr.
+    limits: arguments of `confined`, which then starts it. arguments: behind --addr.
     """
 
     def __init__(
         self,
-        before: Callable[[], None] | None = None,
+        limits: Sequence[str] = (),
         arguments: Sequence[str] = (),
         **environ: str,
     ) -> None:
         self.log: list[str] = []
         self._bound = threading.Event()
+        command = [str(ROOT / "run.sh"), "--addr", "127.0.0.1:0", *arguments]
+        if limits:
+            command = [sys.executable, confined.__file__, *limits, "--", *command]
         self.child = subprocess.Popen(
-            [ROOT / "run.sh", "--addr", "127.0.0.1:0", *arguments],
+            command,
             cwd="/",
             env=os.environ | environ,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=before,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -85,7 +85,7 @@ class Pair:
             self._write(folder / "1.json", [to_0.port, ring[1]]),
         ]
         arguments = ["--hostfile", hostfiles[0], "--control", f"127.0.0.1:{control}"]
-        self.backend = Backend(None, arguments, **{TOKEN: "secret"})
+        self.backend = Backend((), arguments, **{TOKEN: "secret"})
         arguments = ["--hostfile", hostfiles[1], "--control", f"127.0.0.1:{to_control.port}"]
         self.worker = subprocess.Popen(
             [ROOT / "run.sh", "--worker", "--rank", "1", *arguments],

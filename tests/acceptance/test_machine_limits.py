@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
 import resource
 import shutil
-import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +17,7 @@ import psutil
 import pytest
 
 from tests.acceptance.backend import TINY_TEXT, Backend, chat, text_answer
+from tests.acceptance.confined import OF_CHILDREN
 from tests.rpc.client import failure_of
 from wire import backend_pb2 as pb
 
@@ -26,14 +25,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="prlimit and cgr
 MIB = 1 << 20
 LONG = chat("word " * 500_000, Tokens=2)
 GROUPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
-OF_CHILDREN = (signal.SIGCHLD, signal.SIGPROF, signal.SIGXCPU)
-DROP_FROM_BOUNDS, MAY_RAISE_LIMITS = 24, 24
-
-
-def unprivileged(soft: int, hard: int) -> None:
-    """Set the limit of open files, and give up the right to raise it again."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    ctypes.CDLL(None).prctl(DROP_FROM_BOUNDS, MAY_RAISE_LIMITS, 0, 0, 0)
 
 
 @pytest.mark.parametrize(("soft", "hard"), [(1024, 1024), (512, 8192), (8192, 8192)])
@@ -41,7 +32,7 @@ def test_a_load_does_not_change_the_limit_of_open_files(soft: int, hard: int) ->
     # If this process has imported mlx-lm, its own hard limit is 4096 and may not be raised.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = min(soft, most), min(hard, most)
-    with started(lambda: unprivileged(soft, hard)) as backend:
+    with started("--files", str(soft), str(hard)) as backend:
         backend.load()
         assert backend.process().rlimit(psutil.RLIMIT_NOFILE) == (soft, hard)
         assert text_answer(backend, chat("Hello!", Tokens=4))
@@ -50,17 +41,7 @@ def test_a_load_does_not_change_the_limit_of_open_files(soft: int, hard: int) ->
 def test_what_a_host_leaves_behind_at_the_start_is_borne(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
-    stack = 128 << 10
-
-    def before() -> None:
-        os.chdir(gone)
-        gone.rmdir()
-        resource.setrlimit(resource.RLIMIT_STACK, (stack, resource.RLIM_INFINITY))
-        for number in OF_CHILDREN:
-            signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-
-    with started(before) as backend:
+    with started("--leftovers", str(gone)) as backend:
         backend.load()
         status = Path(f"/proc/{backend.child.pid}/status").read_text()
         blocked, ignored = (int(x, 16) for x in re.findall(r"Sig(?:Blk|Ign):\s*(\w+)", status))
@@ -70,8 +51,8 @@ def test_what_a_host_leaves_behind_at_the_start_is_borne(tmp_path: Path) -> None
 
 
 @contextmanager
-def started(before: Callable[[], None]) -> Iterator[Backend]:
-    backend = Backend(before)
+def started(*limits: str) -> Iterator[Backend]:
+    backend = Backend(limits)
     try:
         yield backend
     finally:
@@ -108,27 +89,17 @@ def endless(tmp_path: Path) -> Path:
 
 
 def test_a_full_control_group_refuses_a_request_and_does_not_end_the_process(endless: Path) -> None:
-    with group(700 * MIB) as folder:
-
-        def enter() -> None:
-            (folder / "cgroup.procs").write_text(str(os.getpid()))
-
-        with started(enter) as backend:
-            backend.load(endless, ContextSize=10_000_000)
-            failure = failure_of(lambda: backend.stub.Predict(LONG, timeout=300))
-            assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
-            assert "MiB" in failure.sentence
-            assert text_answer(backend, chat("Hello!", Tokens=4))
-            backend.stub.Health(pb.HealthMessage())
+    with group(700 * MIB) as folder, started("--group", str(folder)) as backend:
+        backend.load(endless, ContextSize=10_000_000)
+        failure = failure_of(lambda: backend.stub.Predict(LONG, timeout=300))
+        assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "MiB" in failure.sentence
+        assert text_answer(backend, chat("Hello!", Tokens=4))
+        backend.stub.Health(pb.HealthMessage())
 
 
 def test_a_limited_address_space_refuses_a_load_and_does_not_end_the_process(endless: Path) -> None:
-    most = 3 << 30
-
-    def bounded() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-    with started(bounded) as backend:
+    with started("--address-space", str(3 << 30)) as backend:
         backend.load(endless, ContextSize=10_000_000)
         failure = failure_of(lambda: backend.stub.Predict(LONG, timeout=300))
         assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED

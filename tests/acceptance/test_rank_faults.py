@@ -227,7 +227,7 @@ def test_ranks_end_with_their_host() -> None:
 def test_ranks_end_with_their_supervisor() -> None:
     """Also where the host is not watched: that is said of the host alone."""
     unset = {"LOCALAI_BACKEND_PARENT_WATCH": "off", TOKEN: ""}
-    backend = Backend(None, ["--ranks", "2"], **unset)
+    backend = Backend((), ["--ranks", "2"], **unset)
     try:
         processes = ranks(backend.process())
         assert all(process.environ()[TOKEN] for process in processes.values())
