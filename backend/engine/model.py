@@ -30,12 +30,13 @@ class EngineModel:
     sequence's decoder; its argument is whether the text continues the prompt's text. slots: maximum
     number of sequences that decode together. batches: whether the caches can be batched. trims:
     whether all caches can be truncated. together: whether prompts of different lengths can share a
-    prefill pass. memory_limit: bytes that MLX may use in all, including weights_bytes. drafting:
-    speculative decoding, if the model drafts. disk: the prompt cache on disk. media: encodes images
-    and sounds. stream_interval_ms: how long text may be collected before it is sent. blas: the
-    number of OpenBLAS threads on a CPU. repetition_guard: tokens of repetition after which an
-    answer ends; 0 means never. leader: the connections to the other ranks, if ranks divide the
-    model. spread: replaces tokens by those that rank 0 chose, inside the graph.
+    prefill pass. reads_whole: whether all tokens of a prompt attend to each other. memory_limit:
+    bytes that MLX may use in all, including weights_bytes. drafting: speculative decoding, if the
+    model drafts. disk: the prompt cache on disk. media: encodes images and sounds.
+    stream_interval_ms: how long text may be collected before it is sent. blas: the number of
+    OpenBLAS threads on a CPU. repetition_guard: tokens of repetition after which an answer ends; 0
+    means never. leader: the connections to the other ranks, if ranks divide the model. spread:
+    replaces tokens by those that rank 0 chose, inside the graph.
     """
 
     model: Any
@@ -53,6 +54,7 @@ class EngineModel:
     stall_ms: int
     stream_interval_ms: int = 0
     drafting: Drafting | None = None
+    reads_whole: bool = False
     disk: DiskCache | None = None
     batches: bool = True
     trims: bool = True

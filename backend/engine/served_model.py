@@ -27,12 +27,12 @@ class ServedModel:
     if it is another one. vocabulary_size: number of logits. token_bytes: returns the bytes of a
     token. new_text: creates a decoder; its argument is whether the text continues earlier text.
     kind: the kind of requests that the model answers. media: which of image, video and audio it
-    accepts. media_marker: the marker for them in a raw prompt. epoch: the number of the load.
-    capacity: maximum number of running and waiting requests. default_max_tokens: for requests that
-    set no limit; 0 means up to the end of the context. template_words: the `REASONING_WORDS` that
-    the chat template uses. step_timeout: seconds. constraints: for models that generate text.
-    reader: for requests other than generation. division: how ranks divide the model, for logs; ''
-    if they do not.
+    accepts. reads_whole: whether all tokens of a prompt attend to each other. media_marker: the
+    marker for them in a raw prompt. epoch: the number of the load. capacity: maximum number of
+    running and waiting requests. default_max_tokens: for requests that set no limit; 0 means up to
+    the end of the context. template_words: the `REASONING_WORDS` that the chat template uses.
+    step_timeout: seconds. constraints: for models that generate text. reader: for requests other
+    than generation. division: how ranks divide the model, for logs; '' if they do not.
     """
 
     name: str
@@ -52,6 +52,7 @@ class ServedModel:
     defaults: Extras = field(default_factory=Extras)
     kind: ModelKind = ModelKind.TEXT
     media: frozenset[str] = frozenset()
+    reads_whole: bool = False
     media_marker: str = ""
     call_format: ChatFormat | None = None
     template_words: frozenset[str] = frozenset()

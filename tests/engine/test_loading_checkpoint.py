@@ -231,7 +231,6 @@ def test_a_family_that_takes_its_vision_tower_from_another_is_recognised(model_t
     "model_type",
     [
         "mllama",
-        "paligemma",
         "moondream3",
         "deepseek_v41",
         "molmo_point",

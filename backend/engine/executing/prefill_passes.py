@@ -240,7 +240,12 @@ class PrefillPasses:
         return watched
 
     def _end(self, one: ExecutorSequence, part: Prefill) -> int:
-        """Where the next chunk ends: before the last token if files need the KV without it."""
+        """Where the next chunk ends: before the last token if files need the KV without it.
+
+        Also before an answer that is computed again, if its prompt needs a pass of its own.
+        """
+        if self._model.reads_whole and part.start < len(one.prompt):
+            return min(part.end, len(one.prompt))
         last = len(one.prompt) - 1
         early = (
             part.start < last < part.end and not self._model.trims and self._files.want_prompt(one)

@@ -50,8 +50,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Logits of [tokens, vocabulary] for a prompt that begins with an item, or has none.
-PlainPass = Callable[[Sequence[int], MediaItem | None], mx.array]
+# Logits of [tokens, vocabulary] for tokens that begin with an item, or have none. The last argument
+# is how many of them are the first prompt.
+PlainPass = Callable[[Sequence[int], MediaItem | None, int], mx.array]
 
 # tokens of a prompt that is just long enough to be stored with its answer
 _STORED = LEAST_STORED - 5
@@ -354,7 +355,8 @@ class ServingTrial:
         places = [len(one.prompt) - 1 + at for one in answers for at in range(len(one.logprobs))]
         sampled = [one for answer in answers for one in answer.logprobs]
         ids = mx.array([[one.token, *(token for token, _ in one.top)] for one in sampled])
-        logits = self._plain(tokens, answers[0].item)[mx.array(places)]
+        first = answers[0]
+        logits = self._plain(tokens, first.item, len(first.prompt))[mx.array(places)]
         own = logits.astype(mx.float32)
         values = own - mx.logsumexp(own, axis=-1, keepdims=True)
         exact = logits.dtype == mx.float32
@@ -515,7 +517,11 @@ class _Recalling:
 def plain_pass(model: Any) -> PlainPass:
     """The plain pass of a text model: all tokens at once, with an empty cache of mlx-lm."""
 
-    def run(tokens: Sequence[int], item: MediaItem | None) -> mx.array:  # noqa: ARG001, no media
+    def run(
+        tokens: Sequence[int],
+        item: MediaItem | None,  # noqa: ARG001, no media
+        prompt: int,  # noqa: ARG001, no token attends to a later one
+    ) -> mx.array:
         logits: mx.array = model(mx.array([list(tokens)]), cache=kv.new_row(model))
         return logits[0]
 

@@ -139,10 +139,11 @@ def _version(tekken: dict[str, Any]) -> int:
 
 
 def _is_written_here(path: Path, special: set[str]) -> bool:
-    return "[INST]" in special and not _has_template(path)
+    return "[INST]" in special and not has_template(path)
 
 
-def _has_template(path: Path) -> bool:
+def has_template(path: Path) -> bool:
+    """Whether a folder has a chat template."""
     if (path / "chat_template.jinja").exists():
         return True
     settings = path / "tokenizer_config.json"

@@ -102,6 +102,7 @@ def build(
         _log.warning("model %s: requests are served one at a time: %s", shown(loaded.name), why)
     slots = settings.parallel if batches else 1
     stores = getattr(loaded.model, "stores", True)
+    reads_whole = getattr(loaded.model, "reads_whole", False)
     if not stores:
         _log.warning("model %s: no prompt starts from stored KV", shown(loaded.name))
     context_size = served_context(loaded.context_size, request.context_size)
@@ -182,6 +183,7 @@ def build(
         batches=batches,
         trims=trims,
         together=traits.together,
+        reads_whole=reads_whole,
         weights_bytes=taken,
         memory_limit=plan.limit,
         prompt_cache_bytes=plan.prompt_cache if stores else 0,
@@ -238,6 +240,7 @@ def build(
         new_text=texts.stream,
         defaults=settings.extras,
         media=senses.prompts.kinds if senses else frozenset(),
+        reads_whole=reads_whole,
         media_marker=senses.prompts.place if senses else "",
         epoch=order.epoch,
         prompts=prompts,

@@ -30,15 +30,15 @@ class RankLoad:
         return f"{len(shards)} ranks, {shards[0]['way']}: {', '.join(parts)}"
 
     def plain(
-        self, run: Callable[[Sequence[int], Any], mx.array]
-    ) -> Callable[[Sequence[int], Any], mx.array]:
+        self, run: Callable[[Sequence[int], Any, int], mx.array]
+    ) -> Callable[[Sequence[int], Any, int], mx.array]:
         """The model's own forward pass, run on all ranks."""
 
-        def everywhere(tokens: Sequence[int], item: Any) -> mx.array:
+        def everywhere(tokens: Sequence[int], item: Any, prompt: int) -> mx.array:
             import mlx.core as mx
 
             self.leader.send(Plain(tuple(tokens)))
-            logits = run(tokens, item)
+            logits = run(tokens, item, prompt)
             mx.eval(logits)
             return logits
 

@@ -13,11 +13,6 @@ from typing import Any
 from backend.engine.loading.architectures import aliases, model_files
 from common.wording import shown
 
-_BOTH_WAYS = (
-    "each token of its prompt attends to all later ones, so no part of a prompt can be computed by"
-    " itself or kept for the next turn, and its processor writes one question around an image;"
-    " serve Gemma 3 instead"
-)
 _CROSSES = (
     "mlx-vlm computes its cross-attention otherwise in an answer than in a prompt, and reads a"
     " prompt without images with later tokens in sight; serve Gemma 3 or a Qwen-VL model instead"
@@ -60,7 +55,6 @@ _ONE_CACHE = (
 _DECIDES = "it decides among given options, and generates no text"
 _OTHER = "it does not generate text from a conversation"
 _NOT_SERVED: Mapping[str, str] = {
-    "paligemma": _BOTH_WAYS,
     "moondream2": _ONE_QUESTION,
     "moondream3": _ONE_QUESTION,
     "falcon_ocr": _OWN_PROMPTS,

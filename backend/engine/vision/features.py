@@ -22,8 +22,8 @@ from backend.engine.vision.multimodal_model import MultimodalModel, accepted
 _DEEP = "deepstack_visual_embeds"
 _READ = {"inputs_embeds", "visual_pos_masks", _DEEP, "per_layer_inputs"}
 _RECOMPUTED = {"position_ids", "rope_deltas"}
-# Gemma 3 returns this mask, but mlx-vlm's own generation does not use it either.
-_IDLE = {"gemma3": {"attention_mask_4d"}}
+# These return a mask that mlx-vlm's own generation does not use either.
+_IDLE = {"gemma3": {"attention_mask_4d"}, "paligemma": {"attention_mask_4d"}}
 
 
 class UnusualFeaturesError(Exception):

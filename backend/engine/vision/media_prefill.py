@@ -29,7 +29,8 @@ class MediaReader:
     def __init__(self, model: MultimodalModel, most_bytes: int) -> None:
         self.model = model
         self.features = FeatureCache(most_bytes)
-        self.whole = model.sees_ahead  # whether a pass must not cut an item
+        # Whether a pass must not cut an item, or a prompt.
+        self.whole = model.sees_ahead or model.reads_whole
         self._per_byte = 0.0  # the encoder's peak memory per byte of a prepared item
 
     def begin(
@@ -40,7 +41,7 @@ class MediaReader:
         Returns the row's prefill, or None if it has no media.
         """
         positions = None
-        if not self.model.stores:
+        if self.model.forgets:
             for layer in cache:  # mlx-vlm's generation takes a prompt's last token for an answer's
                 layer.prefill_length = len(tokens) - 1
         if self.model.shifts:

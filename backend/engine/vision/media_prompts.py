@@ -170,7 +170,7 @@ class MediaPrompts:
         return text
 
     def surrounded(self, text: str, items: Sequence[MediaItem]) -> str:
-        """A rendered prompt with the text that the processor writes around each item added."""
+        """A rendered prompt with the text that the processor adds around items and at the end."""
         text = "".join(map(self._in_front, items)) + text
         pieces: list[str] = []
         at = 0
@@ -180,11 +180,12 @@ class MediaPrompts:
             if start < 0:
                 break
             before, after = self._around(item)
+            after = after.removesuffix(self._processor.ending)
             pieces += [text[at:start], before, core, after]
             at = start + len(core)
             if self._processor.spaces and _BARE.match(text, at):
                 pieces.append(" ")
-        return "".join([*pieces, text[at:]])
+        return "".join([*pieces, text[at:], self._processor.ending if items else ""])
 
     def _written(self, item: MediaItem) -> str:
         """What stands for an item at its place in a raw prompt."""

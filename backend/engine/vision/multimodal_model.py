@@ -16,6 +16,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models import cache as lm
 from mlx_vlm.models import cache as vlm
+from mlx_vlm.models.base import create_attention_mask
 
 from backend.engine.caching.row_shift import RowShift
 from backend.engine.vision.image_blocks import mask_blocks_of_pass
@@ -43,8 +44,10 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
     shifts: whether positions differ from token counts (multimodal RoPE); if so, every row has a
     `RowShift` as its last cache. axes: how many positions a token has then. passes_positions:
     whether the family cannot compute them. sees_ahead: whether the tokens of an image attend to
-    each other in both directions, so that a pass must not cut it. stores: whether stored KV of a
-    prompt and its answer can start a later prompt.
+    each other in both directions, so that a pass must not cut it. reads_whole: the same for all
+    tokens of a prompt, so that one pass must have it to its end and nothing else. forgets:
+    whether an answer attends to all of its prompt, but only to its own latest tokens. stores:
+    whether stored KV of a prompt and its answer can start a later prompt.
     """
 
     def __init__(self, whole: Any) -> None:
@@ -56,7 +59,10 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         scale_by_row(whole.language_model)
         use_mlx_lm(whole.language_model, model_type)
         self.sees_ahead = mask_blocks_of_pass(whole.language_model)
-        self.stores = model_type not in _FORGETFUL
+        text = getattr(whole.language_model, "config", None)
+        self.reads_whole = getattr(text, "use_bidirectional_attention", None) is True
+        self.forgets = model_type in _FORGETFUL
+        self.stores = not (self.reads_whole or self.forgets)
         self.axes = place_rows(whole.language_model) or 3
         self.passes_positions = self.axes > 3
         self.shifts = self.passes_positions or hasattr(whole.language_model, "get_rope_index")
@@ -120,6 +126,8 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
             features["deepstack_visual_embeds"] = [
                 _OfChunk(_spread(layer, mask[0])) for layer in features["deepstack_visual_embeds"]
             ]
+        if self.reads_whole:
+            features["mask"] = _mask_of_answer(inputs, layers[0])
         if "inputs_embeds" in features:
             features |= self.given_by_token(inputs)
         output = self.language_model(inputs, cache=layers, **features)
@@ -144,6 +152,15 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         config = self.whole.config
         visual = mx.array([config.image_token_id, config.video_token_id or -1])
         return {self._kinds: mx.any(tokens[..., None] == visual, -1).astype(mx.int32)}
+
+
+def _mask_of_answer(inputs: mx.array, layer: Any) -> mx.array | None:
+    """What the tokens of an answer attend to; None for a prompt, which attends to all of itself."""
+    if layer.empty():
+        return None
+    mask: mx.array | None = create_attention_mask(inputs, layer, return_array=True)
+    # mlx-vlm may take the tokens of [tokens, keys] for rows.
+    return mask[None, None] if mask is not None and mask.ndim == 2 else mask
 
 
 class _CacheList(lm.CacheList, vlm.CacheList):  # type: ignore[misc]  # both are untyped

@@ -17,8 +17,14 @@ from backend.engine.vision.multimodal_model import MultimodalModel, accepted
 from backend.engine.vision.positions import GRIDS, positions_of
 
 
-def plain_pass(model: MultimodalModel, tokens: Sequence[int], item: MediaItem | None) -> mx.array:
-    """Logits, [tokens, vocabulary]. item: the item at the start of `tokens`; None: all are text."""
+def plain_pass(
+    model: MultimodalModel, tokens: Sequence[int], item: MediaItem | None, prompt: int
+) -> mx.array:
+    """Logits, [tokens, vocabulary].
+
+    item: the item at the start of `tokens`; None: all are text. prompt: how many of them are the
+    prompt, which matters only if its tokens attend to later ones.
+    """
     whole, language = model.whole, model.language_model
     arrays = {} if item is None else thawed(item.arrays)
     pixels = arrays.pop("pixel_values", None)
@@ -33,6 +39,9 @@ def plain_pass(model: MultimodalModel, tokens: Sequence[int], item: MediaItem | 
     if model.passes_positions:
         spans = [] if item is None else [Span(item.first, item)]
         given["position_ids"] = mx.array(positions_of(model, tokens, spans))[:, None]
+    if model.reads_whole:
+        at = mx.arange(len(tokens))
+        given["mask"] = ((at <= at[:, None]) | (at < prompt))[None, None]
     answer = language(ids, cache=cache, **given, **model.given_by_token(ids))
     logits: mx.array = getattr(answer, "logits", answer)
     return logits[0]

@@ -127,6 +127,7 @@ class ItemProcessor:
         self._number = _number(processor)
         self._boundary = _boundary(processor)
         self._dropped = _dropped(processor)
+        self.ending = _ending(processor)
         self._rate = _sound_rate(processor)
         self._most_bytes = most_bytes
         self._prepared_items: OrderedDict[bytes, MediaItem] = OrderedDict()
@@ -350,6 +351,11 @@ def _dropped(processor: Any) -> str:
         return ""
     text: str = processor.tokenizer.eos_token
     return text
+
+
+def _ending(processor: Any) -> str:
+    """Text with which PaliGemma's processor ends a prompt that has an image; '' for others."""
+    return "\n" if type(processor).__name__ == "PaliGemmaProcessor" else ""
 
 
 def _without_boundary(item: MediaItem) -> MediaItem:

@@ -264,7 +264,7 @@ def _require_same_as_plain_pass(model: MultimodalModel, item: MediaItem) -> None
     prefill.get_features(0, len(tokens))
     seen = prefill.run(0, len(tokens), cache)[0, -1].astype(mx.float32)
     expected, blind = (
-        plain_pass(model, tokens, seen)[-1].astype(mx.float32) for seen in (item, None)
+        plain_pass(model, tokens, seen, len(tokens))[-1].astype(mx.float32) for seen in (item, None)
     )
     if not mx.abs(seen - expected).max() <= mx.abs(blind - expected).max() / 6:
         raise ValueError("its logits differ from those of mlx-vlm's own code")

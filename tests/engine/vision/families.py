@@ -65,6 +65,8 @@ def write_family(path: Path, family: str) -> Path:
         "minicpmv4_7": _minicpmv4_7,
         "gemma3": _gemma3,
         "idefics2": _idefics2,
+        "paligemma": further_families.write_paligemma,
+        "paligemma2": further_families.write_paligemma2,
         "idefics3": _idefics3,
         "smolvlm": _smolvlm,
         "ministral3": _ministral3,

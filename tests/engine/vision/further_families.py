@@ -40,6 +40,43 @@ def write_llava(path: Path) -> None:
     })  # fmt: skip
 
 
+def write_paligemma(path: Path) -> None:
+    """Prompts that are attended to in both directions, without roles, and an image before them."""
+    _write_paligemma(path, {"model_type": "gemma", "head_dim": 32})
+
+
+def write_paligemma2(path: Path) -> None:
+    """The same with Gemma 2, which computes its attention in other steps."""
+    caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    _write_paligemma(
+        path, caps | {"model_type": "gemma2", "head_dim": 32, "query_pre_attn_scalar": 32}
+    )
+
+
+def _write_paligemma(path: Path, text: dict[str, Any]) -> None:
+    ids = add_tokens(path, ["<image>", "<bos>"], "")
+    (path / "chat_template.jinja").unlink()
+    tokens = read(path, "tokenizer_config.json")
+    write(path, "tokenizer_config.json", tokens | {"bos_token": "<bos>"})
+    size = max(ids.values()) + 1
+    write(path, "config.json", {
+        "model_type": "paligemma",
+        "vocab_size": size,
+        "image_token_index": ids["<image>"],
+        "hidden_size": TEXT["hidden_size"],
+        "projection_dim": TEXT["hidden_size"],
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "text_config": TEXT | _ROPE | text | {"vocab_size": size},
+        "vision_config": SIGLIP | {
+            "model_type": "siglip_vision_model",
+            "projection_dim": TEXT["hidden_size"],
+        },
+    })  # fmt: skip
+    kind = {"image_processor_type": "SiglipImageProcessor", "size": {"height": 56, "width": 56}}
+    write(path, "preprocessor_config.json", PIXELS | kind | {"image_seq_length": 16})
+
+
 def write_molmo(path: Path) -> None:
     """A processor that writes an image before the whole prompt, and no marker in the template."""
     marks = ["<im_start>", "<im_end>", "<im_patch>", "<im_col>"]

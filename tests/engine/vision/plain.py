@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,7 +35,9 @@ _BY_MODEL = {"ernie4_5_moe_vl"}
 # Families whose processor removes the last token of a prompt with an image.
 _DROPS = {"deepseekocr", "deepseekocr_2"}
 # Families whose answers forget their own first tokens, but never the prompt.
-_BY_STEPS = {"unlimited_ocr", "unlimited-ocr"}
+_FORGET = {"unlimited_ocr", "unlimited-ocr"}
+# Families whose prompts are attended to in both directions, and have no roles.
+_READ_WHOLE = {"paligemma"}
 # Families whose language part only mlx-lm computes rightly: mlx-vlm does not scale its text.
 _OF_MLX_LM = {"gemma3n"}
 
@@ -88,7 +91,7 @@ class PlainPasses:
         """
         inputs = self._inputs(messages, images)
         prompt = inputs["input_ids"]
-        if self._model.config.model_type in _BY_STEPS:
+        if self._model.config.model_type in _FORGET | _READ_WHOLE:
             logits = self._steps(inputs, said)
         else:
             whole = mx.concatenate([prompt, mx.array([said[:-1]], dtype=prompt.dtype)], axis=1)
@@ -124,11 +127,14 @@ class PlainPasses:
 
         config = self._model.config
         tokenizer = getattr(self._processor, "tokenizer", self._processor)
-        text = tokenizer.apply_chat_template(
-            [self._marked(message) for message in messages],
-            tokenize=False,
-            add_generation_prompt=True,
-        )
+        if config.model_type in _READ_WHOLE:
+            text = _in_lines(messages, "<image>" * len(images))
+        else:
+            text = tokenizer.apply_chat_template(
+                [self._marked(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=True,
+            )
         marker = getattr(config, "image_token_index", None)
         if images and config.model_type in _DROPS:
             text += tokenizer.eos_token
@@ -170,16 +176,20 @@ class PlainPasses:
         return logits
 
     def _steps(self, inputs: Mapping[str, Any], said: Sequence[int]) -> mx.array:
-        """Logits for each token of `said`, by mlx-vlm's generation: a step for the last token of
-        the prompt and for each of the answer.
+        """Logits for each token of `said`, by mlx-vlm's generation: a step for each, and one for
+        the last token of a prompt unless a prompt is read as a whole.
         """
+        from mlx_vlm.models.cache import make_prompt_cache
+
         language, tokens = self._language, inputs["input_ids"]
         embeddings = self._embedded(inputs)["inputs_embeds"]
-        cache = language.make_cache()
-        language(tokens[:, :-1], inputs_embeds=embeddings[:, :-1], cache=cache)
-        last = language(tokens[:, -1:], inputs_embeds=embeddings[:, -1:], cache=cache)
-        steps = (language(mx.array([[token]]), cache=cache) for token in said[:-1])
-        return mx.concatenate([step.logits for step in (last, *steps)], axis=1)
+        cache = make_prompt_cache(language)
+        if self._model.config.model_type in _FORGET:
+            language(tokens[:, :-1], inputs_embeds=embeddings[:, :-1], cache=cache)
+            tokens, embeddings = tokens[:, -1:], embeddings[:, -1:]
+        read = language(tokens, inputs_embeds=embeddings, cache=cache).logits[:, -1:]
+        steps = (language(mx.array([[token]]), cache=cache).logits for token in said[:-1])
+        return mx.concatenate([read, *steps], axis=1)
 
     def _embedded(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         rest = dict(inputs)
@@ -198,6 +208,15 @@ class PlainPasses:
             held = features["inputs_embeds"]
             features["inputs_embeds"] = mx.where(shown, held, held * held.shape[-1] ** 0.5)
         return {name: value for name, value in features.items() if value is not None}
+
+
+def _in_lines(messages: Sequence[Message], marker: str) -> str:
+    contents = (message["content"] for message in messages)
+    lines = (
+        [content] if isinstance(content, str) else [part["text"] for part in content[-1:]]
+        for content in contents
+    )
+    return marker + "\n".join(chain.from_iterable(lines))
 
 
 def _by_mlx_lm(path: Path, language: Any) -> Any:

@@ -1,0 +1,34 @@
+"""Chat templates for families whose checkpoints have none.
+
+Their processors write the prompt around one question instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# PaliGemma knows no roles. The image comes first: mlx-vlm counts its places from there.
+_PALIGEMMA = r"""
+{%- set all = namespace(image="", texts=[]) %}
+{%- for message in messages %}
+  {%- if message.content is string %}
+    {%- set all.texts = all.texts + [message.content] %}
+  {%- else %}
+    {%- for part in message.content or [] %}
+      {%- if part.type == "image" %}
+        {%- set all.image = "<image>" %}
+      {%- elif part.type == "text" %}
+        {%- set all.texts = all.texts + [part.text] %}
+      {%- endif %}
+    {%- endfor %}
+  {%- endif %}
+{%- endfor %}
+{{- all.image + all.texts | join("\n") }}
+"""
+_TEMPLATES = {"paligemma": _PALIGEMMA.strip()}
+
+
+def of_family(model_type: str) -> dict[str, Any]:
+    """The arguments that give a tokenizer its family's template; none if there is none here."""
+    template = _TEMPLATES.get(model_type)
+    return {"chat_template": template} if template else {}
