@@ -58,14 +58,43 @@ def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
     extra = {"trust_remote_code": trust_remote_code}
     open_processor: Any = utils.load_processor
     open_image_processor: Any = utils.load_image_processor
-    images = open_image_processor(path, **extra)
-    processor = open_processor(path, True, **extra)
+    with nullcontext() if trust_remote_code else _running_no_code():
+        images = open_image_processor(path, **extra)
+        processor = open_processor(path, True, **extra)
     if images is not None:
         processor.image_processor = images
     compute_constants(processor)
     drop_arguments_for_text(processor)
     remember_no_words(getattr(processor, "tokenizer", None))
     return processor
+
+
+@contextmanager
+def _running_no_code() -> Iterator[None]:
+    """Run no Python file of a checkpoint. Raises ValueError if that was attempted.
+
+    Some processors of mlx-vlm trust a tokenizer's code whatever they are told (Inkling and GOT in
+    0.7.10), and mlx-vlm hides their exceptions.
+    """
+    from transformers import dynamic_module_utils as modules
+
+    run: Any = modules.get_class_in_module
+    refused: list[str] = []
+
+    def refuse(name: str, *_: Any, **__: Any) -> Any:
+        refused.append(name)
+        raise ValueError(f"{name} is code of the checkpoint, which needs trust_remote_code")
+
+    modules.get_class_in_module = refuse
+    try:
+        yield
+    except Exception:
+        if not refused:
+            raise
+    finally:
+        modules.get_class_in_module = run
+    if refused:
+        refuse(refused[0])
 
 
 def drop_arguments_for_text(processor: Any) -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
+import pytest
 
 from backend.engine.media.items import Sound
 from backend.engine.vision.features import frozen, thawed
-from backend.engine.vision.processor import ItemProcessor, end_tokens
+from backend.engine.vision.processor import ItemProcessor, end_tokens, load_processor
+from tests.engine.vision.checkpoint_files import read, write
+from tests.engine.vision.families import write_family
 from tests.engine.vision.seeing import TINY_VISION, samples_of
 
 
@@ -84,3 +87,20 @@ def _muse_spark(path: Path) -> object:
     }
     (path / "config.json").write_text(json.dumps(config))
     return MuseSparkProcessor.from_pretrained(path)
+
+
+def test_a_processor_that_trusts_any_code_runs_none_without_trust(tmp_path: Path) -> None:
+    path, ran = write_family(tmp_path / "inkling", "inkling"), tmp_path / "ran"
+    (path / "own.py").write_text(
+        f"open({str(ran)!r}, 'w').close()\n"
+        "from transformers import PreTrainedTokenizerFast\n"
+        "class Own(PreTrainedTokenizerFast): pass\n"
+    )
+    settings = read(path, "tokenizer_config.json")
+    settings["auto_map"] = {"AutoTokenizer": [None, "own.Own"]}
+    write(path, "tokenizer_config.json", settings)
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        load_processor(path, trust_remote_code=False)
+    assert not ran.exists()
+    load_processor(path, trust_remote_code=True)
+    assert ran.exists()
