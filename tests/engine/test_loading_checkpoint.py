@@ -235,7 +235,6 @@ def test_a_family_that_takes_its_vision_tower_from_another_is_recognised(model_t
         "deepseek_v41",
         "molmo_point",
         "phi3_v",
-        "got",
         "plamo2vl",
         "clef",
         "siglip",

@@ -62,7 +62,6 @@ _NOT_SERVED: Mapping[str, str] = {
     "mllama": _CROSSES,
     "phi3_v": _DROPS_A_TOKEN,
     "phi4mm": _CHANGES,
-    "got": _WRITES_AROUND,
     "plamo2vl": _WRITES_AROUND,
     "molmo_point": _POINTS,
     "deepseek_v41": _ONE_CACHE,

@@ -156,6 +156,7 @@ class ItemProcessor:
         self._number = _number(processor)
         self._boundary = _boundary(processor)
         self._dropped = _dropped(processor)
+        self._alone = _ends_within_prompt(processor)
         self.ending = _ending(processor)
         self._rate = _sound_rate(processor)
         self._most_bytes = most_bytes
@@ -276,13 +277,16 @@ class ItemProcessor:
 
         output = prepare_inputs(
             self._processor,
-            prompts=self._markers[kind] + self._dropped,
+            prompts="" if self._alone else self._markers[kind] + self._dropped,
             image_token_index=self._image_token,
             add_special_tokens=False,
             **_as_mlx_vlm_takes(given, self._rate),
         )
         arrays = {name: frozen(value) for name, value in output.items() if value is not None}
         tokens = tuple(int(token) for token in np.array(arrays["input_ids"]).reshape(-1))
+        if self._alone:
+            first, last = map(tokens.index, self._alone)
+            tokens = tokens[first : last + 1]
         arrays = {name: value for name, value in arrays.items() if name not in _OF_TEXT}
         if (crops := arrays.get(_CROPS)) is not None and crops.ndim == 3:
             tiles = arrays["pixel_values"].shape[1]
@@ -380,6 +384,17 @@ def _dropped(processor: Any) -> str:
         return ""
     text: str = processor.tokenizer.eos_token
     return text
+
+
+def _ends_within_prompt(processor: Any) -> list[int]:
+    """The first and the last token of an image if the processor writes a whole prompt around it.
+
+    Empty for others. GOT's processor does so unless it is given a whole prompt.
+    """
+    if type(processor).__name__ != "GotOcrProcessor":
+        return []
+    ids: list[int] = processor.tokenizer.convert_tokens_to_ids(["<img>", "</img>"])
+    return ids
 
 
 def _ending(processor: Any) -> str:

@@ -64,6 +64,7 @@ def write_family(path: Path, family: str) -> Path:
         "minicpmv4_6": _minicpmv4_6,
         "minicpmv4_7": _minicpmv4_7,
         "gemma3": _gemma3,
+        "got": further_families.write_got,
         "idefics2": _idefics2,
         "paligemma": further_families.write_paligemma,
         "paligemma2": further_families.write_paligemma2,

@@ -77,6 +77,31 @@ def _write_paligemma(path: Path, text: dict[str, Any]) -> None:
     write(path, "preprocessor_config.json", PIXELS | kind | {"image_seq_length": 16})
 
 
+def write_got(path: Path) -> None:
+    """A processor that writes a whole prompt around an image, and no template."""
+    marks = ["<img>", "<imgpad>", "</img>"]
+    ids = add_tokens(path, marks, "")
+    (path / "chat_template.jinja").unlink()
+    (path / "preprocessor_config.json").unlink()
+    size = max(ids.values()) + 1
+    write(path, "config.json", TEXT | _ROPE | {
+        "model_type": "GOT",
+        "vocab_size": size,
+        "im_start_token": ids["<img>"],
+        "im_patch_token": ids["<imgpad>"],
+        "im_end_token": ids["</img>"],
+        "eos_token_id": 2,
+        "vision_config": {
+            "embed_dim": 16,
+            "depth": 2,
+            "num_heads": 2,
+            "out_chans": 16,
+            "out_dim": 64,
+            "global_attn_indexes": [1],
+        },
+    })  # fmt: skip
+
+
 def write_molmo(path: Path) -> None:
     """A processor that writes an image before the whole prompt, and no marker in the template."""
     marks = ["<im_start>", "<im_end>", "<im_patch>", "<im_col>"]

@@ -38,6 +38,8 @@ _DROPS = {"deepseekocr", "deepseekocr_2"}
 _FORGET = {"unlimited_ocr", "unlimited-ocr"}
 # Families whose prompts are attended to in both directions, and have no roles.
 _READ_WHOLE = {"paligemma"}
+# Families whose processor writes the prompt.
+_IN_PROCESSOR = {"got"}
 # Families whose language part only mlx-lm computes rightly: mlx-vlm does not scale its text.
 _OF_MLX_LM = {"gemma3n"}
 
@@ -127,7 +129,9 @@ class PlainPasses:
 
         config = self._model.config
         tokenizer = getattr(self._processor, "tokenizer", self._processor)
-        if config.model_type in _READ_WHOLE:
+        if config.model_type.lower() in _IN_PROCESSOR:
+            text = _in_got_prompt(messages, shown=bool(images))
+        elif config.model_type in _READ_WHOLE:
             text = _in_lines(messages, "<image>" * len(images))
         else:
             text = tokenizer.apply_chat_template(
@@ -208,6 +212,18 @@ class PlainPasses:
             held = features["inputs_embeds"]
             features["inputs_embeds"] = mx.where(shown, held, held * held.shape[-1] ** 0.5)
         return {name: value for name, value in features.items() if value is not None}
+
+
+def _in_got_prompt(messages: Sequence[Message], *, shown: bool) -> str:
+    from mlx_vlm.models.got import processing_got as got
+
+    first, *others = (message["content"] for message in messages)
+    question = first if isinstance(first, str) else first[-1]["text"]
+    roles = (got.GOT_USER_ROLE, got.GOT_ASSISTANT_ROLE)
+    text: str = got.build_got_prompt(question, has_image=shown)
+    for at, said in enumerate(others):
+        text += f"{said}{got.GOT_SEP}{roles[at % 2]}"
+    return text
 
 
 def _in_lines(messages: Sequence[Message], marker: str) -> str:

@@ -85,6 +85,7 @@ FAMILIES = [
     "llama4",
     "ernie4_5_moe_vl",
     "idefics2",
+    "got",
     "paligemma",
     "paligemma2",
     "hunyuan_vl",
@@ -121,11 +122,12 @@ _ONE_EACH += [
     "molmo",
     "hunyuan_vl",
     "jina_vlm",
+    "got",
     "paligemma",
     "paligemma2",
 ]
-# Beside the 729, 421, 392 or 273 tokens of an image, those of an answer weigh little.
-_LARGE = ["llava_bunny", "molmo2", "jina_vlm", "deepseekocr", "unlimited_ocr"]
+# Beside the 729, 421, 392, 273 or 258 tokens of an image, those of an answer weigh little.
+_LARGE = ["llava_bunny", "got", "molmo2", "jina_vlm", "deepseekocr", "unlimited_ocr"]
 # What a token attends to depends on where the prompt ended, so nothing is stored.
 _NOT_STORED = ["unlimited_ocr", "paligemma", "paligemma2"]
 _QUESTION, _NEXT = "What colours are the images?", "And then?"

@@ -148,10 +148,8 @@ def test_moondream_generates_without_the_attention_within_an_image() -> None:
 
 def test_some_processors_write_a_whole_prompt_around_an_image() -> None:
     from mlx_vlm.models.falcon_ocr.processing_falcon_ocr import make_ocr_prompt
-    from mlx_vlm.models.got.processing_got import build_got_prompt
     from mlx_vlm.models.plamo2vl.processing import _apply_ja01_template
 
-    assert build_got_prompt("<image>").endswith("<|im_end|><|im_start|>assistant\n")
     assert make_ocr_prompt("Read it.") == make_ocr_prompt("Who wrote it?")
     assert _apply_ja01_template("<plamo:image>", "Read it.").endswith("Read it.\n\n### 応答:\n")
 
