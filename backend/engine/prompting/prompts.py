@@ -208,9 +208,10 @@ class PromptBuilder:
                 text = self._opened(self._media.surrounded(self._media.marked(text, shown), items))
             bos = self._tokenizer.bos_token
             self._require_short(len(text), most)
-            # PaliGemma's processor writes it after the image.
-            begun = any(self._tokenizer.bos_token_id in item.tokens for item in items)
-            tokens = self._encode(text, special=not (begun or (bos and text.startswith(bos))))
+            begun = bool(bos) and text.startswith(bos)
+            if items and self._media is not None:
+                begun = begun or self._media.begins
+            tokens = self._encode(text, special=not begun)
         else:
             # Each step below copies the text, and the search for control strings blocks all other
             # threads, so messages that cannot fit are refused first. Templates render what users

@@ -73,6 +73,11 @@ class MediaPrompts:
         return self._form.lists
 
     @property
+    def begins(self) -> bool:
+        """Whether an item contains the BOS token of its prompt."""
+        return self._processor.begins
+
+    @property
     def place(self) -> str:
         """The marker for an item in a raw prompt."""
         return PLACE

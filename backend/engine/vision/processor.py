@@ -157,7 +157,9 @@ class ItemProcessor:
         self._boundary = _boundary(processor)
         self._dropped = _dropped(processor)
         self._alone = _ends_within_prompt(processor)
-        self.ending = _ending(processor)
+        # PaliGemma's writes the BOS token behind the image, and a line break behind the text.
+        self.begins = type(processor).__name__ == "PaliGemmaProcessor"
+        self.ending = "\n" if self.begins else ""
         self._rate = _sound_rate(processor)
         self._most_bytes = most_bytes
         self._prepared_items: OrderedDict[bytes, MediaItem] = OrderedDict()
@@ -395,11 +397,6 @@ def _ends_within_prompt(processor: Any) -> list[int]:
         return []
     ids: list[int] = processor.tokenizer.convert_tokens_to_ids(["<img>", "</img>"])
     return ids
-
-
-def _ending(processor: Any) -> str:
-    """Text with which PaliGemma's processor ends a prompt that has an image; '' for others."""
-    return "\n" if type(processor).__name__ == "PaliGemmaProcessor" else ""
 
 
 def _without_boundary(item: MediaItem) -> MediaItem:
