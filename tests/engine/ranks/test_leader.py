@@ -29,6 +29,11 @@ class Ranks:
     leader: Leader
     causes: list[str] = field(default_factory=list)
 
+    def fail(self, cause: str) -> None:
+        self.causes.append(cause)
+        with self.leader._changed:
+            self.leader._changed.notify_all()
+
     def joined(self) -> Link:
         place = self.leader.place
         other = connect(place.control, "secret", 1, place.size, place.timeout)
@@ -46,7 +51,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     monkeypatch.setattr(group, "join_group", lambda _: None)
     place = Place(0, 2, ("127.0.0.1", free_ports(1)[0]), ("a", "b"), join_timeout=WAIT)
     found = Ranks(Leader(place, "secret"))
-    found.leader.open(found.causes.append, Heartbeat.fresh())
+    found.leader.open(found.fail, Heartbeat.fresh())
     yield found
     found.leader.close()
 
