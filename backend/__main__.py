@@ -44,9 +44,6 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     logs.configure(environ.get(LEVEL, ""))
     try:
         return _run(arguments, environ, started)
-    except KeyboardInterrupt:
-        logs.error("exit", cause="interrupted before the server had started")
-        return 130
     except Exception as failure:
         logs.error("uncaught", traceback=traceback_of(failure))
         logs.error("exit", cause=f"internal error: {type(failure).__name__}")

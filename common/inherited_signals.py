@@ -12,6 +12,16 @@ _NEEDED = (signal.SIGCHLD, signal.SIGPROF, signal.SIGXCPU)
 _IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGIO)
 
 
+def accept_interrupts() -> None:
+    """Let SIGINT end the process silently, also one that arrived while it was blocked.
+
+    `common.launch` blocks it. A process that ignores SIGINT goes on ignoring it.
+    """
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+
+
 def reset() -> None:
     """Unblock all signals, and set those that end or report children back to their defaults.
 
@@ -23,4 +33,5 @@ def reset() -> None:
     for number in _IGNORED:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.SIG_IGN)
+    accept_interrupts()
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -4,12 +4,18 @@ run.sh, scripts/python and the `mlx-backend` command start Python through this f
 its process by Python with the given arguments. It delays the first answer of Health, so it imports
 as little as possible.
 
+Python prints a traceback for an interrupt (Ctrl-C) that arrives while it starts and imports. For
+the programs that people interrupt, SIGINT is therefore blocked until they can handle it.
+
 On Linux without a GPU, OpenBLAS is preloaded to replace the slow reference BLAS in MLX's CPU build.
 """
 
 from __future__ import annotations
 
+# `signal` itself imports more than the rest of this file needs.
+import _signal  # type: ignore[import-not-found]
 import os
+import site
 import sys
 
 TYPE_CHECKING = False  # type checkers know the name; importing typing takes time
@@ -22,13 +28,14 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SWITCH = "MLX_BACKEND_OPENBLAS"
 _OFF = ("0", "off", "no", "false")
 _KEPT = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONFAULTHANDLER")
+_INTERRUPTIBLE = ("backend", "gateway", "demo.serve")  # they unblock SIGINT
 _OPENBLAS = "libopenblas.so.0"
 _FORTRAN = "libgfortran.so.5"
 
 
 def command(*arguments: str) -> list[str]:
     """The command that runs Python with these arguments in this project's environment."""
-    return [sys.executable, "-I", os.path.abspath(__file__), *arguments]
+    return [sys.executable, "-I", "-S", os.path.abspath(__file__), *arguments]
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -117,6 +124,11 @@ def _link(folder: str, built: str, bundled: str) -> None:
             raise
 
 
+def hold_interrupts() -> None:
+    """Block SIGINT, also in the program that replaces this one, which must unblock it."""
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGINT,))
+
+
 def run(*arguments: str) -> NoReturn:
     """Replace this process by Python in this project's environment."""
     os.execve(sys.executable, [sys.executable, *arguments], environment(os.environ))
@@ -124,8 +136,14 @@ def run(*arguments: str) -> NoReturn:
 
 def mlx_backend() -> NoReturn:
     """The `mlx-backend` command of the wheel."""
+    if sys.argv[1:2] in (["backend"], ["serve"]):
+        hold_interrupts()
     run("-m", "demo.command", *sys.argv[1:])
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["-m"] and sys.argv[2:3] and sys.argv[2] in _INTERRUPTIBLE:
+        hold_interrupts()
+    if sys.flags.no_site:  # so that the time in which SIGINT is not blocked is short
+        site.main()
     run(*sys.argv[1:])

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from common import inherited_signals, launch
 from demo import default_model
 from gateway.arguments import parser
 
@@ -70,8 +72,14 @@ def main() -> NoReturn:
         except (default_model.ModelUnavailable, OSError) as error:
             sys.exit(f"error: {error}")
         arguments = ["--models-dir", str(folder), *arguments]
+    launch.hold_interrupts()  # until the gateway accepts them
     os.execv(sys.executable, [sys.executable, "-m", "gateway", *arguments])
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))  # blocked by common.launch
+        main()
+    except KeyboardInterrupt:  # the files of an unfinished download have been removed
+        inherited_signals.accept_interrupts()
+        signal.raise_signal(signal.SIGINT)

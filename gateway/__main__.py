@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from common import inherited_signals
+
+if __name__ == "__main__":  # here, so that an interrupt need not wait for the imports
+    inherited_signals.accept_interrupts()
+
 import json
 import os
 import sys

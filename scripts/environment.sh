@@ -17,4 +17,4 @@ if [ -d "$root/lib" ]; then
     export LD_LIBRARY_PATH="$root/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 fi
 
-launch=("$python" -I "$root/common/launch.py")
+launch=("$python" -I -S "$root/common/launch.py")

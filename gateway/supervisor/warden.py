@@ -16,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 
 from gateway.supervisor.failures import LoadFailed
-from gateway.supervisor.warden_process import signal_group
+from gateway.supervisor.warden_process import HELD, signal_group
 
 SETTINGS = "MLX_GATEWAY_"
 _ROOT = Path(__file__).parents[2]
@@ -129,7 +129,9 @@ class Warden:
             self._socket.close()
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
-        with theirs:
+        with theirs, contextlib.ExitStack() as started:
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+            started.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
             # Without close_fds (no descriptors are inheritable), subprocess uses posix_spawn, which
             # runs no fork handlers.
             self._process = subprocess.Popen(

@@ -57,6 +57,7 @@ def test_a_folder_named_by_a_flag_needs_no_default_model(
         raise SystemExit
 
     monkeypatch.setattr("os.execv", execute)
+    monkeypatch.setattr("common.launch.hold_interrupts", lambda: None)
     monkeypatch.setattr(default_model, "ensure", lambda: pytest.fail("fetched the default model"))
     for flags in (["--models-dir", str(tmp_path)], [f"--models-dir={tmp_path}"]):
         monkeypatch.setattr("sys.argv", ["serve", *flags])

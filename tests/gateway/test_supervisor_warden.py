@@ -77,11 +77,31 @@ async def test_a_start_whose_warden_is_killed_fails_and_the_next_one_does_not(
         await starting.close()
 
 
+def blocked_signals(pid: int) -> int:
+    """The set of signals that the process blocks, as a bit mask."""
+    return int(Path(f"/proc/{pid}/status").read_text().partition("SigBlk:")[2].split()[0], 16)
+
+
+async def test_a_signal_to_all_processes_while_it_starts_does_not_end_it(tmp_path: Path) -> None:
+    starting = Warden()
+    try:
+        start = await begun(
+            BackendProcess.start(Path(script(tmp_path, "exit 3")), "quick", {}, starting)
+        )
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            warden().send_signal(number)
+        assert await (await start).exited == "the backend ended with exit code 3"
+    finally:
+        await starting.close()
+
+
 async def test_a_signal_to_all_processes_does_not_end_it(tmp_path: Path) -> None:
     models = {"tiny": tiny(), "other": tiny(backend=script(tmp_path, "kill -TERM $$"))}
     async with supervising(tmp_path, models) as supervisor:
         text = await ask(supervisor, "tiny")
         process, backend = warden(), process_of(supervisor, "tiny")
+        if sys.platform == "linux":
+            assert [blocked_signals(pid) for pid in (process.pid, backend.pid)] == [0, 0]
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             process.send_signal(number)
         # Its children do not inherit that.

@@ -137,6 +137,50 @@ def test_gpu_libraries_in_the_package_come_first(project: Path) -> None:
     assert environment["LD_LIBRARY_PATH"] == f"{project}/lib:/theirs"
 
 
+BACKEND = ("run.sh", "--addr=127.0.0.1:0")
+GATEWAY = ("scripts/python", "-m", "gateway", "--port=0", "--models-dir=.")
+SERVE = ("scripts/python", "-m", "demo.serve", "--port=0", "--models-dir=.")
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="only Linux tells what a process does")
+@pytest.mark.parametrize(
+    ("command", "module", "library"),
+    [
+        (BACKEND, "backend", ""),
+        (BACKEND, "backend", "_socket"),
+        (BACKEND, "backend", "cygrpc"),
+        (GATEWAY, "gateway", ""),
+        (GATEWAY, "gateway", "pydantic_core"),
+        (SERVE, "demo.serve", ""),
+        (SERVE, "gateway", ""),
+    ],
+)
+def test_an_interrupt_while_python_imports_leaves_no_traceback(
+    tmp_path: Path, command: tuple[str, ...], module: str, library: str
+) -> None:
+    """module: what Python runs when it is interrupted; library: what it has loaded by then."""
+    program, *arguments = command
+    with subprocess.Popen(
+        [ROOT / program, *arguments],
+        cwd=tmp_path,
+        env=clean_environment(ENV_DIR=str(VENV.parent)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        state = Path(f"/proc/{process.pid}")
+        while process.poll() is None:
+            words = (state / "cmdline").read_text().split("\0")
+            if words[1:3] == ["-m", module] and library in (state / "maps").read_text():
+                break
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate()
+    # It may have started to serve meanwhile; then it stops in order.
+    assert process.returncode == 0 or (process.returncode, stderr) == (-signal.SIGINT, "")
+    assert "Traceback" not in stderr
+
+
 def test_a_missing_venv_is_one_line(project: Path, tmp_path: Path) -> None:
     environment = clean_environment(ENV_DIR=str(tmp_path))
     result = shell(project / "run.sh", cwd=project, environment=environment)
@@ -153,7 +197,7 @@ def test_an_interpreter_in_the_package_comes_first(project: Path) -> None:
     result = shell(project / "run.sh", "--version", cwd=project, environment=full)
     python, *arguments = result.stdout.splitlines()
     assert python == f"{project}/python/bin/python3"
-    assert arguments == ["-I", f"{project}/common/launch.py", "-m", "backend", "--version"]
+    assert arguments == ["-I", "-S", f"{project}/common/launch.py", "-m", "backend", "--version"]
 
 
 preloads = pytest.mark.skipif(
@@ -171,7 +215,7 @@ def with_openblas(environment: Path) -> Path:
 
 
 def launch(environment: Path, code: str) -> subprocess.CompletedProcess[str]:
-    command = [environment / "bin/python", "-I", ROOT / "common/launch.py"]
+    command = [environment / "bin/python", "-I", "-S", ROOT / "common/launch.py"]
     return shell(*map(str, command), "-c", code, environment=clean_environment())
 
 
