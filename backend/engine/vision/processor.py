@@ -73,7 +73,7 @@ def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
 def _running_no_code() -> Iterator[None]:
     """Run no Python file of a checkpoint. Raises ValueError if that was attempted.
 
-    Some processors of mlx-vlm trust a tokenizer's code whatever they are told (Inkling and GOT in
+    Some processors of mlx-vlm trust a tokenizer's code whatever the setting (Inkling and GOT in
     0.7.10), and mlx-vlm hides their exceptions.
     """
     from transformers import dynamic_module_utils as modules
