@@ -172,7 +172,7 @@ class Scheduler:
                 on_disk=command.stored.length if command.stored else 0,
                 width=1 if scoring is None else 1 + scoring.width,
                 fresh=request.prompt_logprobs is not None,
-                alone=(reads_whole or media is not None or request.prompt_logprobs is not None),
+                alone=reads_whole or media is not None or request.prompt_logprobs is not None,
                 joins=joins,
                 scores=scoring is not None,
                 encodes=0 if media is None else self._encoding_bytes(media),

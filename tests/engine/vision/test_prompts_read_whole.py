@@ -1,4 +1,4 @@
-"""PaliGemma's prompts, whose tokens all attend to each other, and requests that make no sense then.
+"""PaliGemma's prompts, whose tokens all attend to each other, and the requests refused for them.
 
 The schedules are those of `tests/engine/test_parity`: rows join and leave, and are preempted, so
 that a prompt is computed again together with a part of its answer. `test_families` compares the
@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -20,7 +19,7 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.executing.score_plan import ScoreRequest
 from backend.engine.request import ChatPrompt, RawPrompt
 from backend.engine.vision.multimodal_model import MultimodalModel
-from tests.engine.random_models import VOCABULARY
+from tests.engine.random_models import CONFIGS
 from tests.engine.rounds import engine_model
 from tests.engine.test_parity import check_schedule
 from tests.engine.vision.checkpoint_files import begin_with
@@ -31,17 +30,10 @@ from tests.long import TEST_LONG
 
 # Two in which a pass that has an answer too, or another prompt, would change tokens.
 SCHEDULES = range(40) if TEST_LONG else (6, 13)
-_TEXT: dict[str, Any] = {
+_TEXT = CONFIGS["full"] | {
     "model_type": "gemma2",
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "intermediate_size": 64,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
     "query_pre_attn_scalar": 8,
     "final_logit_softcapping": 30.0,
-    "vocab_size": VOCABULARY,
 }
 _TOWER = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "image_size": 28}
 
@@ -49,7 +41,7 @@ _TOWER = {"num_hidden_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "i
 def _network() -> MultimodalModel:
     from mlx_vlm.models import paligemma
 
-    towers = {"text_config": dict(_TEXT), "vision_config": {**_TOWER, "intermediate_size": 8}}
+    towers = {"text_config": _TEXT, "vision_config": {**_TOWER, "intermediate_size": 8}}
     whole = paligemma.Model(paligemma.ModelConfig.from_dict(towers))
     mx.random.seed(7)
     whole.update(tree_map(lambda value: mx.random.normal(value.shape) * 0.3, whole.parameters()))
