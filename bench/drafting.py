@@ -1,23 +1,23 @@
 """Speculative decoding: tokens per second with and without it, on repetitive and on free text.
 
 Several rows decode in one batch. Rounds with and without drafting alternate. A round before them
-stores the prompts, and lets the backend learn how many tokens to draft per step. Each measurement
-takes less than five minutes.
+stores the prompts, and lets the backend learn how many tokens to draft per step.
 """
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench import tiny_drafters
 from bench.constraints import SCHEMA
+from bench.pairs import at_least_in_pairs
 from bench.process import backend
-from bench.report import Figure, at_least, fact
+from bench.report import Figure, fact
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
@@ -38,14 +38,15 @@ CODE = """class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Tokens of an answer, and rounds that are measured."""
+    """Tokens of an answer, the least number of pairs of rounds, and seconds for all of them."""
 
     tokens: int
-    rounds: int
+    pairs: int
+    seconds: float
 
 
-LENGTH = Length(40, 3)  # with a model whose steps cost something
-TINY_LENGTH = Length(128, 8)
+LENGTH = Length(40, 5, 120.0)  # with a model whose steps cost something
+TINY_LENGTH = Length(128, 16, 60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +105,21 @@ def _figures(
 ) -> Iterator[Figure]:
     for text in texts:
         for rows in ROWS:
-            ratio, detail = _ratio(guessing, plain, text, rows, length)
-            name = f"tokens/s with {what} / without, {text.name}, {rows} rows"
-            yield at_least(name, ratio, dict(text.bounds).get(rows, NEVER_BELOW), detail)
+
+            def speed(stub: BackendStub, _: int, text: Text = text, rows: int = rows) -> float:
+                return _speed(stub, text, rows, length.tokens)
+
+            speed(guessing, 0)
+            _speed(plain, text, rows, 2)
+            yield at_least_in_pairs(
+                f"tokens/s with {what} / without, {text.name}, {rows} rows",
+                dict(text.bounds).get(rows, NEVER_BELOW),
+                partial(speed, guessing),
+                partial(speed, plain),
+                pairs=length.pairs,
+                seconds=length.seconds,
+            )
     yield fact(f"guesses of {what} that were right, share", *_accepted(guessing))
-
-
-def _ratio(
-    guessing: BackendStub, plain: BackendStub, text: Text, rows: int, length: Length
-) -> tuple[float, str]:
-    _speed(guessing, text, rows, length.tokens)
-    _speed(plain, text, rows, 2)
-    speeds: tuple[list[float], list[float]] = ([], [])
-    for _ in range(length.rounds):
-        for stub, found in zip((guessing, plain), speeds, strict=True):
-            found.append(_speed(stub, text, rows, length.tokens))
-    ours, theirs = map(statistics.median, speeds)
-    return ours / theirs, f"{ours:.1f} / {theirs:.1f}"
 
 
 def _speed(stub: BackendStub, text: Text, rows: int, tokens: int) -> float:

@@ -2,7 +2,8 @@
 
 Both sides have the same float32 weights, the same OpenBLAS with the same number of threads, and
 the same prompts. They take turns, and only one of them works at a time. The values of every round
-are printed when it is over; figures are ratios of the medians.
+are printed when it is over, and figures are ratios of the medians, except where rounds are short
+enough for pairs (`bench.pairs`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from backend.engine.heartbeat import counted
 from backend.engine.settings import Settings
 from bench import bare, peer
 from bench.checkpoint import comparable
+from bench.pairs import at_least_in_pairs
 from bench.process import Run, backend, stream, together
 from bench.report import Figure, at_least, at_most, fact
 
@@ -40,6 +42,7 @@ LONG = 3650
 SHARED = 700
 OVERHEAD = {4: 1.2, 8: 1.6, 16: 2.0}  # streams: the least ratio
 OVERHEAD_TOKENS = 200
+OVERHEAD_PAIRS = 15
 _WORDS = (
     "the of and to in is that for it as was with be by on not he this are or his from at which"
     " but have an had they you were their one all we can her has there been if more when will"
@@ -82,20 +85,22 @@ def overhead(model: Path) -> Figures:
         for width, least in OVERHEAD.items():
             for ask in sides.values():
                 together(ask, _prompts("Warm up", width), 8)
-            values = yield from _turns(
-                lambda ask, n, width=width: together(  # type: ignore[misc]
-                    ask, _prompts(f"Story {n}", width), OVERHEAD_TOKENS
-                ),
-                sides,
-                "tokens/s",
+
+            def speed(side: str, turn: int, width: int = width) -> float:
+                prompts = _prompts(f"Story {turn}", width)
+                return together(sides[side], prompts, OVERHEAD_TOKENS)
+
+            yield at_least_in_pairs(
+                f"tokens/s of the tiny model at {width} streams / {PEER}",
+                least,
+                partial(speed, "backend"),
+                partial(speed, PEER),
+                pairs=OVERHEAD_PAIRS,
+                seconds=SECONDS,
             )
-            name = f"tokens/s of the tiny model at {width} streams / {PEER}"
-            yield at_least(name, *_ratio(values, least))
-            bound = bare.steps(folder, width, OVERHEAD_TOKENS)
             yield fact(
-                f"the same of decode steps without any host / {PEER}",
-                bound / statistics.median(values[1]),
-                f"{bound:.3g} tokens/s",
+                "tokens/s of the same decode steps without any host",
+                bare.steps(folder, width, OVERHEAD_TOKENS),
             )
 
 

@@ -1,0 +1,60 @@
+"""Two sides that take turns in pairs of rounds, and the ratio of their speeds.
+
+The speed of a machine drifts by more than many goals allow, so what is compared is the two rounds
+of a pair. Pairs are added until it is clear on which side of the goal the median of their ratios
+lies, or the time is over.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+from bench.report import Figure, at_least
+
+_Z = 2.576  # standard deviations on either side of the mean of a normal distribution, for 99 %
+
+
+def at_least_in_pairs(
+    name: str,
+    bound: float,
+    ours: Callable[[int], float],
+    theirs: Callable[[int], float],
+    *,
+    pairs: int,
+    seconds: float,
+) -> Figure:
+    """Compare two speeds; the side that goes first alternates.
+
+    ours, theirs: called with the number of the round. pairs: the least number of them. seconds:
+    when they are over, no pair is added.
+    """
+    speeds: list[tuple[float, float]] = []
+    began = time.perf_counter()
+    while True:
+        turn = len(speeds)
+        if turn % 2:
+            mine, others = ours(turn), theirs(turn)
+        else:
+            others, mine = theirs(turn), ours(turn)
+        speeds.append((mine, others))
+        ratios = [mine / others for mine, others in speeds]
+        low, high = interval(ratios)
+        decided = low >= bound or high < bound
+        if len(speeds) >= pairs and (decided or time.perf_counter() - began > seconds):
+            break
+    medians = " / ".join(f"{statistics.median(side):.3g}" for side in zip(*speeds, strict=True))
+    detail = f"{low:.3g} to {high:.3g} in {len(speeds)} pairs, {medians}"
+    return at_least(name, statistics.median(ratios), bound, detail)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """A 99 % confidence interval of the median, from order statistics.
+
+    How many values lie below the median is binomial, here approximated by a normal distribution.
+    """
+    ordered = sorted(values)
+    outside = max(math.floor(len(values) / 2 - _Z * math.sqrt(len(values)) / 2), 0)
+    return ordered[outside], ordered[-1 - outside]
