@@ -93,45 +93,38 @@ def faulty(way: str) -> Iterator[Faulty]:
         process.close()
 
 
-def a_load_with_a_waiting_caller() -> None:
+def a_load_with_a_waiting_caller_goes_on() -> None:
     with faulty("slow-load") as backend:
         backend.go_wrong()
         backend.load()
         next(backend.stream())
 
 
-def an_idle_process() -> None:
+def an_idle_process_goes_on() -> None:
     with faulty("released") as backend:
         time.sleep(PAST_BOTH)  # what is tested is that time passes
         next(backend.stream())
 
 
-def a_process_that_is_stopped_and_continues_slowly() -> None:
-    with faulty("slow") as backend:
+def a_process_that_was_stopped_goes_on() -> None:
+    with faulty("released") as backend:
         stream = backend.stream()
         backend.process.signal(signal.SIGSTOP)
         time.sleep(PAST_BOTH)
         backend.process.signal(signal.SIGCONT)
+        for _ in range(100):
+            next(stream)
+
+
+def a_process_with_slow_steps_goes_on() -> None:
+    with faulty("slow") as backend:
+        stream = backend.stream()
         backend.go_wrong()
         for _ in range(2 * PAST_BOTH):
             next(stream)
 
 
-PATIENT = (
-    a_load_with_a_waiting_caller,
-    an_idle_process,
-    a_process_that_is_stopped_and_continues_slowly,
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def patient() -> Iterator[dict[Callable[[], None], Future[None]]]:
-    """What takes long and computes little, beside the tests of this file."""
-    with ThreadPoolExecutor(len(PATIENT)) as pool:
-        yield {what: pool.submit(what) for what in PATIENT}
-
-
-def test_a_step_that_hangs_ends_the_calls_and_the_process() -> None:
+def a_step_that_hangs_ends_the_calls_and_the_process() -> None:
     with faulty("released") as backend:
         health: Any = health_pb2_grpc.HealthStub(backend.channel)
         served = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE), timeout=WAIT)
@@ -156,7 +149,7 @@ def test_a_step_that_hangs_ends_the_calls_and_the_process() -> None:
         assert line == f'level=error event=exit cause="{cause}"'
 
 
-def test_callers_that_wait_for_a_command_get_an_error_too() -> None:
+def callers_that_wait_for_a_command_get_an_error_too() -> None:
     with faulty("released") as backend:
         stream = backend.stream()
         backend.go_wrong()
@@ -168,7 +161,7 @@ def test_callers_that_wait_for_a_command_get_an_error_too() -> None:
         assert backend.ended()[0] == 1
 
 
-def test_a_step_that_hangs_holding_the_interpreters_lock_ends_the_process() -> None:
+def a_step_that_hangs_holding_the_interpreters_lock_ends_the_process() -> None:
     with faulty("held") as backend:
         stream = backend.stream()
         backend.go_wrong()
@@ -178,8 +171,9 @@ def test_a_step_that_hangs_holding_the_interpreters_lock_ends_the_process() -> N
         assert "the engine hangs: decode step of 1 sequence has not ended" in line
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux stops one thread of a process")
-def test_an_engine_thread_that_is_stopped_from_outside_ends_the_process() -> None:
+def an_engine_thread_that_is_stopped_from_outside_ends_the_process() -> None:
+    if sys.platform != "linux":
+        pytest.skip("only Linux stops one thread of a process")
     with faulty("slow") as backend:
         stream = backend.stream()
         ptrace: Any = ctypes.CDLL(None, use_errno=True).ptrace
@@ -194,7 +188,7 @@ def test_an_engine_thread_that_is_stopped_from_outside_ends_the_process() -> Non
         assert "the engine hangs: " in line
 
 
-def test_an_abandoned_load_may_not_hang() -> None:
+def an_abandoned_load_may_not_hang() -> None:
     with faulty("hung-load") as backend:
         backend.go_wrong()
         failure = failure_of(lambda: backend.load(timeout=LIMIT))
@@ -204,7 +198,7 @@ def test_an_abandoned_load_may_not_hang() -> None:
         assert f"command Load has not ended within {LIMIT} s" in line
 
 
-def test_a_hanging_step_is_noticed_while_a_load_is_queued_behind_it() -> None:
+def a_hanging_step_is_noticed_while_a_load_is_queued_behind_it() -> None:
     with faulty("released") as backend:
         stream = backend.stream()
         backend.go_wrong()
@@ -218,8 +212,29 @@ def test_a_hanging_step_is_noticed_while_a_load_is_queued_behind_it() -> None:
         assert "command Load" not in line
 
 
-@pytest.mark.parametrize("what", PATIENT, ids=lambda what: what.__name__)
-def test_waiting_alone_ends_no_process(
-    what: Callable[[], None], patient: dict[Callable[[], None], Future[None]]
+SCENARIOS: tuple[Callable[[], None], ...] = (
+    a_process_that_was_stopped_goes_on,
+    a_process_with_slow_steps_goes_on,
+    an_idle_process_goes_on,
+    a_load_with_a_waiting_caller_goes_on,
+    a_step_that_hangs_ends_the_calls_and_the_process,
+    callers_that_wait_for_a_command_get_an_error_too,
+    a_step_that_hangs_holding_the_interpreters_lock_ends_the_process,
+    an_engine_thread_that_is_stopped_from_outside_ends_the_process,
+    an_abandoned_load_may_not_hang,
+    a_hanging_step_is_noticed_while_a_load_is_queued_behind_it,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def running() -> Iterator[dict[Callable[[], None], Future[None]]]:
+    """Run the scenarios side by side, because they wait for seconds and compute little."""
+    with ThreadPoolExecutor(len(SCENARIOS)) as pool:
+        yield {scenario: pool.submit(scenario) for scenario in SCENARIOS}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_hanging(
+    scenario: Callable[[], None], running: dict[Callable[[], None], Future[None]]
 ) -> None:
-    patient[what].result()
+    running[scenario].result()

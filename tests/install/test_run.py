@@ -6,6 +6,8 @@ import shutil
 import signal
 import subprocess
 import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -137,6 +139,16 @@ def test_gpu_libraries_in_the_package_come_first(project: Path) -> None:
     assert environment["LD_LIBRARY_PATH"] == f"{project}/lib:/theirs"
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Start processes that SIGINT ends: a shell lets its background jobs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 BACKEND = ("run.sh", "--addr=127.0.0.1:0")
 GATEWAY = ("scripts/python", "-m", "gateway", "--port=0", "--models-dir=.")
 SERVE = ("scripts/python", "-m", "demo.serve", "--port=0", "--models-dir=.")
@@ -160,15 +172,18 @@ def test_an_interrupt_while_python_imports_leaves_no_traceback(
 ) -> None:
     """module: what Python runs when it is interrupted; library: what it has loaded by then."""
     program, *arguments = command
-    with subprocess.Popen(
-        [ROOT / program, *arguments],
-        cwd=tmp_path,
-        env=clean_environment(ENV_DIR=str(VENV.parent)),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with (
+        interruptible(),
+        subprocess.Popen(
+            [ROOT / program, *arguments],
+            cwd=tmp_path,
+            env=clean_environment(ENV_DIR=str(VENV.parent)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
         state = Path(f"/proc/{process.pid}")
         while process.poll() is None:
             words = (state / "cmdline").read_text().split("\0")
