@@ -25,6 +25,7 @@ from backend.engine.executing.scoring import Scoring
 from backend.engine.gauges import Gauges
 from backend.engine.model import EngineModel
 from backend.engine.output import Output
+from backend.engine.planning.guess_width import GuessReport
 from backend.engine.planning.plan import (
     Arrived,
     Ended,
@@ -93,6 +94,7 @@ class Scheduler:
         self._retried: set[int] = set()
         self._unstarted: set[int] = set()  # sequences that will generate nothing
         self._watched: set[int] = set()  # sequences whose owners requested prompt progress
+        self._guess_report: GuessReport | None = None  # the latest that the gauges have
         self.executor = (
             Executor(model) if model.leader is None else LeadingExecutor(model, model.leader)
         )
@@ -400,7 +402,9 @@ class Scheduler:
 
     def _show_guessing(self) -> None:
         drafting, report = self._model.drafting, self.planner.widths.report
-        self._gauges.guessing = replace(report, guessers=drafting.names) if drafting else None
+        if drafting is not None and report is not self._guess_report:
+            self._guess_report = report
+            self._gauges.guessing = replace(report, guessers=drafting.names)
 
     def lend(self, nbytes: int) -> int:
         """Reserve memory for other work from the next step on.

@@ -98,9 +98,9 @@ class GuessWidth:
             self._plain, self._guessing = 0, self._guessing + 1
         else:
             self._plain += 1
-        self.report = GuessReport(
-            width, self.report.proposed, self.report.accepted, self._gain(known, width)
-        )
+        was, gain = self.report, self._gain(known, width)
+        if (width, gain) != (was.width, was.gain):
+            self.report = GuessReport(width, was.proposed, was.accepted, gain)
         return width
 
     def learn(
@@ -167,17 +167,19 @@ class GuessWidth:
             self._refresh = min(2 * self._refresh, _LONGEST_REFRESH)
             known[0].count = 1  # the machine may have changed
             return self._try(0)
-        rates = {width: self._rate(known, width) for width in self._widths}
-        best = max(self._widths, key=lambda width: (rates[width], -width))
         # While guesses rest only plain steps are timed, so a better gain would be chance.
         rests = self._resting is known or (self._resting is not None and self._spent > 0)
+        rests = rests and self._plain > 0
+        if rests and (self._plain < _REST or self._spent):
+            self._rest(known)
+            return 0
+        rates = {width: self._rate(known, width) for width in self._widths}
+        best = max(self._widths, key=lambda width: (rates[width], -width))
         worth = self._gain(known, best) >= (_GAIN if self._plain else 1)
-        if best and worth and not (rests and self._plain):
+        if best and worth and not rests:
             self._resting = None
             return best if best in known else self._try(best, _FIRST_TRIAL)
-        if self._resting is not known:
-            self._guessing = 0
-        self._resting = known
+        self._rest(known)
         best = max(self._widths[1:], key=lambda width: (rates[width], -width), default=0)
         if self._plain < _REST or self._spent:
             return 0
@@ -187,6 +189,12 @@ class GuessWidth:
         if not self._can_pay(known, best):
             known[best].count = 0  # it may have been timed in a busy moment
         return self._try(best, _LOOK)
+
+    def _rest(self, known: Mapping[int, _Mean]) -> None:
+        """Give up guesses, by these times."""
+        if self._resting is not known:
+            self._guessing = 0
+        self._resting = known
 
     def _try(self, width: int, steps: int = _TRIAL) -> int:
         self._trial = width, steps - 1
