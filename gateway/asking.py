@@ -93,8 +93,8 @@ class Suspects:
         if count >= _DEATHS and until > self._clock():
             raise ApiError(
                 500,
-                f"the backend died {count} times while it worked on this very request, so it is"
-                " not tried again for now: change it, or look into the gateway's log",
+                f"the backend died {count} times while it worked on this request, so the request"
+                " is refused for now: change it, or look for the cause in the gateway's log",
                 SERVER,
                 "backend_killed",
             )

@@ -103,7 +103,7 @@ async def list_models(
 def _place(cards: list[ModelCard], name: str, param: str) -> int:
     places = [at for at, card in enumerate(cards) if card.id == name]
     if not places:
-        raise bad_field(param, f"{param} is {name[:64]!r}, which names no model")
+        raise bad_field(param, f"{param} is {name[:64]!r}, which is not the name of a model")
     return places[0]
 
 

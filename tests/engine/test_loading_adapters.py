@@ -308,7 +308,7 @@ DEFECTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no config": (_remove(CONFIG), "no adapter_config.json"),
     "a model": (
         lambda folder: void((folder / CONFIG).rename(folder / "config.json")),
-        "a whole model",
+        "a complete model",
     ),
     "no weights": (_remove(WEIGHTS), "no adapters.safetensors"),
     "a broken config": (_write(CONFIG, b"{"), "not valid JSON"),
@@ -406,7 +406,7 @@ def test_a_full_fine_tune_can_be_neither_added_nor_scaled(kind: str, tmp_path: P
     lora = write_adapter(tmp_path / "lora", random_weights(1, MLP))
     with pytest.raises(InvalidRequest, match="name it alone"):
         find(lora, adapter)
-    with pytest.raises(InvalidRequest, match="no strength"):
+    with pytest.raises(InvalidRequest, match="cannot be scaled"):
         find((adapter, 0.5))
 
 

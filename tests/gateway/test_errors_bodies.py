@@ -158,7 +158,7 @@ def test_an_invalid_field_is_named_by_its_path(
 
 
 def test_a_declared_length_beyond_the_limit_is_refused_at_once(gateway: GatewayProcess) -> None:
-    """The answer comes although nothing of the body is sent."""
+    """The answer comes although no part of the body is sent."""
     place = urlsplit(gateway.url)
     with socket.create_connection((place.hostname, place.port), timeout=WAIT) as link:
         head = f"POST /v1/embeddings HTTP/1.1\r\nhost: {place.netloc}\r\n"

@@ -98,14 +98,14 @@ def open_block_head(
     own = ModelConfig.from_dict(dict(config))
     if own.hidden_size != size:
         raise HeadError(
-            f"it was trained for a model with states of {own.hidden_size} numbers, and this model's"
-            f" have {size}"
+            f"it was trained for a model whose states have {own.hidden_size} numbers, but"
+            f" those of this model have {size}"
         )
     if own.block_size < 2:
         raise HeadError(f"its block_size is {own.block_size}, which leaves no token to guess")
     embedding = embedding_of(model, vocabulary)
     if not 0 <= own.mask_token_id < embedding.weight.shape[0]:
-        raise HeadError(f"its mask_token_id {own.mask_token_id} is no token of this model")
+        raise HeadError(f"its mask_token_id {own.mask_token_id} is not a token of this model")
     head = BlockHead(DFlashDraftModel(own), embedding)
     weights = {
         f"inner.{name.removeprefix('model.')}": value

@@ -86,7 +86,7 @@ def eagle_places(config: Mapping[str, Any], layers: int) -> list[int]:
     else:
         places = [2, layers // 2, layers - 3]
     if len(places) != _STATES:
-        raise HeadError(f"it reads the states in front of layers {places}, which are not three")
+        raise HeadError(f"it reads states before layers {places}, but EAGLE-3 reads three of them")
     return places
 
 
@@ -109,8 +109,8 @@ def open_eagle(
     text = own.transformer_layer_config
     if own.target_hidden_size != size:
         raise HeadError(
-            f"it was trained for a model with states of {own.target_hidden_size} numbers, and this"
-            f" model's have {size}"
+            f"it was trained for a model whose states have {own.target_hidden_size} numbers, but"
+            f" those of this model have {size}"
         )
     drafter = Eagle3DraftModel(own)
     for layer in drafter.layers:
@@ -139,7 +139,7 @@ def open_eagle(
             weights = {at: value for at, value in weights.items() if "embed_tokens." not in at}
     if embedding is None and text.vocab_size < vocabulary:
         raise HeadError(
-            f"it knows {text.vocab_size} tokens, and this model has {vocabulary} of them"
+            f"its vocabulary has {text.vocab_size} tokens, but that of this model has {vocabulary}"
         )
     head = EagleHead(drafter, embedding)
     quantisation = config.get("quantization")
@@ -154,7 +154,7 @@ def open_eagle(
         tokens = mx.arange(own.draft_vocab_size) + drafter.d2t
         mx.eval(tokens)
         if not ((tokens >= 0) & (tokens < vocabulary)).all():
-            raise HeadError(f"its d2t names tokens beyond this model's {vocabulary}")
+            raise HeadError(f"its d2t has token ids beyond the {vocabulary} of this model")
         return head, Choices(_projection(drafter, projection), own.draft_vocab_size, tokens)
     return head, Choices(_projection(drafter, projection), min(own.draft_vocab_size, vocabulary))
 

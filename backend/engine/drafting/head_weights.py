@@ -68,10 +68,10 @@ def load_weights(
         if name not in weights or weights[name].shape != value.shape
     ]
     if wrong:
-        raise HeadError(f"its weights lack {wrong[0]} in the form of {form}")
+        raise HeadError(f"its weights have no {wrong[0]} of the shape that {form} needs")
     unknown = sorted(weights.keys() - names.keys())
     if whole and unknown:
-        raise HeadError(f"its weights have {unknown[0]}, which those of {form} do not have")
+        raise HeadError(f"its weights have {unknown[0]}, which is not a part of {form}")
     head.load_weights([(name, weights[name]) for name in names])
 
 
@@ -84,7 +84,7 @@ def embedding_of(model: Any, vocabulary: int) -> Any:
             and layer.weight.shape[0] >= vocabulary
         ):
             return layer
-    raise HeadError("its embedding of tokens is not known here")
+    raise HeadError("this backend does not find the token embedding of the model")
 
 
 def hidden_size(model: Any, vocabulary: int) -> int:

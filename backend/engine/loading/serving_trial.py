@@ -207,7 +207,7 @@ class ServingTrial:
         right = yield from self._all_right((yield from self._converse(by_itself, rows)))
         if not right:
             _log.warning(
-                "model %s: a request alone does not get what the model's forward pass gives%s",
+                "model %s: a request alone does not get the answer of a plain forward pass%s",
                 self._name,
                 self._fault,
             )
@@ -372,13 +372,13 @@ class ServingTrial:
         first, *others = talks
         parts = {"alone": any(one.logprobs for one in first)}
         if model.batches and model.slots > 1:
-            parts["in company"] = any(one.logprobs for answers in others for one in answers)
+            parts["in a batch"] = any(one.logprobs for answers in others for one in answers)
         if model.prompt_cache_bytes:
             parts["from stored KV"] = any(one.logprobs for answers in talks for one in answers[1:])
         tried = ", ".join(part for part, done in parts.items() if done)
         untried = ", ".join(part for part, done in parts.items() if not done)
         _log.info(
-            "model %s: tried for %.1f s, with right answers: %s%s",
+            "model %s: tried for %.1f s, correct answers: %s%s",
             self._name,
             seconds,
             tried or "nothing",

@@ -213,7 +213,7 @@ def _why_it_failed(fault: Exception, path: Path) -> str:
             " trust_remote_code; do so only if you trust its author"
         )
     if isinstance(fault, ImportError):
-        return f"{_NOT_BUILT} it needs PyTorch, which this backend does without{_OTHERS}"
+        return f"{_NOT_BUILT} it needs PyTorch, which this backend does not use{_OTHERS}"
     files = " or ".join(OF_MEDIA)
     if refused:
         return (
