@@ -194,7 +194,7 @@ def serves_again(backend: Backend) -> None:
     assert text_answer(backend, SHORT)
 
 
-def test_the_ranks_exit_if_told_to_by_an_option() -> None:
+def test_the_ranks_exit_with_the_option_for_it() -> None:
     backend = Backend(arguments=["--ranks", "2", "--rank-loss", "exit"])
     try:
         stream = bring(backend, "decode")
