@@ -1,6 +1,6 @@
 """The base of all request schemas: nothing is coerced, and unknown fields are refused.
 
-A whole request is more lenient: see `gateway.tolerance`.
+Requests as such are more lenient: see `gateway.tolerance`.
 """
 
 from __future__ import annotations

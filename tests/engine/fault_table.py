@@ -154,7 +154,7 @@ EDGES: dict[str, list[Edge]] = {
             f"{_ACCEPTANCE}endless_loads.py::test_an_endless_hostfile_is_refused",
         ),
         Edge(
-            "a model file of the gateway with YAML aliases that repeat each other, or nested deeply",
+            "a gateway model file with YAML aliases that repeat each other, or nested deeply",
             "that model is refused; the others are served",
             "gateway/test_model_config.py::test_a_bad_file_is_reported_in_a_sentence",
         ),

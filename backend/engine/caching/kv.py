@@ -443,7 +443,7 @@ class BatchCache:
     ) -> None:
         """Hold exactly these sequences, a single one as a row cache.
 
-        present: the layers whose buffers may be used. rows: as of `rearranged`.
+        present: the layers whose buffers may be used. rows: as in `rearranged`.
         """
         layers, _ = members[-1]
         depth = max(rows, len(members))

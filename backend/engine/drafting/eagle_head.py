@@ -148,7 +148,7 @@ def open_eagle(
         {f"inner.{at}": value for at, value in weights.items()},
         quantisation,
         "EAGLE-3",
-        whole=True,
+        exact=True,
     )
     if drafter.d2t is not None:
         tokens = mx.arange(own.draft_vocab_size) + drafter.d2t

@@ -1,4 +1,4 @@
-"""Puts a checkpoint's tensors into a head: layers that are not a whole model."""
+"""Loads a checkpoint's tensors into a head: a few layers, not a complete model."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def load_weights(
     quantisation: Mapping[str, Any] | None,
     form: str,
     *,
-    whole: bool = False,
+    exact: bool = False,
 ) -> None:
     """Load a head's weights, after quantising the layers whose weights are quantised.
 
-    form: names what the weights should be like. whole: all of them must have a place. Raises
-    HeadError if one has none, is missing, or has another shape.
+    form: the name of the kind of head, for errors. exact: no other weights may be there. Raises
+    HeadError if one is missing, superfluous, or has another shape.
     """
     if any(name.endswith(".scales") for name in weights):
         quantize(
@@ -70,7 +70,7 @@ def load_weights(
     if wrong:
         raise HeadError(f"its weights have no {wrong[0]} of the shape that {form} needs")
     unknown = sorted(weights.keys() - names.keys())
-    if whole and unknown:
+    if exact and unknown:
         raise HeadError(f"its weights have {unknown[0]}, which is not a part of {form}")
     head.load_weights([(name, weights[name]) for name in names])
 

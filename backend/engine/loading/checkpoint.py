@@ -67,7 +67,7 @@ class Checkpoint:
 
     weights_bytes: as stored; a cast at load time changes them. kind: the kind of request it
     answers. media: whether it also accepts images or sounds, and is loaded with the encoders for
-    them. drafter: its kind if it is no whole model but guesses for one.
+    them. drafter: its kind if it is a drafter, not a complete model.
     """
 
     path: Path
@@ -157,7 +157,7 @@ def inspect_config(
 
 
 def _refuse_drafter(name: str, config: dict[str, Any], *, drafts: bool) -> None:
-    """Refuse the layers that guess for one model and read its hidden states: EAGLE-3, DFlash."""
+    """Refuse a drafter (EAGLE-3, DFlash) in place of a model, or of an unsupported kind."""
     own = drafter_name(config)
     if not own:
         return
