@@ -97,8 +97,8 @@ def test_many_requests_at_once(ranks: Backend, answers: list[str]) -> None:
     for count in (2, 8, 32):
         asked = [place % len(QUESTIONS) for place in range(count)]
         calls = [ranks.stub.Predict.future(QUESTIONS[place], timeout=WAIT) for place in asked]
-        said = [call.result().message.decode() for call in calls]
-        assert said == [answers[place] for place in asked], count
+        texts = [call.result().message.decode() for call in calls]
+        assert texts == [answers[place] for place in asked], count
 
 
 @pytest.mark.timeout(60 + 10 * CYCLES)

@@ -66,7 +66,9 @@ def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
     prompts = [_text(20, 1), _text(33, 2), _text(11, 3)]
     rounds = Rounds(served)
     alone = [_answers(rounds, at, prompt, tokens) for at, prompt in enumerate(prompts)]
-    later = [(*prompt, *said, *_text(9, 4)) for prompt, said in zip(prompts, alone, strict=True)]
+    later = [
+        (*prompt, *answer, *_text(9, 4)) for prompt, answer in zip(prompts, alone, strict=True)
+    ]
     answers = [_answers(rounds, at, prompt, _LATER) for at, prompt in enumerate(later, 10)]
     return Compared(
         batched=served.slots > 1,
@@ -99,8 +101,8 @@ def _keeps_a_cancelled_prompt(model: Any, served: EngineModel) -> bool:
         rounds.step()
     rounds.scheduler.cancel(1)
     rounds.drain()
-    said = _answers(rounds, 2, prompt, _FEW)
-    return _all_right(model, [prompt], [said]) and _cached(rounds, 2) >= len(prompt) // 4
+    answer = _answers(rounds, 2, prompt, _FEW)
+    return _all_right(model, [prompt], [answer]) and _cached(rounds, 2) >= len(prompt) // 4
 
 
 def _right_in_company(
@@ -116,9 +118,9 @@ def _right_in_company(
     fourth = _text(27, 5)
     _submit(rounds, 4, fourth, tokens)
     rounds.drain()
-    said = [rounds.received[ticket].tokens for ticket in (1, 2, 3, 4)]
-    whole = [len(one) for one in said] == [*limits, tokens]
-    return whole and _all_right(model, [*prompts, fourth], said)
+    answer = [rounds.received[ticket].tokens for ticket in (1, 2, 3, 4)]
+    whole = [len(one) for one in answer] == [*limits, tokens]
+    return whole and _all_right(model, [*prompts, fourth], answer)
 
 
 def _answers(
@@ -144,24 +146,24 @@ def _all_right(
     return all(_right(model, *one) for one in zip(prompts, answers, strict=True))
 
 
-def _right(model: Any, prompt: Sequence[int], said: Sequence[int]) -> bool:
+def _right(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> bool:
     """Compare with one pass or, if the model does not agree with that itself, mlx-lm's steps."""
-    if len(said) == 0:
+    if len(answer) == 0:
         return False
-    whole = _plain(model, [*prompt, *said[:-1]])[len(prompt) - 1 :]
-    return _chosen(whole, said) or _chosen(_steps(model, prompt, said), said)
+    whole = _plain(model, [*prompt, *answer[:-1]])[len(prompt) - 1 :]
+    return _chosen(whole, answer) or _chosen(_steps(model, prompt, answer), answer)
 
 
-def _chosen(among: mx.array, said: Sequence[int]) -> bool:
+def _chosen(among: mx.array, answer: Sequence[int]) -> bool:
     best = among.max(axis=1)
-    chosen = mx.take_along_axis(among, mx.array(list(said))[:, None] - _WORDS[0], axis=1)[:, 0]
+    chosen = mx.take_along_axis(among, mx.array(list(answer))[:, None] - _WORDS[0], axis=1)[:, 0]
     spread = best - among.min(axis=1)
     return bool((best - chosen <= spread * _CLOSE).all().item())
 
 
-def _steps(model: Any, prompt: Sequence[int], said: Sequence[int]) -> mx.array:
+def _steps(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> mx.array:
     row = kv.new_row(model)
-    parts = [list(prompt), *([token] for token in said[:-1])]
+    parts = [list(prompt), *([token] for token in answer[:-1])]
     logits = [model(mx.array([part]), cache=row)[0, -1] for part in parts]
     return mx.stack(logits)[:, _WORDS[0] : _WORDS[-1] + 1].astype(mx.float32)
 

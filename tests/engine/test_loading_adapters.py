@@ -458,7 +458,7 @@ async def test_another_load_switches_adapters(dense: Path, tmp_path: Path) -> No
     engine = Engine()
     engine.start()
     try:
-        said = []
+        answers = []
         for path, adapters in (
             (dense, ()),
             (merged, ()),
@@ -466,13 +466,13 @@ async def test_another_load_switches_adapters(dense: Path, tmp_path: Path) -> No
             (dense, ()),
         ):
             await engine.load(LoadRequest("m", str(path), str(tmp_path), adapters=adapters))
-            said.append(await _says(engine))
-        assert said[0] == said[3] != said[1] == said[2]
+            answers.append(await _says(engine))
+        assert answers[0] == answers[3] != answers[1] == answers[2]
         (tmp_path / "one" / WEIGHTS).unlink()
         with pytest.raises(EngineError, match=WEIGHTS):
             await engine.load(
                 LoadRequest("m", str(dense), str(tmp_path), adapters=(AdapterRequest("one"),))
             )
-        assert await _says(engine) == said[0]
+        assert await _says(engine) == answers[0]
     finally:
         await engine.stop(10)

@@ -119,9 +119,9 @@ def _folder(path: Path, tokenizer: Tokenizer | None = None, **settings: Any) -> 
     (path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     if tokenizer is not None:
         tokenizer.save(str(path / "tokenizer.json"))
-        told: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
-        told |= {"bos_token": "<s>", "unk_token": "<unk>", "clean_up_tokenization_spaces": False}
-        (path / "tokenizer_config.json").write_text(json.dumps(told | settings))
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+        config |= {"bos_token": "<s>", "unk_token": "<unk>", "clean_up_tokenization_spaces": False}
+        (path / "tokenizer_config.json").write_text(json.dumps(config | settings))
     return path
 
 
@@ -147,29 +147,29 @@ def test_a_stream_gives_the_text_that_decoding_at_once_gives(
     tokens = data.draw(st.lists(st.integers(0, count - 1), max_size=24))
     whole = wild.decode(tokens)
     stream = TokenTexts(wild).stream(False)
-    told = "".join([*(stream.add(token) for token in tokens), stream.finish()])
+    decoded = "".join([*(stream.add(token) for token in tokens), stream.finish()])
     # octets that are not a character; each kind of tokenizer drops them in its own way
     if "\ufffd" in whole:
-        assert "\ufffd" not in told
+        assert "\ufffd" not in decoded
     else:
-        assert told == whole
+        assert decoded == whole
 
 
 @given(text=st.text(st.sampled_from("the quick, brown\nfox <|im_end|>xwordé好😀"), max_size=40))
 def test_a_stream_restores_a_text_as_its_tokenizer_does(wild: Any, text: str) -> None:
     tokens = wild.encode(text, add_special_tokens=False)
     stream = TokenTexts(wild).stream(False)
-    told = "".join([*(stream.add(token) for token in tokens), stream.finish()])
-    assert told == wild.decode(tokens)
+    decoded = "".join([*(stream.add(token) for token in tokens), stream.finish()])
+    assert decoded == wild.decode(tokens)
 
 
 def test_a_continuation_keeps_the_space_of_its_first_word(wild: Any) -> None:
     before = wild.encode("the", add_special_tokens=False)
     after = wild.encode("the dog", add_special_tokens=False)[len(before) :]
     stream = TokenTexts(wild).stream(True)
-    told = "".join([*(stream.add(token) for token in after), stream.finish()])
-    assert told == wild.decode([*before, *after])[len(wild.decode(before)) :]
-    assert "dog" in told
+    decoded = "".join([*(stream.add(token) for token in after), stream.finish()])
+    assert decoded == wild.decode([*before, *after])[len(wild.decode(before)) :]
+    assert "dog" in decoded
 
 
 def test_runs_of_spaces_that_are_added_tokens_are_spaces(tmp_path: Path) -> None:

@@ -163,9 +163,9 @@ def test_a_sequence_gets_the_same_tokens_as_alone(kind: str, data: st.DataObject
     floor.step()
     floor.step()
     for text in [*floor.gone, *floor.running, *(text for text, _ in floor.stored)]:
-        said = len(text.tokens) - len(text.prompt)
-        assert text.tokens == _alone(kind, text.prompt, said)
-        assert text.fed == len(text.prompt) - 1 + said or text.unread
+        generated = len(text.tokens) - len(text.prompt)
+        assert text.tokens == _alone(kind, text.prompt, generated)
+        assert text.fed == len(text.prompt) - 1 + generated or text.unread
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -268,13 +268,13 @@ def same(received: Received, expected: Received) -> None:
     assert received.tokens == expected.tokens
     ours, theirs = received.finished, expected.finished
     assert ours.usage.completion_tokens == theirs.usage.completion_tokens
-    told = [one.token for one in ours.logprobs or ()]
-    assert told == [one.token for one in theirs.logprobs or ()]
+    tokens = [one.token for one in ours.logprobs or ()]
+    assert tokens == [one.token for one in theirs.logprobs or ()]
     of_prompt, expected_of_prompt = ours.prompt_logprobs, theirs.prompt_logprobs
     assert (of_prompt is None) == (expected_of_prompt is None)
     if of_prompt is not None and expected_of_prompt is not None:
-        said = [one.token for one in of_prompt.rest]
-        assert said == [one.token for one in expected_of_prompt.rest]
+        prompt_tokens = [one.token for one in of_prompt.rest]
+        assert prompt_tokens == [one.token for one in expected_of_prompt.rest]
     for ours_of, theirs_of in zip(ours.scores, theirs.scores, strict=True):
         for our, their in zip(ours_of, theirs_of, strict=True):
             assert our.token == their.token
@@ -527,9 +527,9 @@ def test_all_requests_can_be_cancelled_at_any_step(kind: str) -> None:
     for steps in range(1, STEPS, STRIDE):
         rounds = Rounds(model_of(kind))
         begin(rounds, steps)
-        told = {number for number, received in rounds.received.items() if received.finished}
+        finished = {number for number, received in rounds.received.items() if received.finished}
         rounds.scheduler.cancel_all(Cancelled("over"))
-        for number in rounds.received.keys() - told:
+        for number in rounds.received.keys() - finished:
             assert isinstance(rounds.received[number].error, Cancelled)
         assert rounds.scheduler.executor.entry_bytes == 0
         assert_nothing_is_left(rounds)

@@ -336,7 +336,7 @@ async def test_an_answer_about_a_sound_equals_the_plain_passes(
 ) -> None:
     small_pyramid(monkeypatch)
     path = write_family(tmp_path / family, family)
-    heard: Sequence[Message] = [
+    listening: Sequence[Message] = [
         {"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": _QUESTION}]}
     ]
     plain = {pitch: PlainPasses(path, sound=samples_of(pitch)) for pitch in (220, 2000)}
@@ -356,8 +356,8 @@ async def test_an_answer_about_a_sound_equals_the_plain_passes(
     for passes, *answers in zip(plain.values(), alone, together, strict=True):
         for answer in answers:
             assert len(answer.tokens) == TOKENS
-            assert answer.prompt_tokens == passes.prompt_tokens(heard, [])
-            assert answer.tokens == passes.chooses(heard, [], answer.tokens)
+            assert answer.prompt_tokens == passes.prompt_tokens(listening, [])
+            assert answer.tokens == passes.chooses(listening, [], answer.tokens)
     assert alone[0].tokens != alone[1].tokens
 
 
@@ -376,8 +376,8 @@ async def test_sounds_images_and_texts_share_a_batch(tmp_path: Path) -> None:
         assert engine.require_model().media == {"image", "video", "audio"}
         alone = [await answer_to(engine, request) for request in requests]
         assert alone[0].prompt_tokens == alone[1].prompt_tokens
-        heard = sorted(sum(answer.logprobs) for answer in alone)
-        assert min(b - a for a, b in itertools.pairwise(heard)) > 10 * CLOSE
+        listening = sorted(sum(answer.logprobs) for answer in alone)
+        assert min(b - a for a, b in itertools.pairwise(listening)) > 10 * CLOSE
         together = await asyncio.gather(*(answer_to(engine, request) for request in requests))
         for first, second in zip(alone, together, strict=True):
             assert second.logprobs == pytest.approx(first.logprobs, abs=CLOSE)
