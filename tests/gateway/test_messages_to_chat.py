@@ -25,8 +25,8 @@ def translated(*turns: Json, **fields: Any) -> Translation:
 
 
 def messages(*turns: Json, **fields: Any) -> list[Json]:
-    converted = translated(*turns, **fields).chat.messages
-    return [message.model_dump(exclude_none=True, exclude_defaults=True) for message in converted]
+    told = translated(*turns, **fields).chat.messages
+    return [message.model_dump(exclude_none=True, exclude_defaults=True) for message in told]
 
 
 def user(content: Any) -> Json:
@@ -38,11 +38,9 @@ def text(words: str) -> Json:
 
 
 def test_system_texts_become_one_message_at_the_beginning() -> None:
-    converted = messages(
-        {"role": "system", "content": "b"}, user("hi"), system=[text("a"), text("A")]
-    )
-    assert converted[0] == {"role": "system", "content": "a\n\nA\n\nb"}
-    assert converted[1]["role"] == "user"
+    told = messages({"role": "system", "content": "b"}, user("hi"), system=[text("a"), text("A")])
+    assert told[0] == {"role": "system", "content": "a\n\nA\n\nb"}
+    assert told[1]["role"] == "user"
 
 
 def test_an_assistants_blocks_become_one_message() -> None:
@@ -53,18 +51,18 @@ def test_an_assistants_blocks_become_one_message() -> None:
         {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "é"}},
     ]
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "a cat", "is_error": True}
-    converted = messages(
+    told = messages(
         user("hi"), {"role": "assistant", "content": blocks}, user([result, text("So?")])
     )
     function = {"name": "look", "arguments": '{"at": "é"}'}
-    assert converted[1] == {
+    assert told[1] == {
         "role": "assistant",
         "content": "Let me see.",
         "reasoning_content": "hm",
         "tool_calls": [{"id": "t1", "function": function}],
     }
-    assert converted[2] == {"role": "tool", "tool_call_id": "t1", "content": "Error: a cat"}
-    assert converted[3]["content"] == [text("So?")]
+    assert told[2] == {"role": "tool", "tool_call_id": "t1", "content": "Error: a cat"}
+    assert told[3]["content"] == [text("So?")]
 
 
 def test_images_in_results_are_moved_to_the_following_user_message() -> None:
@@ -77,27 +75,27 @@ def test_images_in_results_are_moved_to_the_following_user_message() -> None:
         {"type": "tool_result", "tool_use_id": "t2", "content": "two"},
     ]
     turns = (user("hi"), {"role": "assistant", "content": calls})
-    for texts, shown in (([], 1), ([text("So?")], 2)):
-        converted = translated(*turns, user([*results, *texts]))
-        roles = [message.role for message in converted.chat.messages]
+    for said, shown in (([], 1), ([text("So?")], 2)):
+        told = translated(*turns, user([*results, *said]))
+        roles = [message.role for message in told.chat.messages]
         assert roles == ["user", "assistant", "tool", "tool", "user"]
-        content = converted.chat.messages[-1].content
+        content = told.chat.messages[-1].content
         assert isinstance(content, list)
         assert len(content) == shown
         assert content[0].type == "image_url"
         error = ApiError(
             400, "messages[4].content[0].image_url is bad", param="messages[4].content[0]"
         )
-        assert converted.named(error).param == "messages[2].content[0].content[1]"
+        assert told.named(error).param == "messages[2].content[0].content[1]"
 
 
 def test_an_image_becomes_a_data_uri_and_an_error_names_its_block() -> None:
     image = {"type": "image", "source": PNG}
-    converted = translated(user("hi"), user([text("see"), image]), system="s")
-    part = converted.chat.model_dump()["messages"][2]["content"][1]
+    told = translated(user("hi"), user([text("see"), image]), system="s")
+    part = told.chat.model_dump()["messages"][2]["content"][1]
     assert part["image_url"]["url"] == "data:image/png;base64,QUJD"
     param = "messages[2].content[1].image_url"
-    error = converted.named(ApiError(400, f"{param} is too large", param=param))
+    error = told.named(ApiError(400, f"{param} is too large", param=param))
     assert error.param == "messages[1].content[1]"
     assert error.message == "messages[1].content[1] is too large"
 
@@ -111,24 +109,24 @@ def test_an_image_becomes_a_data_uri_and_an_error_names_its_block() -> None:
     ],
 )
 def test_tool_choices(choice: Json, wanted: str, parallel: bool | None) -> None:
-    converted = translated(user("hi"), tools=[LOOK], tool_choice=choice).chat
-    assert (converted.tool_choice, converted.parallel_tool_calls) == (wanted, parallel)
+    told = translated(user("hi"), tools=[LOOK], tool_choice=choice).chat
+    assert (told.tool_choice, told.parallel_tool_calls) == (wanted, parallel)
 
 
 def test_a_named_tool_and_its_examples() -> None:
     tool = LOOK | {"input_examples": [{"at": "sky"}], "strict": True, "description": "Look."}
     choice = {"type": "tool", "name": "look"}
-    converted = translated(user("hi"), tools=[tool], tool_choice=choice).chat
-    assert converted.tool_choice.function.name == "look"  # type: ignore[union-attr]
-    assert converted.tools is not None
-    function = converted.tools[0].function
+    told = translated(user("hi"), tools=[tool], tool_choice=choice).chat
+    assert told.tool_choice.function.name == "look"  # type: ignore[union-attr]
+    assert told.tools is not None
+    function = told.tools[0].function
     assert function.parameters == {"type": "object", "examples": [{"at": "sky"}]}
     assert (function.strict, function.description) == (True, "Look.")
 
 
 def test_sampling_thinking_and_form() -> None:
     schema = {"type": "object"}
-    converted = translated(
+    told = translated(
         user("hi"),
         temperature=0.5,
         top_p=0.9,
@@ -137,18 +135,13 @@ def test_sampling_thinking_and_form() -> None:
         thinking={"type": "enabled", "budget_tokens": 1024},
         output_config={"effort": "low", "format": {"type": "json_schema", "schema": schema}},
     ).chat
-    assert (converted.temperature, converted.top_p, converted.top_k, converted.max_tokens) == (
-        0.5,
-        0.9,
-        7,
-        5,
-    )
-    assert converted.stop == ["END"]
-    assert (converted.enable_thinking, converted.thinking_budget) == (True, 1024)
-    assert converted.reasoning_effort == "low"
-    assert converted.response_format is not None
-    assert converted.response_format.json_schema is not None
-    assert converted.response_format.json_schema.schema_ == schema
+    assert (told.temperature, told.top_p, told.top_k, told.max_tokens) == (0.5, 0.9, 7, 5)
+    assert told.stop == ["END"]
+    assert (told.enable_thinking, told.thinking_budget) == (True, 1024)
+    assert told.reasoning_effort == "low"
+    assert told.response_format is not None
+    assert told.response_format.json_schema is not None
+    assert told.response_format.json_schema.schema_ == schema
     assert translated(user("hi"), thinking={"type": "disabled"}).chat.enable_thinking is False
     assert translated(user("hi"), thinking={"type": "adaptive"}).chat.enable_thinking is None
 
