@@ -129,7 +129,7 @@ def without_folders(sentence: str) -> str:
 
 
 def backend_gone(*, died: bool = False) -> ApiError:
-    """The error for a request whose connection was closed. died: as of ApiError."""
+    """The error for a request whose connection was closed. died: as in ApiError."""
     return ApiError(503, _GONE, SERVER, BACKEND_GONE, retry_after=RETRY_AFTER, died=died)
 
 

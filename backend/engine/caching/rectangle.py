@@ -88,7 +88,7 @@ class Rectangle:
     def rearranged(self, spans: Sequence[Span], rows: int) -> Any:
         """A rectangle with these sequences in the same buffers, or None if they have to be new.
 
-        Copied are only the sequences that come from elsewhere or are in another row now. The
+        Only sequences that come from elsewhere, or change their row, are copied. The
         buffers are kept unless they have more than `rows` rows, too few for the sequences, or
         columns that no sequence needs. spans: some of this rectangle's sequences, none in the way
         of another, and sequences of other caches. This rectangle stays as it is: only rows that

@@ -21,7 +21,7 @@ from backend.engine.drafting.head_weights import HeadError, Weights, embedding_o
 from backend.engine.drafting.state_guesser import Choices
 from backend.engine.sampling.logits_head import LogitsHead
 
-_STATES = 3  # places in the model whose states it reads
+_STATES = 3  # layers of the model whose states it reads
 _KEY = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -72,11 +72,11 @@ class EagleHead(Module):
 
 
 def eagle_places(config: Mapping[str, Any], layers: int) -> list[int]:
-    """In front of which of a model's layers an EAGLE-3 checkpoint wants the states; three of them.
+    """The three layers of the model before which an EAGLE-3 checkpoint reads the states.
 
-    vLLM's convention counts the place in front of a layer; SGLang's, in `eagle_config`, the layer
-    whose result it is. Without either it is near the start, in the middle and near the end. Raises
-    HeadError.
+    In vLLM's convention the configuration names these layers; in SGLang's (`eagle_config`) it names
+    the layers whose results the states are. Without either, the layers are near the start, in the
+    middle and near the end. Raises HeadError.
     """
     nested = config.get("eagle_config")
     if own := config.get(_KEY):
@@ -160,7 +160,7 @@ def open_eagle(
 
 
 def _projection(drafter: Any, main: LogitsHead) -> Any:
-    """From the head's states to its logits; without a projection of its own, with the model's."""
+    """From the head's states to its logits, by its own projection or else the model's."""
     project = drafter.lm_head if drafter.lm_head is not None else main.project
     return lambda states: project(drafter.norm(states))
 
