@@ -27,7 +27,7 @@ async function refusal(response) {
   try {
     error = (await response.json()).error;
   } catch {
-    // A proxy's page, or nothing: the status has to do.
+    // A proxy's page, or nothing: only the status is known.
   }
   if (response.status === 401) {
     return new ApiFailure("The gateway asks for an API key: enter it in the settings.", { status: 401 });

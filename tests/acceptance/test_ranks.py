@@ -21,7 +21,7 @@ from wire import backend_pb2 as pb
 MODELS = TINY_TEXT.parent
 LONG = 40
 CYCLES = int(os.environ.get("RANK_CYCLES", "20"))
-SETTLED = 10  # cycles after which a process has all that it keeps
+SETTLED = 10  # cycles after which a process has allocated all that it keeps
 # Bytes: a leak of 0.8 MiB a load in ten cycles, of 16 KiB in a thousand.
 GROWTH = (16 if CYCLES > 100 else 8) << 20
 QUESTIONS = [

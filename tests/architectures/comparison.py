@@ -37,7 +37,7 @@ _AMONG_WORDS = Sampling(logit_bias=tuple((word, 1e3) for word in _WORDS))
 class Compared:
     """What was found out about a model: whether its answers are right, and which KV is reused.
 
-    batched: whether it is served in batches; otherwise the requests of `company` run one at a time.
+    batched: whether it is served in batches; otherwise the requests of `batch` run one at a time.
     reused: a later turn starts from the KV of the earlier one, although the template drops the text
     that opened the answer. kept: so does a repeated prompt whose first request was cancelled during
     prefill.
@@ -45,14 +45,14 @@ class Compared:
 
     batched: bool
     alone: bool
-    company: bool
+    batch: bool
     turns: bool
     reused: bool
     kept: bool
 
     @property
     def right(self) -> bool:
-        return self.alone and self.company and self.turns and self.reused and self.kept
+        return self.alone and self.batch and self.turns and self.reused and self.kept
 
 
 def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
@@ -73,7 +73,7 @@ def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
     return Compared(
         batched=served.slots > 1,
         alone=_all_right(model, prompts, alone),
-        company=_right_in_company(model, served, prompts, tokens),
+        batch=_right_in_batch(model, served, prompts, tokens),
         turns=_all_right(model, later, answers)
         and all(_cached(rounds, at) >= len(prompt) for at, prompt in enumerate(prompts, 10)),
         reused=_reuses_a_turn(model, served),
@@ -105,7 +105,7 @@ def _keeps_a_cancelled_prompt(model: Any, served: EngineModel) -> bool:
     return _all_right(model, [prompt], [answer]) and _cached(rounds, 2) >= len(prompt) // 4
 
 
-def _right_in_company(
+def _right_in_batch(
     model: Any, served: EngineModel, prompts: Sequence[Sequence[int]], tokens: int
 ) -> bool:
     """Three requests at once, one of which leaves early, and a fourth that joins then."""

@@ -1,8 +1,8 @@
 """Records what programs send: `python -m tests.clients.record FILE COMMAND…`.
 
 The command runs with BASE_URL in its environment and in its arguments (`{url}`); what it sends
-passes through to a gateway with the scripted model. The bodies are cut to what tells one client
-from another, and written to tests/clients/recorded/FILE.json.
+passes through to a gateway with the scripted model. The bodies are reduced to what
+distinguishes one client from another, and written to tests/clients/recorded/FILE.json.
 """
 
 from __future__ import annotations

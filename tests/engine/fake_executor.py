@@ -64,7 +64,7 @@ class FakeSequence:
 
     @property
     def content(self) -> list[int]:
-        """What its KV has to be made of, as caches compare it."""
+        """The tokens of its KV, in the form that caches compare."""
         return [*self.arrived.key.tokens.tolist(), *self.generated]
 
     @property
@@ -129,7 +129,7 @@ class FakeExecutor:
 
     @property
     def charged(self) -> int:
-        """Bytes that the plans so far may cause, as the planner's rule is written."""
+        """Bytes that the plans so far may use, by the rule that the planner must follow."""
         used = 0
         homes: dict[tuple[int | None, int], list[FakeSequence]] = {}
         for one in self.running:

@@ -313,7 +313,7 @@ def _first_guess(drafter: Path, model: Path) -> list[int] | None:
 
 
 @pytest.mark.parametrize(("kind", "form"), SAMPLE)
-def test_guesses_are_the_same_in_company_as_alone(kind: str, form: str) -> None:
+def test_guesses_are_the_same_in_a_batch_as_alone(kind: str, form: str) -> None:
     """Sequences come, go, pause, and differ in how many of their guesses are right."""
     drafter = drafter_of(kind, form)
     _, drafting = _drafting(drafter, drafter.parent / "model")

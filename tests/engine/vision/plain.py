@@ -236,7 +236,7 @@ def _in_lines(messages: Sequence[Message], marker: str) -> str:
 
 
 def _by_mlx_lm(path: Path, language: Any) -> Any:
-    """mlx-lm's model with the weights of mlx-vlm's, called as that is."""
+    """mlx-lm's model with the weights of mlx-vlm's, and with its interface."""
     from mlx.utils import tree_flatten
     from mlx_lm.models import gemma3n
 

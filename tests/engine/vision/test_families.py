@@ -181,12 +181,10 @@ async def test_a_family_chooses_what_its_plain_passes_choose(
     async with seeing(path, prefill_chunk=16) as engine:
         together = [*await asyncio.gather(*(answer_to(engine, one.request()) for one in first))]
         together += await asyncio.gather(*(answer_to(engine, one.request()) for one in second))
-    for one, answer, in_company in zip(
-        [*first, *second], [*asked, *gone_on], together, strict=True
-    ):
+    for one, answer, in_batch in zip([*first, *second], [*asked, *gone_on], together, strict=True):
         messages, images = one.plain
         assert answer.prompt_tokens == plain.prompt_tokens(messages, images)
-        for tokens in (answer.tokens, in_company.tokens):
+        for tokens in (answer.tokens, in_batch.tokens):
             assert len(tokens) == TOKENS
             assert tokens == plain.chooses(messages, images, tokens)
         if family not in _LARGE or not images:
