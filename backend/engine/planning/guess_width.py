@@ -169,7 +169,7 @@ class GuessWidth:
             return self._try(0)
         rates = {width: self._rate(known, width) for width in self._widths}
         best = max(self._widths, key=lambda width: (rates[width], -width))
-        # While no step has guesses, only plain steps are timed, so a better gain would be chance.
+        # While guesses rest only plain steps are timed, so a better gain would be chance.
         rests = self._resting is known or (self._resting is not None and self._spent > 0)
         worth = self._gain(known, best) >= (_GAIN if self._plain else 1)
         if best and worth and not (rests and self._plain):
