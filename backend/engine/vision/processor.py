@@ -157,7 +157,7 @@ class ItemProcessor:
         self._boundary = _boundary(processor)
         self._dropped = _dropped(processor)
         self._alone = _ends_within_prompt(processor)
-        # PaliGemma's writes the BOS token behind the image, and a line break behind the text.
+        # PaliGemma's writes the BOS token after the image, and a line break after the text.
         self.begins = type(processor).__name__ == "PaliGemmaProcessor"
         self.ending = "\n" if self.begins else ""
         self._rate = _sound_rate(processor)
