@@ -56,12 +56,12 @@ def test_no_status_becomes_422() -> None:
     assert {refusal(code).status for code in Code} <= {400, 429, 500, 502, 503, 504}
 
 
-@pytest.mark.parametrize("code", [code for code, row in TABLE.items() if not row.says])
+@pytest.mark.parametrize("code", [code for code, row in TABLE.items() if not row.message])
 def test_the_backends_own_message_is_kept(code: grpc.StatusCode) -> None:
     assert refusal(code).message == SAID
 
 
-@pytest.mark.parametrize("code", [code for code, row in TABLE.items() if row.says])
+@pytest.mark.parametrize("code", [code for code, row in TABLE.items() if row.message])
 def test_internal_messages_are_replaced(code: grpc.StatusCode) -> None:
     translated = refusal(code, "ipv4:127.0.0.1:4711: Traceback (most recent call last)").message
     assert "127.0.0.1" not in translated
