@@ -25,10 +25,8 @@ def fed_again(draft: Draft, width: int) -> float:
     """Expected number of tokens that a step has to feed a row again."""
     if not (width and draft.model.state):
         return 0.0
-    chances = (
-        1.0,
-        *draft.right[:width],
-    )  # probabilities that the first 0, 1, 2 … guesses are right
+    # probabilities that the first 0, 1, 2 … guesses are right
+    chances = (1.0, *draft.right[:width])
     return sum((chances[at] - chances[at + 1]) * (1 + at) for at in range(width))
 
 
