@@ -281,7 +281,7 @@ def test_a_drafter_of_another_model_is_refused(
 def test_a_drafter_is_no_model(form: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(FORMS[form]))
     write_weights(tmp_path, {"fc.weight": mx.zeros((1, 1))})
-    with pytest.raises(ModelRejected, match="so name the model that it was trained for, and this"):
+    with pytest.raises(ModelRejected, match="so name the model that it was trained for, and set"):
         inspect(tmp_path, "model", Settings())
 
 
