@@ -112,7 +112,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
 
 
 def _require_folder() -> None:
-    """Leave a working folder that has been deleted, which libraries cannot bear."""
+    """Leave a working folder that has been deleted, because libraries fail there."""
     try:
         Path.cwd()
     except FileNotFoundError:

@@ -123,7 +123,7 @@ def _tensors(folder: Path) -> frozenset[str]:
 
 
 def _added_tokens(path: Path) -> frozenset[str]:
-    """The tokens beside the vocabulary; tokenizer.json lists them at its beginning."""
+    """The added tokens; tokenizer.json lists them at its beginning."""
     with suppress(OSError, ValueError, KeyError, TypeError), path.open("rb") as file:
         head = file.read(_HEAD).decode(errors="replace")
         start = head.index(_ADDED) + len(_ADDED)

@@ -93,7 +93,9 @@ class Backend:
         if code is None:
             return
         self._reader.join(timeout=STOP_SECONDS)
-        raise DemoFailed(f"the backend ended with exit code {code}: {self.last_line or 'no word'}")
+        raise DemoFailed(
+            f"the backend ended with exit code {code}: {self.last_line or 'no output'}"
+        )
 
     def wait_a_moment(self) -> None:
         """Give the process a second to end: its connections break shortly before."""

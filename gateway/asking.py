@@ -25,15 +25,15 @@ from gateway.supervisor.supervisor import Lease
 _LOST = (BACKEND_GONE, NOT_LOADED)
 _DEATHS = 2
 _REMEMBERED = 600.0  # seconds
-Said = TypeVar("Said")
+Piece = TypeVar("Piece")
 Reply = TypeVar("Reply")
 
 
 async def ask(
     lend: Callable[[], AbstractAsyncContextManager[Lease]],
-    send: Callable[[Lease], AsyncGenerator[Said, None]],
+    send: Callable[[Lease], AsyncGenerator[Piece, None]],
     request: BaseModel,
-) -> AsyncGenerator[Said, None]:
+) -> AsyncGenerator[Piece, None]:
     """The events that `send` yields for a lease of `lend`, which is released after the last.
 
     request: identifies the request, for `Suspects`. Raises ApiError.
@@ -93,8 +93,8 @@ class Suspects:
         if count >= _DEATHS and until > self._clock():
             raise ApiError(
                 500,
-                f"the backend died {count} times while it worked on this very request, so it is"
-                " not tried again for now: change it, or look into the gateway's log",
+                f"the backend died {count} times while it worked on this request, so the request"
+                " is refused for now: change it, or look for the cause in the gateway's log",
                 SERVER,
                 "backend_killed",
             )
@@ -121,7 +121,7 @@ async def _checked_lease(
             yield lease
         except ApiError as error:
             # grpc.aio loses the initial metadata of a stream that ends before the event loop has
-            # asked for it, so a broken connection counts too. A backend may also refuse and live.
+            # asked for it, so a broken connection counts too. A backend may refuse and stay alive.
             error.died = error.died and (error.reached or not lease.connected())
             if error.code in _LOST:
                 lease.doubt(error.code == NOT_LOADED)

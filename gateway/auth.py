@@ -64,7 +64,7 @@ def key_of(headers: Headers) -> str:
 
 def _refusal(given: str) -> ApiError:
     if given:
-        message = "the API key is not one of this gateway's: check it"
+        message = "this gateway does not accept this API key: check it"
     else:
         message = "an API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
     return ApiError(

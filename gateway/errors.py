@@ -62,13 +62,13 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """What a gRPC status becomes. `says`: our message, used if the backend's own would not help."""
+    """What a gRPC status becomes. `message`: ours, used if the backend's own would not help."""
 
     status: int
     type: str = INVALID
     code: str | None = None
     retry: bool = False
-    says: str = ""
+    message: str = ""
 
 
 _GONE = "the backend of this model has ended: send the request again"
@@ -79,10 +79,10 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
     grpc.StatusCode.UNIMPLEMENTED: Row(400, code="unsupported"),
     # The backend now has another model, as one at an address may have; the next load reports it.
     grpc.StatusCode.NOT_FOUND: Row(503, SERVER, NOT_LOADED, retry=True),
-    grpc.StatusCode.UNAUTHENTICATED: Row(502, SERVER, "backend_refused", says=_REFUSED),
-    grpc.StatusCode.PERMISSION_DENIED: Row(502, SERVER, "backend_refused", says=_REFUSED),
+    grpc.StatusCode.UNAUTHENTICATED: Row(502, SERVER, "backend_refused", message=_REFUSED),
+    grpc.StatusCode.PERMISSION_DENIED: Row(502, SERVER, "backend_refused", message=_REFUSED),
     grpc.StatusCode.DEADLINE_EXCEEDED: Row(
-        504, SERVER, "timeout", says="the answer took longer than this gateway allows"
+        504, SERVER, "timeout", message="the answer took longer than this gateway allows"
     ),
     grpc.StatusCode.RESOURCE_EXHAUSTED: Row(429, "rate_limit_error", "overloaded", retry=True),
     grpc.StatusCode.FAILED_PRECONDITION: Row(503, SERVER, NOT_LOADED, retry=True),
@@ -94,7 +94,7 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
     grpc.StatusCode.DATA_LOSS: Row(500, SERVER, "backend_failed"),
     # gRPC's status for an uncaught exception, whose text is about the program.
     grpc.StatusCode.UNKNOWN: Row(
-        500, SERVER, "backend_failed", says="the backend failed without saying why"
+        500, SERVER, "backend_failed", message="the backend failed without saying why"
     ),
 }
 # By the code that a backend sends beside its status.
@@ -105,7 +105,7 @@ _REACHED = "mlx-reached"  # initial metadata (backend/rpc/interceptors.py)
 _STEP = re.compile(r"[.\[]|$")
 Names = Mapping[str, str]  # path of a field → the client's name for it
 AS_ON_THE_WIRE: Names = {}
-TOO_LARGE = Row(413, code="request_too_large", says="the request is too large for the backend")
+TOO_LARGE = Row(413, code="request_too_large", message="the request is too large for the backend")
 
 
 def bad_field(param: str | None, sentence: str, code: str | None = None) -> ApiError:
@@ -129,7 +129,7 @@ def without_folders(sentence: str) -> str:
 
 
 def backend_gone(*, died: bool = False) -> ApiError:
-    """The error for a request whose connection was closed. died: as of ApiError."""
+    """The error for a request whose connection was closed. died: as in ApiError."""
     return ApiError(503, _GONE, SERVER, BACKEND_GONE, retry_after=RETRY_AFTER, died=died)
 
 
@@ -143,7 +143,7 @@ def of_rpc(error: grpc.aio.AioRpcError, names: Names) -> ApiError:
         row = TOO_LARGE  # from gRPC itself: the message was never parsed
     refusal = ApiError(
         row.status,
-        row.says or without_folders(details) or "the backend failed without saying why",
+        row.message or without_folders(details) or "the backend failed without saying why",
         row.type,
         row.code,
         retry_after=RETRY_AFTER if row.retry else None,

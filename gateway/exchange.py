@@ -62,5 +62,5 @@ def begin(exchange: Exchange) -> None:
 
 
 def current() -> Exchange:
-    """The request for which this task works, or a new one that nobody reads."""
+    """The request that this task serves; elsewhere, a new object that nobody reads."""
     return _current.get(None) or Exchange("", "", "")

@@ -102,7 +102,7 @@ async def read_body(headers: Headers, receive: Receive, largest: int) -> bytearr
             message = await asyncio.wait_for(receive(), BODY_SECONDS)
         except TimeoutError:
             raise ApiError(
-                408, f"nothing of the body arrived for {BODY_SECONDS:.0f} s", code="request_timeout"
+                408, f"no part of the body arrived for {BODY_SECONDS:.0f} s", code="request_timeout"
             ) from None
         if message["type"] == "http.disconnect":
             raise ApiError(400, "the body ended early", code="request_aborted")

@@ -31,7 +31,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.requests = self._counter(
             "requests",
-            "Requests that ended, by route and HTTP status (499: the client left).",
+            "Requests that ended, by route and HTTP status (499: the client disconnected).",
             ("method", "path", "status"),
         )
         self.first_byte = self._seconds(

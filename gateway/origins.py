@@ -55,15 +55,15 @@ class OriginMiddleware:
         if self._hosts is not None and name not in self._hosts and not is_loopback(name):
             return ApiError(
                 403,
-                f"this gateway is not called {host[:100]!r}: use localhost, or start it with"
-                " --allowed-host or an API key",
+                f"the host name {host[:100]!r} is not allowed: use localhost, or start the gateway"
+                " with --allowed-host or an API key",
                 code="host_not_allowed",
             )
         if origin is None or self._is_listed(origin) or is_same(origin, host):
             return None
         return ApiError(
             403,
-            f"pages of {origin[:100]!r} may not call this gateway: allow it with --cors-origin",
+            f"pages of {origin[:100]!r} may not call this gateway: allow them with --cors-origin",
             code="origin_not_allowed",
         )
 

@@ -1,4 +1,4 @@
-"""The settings of the gateway as a whole: address, access and limits.
+"""The settings of the gateway itself: address, access and limits.
 
 The command line (gateway/arguments.py) and the table in docs/gateway.md are generated from it.
 """

@@ -44,7 +44,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """The next piece of text: never empty, whole characters only, never part of a stop string.
+    """The next piece of text: never empty, complete characters only, never part of a stop string.
 
     logprobs: of the tokens since the last piece, if requested. joined: if several pieces were
     merged into one, the text of each with the completion tokens up to then.

@@ -243,7 +243,7 @@ class Scheduler:
         self._flush()
         self._fail_broken()
         self._finish_unstarted()
-        self._tell_progress()
+        self._report_progress()
         self._steps += 1
         if sampled:
             self._gauges.tokens_per_second = len(sampled) / (time.perf_counter() - started)
@@ -308,7 +308,7 @@ class Scheduler:
                 self._end_if_over(number, output.finish_unstarted())
         self._unstarted &= self._outputs.keys()
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         """Report to owners that wait for a first token how much of the prompt is done."""
         self._watched &= self._outputs.keys()
         for number in [*self._watched]:

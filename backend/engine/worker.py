@@ -224,8 +224,8 @@ class Worker:
             if command.abandoned.is_set():
                 raise Cancelled("the load was cancelled")
             place = next(command.stages)
-        except StopIteration as whole:
-            built: Built = whole.value
+        except StopIteration as finished:
+            built: Built = finished.value
         except BaseException as fault:
             command.stages.close()
             # The frames of the traceback refer to weights that were already read.

@@ -64,9 +64,9 @@ async def serve(engine: Engine, address: Address, token: str, ready: Callable[[i
 
 
 def _on_signals() -> asyncio.Future[int]:
-    """A future that the first signal to stop completes; a second one ends the process at once.
+    """A future that completes at the first signal to stop; a second one ends the process at once.
 
-    SIGHUP is one of them unless it is ignored, as under `nohup`.
+    SIGHUP counts as a signal to stop unless it is ignored, as under `nohup`.
 
     `timeout` and similar programs signal a process and then its group; such a repetition does not
     count as a second signal.

@@ -59,7 +59,7 @@ def progress(event: Progress) -> pb.Reply:
     return last(event.usage, json.dumps({"progress": counts}).encode())
 
 
-def whole(message: ChatMessage, usage: Usage, logprobs: bytes = b"") -> pb.Reply:
+def unary(message: ChatMessage, usage: Usage, logprobs: bytes = b"") -> pb.Reply:
     """The one Reply of a unary call."""
     reply = last(usage, logprobs)
     _add_content(reply, message.content)

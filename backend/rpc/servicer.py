@@ -121,7 +121,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                 if isinstance(event, Finished):
                     logprobs = await answer.last_logprobs(event)
                     context.set_trailing_metadata(trailers.of(event, answer.reasoning_tokens))
-        return replies.whole(message_of(events), usage, logprobs)
+        return replies.unary(message_of(events), usage, logprobs)
 
     async def PredictStream(self, request: pb.PredictOptions, context: Context) -> None:
         generation, answer = self._submit(request, partial_calls=True)

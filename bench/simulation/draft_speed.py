@@ -18,14 +18,15 @@ CONTEXT = 2048  # tokens before each row's next one
 
 def tokens(draft: Draft, width: int) -> float:
     """Expected number of tokens of a row in a step with `width` guesses."""
-    return 1 + sum(draft.held[:width])
+    return 1 + sum(draft.right[:width])
 
 
 def fed_again(draft: Draft, width: int) -> float:
     """Expected number of tokens that a step has to feed a row again."""
     if not (width and draft.model.state):
         return 0.0
-    chances = (1.0, *draft.held[:width])  # probabilities that the first 0, 1, 2 … guesses are right
+    # probabilities that the first 0, 1, 2 … guesses are right
+    chances = (1.0, *draft.right[:width])
     return sum((chances[at] - chances[at + 1]) * (1 + at) for at in range(width))
 
 
@@ -50,7 +51,7 @@ def gain(draft: Draft, rows: int, width: int) -> float:
 def tables() -> Iterator[Table]:
     """A table for each model on its machine: widths against numbers of rows."""
     for draft in drafts():
-        widths = range(len(draft.held) + 1)
+        widths = range(len(draft.right) + 1)
         best = [max(widths, key=lambda width: gain(draft, rows, width)) for rows in ROWS]
         lines = [
             [f"{width} guesses", *(f"{gain(draft, rows, width):.2f}" for rows in ROWS)]

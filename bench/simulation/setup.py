@@ -174,7 +174,7 @@ class Draft:
 
     machine: Machine
     model: Model
-    held: tuple[float, ...]
+    right: tuple[float, ...]
     head: float
     further: float
 
@@ -196,7 +196,9 @@ def setups() -> list[Setup]:
 
 def drafts() -> list[Draft]:
     """All drafting models in the file, in order."""
-    return [Draft(**values | {"held": tuple(values["held"])}) for values in _on_machines("drafts")]
+    return [
+        Draft(**values | {"right": tuple(values["right"])}) for values in _on_machines("drafts")
+    ]
 
 
 def _on_machines(table: str) -> list[dict[str, Any]]:

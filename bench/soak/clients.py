@@ -126,10 +126,10 @@ class Clients:
 
     def _turns(self, talk: Talk, *, streams: bool) -> Iterator[str]:
         """The answers in a conversation, each with everything else in its Replies."""
-        said: list[str] = []
+        answers: list[str] = []
         for _ in talk.questions:
-            replies = self._ask("talk", talk.request(said), streams=streams)
-            said.append(_text(replies))
+            replies = self._ask("talk", talk.request(answers), streams=streams)
+            answers.append(_text(replies))
             yield _whole(replies)
 
     def _ask(self, kind: str, request: pb.PredictOptions, *, streams: bool) -> list[pb.Reply]:

@@ -149,7 +149,7 @@ def _share(
         at = dice.randrange(len(ASKED))
         request = ASKED[at] if kind == "ask" else dice.choice(WRONG)
         response = request.post(client)
-        said = _content_of(response) if kind == "ask" else ""
+        answer = _content_of(response) if kind == "ask" else ""
         with lock:
             ledger.ends[request.path, response.status_code] += 1
             if response.status_code not in request.statuses:
@@ -157,8 +157,8 @@ def _share(
                 ledger.wrong.append(f"{request.path} {str(request.body)[:200]}: {what}")
             elif kind == "ask":
                 ledger.compared += 1
-                if said != known[at]:
-                    ledger.wrong.append(f"{request.path}: {said[:200]}, not {known[at][:200]}")
+                if answer != known[at]:
+                    ledger.wrong.append(f"{request.path}: {answer[:200]}, not {known[at][:200]}")
 
 
 def _leave(client: httpx.Client, dice: random.Random) -> None:

@@ -53,8 +53,8 @@ class Dialect:
 JSON = Dialect()
 _NOT_FINITE = dict.fromkeys(("NaN", "Infinity", "-Infinity"), "null")
 MODEL_JSON = Dialect({**_PYTHON_WORDS, **_NOT_FINITE}, single_quotes=True)
-"""JSON as models write it, which sometimes has Python's words and quotes, and JavaScript's numbers
-that JSON has no word for.
+"""JSON as models write it: sometimes with Python's words and quotes, or with NaN and Infinity,
+which JSON does not have.
 """
 GEMMA4 = Dialect(_PYTHON_WORDS, fence='<|"|>', bare=True)
 FUNCTION_GEMMA = Dialect(_PYTHON_WORDS, fence="<escape>", bare=True)

@@ -1,7 +1,7 @@
-"""Builds an Anthropic message: the events of its stream, and the whole object.
+"""Builds an Anthropic message, as one object or as the events of a stream.
 
 Content blocks follow each other: thinking, text, and one block for each call. How much of a prompt
-was cached is known only at the end, so `message_start` counts the whole prompt as uncached, and
+was cached is known only at the end, so `message_start` counts the complete prompt as uncached, and
 `message_delta` separates the two.
 """
 
@@ -73,7 +73,7 @@ class Answer:
         return events
 
     def message(self) -> Json:
-        """The whole message, available after Done, without a call that was not completed."""
+        """The complete message, available after Done, without a call that was not completed."""
         content = [block for block in self._content if not isinstance(block.get("input"), str)]
         return self._message | {"content": content}
 

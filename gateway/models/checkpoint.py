@@ -17,11 +17,11 @@ from pydantic import ValidationError
 
 from common.abilities import abilities, is_blind
 from common.hub_cache import hub_cache
-from gateway.models.config import UNSAID, ModelConfig, Parameters
+from gateway.models.config import DEFAULTS, ModelConfig, Parameters
 
 _LARGEST = 1 << 20
 _LARGEST_INDEX = 64 << 20
-_THEIRS = {"repeat_penalty": "repetition_penalty"}  # the other names of UNSAID are the same
+_THEIRS = {"repeat_penalty": "repetition_penalty"}  # the others have the same names
 _log = logging.getLogger("gateway.models")
 _Stamp = tuple[int, int]
 
@@ -123,7 +123,7 @@ def _sampling(content: Any) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("it is not a JSON object")
     found: dict[str, Any] = {}
-    for ours in UNSAID:
+    for ours in DEFAULTS:
         theirs = _THEIRS.get(ours, ours)
         if (value := content.get(theirs)) is None:
             continue

@@ -20,7 +20,7 @@ class Strict(BaseModel):
     )
 
 
-UNSAID = {
+DEFAULTS = {
     "temperature": 1.0,
     "top_p": 1.0,
     "top_k": 0,
@@ -36,7 +36,7 @@ UNSAID = {
 class Parameters(Strict):
     """Sampling.
 
-    None means not set in the file; the checkpoint's value applies then, else UNSAID's.
+    None means not set in the file; then the checkpoint's value applies, else DEFAULTS.
     """
 
     model: str = Field(
@@ -87,9 +87,9 @@ class Parameters(Strict):
     rope_freq_scale: float = Field(default=0, description="Passed to LoadModel.")
 
     def chosen(self, name: str, given: float | None = None) -> float:
-        """The request's value, else the model's, else that of UNSAID."""
+        """The request's value, else the model's, else the default."""
         value: float | None = getattr(self, name) if given is None else given
-        return UNSAID[name] if value is None else value
+        return DEFAULTS[name] if value is None else value
 
     @field_validator("logit_bias", mode="before")
     @classmethod

@@ -1,6 +1,6 @@
 """The base of all request schemas: nothing is coerced, and unknown fields are refused.
 
-A whole request is more lenient: see `gateway.tolerance`.
+Requests as such are more lenient: see `gateway.tolerance`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Request(Strict):
 
 
 class StreamOptions(Strict):
-    """What a stream contains beside the answer."""
+    """What a stream contains in addition to the answer."""
 
     include_usage: bool | None = Field(None, description="Whether the last chunk has the usage.")
 
 
 class TextRequest(Request):
-    """What the requests for a chat answer and for a completion share, beside sampling."""
+    """The fields that chat and completion requests share, apart from sampling."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -1,4 +1,4 @@
-"""The options of a chat answer, and a whole one: `chat.completion`, once all choices have ended."""
+"""The options of a chat answer, and the answer in one piece: `chat.completion`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of `/completions`, whole and as a stream: `text_completion` objects."""
+"""Answers of `/completions`, in one piece and as a stream: `text_completion` objects."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ COMMON: Mapping[str, Refused] = {
     "regex": Refused("send guided_regex"),
     "ebnf": Refused(_FORM),
     "structural_tag": Refused(_FORM),
-    "lora": Refused("it is set in the model's file: ask for the model that has it"),
+    "lora": Refused("adapters are set in the model's file: send adapters or another model"),
     "image_data": Refused("send images as image_url parts of a message"),
     "t_max_predict_ms": Refused("limit an answer by max_tokens", (-1,)),
     "truncate_prompt_tokens": Refused("shorten the prompt", (-1,)),
@@ -44,7 +44,7 @@ CHAT: Mapping[str, Refused] = {
     **COMMON,
     "audio": Refused(_TEXT),
     "modalities": Refused(_TEXT, (["text"],)),
-    "chat_template": Refused("set variables of the model's own by chat_template_kwargs"),
+    "chat_template": Refused("the model's own is used; send its variables as chat_template_kwargs"),
     "documents": Refused("write them into a message"),
     "echo": Refused("use /v1/completions to see the prompt"),
     "suffix": Refused("use /v1/completions"),
@@ -54,7 +54,7 @@ INFILL: Mapping[str, Refused] = {
     **{name: row for name, row in COMMON.items() if name != "t_max_predict_ms"},
     "suffix": Refused("send input_suffix"),
     **dict.fromkeys(("n", "best_of"), Refused("ask once for each answer", (1,))),
-    **dict.fromkeys(("echo", "logprobs", "n_probs"), Refused("/v1/completions with suffix has it")),
+    **dict.fromkeys(("echo", "logprobs", "n_probs"), Refused("use /v1/completions with suffix")),
 }
 _ELSEWHERE = ("json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 MESSAGES: Mapping[str, Refused] = {

@@ -104,7 +104,7 @@ def _require_own_names(tools: Sequence[str]) -> None:
     for index, name in enumerate(tools):
         if name in seen:
             place = f"tools[{index}].function.name"
-            sentence = f"{place} is {name!r}, which another tool has: give each its own name"
+            sentence = f"{place} is {name!r}, which is also the name of another tool: rename one"
             raise bad_field(place, sentence)
         seen.add(name)
 

@@ -23,17 +23,17 @@ async function asked(path, options) {
 }
 
 async function refusal(response) {
-  let told = null;
+  let error = null;
   try {
-    told = (await response.json()).error;
+    error = (await response.json()).error;
   } catch {
-    // A proxy's page, or nothing: the status has to do.
+    // A proxy's page, or nothing: only the status is known.
   }
   if (response.status === 401) {
     return new ApiFailure("The gateway asks for an API key: enter it in the settings.", { status: 401 });
   }
-  const sentence = told?.message ?? `The gateway answered with HTTP status ${response.status}.`;
-  return new ApiFailure(sentence, { status: response.status, param: told?.param ?? null });
+  const sentence = error?.message ?? `The gateway answered with HTTP status ${response.status}.`;
+  return new ApiFailure(sentence, { status: response.status, param: error?.param ?? null });
 }
 
 /** The body of a GET as JSON. */

@@ -12,7 +12,7 @@ import * as store from "./store.js";
 const TITLE_LENGTH = 60;
 
 export class Conversations {
-  /** `lost` is told, as a sentence, when something could not be kept. */
+  /** `lost` is called with a sentence when something could not be stored. */
   constructor(lost) {
     this.lost = lost;
     this.all = [];

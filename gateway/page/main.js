@@ -135,7 +135,7 @@ function versions(message) {
   return threads.versions(shown, message);
 }
 
-/** Show another version of a message, with what was said after it, where the last one was. */
+/** Show another version of a message, with the messages after it, in place of the last one. */
 function choose(message) {
   const { scrollTop } = scroller;
   const { title } = document.activeElement;

@@ -48,11 +48,11 @@ export async function look() {
 }
 
 function show(model, trouble) {
-  const told = trouble ?? (model ? sentence(model) : "");
+  const shown = trouble ?? (model ? sentence(model) : "");
   const bad = trouble || ["failed", "backing off", "broken"].includes(model?.state);
   const busy = model?.running > 0 || ["starting", "loading"].includes(model?.state);
   dot.className = `dot ${bad ? "bad" : (model?.state ?? "")} ${busy ? "busy" : ""}`;
-  if (text.textContent !== told) text.textContent = told;
+  if (text.textContent !== shown) text.textContent = shown;
   const part = model ? downloaded(model) : null;
   download.hidden = part === null;
   download.value = part ?? 0;

@@ -1,4 +1,4 @@
-// The versions of a conversation's messages: nothing that was said is lost by a retry or an edit.
+// The versions of a conversation's messages: a retry or an edit loses none of them.
 //
 // `messages` holds every version in the order in which they were written; `parent` of each is the
 // place of the message before it, -1 for a first one. `leaf` is the place of the last message that is
@@ -27,7 +27,7 @@ export function versions({ messages }, { parent }) {
   return messages.filter((one) => one.parent === parent);
 }
 
-/** Show this version of a message, and what was last said after it. */
+/** Show this version of a message, and the latest messages after it. */
 export function choose(conversation, message) {
   const { messages } = conversation;
   conversation.leaf = messages.indexOf(message);

@@ -18,7 +18,7 @@ export function questionView(message, actions) {
     element.replaceChildren(
       ...(images.length ? [el("div", { className: "thumbs" }, ...images)] : []),
       ...files,
-      ...(message.content ? [el("p", { className: "said" }, message.content)] : []),
+      ...(message.content ? [el("p", { className: "bubble" }, message.content)] : []),
       el(
         "footer",
         {},
@@ -140,13 +140,13 @@ function thinking(message) {
 
 function factsOf(message) {
   const { first, tokens, rate, finish } = message.facts ?? {};
-  const told = [];
-  if (message.state === "stopped") told.push("stopped");
-  if (finish === "length") told.push("cut at the token limit");
-  if (tokens) told.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
-  if (rate) told.push(`${rate < 10 ? rate.toFixed(1) : Math.round(rate)} tokens/s`);
-  if (first) told.push(`first after ${first.toFixed(first < 10 ? 2 : 0)} s`);
-  return told.join(" · ");
+  const parts = [];
+  if (message.state === "stopped") parts.push("stopped");
+  if (finish === "length") parts.push("cut at the token limit");
+  if (tokens) parts.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
+  if (rate) parts.push(`${rate < 10 ? rate.toFixed(1) : Math.round(rate)} tokens/s`);
+  if (first) parts.push(`first after ${first.toFixed(first < 10 ? 2 : 0)} s`);
+  return parts.join(" · ");
 }
 
 function showCalls(container, message, actions) {

@@ -1,7 +1,7 @@
 """Builds a response: the events of its stream, and the response object.
 
 Items follow each other: reasoning, message, and one for each call. Every event has the next
-sequence number; an item is announced, grows by deltas, and is sent whole when it is done.
+sequence number; an item is announced, grows by deltas, and is sent again in full when it is done.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Answer:
 
     @property
     def response(self) -> Json:
-        """The whole response, available after Done, without an incomplete call."""
+        """The complete response, available after Done, without an incomplete call."""
         output = self._last["output"]
-        whole = [item for item in output if item["status"] != "incomplete" or "call_id" not in item]
-        return self._last | {"output": whole}
+        kept = [item for item in output if item["status"] != "incomplete" or "call_id" not in item]
+        return self._last | {"output": kept}
 
     def beat(self) -> list[Json]:
         """A sign of progress, after the start of the response if that has not been sent."""
@@ -193,8 +193,8 @@ class Answer:
         status = "incomplete" if cut else "completed"
         # The limit may be reached directly after a complete call.
         in_call = isinstance(self._open, int)
-        whole = in_call and is_whole(self._arguments or "".join(self._parts))
-        events = self._close("completed" if whole else status)
+        complete = in_call and is_whole(self._arguments or "".join(self._parts))
+        events = self._close("completed" if complete else status)
         self._last = self._response(
             status,
             incomplete_details={"reason": "max_output_tokens"} if cut else None,

@@ -1,6 +1,6 @@
 """Stored responses, to be continued or retrieved: in memory, and limited.
 
-A stored response contains its whole conversation, so it can be continued after earlier ones were
+A stored response contains its complete conversation, so it can be continued after earlier ones were
 removed. The least recently used ones are removed for new ones, and all expire; nothing outlives the
 process.
 """
@@ -130,7 +130,7 @@ def _missing(name: str, param: str) -> ApiError:
     return ApiError(
         400 if param == "previous_response_id" else 404,
         f"there is no stored response {name[:64]!r}: responses are kept in memory, the latest of "
-        "them; send the whole conversation as input instead",
+        "them; send the complete conversation as input instead",
         code="previous_response_not_found" if param == "previous_response_id" else "not_found",
         param=param,
     )

@@ -27,7 +27,7 @@ router = APIRouter(tags=["chat"], route_class=JsonRoute)
     responses=documented(ChatCompletion, "`chat.completion.chunk` objects, then `[DONE]`."),
 )
 async def chat_completions(body: ChatCompletionRequest, gateway: GatewayDep) -> Response:
-    """An answer to a conversation, whole or as a stream of server-sent events."""
+    """An answer to a conversation, in one piece or as a stream of server-sent events."""
     config = gateway.supervisor.resolve(body.model)
     wanted = await options_of(body, config, gateway)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"

@@ -25,7 +25,7 @@ router = APIRouter(tags=["completions"], route_class=JsonRoute)
     "/completions", responses=documented(Completion, "`text_completion` objects, then `[DONE]`.")
 )
 async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
-    """The continuation of a text, or of each of several, whole or as a stream."""
+    """The continuation of a text, or of each of several, in one piece or as a stream."""
     config = gateway.supervisor.resolve(body.model)
     plan = completion_plan(body, config)
     head = head_of("cmpl", "text_completion", body.model, config)

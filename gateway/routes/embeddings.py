@@ -153,7 +153,7 @@ def _require_fitting(reply: pb.EmbeddingResult, dimensions: int | None) -> None:
     if reply.layout == pb.EMBEDDING_LAYOUT_PER_TOKEN:
         raise bad_field(
             "model",
-            "this model returns a vector for every token, and none for a whole text",
+            "this model returns a vector for every token, but none for the text",
             "unsupported",
         )
     if dimensions is not None and dimensions > len(reply.embeddings):

@@ -53,7 +53,7 @@ class InfillRequest(CompletionRequest):
 
 @router.post("/infill")
 async def infill(body: InfillRequest, gateway: GatewayDep) -> Response:
-    """The text that belongs between `input_prefix` and `input_suffix`, whole or as a stream."""
+    """The text between `input_prefix` and `input_suffix`, in one piece or as a stream."""
     answer = _answer(body, gateway)
     if body.stream:
         return EventStream(answer, _event, gateway.settings, lambda: _event(_part("")))

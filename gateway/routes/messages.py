@@ -67,7 +67,7 @@ class TokenCount(BaseModel):
 
 @router.post("/messages", responses=documented(AnthropicMessage, "Anthropic's events."))
 async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response:
-    """The next message of a conversation, whole or as a stream of server-sent events."""
+    """The next message of a conversation, in one piece or as a stream of server-sent events."""
     question = await question_of(chat_request(body), gateway, prompt_only=body.max_tokens == 0)
     reply = Answer(body, question.model)
     events = answer(question, gateway)

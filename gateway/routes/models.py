@@ -13,7 +13,7 @@ from common.abilities import for_anthropic
 from gateway.context import Gateway, GatewayDep
 from gateway.errors import bad_field
 from gateway.limits import JsonRoute
-from gateway.models.config import UNSAID, ModelConfig
+from gateway.models.config import DEFAULTS, ModelConfig
 from gateway.openai.base import Request
 from gateway.supervisor.status import State
 
@@ -103,7 +103,7 @@ async def list_models(
 def _place(cards: list[ModelCard], name: str, param: str) -> int:
     places = [at for at, card in enumerate(cards) if card.id == name]
     if not places:
-        raise bad_field(param, f"{param} is {name[:64]!r}, which names no model")
+        raise bad_field(param, f"{param} is {name[:64]!r}, which is not the name of a model")
     return places[0]
 
 
@@ -156,7 +156,7 @@ def _card(
         meta=Meta(
             description=model.description,
             context_size=context_size(model),
-            defaults={name: model.parameters.chosen(name) for name in UNSAID},
+            defaults={name: model.parameters.chosen(name) for name in DEFAULTS},
             abilities=able,
             alias_of=None if name == model.name else model.name,
             aliases=model.aliases,

@@ -121,7 +121,7 @@ class InputItems(BaseModel):
 
 @router.post("/responses", responses=documented(ResponseObject, "OpenAI's events."))
 async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: StoreDep) -> Response:
-    """An answer as a list of items, whole or as a stream of server-sent events."""
+    """An answer as a list of items, in one piece or as a stream of server-sent events."""
     keep = gateway.settings.keep_responses
     if keep:
         # also if no further request arrives

@@ -16,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 
 from gateway.supervisor.failures import LoadFailed
-from gateway.supervisor.warden_process import HELD, signal_group
+from gateway.supervisor.warden_process import BLOCKED, signal_group
 
 SETTINGS = "MLX_GATEWAY_"
 _ROOT = Path(__file__).parents[2]
@@ -130,7 +130,7 @@ class Warden:
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         with theirs, contextlib.ExitStack() as started:
-            mask = signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
             started.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
             # Without close_fds (no descriptors are inheritable), subprocess uses posix_spawn, which
             # runs no fork handlers.

@@ -30,7 +30,7 @@ import subprocess
 import time
 
 # The gateway blocks them while it starts this process, until `_main` can handle them.
-HELD = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+BLOCKED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 
 
@@ -128,9 +128,9 @@ def _main() -> None:
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
     # A signal to all processes of a service is for the gateway, which drains. Handlers are used
     # because, unlike ignored signals, they are not inherited.
-    for number in (signal.SIGCHLD, *HELD):
+    for number in (signal.SIGCHLD, *BLOCKED):
         signal.signal(number, lambda *_: None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED)
     gateway = [socket.socket(fileno=0)]
     backends: list[_Backend] = []
     while gateway or backends:

@@ -100,7 +100,7 @@ class Pair:
         return str(path)
 
     def cut(self) -> None:
-        """Nothing arrives any more on the connections that there are."""
+        """Stop forwarding on all existing connections."""
         for relay in self._relays:
             relay.cut()
 

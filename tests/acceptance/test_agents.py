@@ -1,4 +1,4 @@
-"""What agents change from request to request does not keep their prompts from being reused."""
+"""Prompts of agents are reused although agents change parts of them in every request."""
 
 from __future__ import annotations
 

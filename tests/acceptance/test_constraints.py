@@ -156,8 +156,10 @@ def test_a_strict_tool_is_called_as_declared_and_only_when_needed(served: Backen
     assert [(name, json.loads(text)) for name, text in asked.calls] == [
         ("get_weather", {"city": "Paris"})
     ]
-    told = unary(_reply_to(served, chat("What is the capital of France?", Tools=tools)), tools=True)
-    assert (told.content, told.calls) == ("The capital of France is Paris.", [])
+    answer = unary(
+        _reply_to(served, chat("What is the capital of France?", Tools=tools)), tools=True
+    )
+    assert (answer.content, answer.calls) == ("The capital of France is Paris.", [])
 
 
 def test_constrained_and_free_answers_share_a_batch(served: Backend) -> None:

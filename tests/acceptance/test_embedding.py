@@ -39,10 +39,10 @@ def refusal(backend: Backend, request: pb.PredictOptions) -> grpc.RpcError:
 
 
 def test_two_hundred_texts_equal_the_reference_whatever_shares_their_batch(real: Backend) -> None:
-    said = minilm.reference_vectors()
+    references = minilm.reference_vectors()
     order = list(range(len(TEXTS)))
     random.Random(6).shuffle(order)
-    found = np.zeros_like(said)
+    found = np.zeros_like(references)
     with ThreadPoolExecutor(24) as clients:
         for place, result in zip(
             order, clients.map(lambda place: embed(real, TEXTS[place]), order), strict=True
@@ -51,14 +51,14 @@ def test_two_hundred_texts_equal_the_reference_whatever_shares_their_batch(real:
             assert result.layout == pb.EMBEDDING_LAYOUT_FINAL
             found[place] = result.embeddings
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
-    cosines = (found * said).sum(axis=1) / np.linalg.norm(said, axis=1)
+    cosines = (found * references).sum(axis=1) / np.linalg.norm(references, axis=1)
     assert cosines.min() > 0.99999
 
     alone = np.array([embed(real, text).embeddings for text in TEXTS[::25]])
     assert (alone * found[::25]).sum(axis=1).min() > 0.99999
 
     ranking = np.argsort(-(found[: len(QUESTIONS)] @ found.T), axis=1)
-    reference = np.argsort(-(said[: len(QUESTIONS)] @ said.T), axis=1)
+    reference = np.argsort(-(references[: len(QUESTIONS)] @ references.T), axis=1)
     assert (ranking[:, :10] == reference[:, :10]).all()
     passages = found[len(QUESTIONS) : len(QUESTIONS) + len(PASSAGES)]
     best = (found[: len(QUESTIONS)] @ passages.T).argmax(axis=1)

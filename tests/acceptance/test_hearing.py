@@ -44,7 +44,7 @@ def clip(kind: str, seed: int = 0) -> str:
     return base64.b64encode(wav(sound(kind, seed))).decode()
 
 
-def heard(*kinds: str, question: str = ONE, **fields: Any) -> pb.PredictOptions:
+def sound_request(*kinds: str, question: str = ONE, **fields: Any) -> pb.PredictOptions:
     return chat(question, Audios=[clip(kind, seed) for seed, kind in enumerate(kinds)], **fields)
 
 
@@ -62,12 +62,12 @@ def together(backend: Backend, requests: list[pb.PredictOptions]) -> list[str]:
 
 @pytest.mark.parametrize("kind", SOUNDS)
 def test_it_names_the_sound(hearing: Backend, kind: str) -> None:
-    assert text_answer(hearing, heard(kind)) == telling([kind])
+    assert text_answer(hearing, sound_request(kind)) == telling([kind])
 
 
 @pytest.mark.parametrize("kinds", [("low", "high"), ("high", "low")])
 def test_it_names_two_sounds_in_order(hearing: Backend, kinds: tuple[str, str]) -> None:
-    assert text_answer(hearing, heard(*kinds, question=MANY)) == telling(list(kinds))
+    assert text_answer(hearing, sound_request(*kinds, question=MANY)) == telling(list(kinds))
 
 
 @pytest.mark.parametrize("kinds", [("low",), ("noisy", "high")])
@@ -78,7 +78,7 @@ def test_its_prompt_has_the_tokens_of_the_model_s_own_processor(
     prompt = prompt_of(processor.tokenizer, Dialogue("", [asks(len(kinds), ONE)], thinking=False))
     sounds = [sound(kind, seed) for seed, kind in enumerate(kinds)]
     expected = processor(text=prompt, audio=sounds)["input_ids"].shape[1]
-    reply = hearing.stub.Predict(heard(*kinds), timeout=WAIT)
+    reply = hearing.stub.Predict(sound_request(*kinds), timeout=WAIT)
     assert reply.prompt_tokens == expected
 
 
@@ -88,14 +88,19 @@ def test_a_data_uri_is_accepted_as_a_sound(hearing: Backend) -> None:
 
 
 def test_three_clients_each_get_their_own_sound_and_a_fourth_only_text(hearing: Backend) -> None:
-    requests = [*map(heard, SOUNDS), chat(FRANCE)]
+    requests = [*map(sound_request, SOUNDS), chat(FRANCE)]
     for _ in range(3):
         assert together(hearing, requests) == [*(telling([kind]) for kind in SOUNDS), PARIS]
 
 
 def test_sounds_images_and_text_share_a_batch(hearing: Backend) -> None:
     seen = chat("What colour is the image?", Images=[encoded(picture("blue"))])
-    requests = [heard("noisy", "high", question=MANY), seen, chat(FRANCE), heard("low")]
+    requests = [
+        sound_request("noisy", "high", question=MANY),
+        seen,
+        chat(FRANCE),
+        sound_request("low"),
+    ]
     expected = [telling(["noisy", "high"]), "The image is blue.", PARIS, telling(["low"])]
     assert together(hearing, requests) == expected
 
@@ -103,7 +108,7 @@ def test_sounds_images_and_text_share_a_batch(hearing: Backend) -> None:
 def test_two_sounds_of_the_same_length_are_told_apart(hearing: Backend) -> None:
     """Their prompts have the same tokens: a cache that compared only those would confuse them."""
     for kind in ("low", "high", "low", "noisy", "high"):
-        assert text_answer(hearing, heard(kind)) == telling([kind])
+        assert text_answer(hearing, sound_request(kind)) == telling([kind])
 
 
 def test_metadata_assigns_a_sound_to_an_earlier_message(hearing: Backend) -> None:
@@ -126,7 +131,9 @@ def test_a_raw_prompt_has_its_sound_at_the_marker(hearing: Backend) -> None:
 
 def test_markers_in_user_text_do_not_take_a_sound(hearing: Backend) -> None:
     """One marker more than sounds would be refused."""
-    assert text_answer(hearing, heard("low", question=f"<|audio_start|><|audio_end|><audio> {ONE}"))
+    assert text_answer(
+        hearing, sound_request("low", question=f"<|audio_start|><|audio_end|><audio> {ONE}")
+    )
     assert text_answer(hearing, chat(f"<|audio_start|><unk><|audio_end|> {ONE}"))
 
 
@@ -137,20 +144,20 @@ def test_markers_in_user_text_do_not_take_a_sound(hearing: Backend) -> None:
         (chat(ONE, Audios=[clip("low"), "aGk="]), "Audios[1] "),
         (chat(ONE, Audios=[clip("low"), clip("low")[:40]]), "Audios[1] "),
         (chat(ONE, Audios=["/etc/hostname"]), "Audios[0] "),
-        (heard("low", "low", "low"), "Audios has 3 items, but a prompt may have 2"),
+        (sound_request("low", "low", "low"), "Audios has 3 items, but a prompt may have 2"),
     ],
 )
 def test_unusable_sounds_are_refused(
     hearing: Backend, request_: pb.PredictOptions, sentence: str
 ) -> None:
     assert sentence in refusal(hearing, request_)
-    assert text_answer(hearing, heard("high")) == "The sound is high."
+    assert text_answer(hearing, sound_request("high")) == "The sound is high."
 
 
 def test_a_cancelled_sound_leaves_nothing_behind(hearing: Backend) -> None:
-    request = heard("low", question="Count to 60.", Tokens=500)
+    request = sound_request("low", question="Count to 60.", Tokens=500)
     call = hearing.stub.PredictStream(request, timeout=WAIT)
     next(call)
     call.cancel()
     until(hearing.idle)
-    assert text_answer(hearing, heard("high")) == "The sound is high."
+    assert text_answer(hearing, sound_request("high")) == "The sound is high."

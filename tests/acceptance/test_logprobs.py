@@ -65,8 +65,8 @@ def test_each_piece_of_a_unary_answer_comes_with_its_tokens(served: Backend) -> 
     *pieces, last = served.stub.PredictStream(request, timeout=WAIT)
     assert pieces
     for piece in pieces:
-        told = b"".join(bytes(entry["bytes"]) for entry in _content(piece))
-        assert told.decode(errors="ignore") == piece.message.decode()
+        logprobs = b"".join(bytes(entry["bytes"]) for entry in _content(piece))
+        assert logprobs.decode(errors="ignore") == piece.message.decode()
     assert last.logprobs == b""
 
 
@@ -80,20 +80,20 @@ def test_a_prompt_of_token_ids_scores_as_its_text(served: Backend) -> None:
     assert reply.message == again.message != b""
 
 
-def _told_of_prompt(backend: Backend, request: pb.PredictOptions) -> tuple[Any, pb.Reply]:
+def _prompt_logprobs(backend: Backend, request: pb.PredictOptions) -> tuple[Any, pb.Reply]:
     request.Metadata.update({"mlx.prompt_logprobs": "true", "mlx.prompt_only": "true"})
     reply = backend.stub.Predict(request, timeout=WAIT)
     *_, last = backend.stub.PredictStream(request, timeout=WAIT)
-    told = json.loads(reply.logprobs)
-    assert told == json.loads(last.logprobs)
-    return told, reply
+    logprobs = json.loads(reply.logprobs)
+    assert logprobs == json.loads(last.logprobs)
+    return logprobs, reply
 
 
 def test_prompt_tokens_are_returned_with_their_text(served: Backend) -> None:
     request = pb.PredictOptions(Prompt=RAW, TopLogprobs=3, Tokens=7)
-    told, reply = _told_of_prompt(served, request)
-    assert (reply.message, reply.tokens, told["content"]) == (b"", 0, [])
-    entries = told["prompt"]
+    logprobs, reply = _prompt_logprobs(served, request)
+    assert (reply.message, reply.tokens, logprobs["content"]) == (b"", 0, [])
+    entries = logprobs["prompt"]
     assert len(entries) == reply.prompt_tokens
     ids = [entry["id"] for entry in entries]
     tokenizer = Tokenizer.from_file(str(TINY_TEXT / "tokenizer.json"))

@@ -38,7 +38,7 @@ def test_a_load_does_not_change_the_limit_of_open_files(soft: int, hard: int) ->
         assert text_answer(backend, chat("Hello!", Tokens=4))
 
 
-def test_what_a_host_leaves_behind_at_the_start_is_borne(tmp_path: Path) -> None:
+def test_a_start_in_the_odd_state_that_a_host_leaves_succeeds(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     with started("--leftovers", str(gone)) as backend:

@@ -70,8 +70,8 @@ def test_characters_are_never_split(served: Backend) -> None:
 
 
 def test_stop_strings_over_token_boundaries_are_never_sent(served: Backend) -> None:
-    told = served.stub.Predict(chat(STORY, Tokens=120), timeout=WAIT)
-    whole = told.message.decode()
+    reply = served.stub.Predict(chat(STORY, Tokens=120), timeout=WAIT)
+    whole = reply.message.decode()
     for stop in ("\n\n", whole[37:60], "never there", whole[90:91]):
         request = chat(STORY, Tokens=120, StopPrompts=["", stop])
         replies = list(served.stub.PredictStream(request, timeout=WAIT))
@@ -79,7 +79,7 @@ def test_stop_strings_over_token_boundaries_are_never_sent(served: Backend) -> N
         unary = served.stub.Predict(request, timeout=WAIT)
         assert unary.message.decode() == whole.partition(stop)[0]
         # Another server went on generating after the stop string.
-        assert (unary.tokens < told.tokens) == (stop in whole)
+        assert (unary.tokens < reply.tokens) == (stop in whole)
 
 
 def test_tokens_counts_exactly_what_was_generated(served: Backend) -> None:
@@ -166,15 +166,15 @@ def test_a_stream_continues_while_another_model_is_loaded(bare: Backend) -> None
     bare.load(ContextSize=100_000)
     stream = bare.stub.PredictStream(chat(STORY, IgnoreEOS=True), timeout=WAIT)
     next(stream)
-    told: list[int] = []
+    lengths: list[int] = []
     with ThreadPoolExecutor() as reader:
-        reading = reader.submit(lambda: told.extend(len(reply.message) for reply in stream))
-        before = len(told)
+        reading = reader.submit(lambda: lengths.extend(len(reply.message) for reply in stream))
+        before = len(lengths)
         bare.load(vision)
         with pytest.raises(grpc.RpcError) as ended:
             reading.result(WAIT)
     assert ended.value.code() is grpc.StatusCode.CANCELLED
-    assert sum(told[before:]) > 40
+    assert sum(lengths[before:]) > 40
 
 
 def test_sigterm_during_streams_ends_them_and_the_process(fresh: Backend) -> None:

@@ -194,7 +194,7 @@ def serves_again(backend: Backend) -> None:
     assert text_answer(backend, SHORT)
 
 
-def test_the_ranks_exit_if_told_to_by_an_option() -> None:
+def test_the_ranks_exit_with_the_option_for_it() -> None:
     backend = Backend(arguments=["--ranks", "2", "--rank-loss", "exit"])
     try:
         stream = bring(backend, "decode")
@@ -225,7 +225,7 @@ def test_ranks_end_with_their_host() -> None:
 
 
 def test_ranks_end_with_their_supervisor() -> None:
-    """Also where the host is not watched: that is said of the host alone."""
+    """Also if the host is not watched, which concerns only the host."""
     unset = {"LOCALAI_BACKEND_PARENT_WATCH": "off", TOKEN: ""}
     backend = Backend((), ["--ranks", "2"], **unset)
     try:
@@ -239,7 +239,7 @@ def test_ranks_end_with_their_supervisor() -> None:
 
 
 def test_a_worker_ends_at_once_when_asked_to(tmp_path: Path) -> None:
-    """Rank 0 is told by the connection; there is no call to wait for."""
+    """Rank 0 notices by the connection; there is no call to wait for."""
     hostfile = tmp_path / "hosts.json"
     hostfile.write_text(json.dumps([f"127.0.0.1:{port}" for port in free_ports(2)]))
     arguments = ["--worker", "--rank", "1", "--hostfile", str(hostfile)]

@@ -21,7 +21,7 @@ from wire import backend_pb2 as pb
 MODELS = TINY_TEXT.parent
 LONG = 40
 CYCLES = int(os.environ.get("RANK_CYCLES", "20"))
-SETTLED = 10  # cycles after which a process has all that it keeps
+SETTLED = 10  # cycles after which a process has allocated all that it keeps
 # Bytes: a leak of 0.8 MiB a load in ten cycles, of 16 KiB in a thousand.
 GROWTH = (16 if CYCLES > 100 else 8) << 20
 QUESTIONS = [
@@ -97,8 +97,8 @@ def test_many_requests_at_once(ranks: Backend, answers: list[str]) -> None:
     for count in (2, 8, 32):
         asked = [place % len(QUESTIONS) for place in range(count)]
         calls = [ranks.stub.Predict.future(QUESTIONS[place], timeout=WAIT) for place in asked]
-        said = [call.result().message.decode() for call in calls]
-        assert said == [answers[place] for place in asked], count
+        texts = [call.result().message.decode() for call in calls]
+        assert texts == [answers[place] for place in asked], count
 
 
 @pytest.mark.timeout(60 + 10 * CYCLES)

@@ -51,10 +51,10 @@ def test_the_next_turn_after_a_restart_computes_only_the_new_tokens(
     options = [] if own_file else [f"prompt_cache_dir:{tmp_path}"]
     disk = {"PromptCachePath": str(tmp_path / "talk"), "PromptCacheAll": True} if own_file else {}
     with _process(*options) as backend:
-        said, prompt_tokens, processed = _processed(backend, chat(FIRST, **disk))
+        text, prompt_tokens, processed = _processed(backend, chat(FIRST, **disk))
         assert processed == prompt_tokens
         _saved(backend, tmp_path)
-        following = chat(FIRST, said, "What is my name?", **disk)
+        following = chat(FIRST, text, "What is my name?", **disk)
         expected = backend.stub.Predict(following, timeout=WAIT).message.decode()
     with _process(*options) as backend:
         answer, prompt_tokens, processed = _processed(backend, following)
@@ -78,7 +78,7 @@ def test_another_dtype_of_the_model_does_not_read_it(tmp_path: Path) -> None:
 def test_damaged_and_foreign_files_are_cache_misses(tmp_path: Path) -> None:
     folder = f"prompt_cache_dir:{tmp_path}"
     with _process(folder) as backend:
-        said, _, _ = _processed(backend, chat(FIRST))
+        answer, _, _ = _processed(backend, chat(FIRST))
         _saved(backend, tmp_path)
     stored = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert stored
@@ -89,7 +89,7 @@ def test_damaged_and_foreign_files_are_cache_misses(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not ours")
     with _process(folder) as backend:
         again, prompt_tokens, processed = _processed(backend, chat(FIRST))
-        assert (again, processed) == (said, prompt_tokens)
+        assert (again, processed) == (answer, prompt_tokens)
     assert (tmp_path / "notes.txt").read_text() == "not ours"
 
 

@@ -146,11 +146,11 @@ def test_a_call_is_parsed_only_if_tools_are_offered(toolless: Backend) -> None:
 
 
 def test_metadata_names_the_format_of_calls(toolless: Backend) -> None:
-    told = toolless.stub.ModelMetadata(pb.ModelOptions(), timeout=WAIT)
-    assert told.tool_format.format_type == "hermes"
-    assert told.tool_format.section_start == "<tool_call>"
-    assert told.supports_thinking
-    assert "tool" not in told.rendered_template
+    metadata = toolless.stub.ModelMetadata(pb.ModelOptions(), timeout=WAIT)
+    assert metadata.tool_format.format_type == "hermes"
+    assert metadata.tool_format.section_start == "<tool_call>"
+    assert metadata.supports_thinking
+    assert "tool" not in metadata.rendered_template
 
 
 def test_a_configured_format_without_calls_is_kept(model: Path, bare: Backend) -> None:

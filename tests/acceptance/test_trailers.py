@@ -50,8 +50,8 @@ def test_it_has_the_number_of_cached_prompt_tokens(bare: Backend) -> None:
 def test_it_has_the_number_of_reasoning_tokens(served: Backend) -> None:
     quick = chat("What is 7 plus 5?")
     thinking = chat("What is 7 plus 5?", Metadata={"enable_thinking": "true"})
-    told = {trailers[THOUGHT] for trailers in _trailers(served, thinking)}
-    (count,) = map(int, told)
+    reported = {trailers[THOUGHT] for trailers in _trailers(served, thinking)}
+    (count,) = map(int, reported)
     assert 0 < count < served.stub.Predict(thinking, timeout=WAIT).tokens
     assert [trailers[THOUGHT] for trailers in _trailers(served, quick)] == ["0", "0"]
 

@@ -163,9 +163,9 @@ def test_a_hostile_video_is_refused_and_other_requests_continue(
 ) -> None:
     stream = sighted.stub.PredictStream(chat("Count to 60.", Tokens=200), timeout=WAIT)
     next(stream)
-    told = refusal(sighted, chat(ONE, Videos=[in_base64(content)]))
-    assert told.startswith("Videos[0] ")
-    assert sentence in told
+    refused = refusal(sighted, chat(ONE, Videos=[in_base64(content)]))
+    assert refused.startswith("Videos[0] ")
+    assert sentence in refused
     assert text_of(stream)
     assert text_answer(sighted, seen("blue")) == "The image is blue."
 
@@ -194,9 +194,9 @@ def test_a_cancelled_image_leaves_nothing_behind(sighted: Backend) -> None:
 
 
 def test_metadata_says_where_media_go_in_a_raw_prompt(sighted: Backend) -> None:
-    told = sighted.stub.ModelMetadata(pb.ModelOptions(), timeout=WAIT)
-    assert told.media_marker == "<__media__>"
-    assert text_answer(sighted, _raw(told.media_marker)) == "The image is black."
+    metadata = sighted.stub.ModelMetadata(pb.ModelOptions(), timeout=WAIT)
+    assert metadata.media_marker == "<__media__>"
+    assert text_answer(sighted, _raw(metadata.media_marker)) == "The image is black."
 
 
 def test_status_reports_cached_image_features(sighted: Backend) -> None:

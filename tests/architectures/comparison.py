@@ -37,7 +37,7 @@ _AMONG_WORDS = Sampling(logit_bias=tuple((word, 1e3) for word in _WORDS))
 class Compared:
     """What was found out about a model: whether its answers are right, and which KV is reused.
 
-    batched: whether it is served in batches; otherwise the requests of `company` run one at a time.
+    batched: whether it is served in batches; otherwise the requests of `batch` run one at a time.
     reused: a later turn starts from the KV of the earlier one, although the template drops the text
     that opened the answer. kept: so does a repeated prompt whose first request was cancelled during
     prefill.
@@ -45,14 +45,14 @@ class Compared:
 
     batched: bool
     alone: bool
-    company: bool
+    batch: bool
     turns: bool
     reused: bool
     kept: bool
 
     @property
     def right(self) -> bool:
-        return self.alone and self.company and self.turns and self.reused and self.kept
+        return self.alone and self.batch and self.turns and self.reused and self.kept
 
 
 def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
@@ -66,12 +66,14 @@ def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
     prompts = [_text(20, 1), _text(33, 2), _text(11, 3)]
     rounds = Rounds(served)
     alone = [_answers(rounds, at, prompt, tokens) for at, prompt in enumerate(prompts)]
-    later = [(*prompt, *said, *_text(9, 4)) for prompt, said in zip(prompts, alone, strict=True)]
+    later = [
+        (*prompt, *answer, *_text(9, 4)) for prompt, answer in zip(prompts, alone, strict=True)
+    ]
     answers = [_answers(rounds, at, prompt, _LATER) for at, prompt in enumerate(later, 10)]
     return Compared(
         batched=served.slots > 1,
         alone=_all_right(model, prompts, alone),
-        company=_right_in_company(model, served, prompts, tokens),
+        batch=_right_in_batch(model, served, prompts, tokens),
         turns=_all_right(model, later, answers)
         and all(_cached(rounds, at) >= len(prompt) for at, prompt in enumerate(prompts, 10)),
         reused=_reuses_a_turn(model, served),
@@ -99,11 +101,11 @@ def _keeps_a_cancelled_prompt(model: Any, served: EngineModel) -> bool:
         rounds.step()
     rounds.scheduler.cancel(1)
     rounds.drain()
-    said = _answers(rounds, 2, prompt, _FEW)
-    return _all_right(model, [prompt], [said]) and _cached(rounds, 2) >= len(prompt) // 4
+    answer = _answers(rounds, 2, prompt, _FEW)
+    return _all_right(model, [prompt], [answer]) and _cached(rounds, 2) >= len(prompt) // 4
 
 
-def _right_in_company(
+def _right_in_batch(
     model: Any, served: EngineModel, prompts: Sequence[Sequence[int]], tokens: int
 ) -> bool:
     """Three requests at once, one of which leaves early, and a fourth that joins then."""
@@ -116,9 +118,9 @@ def _right_in_company(
     fourth = _text(27, 5)
     _submit(rounds, 4, fourth, tokens)
     rounds.drain()
-    said = [rounds.received[ticket].tokens for ticket in (1, 2, 3, 4)]
-    whole = [len(one) for one in said] == [*limits, tokens]
-    return whole and _all_right(model, [*prompts, fourth], said)
+    answer = [rounds.received[ticket].tokens for ticket in (1, 2, 3, 4)]
+    whole = [len(one) for one in answer] == [*limits, tokens]
+    return whole and _all_right(model, [*prompts, fourth], answer)
 
 
 def _answers(
@@ -144,24 +146,24 @@ def _all_right(
     return all(_right(model, *one) for one in zip(prompts, answers, strict=True))
 
 
-def _right(model: Any, prompt: Sequence[int], said: Sequence[int]) -> bool:
+def _right(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> bool:
     """Compare with one pass or, if the model does not agree with that itself, mlx-lm's steps."""
-    if len(said) == 0:
+    if len(answer) == 0:
         return False
-    whole = _plain(model, [*prompt, *said[:-1]])[len(prompt) - 1 :]
-    return _chosen(whole, said) or _chosen(_steps(model, prompt, said), said)
+    whole = _plain(model, [*prompt, *answer[:-1]])[len(prompt) - 1 :]
+    return _chosen(whole, answer) or _chosen(_steps(model, prompt, answer), answer)
 
 
-def _chosen(among: mx.array, said: Sequence[int]) -> bool:
+def _chosen(among: mx.array, answer: Sequence[int]) -> bool:
     best = among.max(axis=1)
-    chosen = mx.take_along_axis(among, mx.array(list(said))[:, None] - _WORDS[0], axis=1)[:, 0]
+    chosen = mx.take_along_axis(among, mx.array(list(answer))[:, None] - _WORDS[0], axis=1)[:, 0]
     spread = best - among.min(axis=1)
     return bool((best - chosen <= spread * _CLOSE).all().item())
 
 
-def _steps(model: Any, prompt: Sequence[int], said: Sequence[int]) -> mx.array:
+def _steps(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> mx.array:
     row = kv.new_row(model)
-    parts = [list(prompt), *([token] for token in said[:-1])]
+    parts = [list(prompt), *([token] for token in answer[:-1])]
     logits = [model(mx.array([part]), cache=row)[0, -1] for part in parts]
     return mx.stack(logits)[:, _WORDS[0] : _WORDS[-1] + 1].astype(mx.float32)
 

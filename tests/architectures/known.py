@@ -30,14 +30,14 @@ _TEXT = """
 ## Text
 
 `tests/architectures/test_architectures.py`. **alone**: three requests, one after the other.
-**company**: four requests that join and leave a batch; *in turn* means that the model gives wrong
+**batch**: four requests that join and leave a batch; *in turn* means that the model gives wrong
 answers in a batch, so its requests run one at a time. **turns**: follow-up requests that start from
 stored KV. **chat**: the next turn of a chat, in which the text that opened the previous answer is
 missing, reuses the KV before that point. **cancelled**: a repeated prompt reuses the KV of a
 request that was cancelled during prefill. **quantised**: all of these with 8-bit weights, for every
 fifth.
 
-| model type | alone | company | turns | chat | cancelled | quantised |
+| model type | alone | batch | turns | chat | cancelled | quantised |
 |---|---|---|---|---|---|---|
 """
 _SEEING = """
@@ -111,7 +111,7 @@ def _cases(report: Path) -> Iterator[tuple[str, str, Mapping[str, str]]]:
 def _columns(found: Mapping[str, str]) -> str:
     if why := found.get("unbuilt"):
         return f"not built here: {why} | | | | "
-    marks = [_MARK[found.get(name, "False")] for name in ("alone", "company", "turns")]
+    marks = [_MARK[found.get(name, "False")] for name in ("alone", "batch", "turns")]
     if found.get("batched") == "False":
         marks[1] = re.sub("yes", "in turn", marks[1])
     marks += [_MARK[found.get(name, "False")] for name in ("reused", "kept")]

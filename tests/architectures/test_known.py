@@ -12,7 +12,7 @@ from tests.architectures import known
 _REPORT = """<testsuites><testsuite>
 <testcase name="test_answers_equal_those_of_plain_forward_passes[llama]"><properties>
 <property name="batched" value="True"/><property name="alone" value="True"/>
-<property name="company" value="True"/><property name="turns" value="True"/>
+<property name="batch" value="True"/><property name="turns" value="True"/>
 <property name="reused" value="True"/><property name="kept" value="False"/>
 </properties></testcase>
 <testcase name="test_quantised_answers_equal_those_of_plain_forward_passes[llama]"/>

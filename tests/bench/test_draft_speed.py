@@ -19,7 +19,7 @@ def test_expected_tokens_are_those_of_many_steps(width: int) -> None:
     made = again = 0
     for _ in range(STEPS):
         drawn = dice.random()  # below a share, so many guesses are right
-        right = sum(drawn < share for share in draft.held[:width])
+        right = sum(drawn < share for share in draft.right[:width])
         made += 1 + right
         again += 1 + right if right < width else 0
     assert made / STEPS == pytest.approx(tokens(draft, width), rel=0.02)
@@ -30,7 +30,7 @@ def test_expected_tokens_are_those_of_many_steps(width: int) -> None:
 def test_no_guesses_gain_nothing_and_wider_steps_take_longer(draft: Draft) -> None:
     for rows in ROWS:
         assert gain(draft, rows, 0) == 1
-        seconds = [step_seconds(draft, rows, width) for width in range(len(draft.held) + 1)]
+        seconds = [step_seconds(draft, rows, width) for width in range(len(draft.right) + 1)]
         assert seconds == sorted(seconds)
 
 

@@ -125,6 +125,6 @@ def _run(command: list[str], environ: dict[str, str]) -> str:
         check=False,
     )
     if ended.returncode != 0:
-        said = f"{ended.stderr[-4000:]}{ended.stdout[-4000:]}"
-        raise ClientFailed(f"{command[1:3]} exited with {ended.returncode}:\n{said}")
+        output = f"{ended.stderr[-4000:]}{ended.stdout[-4000:]}"
+        raise ClientFailed(f"{command[1:3]} exited with {ended.returncode}:\n{output}")
     return ended.stdout

@@ -1,8 +1,8 @@
 """Records what programs send: `python -m tests.clients.record FILE COMMAND…`.
 
 The command runs with BASE_URL in its environment and in its arguments (`{url}`); what it sends
-passes through to a gateway with the scripted model. The bodies are cut to what tells one client
-from another, and written to tests/clients/recorded/FILE.json.
+passes through to a gateway with the scripted model. The bodies are reduced to what
+distinguishes one client from another, and written to tests/clients/recorded/FILE.json.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class _Recorder(BaseHTTPRequestHandler):
             method, self.gateway + self.path, content=body, headers=headers, timeout=_SECONDS
         )
         if body:
-            told = answer.headers.get("x-ignored-fields", "")
-            print(answer.status_code, self.path, told, file=sys.stderr)
+            ignored = answer.headers.get("x-ignored-fields", "")
+            print(answer.status_code, self.path, ignored, file=sys.stderr)
             if answer.status_code != 200:
                 print(answer.text[:500], file=sys.stderr)
             self.seen.append({"path": self.path.partition("?")[0], "body": json.loads(body)})
@@ -124,8 +124,8 @@ def main() -> int:
         server.shutdown()
         gateway.close()
         model.close()
-    told = [trimmed(each) for each in _Recorder.seen]
-    (FOLDER / f"{name}.json").write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n")
+    recorded = [trimmed(each) for each in _Recorder.seen]
+    (FOLDER / f"{name}.json").write_text(json.dumps(recorded, indent=1, ensure_ascii=False) + "\n")
     return 0
 
 

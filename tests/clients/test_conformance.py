@@ -7,6 +7,6 @@ from tests.gateway.gateway_process import GatewayProcess
 
 
 def test_the_types_of_the_sdks(gateway: GatewayProcess) -> None:
-    told = python_program("conformance", gateway.url)
-    assert not told["wrong"], "\n".join(told["wrong"])
-    assert told["checked"] > 200
+    results = python_program("conformance", gateway.url)
+    assert not results["wrong"], "\n".join(results["wrong"])
+    assert results["checked"] > 200

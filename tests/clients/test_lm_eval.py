@@ -44,9 +44,9 @@ def plain_scores() -> list[list[float]]:
         for choice in choices:
             tokens = tokenizer.encode(question + choice, add_special_tokens=False)
             logits = model(mx.array([tokens]))[0].astype(mx.float32)
-            told = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+            logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
             places = range(len(given) - 1, len(tokens) - 1)
-            row.append(sum(told[place, tokens[place + 1]].item() for place in places))
+            row.append(sum(logprobs[place, tokens[place + 1]].item() for place in places))
         scores.append(row)
     return scores
 
@@ -80,11 +80,11 @@ def test_local_completions(gateway: GatewayProcess, tmp_path: Path) -> None:
         OPENAI_API_KEY="unused",
     )
     (samples,) = (tmp_path / "out").rglob("samples_*.jsonl")
-    told = [json.loads(line) for line in samples.read_text().splitlines()]
-    told.sort(key=lambda sample: sample["doc_id"])
-    assert [sample["acc"] for sample in told] == [1.0, 1.0]
-    for sample, expected in zip(told, plain_scores(), strict=True):
+    results = [json.loads(line) for line in samples.read_text().splitlines()]
+    results.sort(key=lambda sample: sample["doc_id"])
+    assert [sample["acc"] for sample in results] == [1.0, 1.0]
+    for sample, expected in zip(results, plain_scores(), strict=True):
         scores = [float(score) for ((score, _),) in sample["resps"]]
         assert scores == pytest.approx(expected, abs=1e-3)
-    greedy = [pair[0][1] for pair in told[1]["resps"]]
+    greedy = [pair[0][1] for pair in results[1]["resps"]]
     assert greedy == ["True", "False", "False"]

@@ -15,66 +15,66 @@ PARIS = ["get_weather", {"city": "Paris"}]
 
 
 @pytest.fixture(scope="module")
-def told(gateway: GatewayProcess) -> Any:
+def results(gateway: GatewayProcess) -> Any:
     return python_program("openai_sdk", gateway.url)
 
 
-def test_models(told: Any) -> None:
-    assert {"tiny", "gpt-4o-mini"} <= set(told["models"])
-    assert told["model"] == "tiny"
+def test_models(results: Any) -> None:
+    assert {"tiny", "gpt-4o-mini"} <= set(results["models"])
+    assert results["model"] == "tiny"
 
 
-def test_chat_and_stream_agree(told: Any) -> None:
-    assert told["chat"] == told["streamed"] == COUNTED
-    assert told["usage"] == told["stream_usage"]
-    assert told["usage"][1] > 0
-    assert told["roles"] == ["assistant"]
-    assert [told["finish"], told["short"]] == ["stop", "length"]
+def test_chat_and_stream_agree(results: Any) -> None:
+    assert results["chat"] == results["streamed"] == COUNTED
+    assert results["usage"] == results["stream_usage"]
+    assert results["usage"][1] > 0
+    assert results["roles"] == ["assistant"]
+    assert [results["finish"], results["short"]] == ["stop", "length"]
 
 
-def test_reasoning_is_separate(told: Any) -> None:
-    reasoning, content = told["thinking"]
+def test_reasoning_is_separate(results: Any) -> None:
+    reasoning, content = results["thinking"]
     assert "3 + 4 = 7" in reasoning
     assert content == "3 + 4 = 7"
 
 
-def test_tools(told: Any) -> None:
-    assert told["call"] == told["streamed_call"] == PARIS
-    assert told["call_finish"] == "tool_calls"
-    assert "Paris" in told["after_tool"]
+def test_tools(results: Any) -> None:
+    assert results["call"] == results["streamed_call"] == PARIS
+    assert results["call_finish"] == "tool_calls"
+    assert "Paris" in results["after_tool"]
 
 
-def test_parse_choices_and_logprobs(told: Any) -> None:
-    assert told["parsed"] is True
-    assert told["n"] == [0, 1, 2]
-    assert told["logprobs"] == [COUNTED, True]
-    assert told["echo"] == ["1 2 3", None]
+def test_parse_choices_and_logprobs(results: Any) -> None:
+    assert results["parsed"] is True
+    assert results["n"] == [0, 1, 2]
+    assert results["logprobs"] == [COUNTED, True]
+    assert results["echo"] == ["1 2 3", None]
 
 
-def test_errors_are_the_sdks_own(told: Any) -> None:
-    assert told["timeout"] == "APITimeoutError"
-    assert told["unknown_model"][:3] == ["NotFoundError", 404, "model"]
-    assert told["bad_temperature"][:3] == ["BadRequestError", 400, "temperature"]
-    assert told["unserved_form"][:3] == ["BadRequestError", 400, "ebnf"]
+def test_errors_are_the_sdks_own(results: Any) -> None:
+    assert results["timeout"] == "APITimeoutError"
+    assert results["unknown_model"][:3] == ["NotFoundError", 404, "model"]
+    assert results["bad_temperature"][:3] == ["BadRequestError", 400, "temperature"]
+    assert results["unserved_form"][:3] == ["BadRequestError", 400, "ebnf"]
 
 
-def test_responses(told: Any) -> None:
-    assert told["response"] == told["response_final"] == COUNTED
-    assert told["response_events"][0] == "response.created"
-    assert told["response_events"][-1] == "response.completed"
+def test_responses(results: Any) -> None:
+    assert results["response"] == results["response_final"] == COUNTED
+    assert results["response_events"][0] == "response.created"
+    assert results["response_events"][-1] == "response.completed"
 
 
 def test_litellm(gateway: GatewayProcess) -> None:
-    told = python_program("litellm_client", gateway.url, LITELLM_LOCAL_MODEL_COST_MAP="True")
-    assert told == {"chat": COUNTED, "stream": COUNTED, "call": PARIS}
+    results = python_program("litellm_client", gateway.url, LITELLM_LOCAL_MODEL_COST_MAP="True")
+    assert results == {"chat": COUNTED, "stream": COUNTED, "call": PARIS}
 
 
 def test_langchain(gateway: GatewayProcess) -> None:
-    told = python_program("langchain_client", gateway.url)
-    assert told["invoke"] == told["stream"] == COUNTED
-    assert told["batch"] == ["1 2 3", "1 2 3 4"]
-    assert told["call"] == PARIS
-    assert told["structured"] is True
+    results = python_program("langchain_client", gateway.url)
+    assert results["invoke"] == results["stream"] == COUNTED
+    assert results["batch"] == ["1 2 3", "1 2 3 4"]
+    assert results["call"] == PARIS
+    assert results["structured"] is True
 
 
 def test_the_llm_command(gateway: GatewayProcess, tmp_path: Path) -> None:
@@ -82,22 +82,22 @@ def test_the_llm_command(gateway: GatewayProcess, tmp_path: Path) -> None:
         f"- model_id: tiny\n  model_name: tiny\n  api_base: {gateway.url}/v1\n"
     )
     asked = ("-m", "tiny", "-o", "temperature", "0", "Count to 5.")
-    said = client_tool("llm", *asked, LLM_USER_PATH=str(tmp_path), OPENAI_API_KEY="unused")
-    assert COUNTED in said
+    output = client_tool("llm", *asked, LLM_USER_PATH=str(tmp_path), OPENAI_API_KEY="unused")
+    assert COUNTED in output
 
 
 def test_javascript(gateway: GatewayProcess) -> None:
-    told = node_program("openai_sdk", gateway.url)
-    assert told["text"] == told["streamed"] == COUNTED
-    assert told["refused"] == [404, "model_not_found", "model"]
+    results = node_program("openai_sdk", gateway.url)
+    assert results["text"] == results["streamed"] == COUNTED
+    assert results["refused"] == [404, "model_not_found", "model"]
 
 
 def test_vercel_ai(gateway: GatewayProcess) -> None:
-    told = node_program("vercel_ai", gateway.url)
-    assert told["text"] == COUNTED
-    assert told["streamed"] == " ".join(str(number) for number in range(1, 41))
-    assert told["finish"] == "stop"
-    assert told["call"] == told["streamedCall"] == [PARIS]
-    assert "Paris" in told["afterTool"]
-    assert told["object"] == ["capital", "country"]
-    assert told["reasoning"][1] == "3 + 4 = 7"
+    results = node_program("vercel_ai", gateway.url)
+    assert results["text"] == COUNTED
+    assert results["streamed"] == " ".join(str(number) for number in range(1, 41))
+    assert results["finish"] == "stop"
+    assert results["call"] == results["streamedCall"] == [PARIS]
+    assert "Paris" in results["afterTool"]
+    assert results["object"] == ["capital", "country"]
+    assert results["reasoning"][1] == "3 + 4 = 7"

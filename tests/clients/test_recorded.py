@@ -45,14 +45,14 @@ def gateway() -> Iterator[GatewayProcess]:
 def test_a_recorded_request_is_answered(gateway: GatewayProcess, sent: dict[str, Any]) -> None:
     answer = gateway.client.post(sent["path"], json=sent["body"])
     assert answer.status_code == 200, answer.text
-    # Ollama's API streams unless it is told not to.
+    # Ollama's API streams unless it is answered not to.
     streams = sent["body"].get("stream", sent["path"].startswith("/api/"))
     if streams:
         assert ENDS[sent["path"]] in answer.text
         assert '"error": {' not in answer.text.replace('"error": null', "")
-    told = answer.text if streams else json.dumps(answer.json())
+    answered = answer.text if streams else json.dumps(answer.json())
     # Text, a call, or what a response format allows.
-    assert any(words in told for words in ("All done.", "call_1", '\\"ls\\"', '"{}"'))
+    assert any(words in answered for words in ("All done.", "call_1", '\\"ls\\"', '"{}"'))
 
 
 def test_recordings_contain_nothing_of_a_machine() -> None:

@@ -122,9 +122,9 @@ def test_a_continuation_is_parsed_as_a_part_of_the_whole(name: str, data: st.Dat
         assert whole[1].endswith(rest[1])
         assert whole[2][len(whole[2]) - len(rest[2]) :] == rest[2]
     begun = ChatParser(format_, tools=tools, prompt_tail=TAIL)
-    told = message_of(begun.feed(text[:place]))
-    assert len(told.tool_calls) + len(rest[2]) == len(whole[2])
-    assert len(told.content) + len(rest[0]) <= len(whole[0])
+    message = message_of(begun.feed(text[:place]))
+    assert len(message.tool_calls) + len(rest[2]) == len(whole[2])
+    assert len(message.content) + len(rest[0]) <= len(whole[0])
 
 
 def gone_on(

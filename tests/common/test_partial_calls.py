@@ -240,8 +240,8 @@ def test_a_string_of_any_form_is_shown_as_it_is_written(name: str) -> None:
     for written, shown in _calls_with_parts(name, text):
         if "one" in written and "four" not in written:
             behind = written[written.index("one") :]
-            told = shown[shown.index("one") :] if "one" in shown else ""
+            streamed = shown[shown.index("one") :] if "one" in shown else ""
             # Text that may be a closing tag is withheld until it turns out not to be one.
-            assert len(behind.partition("<")[0]) - len(told) <= 1, shown
+            assert len(behind.partition("<")[0]) - len(streamed) <= 1, shown
     ((_, whole),) = _calls_with_parts(name, text)[-1:]
     assert "four" in json.dumps(json.loads(whole))

@@ -86,9 +86,9 @@ def test_roles_alternate_for_any_number_of_results() -> None:
         ASKED,
         _message("assistant", "Cold."),
     ]
-    told = with_tools_as_text(messages)
-    assert [message["role"] for message in told] == ["user", "assistant", "user", "assistant"]
-    assert told[2] == _message(
+    rewritten = with_tools_as_text(messages)
+    assert [message["role"] for message in rewritten] == ["user", "assistant", "user", "assistant"]
+    assert rewritten[2] == _message(
         "user",
         "<tool_response>\n12°\n</tool_response>\n<tool_response>\n</tool_response>\n\n"
         "What is the weather?",
@@ -103,9 +103,11 @@ _VALUES = st.one_of(st.none(), st.booleans(), st.integers(), _TEXTS, st.lists(_T
 @given(st.lists(st.dictionaries(st.sampled_from("xyz"), _VALUES), min_size=1, max_size=3))
 def test_calls_are_written_in_the_format_that_is_parsed(arguments: list[dict[str, Any]]) -> None:
     calls = [_call("get_weather", **each) for each in arguments]
-    (told,) = with_tools_as_text([{**_message("assistant", "Let me see."), "tool_calls": calls}])
-    assert "tool_calls" not in told
-    read = parse_chat(told["content"], HERMES, tools=[WEATHER])
+    (rewritten,) = with_tools_as_text(
+        [{**_message("assistant", "Let me see."), "tool_calls": calls}]
+    )
+    assert "tool_calls" not in rewritten
+    read = parse_chat(rewritten["content"], HERMES, tools=[WEATHER])
     assert read.content == "Let me see."
     assert [(call.name, json.loads(call.arguments)) for call in read.tool_calls] == [
         ("get_weather", each) for each in arguments
@@ -122,10 +124,10 @@ def test_calls_are_written_in_the_format_that_is_parsed(arguments: list[dict[str
 )
 def test_calls_in_other_formats(call: dict[str, Any], written: dict[str, Any]) -> None:
     message = {**_message("assistant", ""), "reasoning_content": "Hm.", "tool_calls": [call]}
-    (told,) = with_tools_as_text([message])
-    inside = told["content"].removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+    (rewritten,) = with_tools_as_text([message])
+    inside = rewritten["content"].removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
     assert json.loads(inside) == written
-    assert told["reasoning_content"] == "Hm."
+    assert rewritten["reasoning_content"] == "Hm."
 
 
 def _text_of(content: list[dict[str, Any]]) -> str:
@@ -136,14 +138,14 @@ def test_contents_in_parts_give_the_same_text() -> None:
     picture = {"type": "image"}
     messages = [_message("system", "Be brief."), ASKED, CALLED, RESULT, RESULT, ASKED]
     parted = [
-        {**said, "content": [{"type": "text", "text": said["content"]}] if said["content"] else []}
-        for said in messages
+        {**each, "content": [{"type": "text", "text": each["content"]}] if each["content"] else []}
+        for each in messages
     ]
     for system in (True, False):
-        told = with_tools_as_text(messages, [WEATHER], system=system)
+        rewritten = with_tools_as_text(messages, [WEATHER], system=system)
         in_parts = with_tools_as_text(parted, [WEATHER], system=system, lists=True)
         assert [_text_of(message["content"]) for message in in_parts] == [
-            message["content"] for message in told
+            message["content"] for message in rewritten
         ]
     (made, seen) = with_tools_as_text([_message("user", [picture])], [WEATHER], lists=True)
     assert isinstance(made["content"], list)

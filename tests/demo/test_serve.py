@@ -26,9 +26,9 @@ def test_a_named_model_gets_a_file_once(tmp_path: Path, monkeypatch: pytest.Monk
     ):
         folder = serve.models_folder({"MODEL": reference})
         name, _ = serve.model_file(reference)
-        told = yaml.safe_load((folder / name).read_text())
-        assert told["parameters"]["model"] == place
-        assert told["name"] + ".yaml" == name
+        config = yaml.safe_load((folder / name).read_text())
+        assert config["parameters"]["model"] == place
+        assert config["name"] + ".yaml" == name
         assert [file.name for file in folder.iterdir()] == [name]
     (folder / name).write_text("mine")
     assert serve.models_folder({"MODEL": "else/Qwen3-0.6B-4bit"}) != folder

@@ -1,7 +1,7 @@
-"""Follows plans with plain lists of tokens in place of KV, and checks every word of them.
+"""Carries out plans with plain lists of tokens instead of KV, and checks every part of each plan.
 
-KV is stood for by the tokens that it was computed from, so a plan that starts a sequence from the
-wrong place shows as tokens that are not the sequence's own.
+A list has the tokens that the KV would have been computed from. So if a plan starts a sequence from
+the wrong source, the list differs from the sequence's own tokens.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FakeSequence:
 
     @property
     def content(self) -> list[int]:
-        """What its KV has to be made of, as caches compare it."""
+        """The tokens of its KV, in the form that caches compare."""
         return [*self.arrived.key.tokens.tolist(), *self.generated]
 
     @property
@@ -129,7 +129,7 @@ class FakeExecutor:
 
     @property
     def charged(self) -> int:
-        """Bytes that the plans so far may cause, as the planner's rule is written."""
+        """Bytes that the plans so far may use, by the rule that the planner must follow."""
         used = 0
         homes: dict[tuple[int | None, int], list[FakeSequence]] = {}
         for one in self.running:
@@ -175,9 +175,10 @@ class FakeExecutor:
         return nbytes
 
     def _check_memory(self, plan: StepPlan) -> None:
-        """What is being stored counts from the next step on.
+        """Check all limits. An entry that is being stored counts from the next step on.
 
-        What is about to be gone by itself may crowd a lone sequence, but nothing is begun then.
+        While a single sequence runs, memory that will soon be free may exceed the limit, but then
+        the plan must start nothing.
         """
         if plan.features is not None:
             assert plan.features < self.features

@@ -58,8 +58,8 @@ EDGES: dict[str, list[Edge]] = {
             "engine/test_not_finite.py::test_a_model_without_a_finite_logit_is_not_loaded",
         ),
         Edge(
-            "a pipe, a device or a terabyte in place of a model file; 100,000 layers; a chat"
-            " template that loops or grows",
+            "a pipe, a device or a file of a terabyte instead of a model file; 100,000 layers; a"
+            " chat template that loops or grows",
             "INVALID_ARGUMENT for LoadModel; the old model stays in service",
             f"{_ACCEPTANCE}endless_loads.py::test_a_load_that_would_never_end_is_refused",
         ),
@@ -80,13 +80,13 @@ EDGES: dict[str, list[Edge]] = {
         ),
         Edge(
             "the hub fails or does not answer",
-            "NOT_FOUND with advice what to do",
+            "NOT_FOUND; the error says what to do",
             "engine/test_loading_download.py::test_a_hub_that_does_not_answer_is_reported",
         ),
     ],
     "The request": [
         Edge(
-            "a chat template that recurses, or keeps values or generators without end",
+            "a chat template that recurses, or creates values or generators without end",
             "INVALID_ARGUMENT for the request or the load",
             "engine/prompting/test_template_limits.py::test_costly_templates_are_stopped",
         ),
@@ -107,18 +107,18 @@ EDGES: dict[str, list[Edge]] = {
         ),
         Edge(
             "slow grammars",
-            "quick ones pass them",
+            "quick ones overtake them",
             f"{_ACCEPTANCE}costly_grammars.py::test_a_quick_grammar_overtakes_slow_ones",
         ),
         Edge(
             "a grammar that forces a text without end",
-            "none for the others",
+            "nothing for the others",
             f"{_ACCEPTANCE}costly_grammars.py::"
             "test_a_grammar_that_forces_a_text_without_end_stops_nobody",
         ),
         Edge(
             "a mask that takes a second",
-            "INVALID_ARGUMENT for its row, within a tenth of it",
+            "INVALID_ARGUMENT for its row, within a tenth of a second",
             "engine/constraints/test_trial.py::test_a_single_mask_may_not_take_a_rows_whole_allowance",
         ),
         Edge(
@@ -154,7 +154,7 @@ EDGES: dict[str, list[Edge]] = {
             f"{_ACCEPTANCE}endless_loads.py::test_an_endless_hostfile_is_refused",
         ),
         Edge(
-            "a model file of the gateway whose aliases repeat each other, or that nests deeply",
+            "a gateway model file with YAML aliases that repeat each other, or nested deeply",
             "that model is refused; the others are served",
             "gateway/test_model_config.py::test_a_bad_file_is_reported_in_a_sentence",
         ),
@@ -164,7 +164,7 @@ EDGES: dict[str, list[Edge]] = {
             "engine/disk_cache/test_entry_file.py::test_any_flipped_bit_is_a_miss",
         ),
         Edge(
-            "any change of its length",
+            "any change of the length of a KV file",
             "a cache miss",
             "engine/disk_cache/test_entry_file.py::test_any_other_length_is_a_miss",
         ),
@@ -174,7 +174,7 @@ EDGES: dict[str, list[Edge]] = {
             "engine/disk_cache/test_writer.py::test_a_full_disk_is_a_miss_and_one_log_line",
         ),
         Edge(
-            "a folder that is deleted",
+            "the cache folder is deleted",
             "a cache miss",
             "engine/disk_cache/test_writer.py::test_a_deleted_folder_is_a_miss",
         ),
@@ -186,18 +186,18 @@ EDGES: dict[str, list[Edge]] = {
     ],
     "A rank": [
         Edge(
-            "it is killed or stopped, in any state",
+            "a rank is killed or stopped, in any state",
             "UNAVAILABLE for all; the log names it; the ranks start again and load the same model",
             f"{_ACCEPTANCE}rank_faults.py::test_the_ranks_start_again_and_serve",
         ),
         Edge(
             "the same with `--rank-loss exit`",
             "UNAVAILABLE for all; every rank exits",
-            f"{_ACCEPTANCE}rank_faults.py::test_the_ranks_exit_if_told_to_by_an_option",
+            f"{_ACCEPTANCE}rank_faults.py::test_the_ranks_exit_with_the_option_for_it",
         ),
         Edge(
-            "it fails alone, in a load or in a step",
-            "a load is refused on all with its message; after a step the ranks end as above",
+            "a rank fails alone, in a load or in a step",
+            "a load is refused on all ranks, with its message; after a step the ranks end as above",
             "engine/ranks/test_lone_faults.py::test_a_rank_that_fails_alone_is_named",
         ),
         Edge(
@@ -210,12 +210,12 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "a start in a deleted folder, with a stack of 128 KiB, all signals blocked and those of"
             " child processes ignored",
-            "none",
-            f"{_ACCEPTANCE}machine_limits.py::test_what_a_host_leaves_behind_at_the_start_is_borne",
+            "no effect",
+            f"{_ACCEPTANCE}machine_limits.py::test_a_start_in_the_odd_state_that_a_host_leaves_succeeds",
         ),
         Edge(
             "SIGUSR1, SIGUSR2, SIGPIPE, SIGALRM or SIGIO",
-            "none",
+            "no effect",
             "rpc/test_process.py::test_signals_for_other_purposes_do_not_end_the_process",
         ),
         Edge(
@@ -261,7 +261,7 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "the gateway's warden process is killed",
             "its backends end, and the next load starts another warden",
-            "gateway/test_supervisor_warden.py::test_a_killed_warden_takes_the_backend_along_and_is_replaced",
+            "gateway/test_supervisor_warden.py::test_a_killed_warden_ends_the_backend_and_is_replaced",
         ),
         Edge(
             "a backend is killed in the middle of a stream",
@@ -293,7 +293,7 @@ EDGES: dict[str, list[Edge]] = {
 
 
 def render() -> str:
-    """The whole document."""
+    """The complete document."""
     return _HEAD + "\n".join((*_inside(), *_edges())) + "\n"
 
 

@@ -28,7 +28,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, Path] = {}
         self.gated: set[str] = set()
-        self.held: set[str] = set()
+        self.blocked: set[str] = set()
         self.half_sent = threading.Event()
         self.go_on = threading.Event()
         self.failing = False
@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.server
         hub.sent.append(name)
         with suppress(ConnectionError):
-            if name in hub.held:
+            if name in hub.blocked:
                 self.wfile.write(body[: len(body) // 2])
                 self.wfile.flush()
                 hub.half_sent.set()

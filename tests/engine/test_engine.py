@@ -413,11 +413,11 @@ async def test_progress_is_reported_if_requested(model: Path) -> None:
             "1", prompt, max_tokens=3, ignore_eos=True, stream_progress=True
         )
         events = await _all(engine, request)
-        told = [event for event in events if isinstance(event, Progress)]
-        assert events[: len(told)] == told
+        progress = [event for event in events if isinstance(event, Progress)]
+        assert events[: len(progress)] == progress
         total = events[-1].usage.prompt_tokens
-        assert {event.usage.prompt_tokens for event in told} == {total}
-        processed = [event.processed for event in told]
+        assert {event.usage.prompt_tokens for event in progress} == {total}
+        processed = [event.processed for event in progress]
         assert processed[0] == 0
         assert processed == sorted(set(processed))
         assert total - 16 <= processed[-1] <= total

@@ -34,9 +34,9 @@ def test_another_process_reads_what_was_written_last(steps: list[str]) -> None:
     for count, step in enumerate(steps, 1):
         heartbeat.begin(step)
         assert (other.steps, other.running, other.limit) == (count, True, 7)
-        told = other.step.removesuffix("\ufffd")
-        assert step.partition("\0")[0].startswith(told)
-        assert told or not step or step[0] == "\0"
+        name = other.step.removesuffix("\ufffd")
+        assert step.partition("\0")[0].startswith(name)
+        assert name or not step or step[0] == "\0"
     heartbeat.rest()
     assert (other.steps, other.running) == (len(steps), False)
 

@@ -308,7 +308,7 @@ DEFECTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no config": (_remove(CONFIG), "no adapter_config.json"),
     "a model": (
         lambda folder: void((folder / CONFIG).rename(folder / "config.json")),
-        "a whole model",
+        "a complete model",
     ),
     "no weights": (_remove(WEIGHTS), "no adapters.safetensors"),
     "a broken config": (_write(CONFIG, b"{"), "not valid JSON"),
@@ -406,7 +406,7 @@ def test_a_full_fine_tune_can_be_neither_added_nor_scaled(kind: str, tmp_path: P
     lora = write_adapter(tmp_path / "lora", random_weights(1, MLP))
     with pytest.raises(InvalidRequest, match="name it alone"):
         find(lora, adapter)
-    with pytest.raises(InvalidRequest, match="no strength"):
+    with pytest.raises(InvalidRequest, match="cannot be scaled"):
         find((adapter, 0.5))
 
 
@@ -458,7 +458,7 @@ async def test_another_load_switches_adapters(dense: Path, tmp_path: Path) -> No
     engine = Engine()
     engine.start()
     try:
-        said = []
+        answers = []
         for path, adapters in (
             (dense, ()),
             (merged, ()),
@@ -466,13 +466,13 @@ async def test_another_load_switches_adapters(dense: Path, tmp_path: Path) -> No
             (dense, ()),
         ):
             await engine.load(LoadRequest("m", str(path), str(tmp_path), adapters=adapters))
-            said.append(await _says(engine))
-        assert said[0] == said[3] != said[1] == said[2]
+            answers.append(await _says(engine))
+        assert answers[0] == answers[3] != answers[1] == answers[2]
         (tmp_path / "one" / WEIGHTS).unlink()
         with pytest.raises(EngineError, match=WEIGHTS):
             await engine.load(
                 LoadRequest("m", str(dense), str(tmp_path), adapters=(AdapterRequest("one"),))
             )
-        assert await _says(engine) == said[0]
+        assert await _says(engine) == answers[0]
     finally:
         await engine.stop(10)

@@ -255,8 +255,8 @@ def test_an_unsupported_vision_model_is_refused_by_its_index_alone(
     [
         ("phi4mm", "serve Phi-4-mini-instruct"),
         ("unlimited-ocr", "serve dots.ocr"),
-        ("llada2_moe", "serve a model that writes in that way"),
-        ("diffusion_gemma", "serve a model that writes in that way"),
+        ("llada2_moe", "serve a model that does the same"),
+        ("diffusion_gemma", "serve a model that does the same"),
     ],
 )
 def test_a_language_part_that_mlx_vlm_gets_wrong_is_refused(
@@ -400,7 +400,7 @@ def test_more_tensors_than_layers_have(model: Path) -> None:
     configure(model, thinker_config={"text_config": {"num_hidden_layers": 8}})  # as in Qwen3-Omni
     inspect(model, "mine", Settings())
     configure(model, num_hidden_layers=5_000)
-    assert "num_hidden_layers is 5000 in config.json, and at most 4096 are built" in refusal(model)
+    assert "num_hidden_layers is 5000 in config.json, but at most 4096 are built" in refusal(model)
 
 
 @pytest.mark.parametrize("merges", [["a b"] * 1_500_000, [["a", "b"]] * 750_000])

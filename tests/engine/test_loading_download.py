@@ -166,7 +166,7 @@ def test_a_read_only_cache_is_reported(
 
 
 def test_a_slow_download_is_cancelled_at_once_and_resumed_by_file(hub: Hub, tmp_path: Path) -> None:
-    hub.held = {WEIGHTS[1]}
+    hub.blocked = {WEIGHTS[1]}
     cancel = threading.Event()
     with ThreadPoolExecutor(1) as threads:
         download_ = threads.submit(get, cancel=cancel)
@@ -175,7 +175,7 @@ def test_a_slow_download_is_cancelled_at_once_and_resumed_by_file(hub: Hub, tmp_
         with pytest.raises(Cancelled, match="download of model 'someone/small-model' was"):
             download_.result(60)
     assert partial_files(tmp_path) == []
-    hub.held.clear()
+    hub.blocked.clear()
     hub.sent.clear()
     inspect(get(), REPOSITORY, Settings())
     assert WEIGHTS[1] in hub.sent
@@ -185,7 +185,7 @@ def test_a_slow_download_is_cancelled_at_once_and_resumed_by_file(hub: Hub, tmp_
 def test_the_child_ends_with_its_parent_and_leaves_no_partial_file(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub.held = {"config.json"}
+    hub.blocked = {"config.json"}
     started: list[hub_process.Child] = []
     follow = hub_process._follow
 
@@ -208,7 +208,7 @@ def test_progress_is_logged(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(hub_process, "_PROGRESS_SECONDS", 0.0)
-    hub.held = {WEIGHTS[1]}
+    hub.blocked = {WEIGHTS[1]}
 
     class LetGo(logging.Handler):
         """Lets the hub continue once a progress line has counted all files but the held one."""

@@ -119,9 +119,9 @@ def _folder(path: Path, tokenizer: Tokenizer | None = None, **settings: Any) -> 
     (path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     if tokenizer is not None:
         tokenizer.save(str(path / "tokenizer.json"))
-        told: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
-        told |= {"bos_token": "<s>", "unk_token": "<unk>", "clean_up_tokenization_spaces": False}
-        (path / "tokenizer_config.json").write_text(json.dumps(told | settings))
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"}
+        config |= {"bos_token": "<s>", "unk_token": "<unk>", "clean_up_tokenization_spaces": False}
+        (path / "tokenizer_config.json").write_text(json.dumps(config | settings))
     return path
 
 
@@ -135,41 +135,41 @@ def _prompts(tokenizer: Any) -> PromptBuilder:
 
 
 @pytest.fixture(scope="module", params=list(KINDS))
-def wild(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return _loaded(_folder(tmp_path_factory.mktemp("wild") / "it", KINDS[request.param]()))
+def any_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return _loaded(_folder(tmp_path_factory.mktemp("kinds") / "it", KINDS[request.param]()))
 
 
 @given(st.data())
 def test_a_stream_gives_the_text_that_decoding_at_once_gives(
-    wild: Any, data: st.DataObject
+    any_tokenizer: Any, data: st.DataObject
 ) -> None:
-    count = max(wild.get_vocab().values()) + 1
+    count = max(any_tokenizer.get_vocab().values()) + 1
     tokens = data.draw(st.lists(st.integers(0, count - 1), max_size=24))
-    whole = wild.decode(tokens)
-    stream = TokenTexts(wild).stream(False)
-    told = "".join([*(stream.add(token) for token in tokens), stream.finish()])
+    whole = any_tokenizer.decode(tokens)
+    stream = TokenTexts(any_tokenizer).stream(False)
+    decoded = "".join([*(stream.add(token) for token in tokens), stream.finish()])
     # octets that are not a character; each kind of tokenizer drops them in its own way
     if "\ufffd" in whole:
-        assert "\ufffd" not in told
+        assert "\ufffd" not in decoded
     else:
-        assert told == whole
+        assert decoded == whole
 
 
 @given(text=st.text(st.sampled_from("the quick, brown\nfox <|im_end|>xwordé好😀"), max_size=40))
-def test_a_stream_restores_a_text_as_its_tokenizer_does(wild: Any, text: str) -> None:
-    tokens = wild.encode(text, add_special_tokens=False)
-    stream = TokenTexts(wild).stream(False)
-    told = "".join([*(stream.add(token) for token in tokens), stream.finish()])
-    assert told == wild.decode(tokens)
+def test_a_stream_restores_a_text_as_its_tokenizer_does(any_tokenizer: Any, text: str) -> None:
+    tokens = any_tokenizer.encode(text, add_special_tokens=False)
+    stream = TokenTexts(any_tokenizer).stream(False)
+    decoded = "".join([*(stream.add(token) for token in tokens), stream.finish()])
+    assert decoded == any_tokenizer.decode(tokens)
 
 
-def test_a_continuation_keeps_the_space_of_its_first_word(wild: Any) -> None:
-    before = wild.encode("the", add_special_tokens=False)
-    after = wild.encode("the dog", add_special_tokens=False)[len(before) :]
-    stream = TokenTexts(wild).stream(True)
-    told = "".join([*(stream.add(token) for token in after), stream.finish()])
-    assert told == wild.decode([*before, *after])[len(wild.decode(before)) :]
-    assert "dog" in told
+def test_a_continuation_keeps_the_space_of_its_first_word(any_tokenizer: Any) -> None:
+    before = any_tokenizer.encode("the", add_special_tokens=False)
+    after = any_tokenizer.encode("the dog", add_special_tokens=False)[len(before) :]
+    stream = TokenTexts(any_tokenizer).stream(True)
+    decoded = "".join([*(stream.add(token) for token in after), stream.finish()])
+    assert decoded == any_tokenizer.decode([*before, *after])[len(any_tokenizer.decode(before)) :]
+    assert "dog" in decoded
 
 
 def test_runs_of_spaces_that_are_added_tokens_are_spaces(tmp_path: Path) -> None:

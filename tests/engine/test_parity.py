@@ -125,9 +125,9 @@ def check_schedule(
 ) -> Counter[str]:
     """Play one schedule; returns how often each special case occurred.
 
-    reference: computes what every row says alone; by default the same model. learn: is told of
-    each prompt with its answer beforehand. Half of the schedules run in the order of a GPU; in half
-    of them, rows that were left stay in the passes even if no prompt is being prefilled.
+    reference: computes the answer of every row alone; by default the same model. learn: is called
+    with each prompt and its answer beforehand. Half of the schedules run in the order of a GPU; in
+    half of them, rows that were left stay in the passes even if no prompt is being prefilled.
     """
     waits = dice.random() < 0.5
     common = [dice.randrange(1, VOCABULARY) for _ in range(60)]

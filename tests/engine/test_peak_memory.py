@@ -19,7 +19,7 @@ def test_a_child_does_not_count_its_parents_memory() -> None:
     before = peak_memory()
     ballast = np.ones(256 * MIB, np.uint8)
     assert peak_memory() >= 256 * MIB
-    told = subprocess.check_output([sys.executable, "-c", CHILD], cwd=ROOT, text=True)
-    assert int(told) < 128 * MIB
+    output = subprocess.check_output([sys.executable, "-c", CHILD], cwd=ROOT, text=True)
+    assert int(output) < 128 * MIB
     del ballast
     assert peak_memory() >= before

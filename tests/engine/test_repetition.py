@@ -42,8 +42,8 @@ def test_a_repetitive_sequence_ends_with_stop_and_reports_why() -> None:
     rounds.drain()
     finished = rounds.received[1].finished
     assert isinstance(finished, Finished)
-    said = rounds.received[1].tokens
-    assert said == free.tokens[: len(said)]
-    assert len(said) == (_ends_at(free.tokens, 40) or 0) + 1 < 900
+    tokens = rounds.received[1].tokens
+    assert tokens == free.tokens[: len(tokens)]
+    assert len(tokens) == (_ends_at(free.tokens, 40) or 0) + 1 < 900
     assert finished.reason == "stop"
     assert finished.repeated

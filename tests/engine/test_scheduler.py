@@ -368,7 +368,7 @@ def test_an_answer_of_one_token_ends_without_a_decode_step() -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 5])
-def test_a_grammar_that_ends_with_the_last_token_is_a_stop_in_any_company(limit: int) -> None:
+def test_a_grammar_that_ends_with_the_last_token_is_a_stop_in_any_batch(limit: int) -> None:
     model = engine_model(random_model("full"))
     lone = alone(model, [1, 2, 3], limit, grammar=Strides(1, limit))
     rounds = Rounds(model)

@@ -208,7 +208,7 @@ def test_a_trial_out_of_time_judges_the_answers_so_far(
     with caplog.at_level(logging.INFO, serving_trial.__name__):
         _, right = tried(kv_model("attention"), seconds=2.0)
     assert right
-    assert "alone; not tried, for lack of time or memory: in company, from" in caplog.text
+    assert "alone; not tried, for lack of time or memory: in a batch, from" in caplog.text
     _, right = tried(_Repeats(kv_model("attention")), seconds=5.0)
     assert not right
 
@@ -218,7 +218,7 @@ def test_a_trial_without_memory_blames_no_model(caplog: pytest.LogCaptureFixture
         served, right = tried(kv_model("attention"), memory_limit=1)
     assert right
     assert served.slots == engine_model(kv_model("attention")).slots
-    assert "right answers: nothing; not tried, for lack of time or memory: alone" in caplog.text
+    assert "correct answers: nothing; not tried, for lack of time or memory: alone" in caplog.text
 
 
 async def test_a_limit_without_room_beside_the_vision_cache_is_refused() -> None:
@@ -232,7 +232,7 @@ async def test_a_limit_without_room_beside_the_vision_cache_is_refused() -> None
 def test_a_trial_with_time_tries_everything(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, serving_trial.__name__):
         tried(kv_model("attention"))
-    assert caplog.text.strip().endswith("with right answers: alone, in company, from stored KV")
+    assert caplog.text.strip().endswith("correct answers: alone, in a batch, from stored KV")
 
 
 def test_a_trial_without_time_changes_nothing() -> None:

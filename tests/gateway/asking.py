@@ -72,9 +72,9 @@ def chunks(gateway: GatewayProcess, path: str, body: dict[str, Any]) -> list[dic
     with gateway.client.stream("POST", path, json={**body, "stream": True}) as answer:
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"].startswith("text/event-stream")
-        told = [line.removeprefix("data: ") for line in answer.iter_lines() if line[:5] == "data:"]
-    assert told[-1] == "[DONE]"
-    return [json.loads(text) for text in told[:-1]]
+        parts = [line.removeprefix("data: ") for line in answer.iter_lines() if line[:5] == "data:"]
+    assert parts[-1] == "[DONE]"
+    return [json.loads(text) for text in parts[:-1]]
 
 
 def chat_chunks(gateway: GatewayProcess, **fields: Any) -> list[dict[str, Any]]:
@@ -82,10 +82,10 @@ def chat_chunks(gateway: GatewayProcess, **fields: Any) -> list[dict[str, Any]]:
     return chunks(gateway, "/v1/chat/completions", body_of(fields))
 
 
-def joined(told: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
+def joined(answer: list[dict[str, Any]], index: int = 0) -> dict[str, Any]:
     """One choice of a stream, joined as a client does it."""
     whole: dict[str, Any] = {"content": "", "reasoning_content": "", "tool_calls": [], "finish": []}
-    for choice in (c for chunk in told for c in chunk["choices"] if c["index"] == index):
+    for choice in (c for chunk in answer for c in chunk["choices"] if c["index"] == index):
         delta = choice["delta"]
         whole["content"] += delta.get("content") or ""
         whole["reasoning_content"] += delta.get("reasoning_content", "")

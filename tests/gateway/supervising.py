@@ -120,6 +120,6 @@ async def ask(supervisor: Supervisor, name: str, **choice: str) -> str:
 
 async def refusal(supervisor: Supervisor, name: str, **choice: str) -> ApiError:
     """The error of a request that must be refused."""
-    with pytest.raises(ApiError) as told:
+    with pytest.raises(ApiError) as raised:
         await ask(supervisor, name, **choice)
-    return told.value
+    return raised.value

@@ -31,7 +31,7 @@ class Place:
 
     def dying(
         self,
-        said: int = 0,
+        pieces: int = 0,
         error: ApiError | None = None,
         *,
         reached: bool = True,
@@ -39,7 +39,7 @@ class Place:
     ) -> Any:
         async def send(_: Lease) -> AsyncGenerator[int, None]:
             self.asked += 1
-            for number in range(said):
+            for number in range(pieces):
                 yield number
             raise error or replace(backend_gone(died=died), reached=reached)
 
@@ -104,16 +104,16 @@ async def test_the_end_of_a_backend_that_stops_as_asked_is_no_reason_for_suspici
 
 async def test_an_accepted_request_is_not_repeated_but_its_client_may_send_it_once_more() -> None:
     place = Place()
-    first = await failure_of(place, place.dying(said=1))
+    first = await failure_of(place, place.dying(pieces=1))
     assert (place.asked, first.status, first.headers()["x-should-retry"]) == (1, 503, "true")
-    second = await failure_of(place, place.dying(said=1))
+    second = await failure_of(place, place.dying(pieces=1))
     assert (place.asked, second.code) == (2, "backend_killed")
 
 
 async def test_other_requests_are_not_suspected(suspects: Suspects) -> None:
     place = Place()
-    await failure_of(place, place.dying(said=1))
-    assert (await failure_of(place, place.dying(said=1), Asked(prompt="other"))).status == 503
+    await failure_of(place, place.dying(pieces=1))
+    assert (await failure_of(place, place.dying(pieces=1), Asked(prompt="other"))).status == 503
     suspects.check(Asked(prompt="other"))
 
 

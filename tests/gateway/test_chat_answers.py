@@ -59,8 +59,8 @@ def test_the_only_model_need_not_be_named(gateway: GatewayProcess) -> None:
         answer = gateway.client.post("/v1/chat/completions", json={**body, "temperature": 0})
         whole = answer.json()
         assert (whole["model"], whole["choices"][0]["message"]["content"]) == ("tiny", "7 + 5 = 12")
-    told = gateway.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).json()
-    assert told["model"] == "tiny"
+    response = gateway.client.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).json()
+    assert response["model"] == "tiny"
 
 
 def test_a_prompt_that_was_prefilled_before_is_reported_as_cached(gateway: GatewayProcess) -> None:
@@ -76,31 +76,31 @@ def test_a_prompt_that_was_prefilled_before_is_reported_as_cached(gateway: Gatew
 def test_a_stream_adds_up_to_the_unary_answer(gateway: GatewayProcess, seed: int) -> None:
     asked: dict[str, Any] = {"temperature": 1.5, "seed": seed, "max_tokens": 40}
     whole = chat(gateway, **asked)
-    told = chat_chunks(gateway, **asked)
-    stream = joined(told)
+    parts = chat_chunks(gateway, **asked)
+    stream = joined(parts)
     assert stream["content"] == (whole["choices"][0]["message"]["content"] or "")
     assert stream["reasoning_content"] == whole["choices"][0]["message"].get(
         "reasoning_content", ""
     )
     assert stream["finish"] == [whole["choices"][0]["finish_reason"]]
-    assert all("usage" not in chunk for chunk in told)
+    assert all("usage" not in chunk for chunk in parts)
 
 
 def test_a_stream_begins_with_the_role_and_ends_with_the_usage(gateway: GatewayProcess) -> None:
-    told = chat_chunks(gateway, n=2, stream_options={"include_usage": True})
+    parts = chat_chunks(gateway, n=2, stream_options={"include_usage": True})
     for index in range(2):
-        own = [c for chunk in told for c in chunk["choices"] if c["index"] == index]
+        own = [c for chunk in parts for c in chunk["choices"] if c["index"] == index]
         assert own[0]["delta"] == {"role": "assistant", "content": ""}
         assert sum("role" in choice["delta"] for choice in own) == 1
         assert own[-1]["delta"] == {}
         assert [choice["finish_reason"] for choice in own[:-1]] == [None] * (len(own) - 1)
-        assert joined(told, index)["content"] == "7 + 5 = 12"
-    assert told[-1]["choices"] == []
-    assert all(chunk["usage"] is None for chunk in told[:-1])
-    usage = told[-1]["usage"]
+        assert joined(parts, index)["content"] == "7 + 5 = 12"
+    assert parts[-1]["choices"] == []
+    assert all(chunk["usage"] is None for chunk in parts[:-1])
+    usage = parts[-1]["usage"]
     assert usage == {**chat(gateway, n=2)["usage"], **_cached(usage)}
     assert (
-        len({(chunk["id"], chunk["created"], chunk["system_fingerprint"]) for chunk in told}) == 1
+        len({(chunk["id"], chunk["created"], chunk["system_fingerprint"]) for chunk in parts}) == 1
     )
 
 
@@ -135,9 +135,9 @@ def test_a_tool_is_called_and_its_result_is_used(gateway: GatewayProcess) -> Non
 )
 def test_a_call_can_be_required(gateway: GatewayProcess, choice: Any) -> None:
     asked: dict[str, Any] = {"tools": [WEATHER], "tool_choice": choice, "max_tokens": 200}
-    told = joined(chat_chunks(gateway, **asked))
-    assert told["finish"] == ["tool_calls"]
-    (call,) = told["tool_calls"]
+    answer = joined(chat_chunks(gateway, **asked))
+    assert answer["finish"] == ["tool_calls"]
+    (call,) = answer["tool_calls"]
     assert call["function"]["name"] == "get_weather"
     assert isinstance(json.loads(call["function"]["arguments"])["city"], str)
 
@@ -182,8 +182,8 @@ def test_without_parallel_calls_an_answer_ends_after_the_first(gateway: GatewayP
     (choice,) = chat(gateway, **asked)["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert [call["function"] for call in choice["message"]["tool_calls"]] == [both[0]["function"]]
-    told = joined(chat_chunks(gateway, **asked))
-    assert [call["function"] for call in told["tool_calls"]] == [both[0]["function"]]
+    answer = joined(chat_chunks(gateway, **asked))
+    assert [call["function"] for call in answer["tool_calls"]] == [both[0]["function"]]
 
 
 def test_legacy_functions_are_answered_in_their_own_format(gateway: GatewayProcess) -> None:
@@ -234,9 +234,9 @@ AGE = {
     ids=lambda fields: ".".join(fields),
 )
 def test_an_answer_satisfies_its_schema(gateway: GatewayProcess, fields: dict[str, Any]) -> None:
-    told = message(gateway, **fields)
-    assert isinstance(json.loads(told["content"])["age"], int)
-    assert told == message(gateway, json_schema=AGE)
+    answer = message(gateway, **fields)
+    assert isinstance(json.loads(answer["content"])["age"], int)
+    assert answer == message(gateway, json_schema=AGE)
 
 
 @pytest.mark.parametrize(
@@ -268,17 +268,17 @@ def test_a_response_format_applies_to_text_and_tools_may_be_called_instead(
     (choice,) = chat(gateway, **both)["choices"]
     assert choice["finish_reason"] == "stop"
     assert isinstance(json.loads(choice["message"]["content"])["age"], int)
-    told = message(gateway, tool_choice="required", **both)
-    assert told["tool_calls"][0]["function"]["name"] == "get_weather"
-    told = message(gateway, tool_choice="none", messages=PARIS, **both)
-    assert isinstance(json.loads(told["content"])["age"], int)
+    answer = message(gateway, tool_choice="required", **both)
+    assert answer["tool_calls"][0]["function"]["name"] == "get_weather"
+    answer = message(gateway, tool_choice="none", messages=PARIS, **both)
+    assert isinstance(json.loads(answer["content"])["age"], int)
 
 
 def test_json_object_is_an_object(gateway: GatewayProcess) -> None:
     bias = {str(VOCABULARY["}"]): 100}
     form = {"type": "json_object"}
-    told = message(gateway, response_format=form, logit_bias=bias, enable_thinking=False)
-    assert json.loads(told["content"]) == {}
+    answer = message(gateway, response_format=form, logit_bias=bias, enable_thinking=False)
+    assert json.loads(answer["content"]) == {}
 
 
 def test_every_token_has_logprobs_whole_and_streamed(gateway: GatewayProcess) -> None:
@@ -292,8 +292,8 @@ def test_every_token_has_logprobs_whole_and_streamed(gateway: GatewayProcess) ->
         assert set(entry) == {"token", "bytes", "logprob", "top_logprobs"}
         assert [set(top) for top in entry["top_logprobs"]] == [{"token", "bytes", "logprob"}] * 2
         assert entry["logprob"] == entry["top_logprobs"][0]["logprob"] <= 0  # greedy
-    told = chat_chunks(gateway, **asked)
-    parts = [c["logprobs"] for chunk in told for c in chunk["choices"] if c["logprobs"]]
+    pieces = chat_chunks(gateway, **asked)
+    parts = [c["logprobs"] for chunk in pieces for c in chunk["choices"] if c["logprobs"]]
     streamed = [entry for part in parts for entry in part["content"]]
     assert [entry["token"] for entry in streamed] == [entry["token"] for entry in entries]
 
@@ -305,20 +305,20 @@ def test_every_token_has_logprobs_whole_and_streamed(gateway: GatewayProcess) ->
 def test_logprobs_of_local_servers_are_the_number_of_alternatives(
     gateway: GatewayProcess, fields: dict[str, Any], alternatives: int | None
 ) -> None:
-    told = chat(gateway, max_tokens=2, **fields)["choices"][0]["logprobs"]
+    answer = chat(gateway, max_tokens=2, **fields)["choices"][0]["logprobs"]
     if alternatives is None:
-        assert told is None
+        assert answer is None
     else:
-        assert [len(entry["top_logprobs"]) for entry in told["content"]] == [alternatives] * 2
+        assert [len(entry["top_logprobs"]) for entry in answer["content"]] == [alternatives] * 2
 
 
 def test_reasoning_can_be_hidden_or_turned_off(gateway: GatewayProcess) -> None:
     silent = chat(gateway, include_reasoning=False)
     assert "reasoning_content" not in silent["choices"][0]["message"]
     assert silent["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
-    told = chat_chunks(gateway, include_reasoning=False)
-    assert joined(told)["reasoning_content"] == ""
-    assert joined(told)["content"] == "7 + 5 = 12"
+    parts = chat_chunks(gateway, include_reasoning=False)
+    assert joined(parts)["reasoning_content"] == ""
+    assert joined(parts)["content"] == "7 + 5 = 12"
     for stream in (False, True):
         told_anyway = refusal(gateway, include_reasoning=False, logprobs=True, stream=stream)
         assert told_anyway["param"] == "include_reasoning"
@@ -356,8 +356,8 @@ def test_role_mapping_builds_the_prompt(gateway: GatewayProcess) -> None:
         "stop": "<|im_end|>\n",
         "assistant": "<|im_start|>assistant",
     }
-    told = message(gateway, messages=user_message("Hello"), role_mapping=mapping)
-    assert told["content"].strip() == message(gateway, messages=user_message("Hello"))["content"]
+    answer = message(gateway, messages=user_message("Hello"), role_mapping=mapping)
+    assert answer["content"].strip() == message(gateway, messages=user_message("Hello"))["content"]
 
 
 def test_the_backends_refusals_use_the_clients_field_names(gateway: GatewayProcess) -> None:
@@ -366,8 +366,8 @@ def test_the_backends_refusals_use_the_clients_field_names(gateway: GatewayProce
     assert unknown["message"].startswith("logit_bias names the token 99999")
     schema = {"type": "object", "not": {}}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    told = refusal(gateway, response_format=form)
-    assert told["param"] == "response_format.json_schema.schema"
+    error = refusal(gateway, response_format=form)
+    assert error["param"] == "response_format.json_schema.schema"
     assert refusal(gateway, grammar="root ::= other")["param"] == "grammar"
     empty = refusal(gateway, role_mapping={"stop": "\n"}, messages=user_message(" "))
     assert empty["param"] == "messages"

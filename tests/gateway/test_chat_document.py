@@ -35,17 +35,19 @@ def schema_of(document: dict[str, Any], name: str) -> dict[str, Any]:
 )
 def test_a_chat_is_as_documented(gateway: GatewayProcess, fields: dict[str, Any]) -> None:
     document = gateway.client.get("/openapi.json").json()
-    told = document["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
-    assert told["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatCompletion"}
-    assert "text/event-stream" in told
+    documented = document["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
+    assert documented["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/ChatCompletion"
+    }
+    assert "text/event-stream" in documented
     jsonschema.validate(body_of(fields), schema_of(document, "ChatCompletionRequest"))
     jsonschema.validate(chat(gateway, **fields), schema_of(document, "ChatCompletion"))
 
 
 def test_a_completion_is_as_documented(gateway: GatewayProcess) -> None:
     document = gateway.client.get("/openapi.json").json()
-    told = complete(gateway, prompt=ADDITION, echo=True, logprobs=2)
-    jsonschema.validate(told, schema_of(document, "Completion"))
+    documented = complete(gateway, prompt=ADDITION, echo=True, logprobs=2)
+    jsonschema.validate(documented, schema_of(document, "Completion"))
 
 
 @pytest.mark.parametrize("name", ["ChatCompletionRequest", "CompletionRequest"])

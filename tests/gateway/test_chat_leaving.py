@@ -91,9 +91,9 @@ def test_a_backend_that_dies_during_a_stream_is_an_error_event(gateway: GatewayP
         next(events)
         for backend in gateway.backends():
             backend.send_signal(signal.SIGKILL)
-        told = list(events)
-    assert json.loads(told[-1])["error"]["type"] == "server_error"
-    assert all('"finish_reason":null' in chunk for chunk in told[:-1])
+        parts = list(events)
+    assert json.loads(parts[-1])["error"]["type"] == "server_error"
+    assert all('"finish_reason":null' in chunk for chunk in parts[:-1])
     assert chat(gateway)["choices"][0]["message"]["content"] == "7 + 5 = 12"
 
 
@@ -121,7 +121,7 @@ def test_a_request_that_takes_too_long_is_a_504() -> None:
         body = {**body_of(ENDLESS), "stream": True}
         with gateway.client.stream("POST", path, json=body) as stream:
             assert stream.status_code == 200
-            told = list(data_of(stream))
-        assert json.loads(told[-1])["error"]["code"] == "timeout"
+            parts = list(data_of(stream))
+        assert json.loads(parts[-1])["error"]["code"] == "timeout"
     finally:
         gateway.close()

@@ -223,7 +223,7 @@ def test_the_models_file_applies_if_the_request_is_silent() -> None:
 
 
 def test_the_request_overrides_the_models_file() -> None:
-    told = as_dict(
+    converted = as_dict(
         translated(
             {
                 "temperature": 0,
@@ -239,10 +239,10 @@ def test_the_request_overrides_the_models_file() -> None:
             FILE,
         )[0]
     )
-    assert {"Temperature", "TopK", "LogitBias", "IgnoreEOS"}.isdisjoint(told)
-    assert told["Seed"] == 7
-    assert told["StopPrompts"] == ["seven", "five"]
-    assert told["Metadata"] == {
+    assert {"Temperature", "TopK", "LogitBias", "IgnoreEOS"}.isdisjoint(converted)
+    assert converted["Seed"] == 7
+    assert converted["StopPrompts"] == ["seven", "five"]
+    assert converted["Metadata"] == {
         "enable_thinking": "true",
         "reasoning_effort": "high",
         "chat_template_kwargs": '{"five": 5, "six": 7}',
@@ -251,11 +251,11 @@ def test_the_request_overrides_the_models_file() -> None:
 
 @given(st.integers(-(2**63), 2**64 - 1), st.integers(0, 127))
 def test_any_seed_is_valid_and_only_minus_one_draws_a_random_one(seed: int, choice: int) -> None:
-    told = seed_of(SamplingFields.model_validate({"seed": seed}), config_of(), choice)
-    assert -(2**31) <= told < 2**31
-    assert (told == -1) == (seed == -1)
+    sent = seed_of(SamplingFields.model_validate({"seed": seed}), config_of(), choice)
+    assert -(2**31) <= sent < 2**31
+    assert (sent == -1) == (seed == -1)
     if 0 <= seed < 2**31 - 128:
-        assert told == seed + choice
+        assert sent == seed + choice
 
 
 @pytest.mark.parametrize("name", refused.CHAT)
@@ -313,10 +313,10 @@ def test_fields_that_agree_or_ask_for_nothing_pass(fields: dict[str, Any]) -> No
 def test_a_template_argument_of_the_request_overrides_the_models_file(
     file: dict[str, Any], arguments: dict[str, Any], metadata: dict[str, Any]
 ) -> None:
-    told = as_dict(translated({"chat_template_kwargs": arguments}, config_of(**file))[0])[
+    converted = as_dict(translated({"chat_template_kwargs": arguments}, config_of(**file))[0])[
         "Metadata"
     ]
-    assert told == {"chat_template_kwargs": json.dumps(arguments), **metadata}
+    assert converted == {"chat_template_kwargs": json.dumps(arguments), **metadata}
 
 
 @pytest.mark.parametrize("kind", ["presence", "frequency"])
@@ -547,12 +547,12 @@ def test_earlier_reasoning_reaches_the_template(thought: dict[str, Any]) -> None
 
 
 def test_a_bool_is_not_a_number_of_alternatives() -> None:
-    (told,) = completion({"logprobs": True})
-    assert (told.Logprobs, told.TopLogprobs) == (1, 0)
-    (told,) = completion({"logprobs": 0})
-    assert (told.Logprobs, told.TopLogprobs) == (1, 0)
-    (told,) = completion({"logprobs": False})
-    assert told.Logprobs == 0
+    (converted,) = completion({"logprobs": True})
+    assert (converted.Logprobs, converted.TopLogprobs) == (1, 0)
+    (converted,) = completion({"logprobs": 0})
+    assert (converted.Logprobs, converted.TopLogprobs) == (1, 0)
+    (converted,) = completion({"logprobs": False})
+    assert converted.Logprobs == 0
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,8 @@ def test_a_request_without_values_uses_the_checkpoints(gateway: GatewayProcess) 
         texts.add(answer.json()["choices"][0]["message"]["content"])
     assert len(texts) == 1
     body = {"model": "hot", "input": "Hi", "max_output_tokens": 1}
-    told = gateway.client.post("/v1/responses", json=body).json()
-    assert (told["temperature"], told["top_p"]) == (0.125, 1.0)
+    response = gateway.client.post("/v1/responses", json=body).json()
+    assert (response["temperature"], response["top_p"]) == (0.125, 1.0)
 
 
 def test_memory_is_what_the_file_says_or_the_size_of_the_weights(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_memory_is_what_the_file_says_or_the_size_of_the_weights(tmp_path: Path)
     (tmp_path / "m" / "gone.safetensors").symlink_to(tmp_path / "nowhere")
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.weight_bytes(_config()) == 1000
-    told = _config().model_copy(update={"memory_mib": 2})
-    assert checkpoints.weight_bytes(told) == 2 << 20
+    config = _config().model_copy(update={"memory_mib": 2})
+    assert checkpoints.weight_bytes(config) == 2 << 20
 
 
 def test_a_model_on_the_hub_counts_as_far_as_it_is_downloaded(

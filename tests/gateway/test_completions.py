@@ -48,9 +48,9 @@ def test_a_list_of_prompts_with_n_is_answered_in_order(gateway: GatewayProcess) 
         for seed in (5, 6)
     ]
     assert [c["text"] for c in whole["choices"]] == [one["choices"][0]["text"] for one in alone]
-    told = sum(one["usage"]["completion_tokens"] for one in alone)
+    answer = sum(one["usage"]["completion_tokens"] for one in alone)
     assert whole["usage"]["prompt_tokens"] == 10  # each prompt once
-    assert whole["usage"]["completion_tokens"] == told
+    assert whole["usage"]["completion_tokens"] == answer
 
 
 def harness(choice: dict[str, Any], context: int) -> tuple[float, bool]:
@@ -122,11 +122,11 @@ def test_a_stream_adds_up_to_the_unary_answer(
     asked: dict[str, Any] = {"prompt": COUNT, "max_tokens": 6, "seed": 3, **fields}
     whole = complete(gateway, **asked)
     body = {"model": "tiny", "temperature": 0, **asked, "stream_options": {"include_usage": True}}
-    told = chunks(gateway, PATH, body)
-    assert told[-1]["choices"] == []
-    assert told[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    pieces = chunks(gateway, PATH, body)
+    assert pieces[-1]["choices"] == []
+    assert pieces[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
     for index, choice in enumerate(whole["choices"]):
-        own = [c for chunk in told for c in chunk["choices"] if c["index"] == index]
+        own = [c for chunk in pieces for c in chunk["choices"] if c["index"] == index]
         assert "".join(c["text"] for c in own) == choice["text"]
         assert [c["finish_reason"] for c in own][-1] == choice["finish_reason"]
         parts = [c["logprobs"] for c in own if c["logprobs"] is not None]
@@ -138,9 +138,9 @@ def test_a_stream_adds_up_to_the_unary_answer(
 
 
 def test_a_response_format_applies_to_a_completion(gateway: GatewayProcess) -> None:
-    told = complete(gateway, prompt=COUNT, guided_regex="[a-c]{3}")["choices"][0]
-    assert set(told["text"]) <= set("abc")
-    assert told["finish_reason"] == "stop"
+    answer = complete(gateway, prompt=COUNT, guided_regex="[a-c]{3}")["choices"][0]
+    assert set(answer["text"]) <= set("abc")
+    assert answer["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize(
@@ -171,5 +171,5 @@ def test_a_response_format_applies_to_a_completion(gateway: GatewayProcess) -> N
 def test_impossible_requests_are_refused(
     strict_gateway: GatewayProcess, fields: dict[str, Any], param: str
 ) -> None:
-    told = refusal(strict_gateway, PATH, **fields)
-    assert told["param"] == param, told
+    error = refusal(strict_gateway, PATH, **fields)
+    assert error["param"] == param, error

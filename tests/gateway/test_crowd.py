@@ -149,12 +149,12 @@ def test_a_killed_backend_is_an_error_and_then_a_new_backend_serves(
             async def talk(number: int) -> dict[str, Any]:
                 endless = request(number, ignore_eos=True)
                 async with client.stream("POST", "/v1/chat/completions", json=endless) as answer:
-                    told = events(answer)
-                    async for event in told:
+                    parts = events(answer)
+                    async for event in parts:
                         if event["choices"][0]["delta"].get("content"):
                             break
                     await begun.wait()
-                    rest = [event async for event in told]
+                    rest = [event async for event in parts]
                 assert {} not in rest, "a broken answer has no end"
                 assert all(
                     choice["finish_reason"] is None
@@ -196,5 +196,5 @@ def test_a_request_right_after_a_kill_is_served(
 
 def _comparable(answer: httpx.Response) -> Any:
     """The answer without the fields that always differ."""
-    told = answer.json()
-    return told.get("choices", told)
+    response = answer.json()
+    return response.get("choices", response)

@@ -158,14 +158,14 @@ def test_an_invalid_field_is_named_by_its_path(
 
 
 def test_a_declared_length_beyond_the_limit_is_refused_at_once(gateway: GatewayProcess) -> None:
-    """The answer comes although nothing of the body is sent."""
+    """The answer comes although no part of the body is sent."""
     place = urlsplit(gateway.url)
     with socket.create_connection((place.hostname, place.port), timeout=WAIT) as link:
         head = f"POST /v1/embeddings HTTP/1.1\r\nhost: {place.netloc}\r\n"
         link.sendall(f"{head}content-length: {LIMIT + 1}\r\n\r\n".encode())
-        told = link.recv(4096).decode()
-    assert told.startswith("HTTP/1.1 413 ")
-    assert "connection: close" in told.lower()
+        received = link.recv(4096).decode()
+    assert received.startswith("HTTP/1.1 413 ")
+    assert "connection: close" in received.lower()
 
 
 def test_a_body_without_a_length_is_counted_while_it_arrives(gateway: GatewayProcess) -> None:
@@ -211,9 +211,9 @@ def test_clients_of_anthropic_read_its_errors_at_every_path(
     gateway: GatewayProcess, path: str
 ) -> None:
     answer = gateway.client.get(path, headers={"anthropic-version": "2023-06-01"})
-    told = answer.json()
-    assert (answer.status_code, told["type"]) == (404, "error")
-    assert told["error"]["type"] == "not_found_error"
+    response = answer.json()
+    assert (answer.status_code, response["type"]) == (404, "error")
+    assert response["error"]["type"] == "not_found_error"
 
 
 def test_ollamas_clients_read_its_errors_at_every_path(gateway: GatewayProcess) -> None:
@@ -244,9 +244,9 @@ def test_a_wrong_method_is_answered_with_the_allowed_ones(
 
 def test_probes_may_use_head_requests(gateway: GatewayProcess) -> None:
     for path in ("/health", "/ready", "/v1/models", "/metrics", "/"):
-        told, asked = gateway.client.get(path), gateway.client.head(path)
+        got, asked = gateway.client.get(path), gateway.client.head(path)
         assert (asked.status_code, asked.content) == (200, b""), path
-        assert asked.headers["content-type"] == told.headers["content-type"]
+        assert asked.headers["content-type"] == got.headers["content-type"]
     assert gateway.client.head("/nowhere").status_code == 404
     assert gateway.client.head("/v1/chat/completions").status_code == 405
 

@@ -56,20 +56,20 @@ def test_no_status_becomes_422() -> None:
     assert {refusal(code).status for code in Code} <= {400, 429, 500, 502, 503, 504}
 
 
-@pytest.mark.parametrize("code", [code for code, row in TABLE.items() if not row.says])
+@pytest.mark.parametrize("code", [code for code, row in TABLE.items() if not row.message])
 def test_the_backends_own_message_is_kept(code: grpc.StatusCode) -> None:
     assert refusal(code).message == SAID
 
 
-@pytest.mark.parametrize("code", [code for code, row in TABLE.items() if row.says])
+@pytest.mark.parametrize("code", [code for code, row in TABLE.items() if row.message])
 def test_internal_messages_are_replaced(code: grpc.StatusCode) -> None:
-    told = refusal(code, "ipv4:127.0.0.1:4711: Traceback (most recent call last)").message
-    assert "127.0.0.1" not in told
-    assert "Traceback" not in told
+    translated = refusal(code, "ipv4:127.0.0.1:4711: Traceback (most recent call last)").message
+    assert "127.0.0.1" not in translated
+    assert "Traceback" not in translated
 
 
 @pytest.mark.parametrize(
-    ("said", "fields", "told", "param"),
+    ("sentence", "fields", "translated", "param"),
     [
         (SAID, ["Temperature"], "heat is -1: send a finite number from 0 to 100", "heat"),
         (SAID, ["TopK"], SAID, "TopK"),
@@ -96,10 +96,12 @@ def test_internal_messages_are_replaced(code: grpc.StatusCode) -> None:
     ],
 )
 def test_field_names_of_a_backend_become_the_clients(
-    said: str, fields: list[str], told: str, param: str
+    sentence: str, fields: list[str], translated: str, param: str
 ) -> None:
-    error = refusal(Code.INVALID_ARGUMENT, said, *(("mlx-error-field", each) for each in fields))
-    assert (error.message, error.param) == (told, param)
+    error = refusal(
+        Code.INVALID_ARGUMENT, sentence, *(("mlx-error-field", each) for each in fields)
+    )
+    assert (error.message, error.param) == (translated, param)
 
 
 def test_a_message_alone_names_no_field() -> None:
@@ -129,8 +131,10 @@ def test_there_is_always_a_message(code: grpc.StatusCode) -> None:
 
 
 def test_a_message_has_no_path_of_the_server() -> None:
-    told = without_folders('no config.json in /srv/models/x/y: see "/etc/a/b" or http://a/b/c')
-    assert told == 'no config.json in …/y: see "…/b" or http://a/b/c'
+    translated = without_folders(
+        'no config.json in /srv/models/x/y: see "/etc/a/b" or http://a/b/c'
+    )
+    assert translated == 'no config.json in …/y: see "…/b" or http://a/b/c'
     assert (
         without_folders("run.sh: run /opt/it/install.sh first") == "run.sh: run …/install.sh first"
     )
@@ -138,11 +142,14 @@ def test_a_message_has_no_path_of_the_server() -> None:
 
 def test_nor_has_a_backends_message() -> None:
     """Backends know a model by the path in its file."""
-    said = "Rerank is not served: the loaded model '/srv/models/tiny' generates text"
-    told = refusal(Code.UNIMPLEMENTED, said).message
-    assert told == "Rerank is not served: the loaded model '…/tiny' generates text"
+    sentence = "Rerank is not served: the loaded model '/srv/models/tiny' generates text"
+    translated = refusal(Code.UNIMPLEMENTED, sentence).message
+    assert translated == "Rerank is not served: the loaded model '…/tiny' generates text"
 
 
 def test_a_pointer_into_a_schema_is_not_a_path() -> None:
-    for said in ("Pointer '/$defs/Node/left' does not exist", "the $ref #/definitions/a/b is none"):
-        assert refusal(Code.INVALID_ARGUMENT, said).message == said
+    for sentence in (
+        "Pointer '/$defs/Node/left' does not exist",
+        "the $ref #/definitions/a/b is none",
+    ):
+        assert refusal(Code.INVALID_ARGUMENT, sentence).message == sentence

@@ -56,8 +56,8 @@ async def test_a_single_call_is_reported_also_if_two_arrive_together(
     *pieces, done = await events_of(Backend(*replies))
     assert isinstance(done, Done)
     assert (done.finish_reason, done.usage.completion_tokens) == ("stop", tokens)
-    told = [call for piece in pieces if isinstance(piece, Piece) for call in piece.tool_calls]
-    assert [(call.index, call.id, call.arguments) for call in told] == [(0, "call_a", "{}")]
+    calls = [call for piece in pieces if isinstance(piece, Piece) for call in piece.tool_calls]
+    assert [(call.index, call.id, call.arguments) for call in calls] == [(0, "call_a", "{}")]
 
 
 class Holding(Backend):
@@ -84,11 +84,11 @@ async def test_a_closed_channel_is_not_taken_for_a_disconnect(answers: int) -> N
         for _ in range(answers):
             assert isinstance((await anext(events))[1], Piece)
         await channel.close()
-        with pytest.raises(ApiError) as told:
+        with pytest.raises(ApiError) as raised:
             await anext(events)
-        assert (told.value.status, told.value.code) == (503, BACKEND_GONE)
-        with pytest.raises(ApiError) as told:
+        assert (raised.value.status, raised.value.code) == (503, BACKEND_GONE)
+        with pytest.raises(ApiError) as raised:
             await anext(generate(stub, pb.PredictOptions()))
-        assert told.value.code == BACKEND_GONE
+        assert raised.value.code == BACKEND_GONE
     finally:
         await server.stop(None)

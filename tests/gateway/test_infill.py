@@ -43,8 +43,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess
 def post(gateway: GatewayProcess, path: str, **fields: Any) -> Json:
     answer = gateway.client.post(path, json={"model": "filling", "temperature": 0, **fields})
     assert answer.status_code == 200, answer.text
-    told: Json = answer.json()
-    return told
+    response: Json = answer.json()
+    return response
 
 
 def read(gateway: GatewayProcess, **fields: Any) -> str:
@@ -129,5 +129,5 @@ def test_ollama_s_generate_supports_it_too(gateway: GatewayProcess) -> None:
     asked = {"prompt": "Count to", "suffix": " 5"}
     (choice,) = post(gateway, "/completions", **asked, max_tokens=6)["choices"]
     options = {"temperature": 0, "num_predict": 6}
-    told = post(gateway, "/api/generate", **asked, stream=False, options=options)
-    assert told["response"] == choice["text"]
+    answer = post(gateway, "/api/generate", **asked, stream=False, options=options)
+    assert answer["response"] == choice["text"]

@@ -85,7 +85,7 @@ def test_messages_that_are_far_too_long_take_little_memory_of_the_backend(
     them: neither the refusal, nor gRPC, nor the C library.
     """
 
-    def said(text: str, place: int | None) -> httpx.Response:
+    def post(text: str, place: int | None) -> httpx.Response:
         if place is None:
             raw = {"model": "tiny", "prompt": text, "max_tokens": 2}
             return gateway.client.post("/v1/completions", json=raw)
@@ -95,7 +95,7 @@ def test_messages_that_are_far_too_long_take_little_memory_of_the_backend(
         asked = {"model": "tiny", "messages": messages, "max_tokens": 2}
         return gateway.client.post("/v1/chat/completions", json=asked)
 
-    assert said("Hi", 0).status_code == 200
+    assert post("Hi", 0).status_code == 200
     (process,) = gateway.backends()
     before = process.memory_info().rss
 
@@ -105,7 +105,7 @@ def test_messages_that_are_far_too_long_take_little_memory_of_the_backend(
 
     for text, place in product((TEXTS["code"], EMOJI), (0, 2, None) * 2):
         Path(f"/proc/{process.pid}/clear_refs").write_text("5")
-        refused = said(text, place)
+        refused = post(text, place)
         assert refused.status_code == 400
         assert refused.json()["error"]["code"] == "context_length_exceeded"
         assert peak(process) - before < 5 * LONG
@@ -134,10 +134,10 @@ def test_an_answer_of_very_many_vectors_is_complete(
     gateway: GatewayProcess, dimensions: int | None
 ) -> None:
     asked = {"model": "numbers", "input": ["abc"] * 2048, "dimensions": dimensions}
-    told = gateway.client.post("/v1/embeddings", json=asked).json()
-    assert [entry["index"] for entry in told["data"]] == list(range(2048))
-    assert {len(entry["embedding"]) for entry in told["data"]} == {dimensions or 4}
-    assert told["usage"]["prompt_tokens"] == 3 * 2048
+    answer = gateway.client.post("/v1/embeddings", json=asked).json()
+    assert [entry["index"] for entry in answer["data"]] == list(range(2048))
+    assert {len(entry["embedding"]) for entry in answer["data"]} == {dimensions or 4}
+    assert answer["usage"]["prompt_tokens"] == 3 * 2048
 
 
 async def test_a_large_answer_is_written_in_small_steps() -> None:

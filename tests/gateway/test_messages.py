@@ -38,8 +38,8 @@ def whole(gateway: GatewayProcess, body: Json, path: str = "/v1/messages") -> Js
     answer = gateway.client.post(path, json=body, headers={"anthropic-version": "2023-06-01"})
     assert answer.status_code == 200, answer.text
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
-    told: Json = answer.json()
-    return told
+    response: Json = answer.json()
+    return response
 
 
 def streamed(gateway: GatewayProcess, body: Json) -> list[Json]:
@@ -80,12 +80,12 @@ def test_a_stream_adds_up_to_the_whole_message(
     gateway: GatewayProcess, text: str, fields: Json, kinds: list[str], reason: str
 ) -> None:
     body = body_of(text, **fields)
-    told = whole(gateway, body)
-    assert [block["type"] for block in told["content"]] == kinds
-    assert told["stop_reason"] == reason
+    answer = whole(gateway, body)
+    assert [block["type"] for block in answer["content"]] == kinds
+    assert answer["stop_reason"] == reason
     events = streamed(gateway, body)
     assert [event["type"] for event in events[:2]] == ["message_start", "ping"]
-    assert plain(rebuilt(events)) == plain(told)
+    assert plain(rebuilt(events)) == plain(answer)
 
 
 @pytest.mark.parametrize("fields", [{}, {"max_tokens": 0}])
@@ -99,17 +99,17 @@ def test_a_stream_begins_with_the_number_of_prompt_tokens(
 
 
 def test_it_works_without_v1_and_with_aliases(gateway: GatewayProcess) -> None:
-    told = whole(gateway, body_of("Hello!", model="gpt-4o-mini"), "/messages")
-    assert texts(told) == "Hello! How can I help you?"
-    assert told["model"] == "gpt-4o-mini"
+    answer = whole(gateway, body_of("Hello!", model="gpt-4o-mini"), "/messages")
+    assert texts(answer) == "Hello! How can I help you?"
+    assert answer["model"] == "gpt-4o-mini"
 
 
 def test_the_only_model_need_not_be_named(gateway: GatewayProcess) -> None:
     body = body_of("Hello!")
     del body["model"]
-    told = whole(gateway, body)
-    assert (told["model"], texts(told)) == ("tiny", "Hello! How can I help you?")
-    assert whole(gateway, body | {"model": "default_model"})["content"] == told["content"]
+    answer = whole(gateway, body)
+    assert (answer["model"], texts(answer)) == ("tiny", "Hello! How can I help you?")
+    assert whole(gateway, body | {"model": "default_model"})["content"] == answer["content"]
     counted = whole(gateway, {"messages": body["messages"]}, "/v1/messages/count_tokens")
     assert counted["input_tokens"] > 0
 
@@ -117,8 +117,8 @@ def test_the_only_model_need_not_be_named(gateway: GatewayProcess) -> None:
 def test_a_begun_answer_is_continued(gateway: GatewayProcess) -> None:
     question = body_of("Count to 6.")
     turns = [*question["messages"], {"role": "assistant", "content": "1 2 3"}]
-    told = whole(gateway, question | {"messages": turns})
-    assert texts(told) == " 4 5 6"
+    response = whole(gateway, question | {"messages": turns})
+    assert texts(response) == " 4 5 6"
     chat = {"model": question["model"], "messages": turns, "temperature": 0}
     chat |= {"continue_final_message": True, "add_generation_prompt": False}
     answer = gateway.client.post("/v1/chat/completions", json=chat).json()
@@ -126,9 +126,9 @@ def test_a_begun_answer_is_continued(gateway: GatewayProcess) -> None:
 
 
 def test_a_stop_sequence_is_reported_and_left_out(gateway: GatewayProcess) -> None:
-    told = whole(gateway, body_of("Count to 20.", stop_sequences=["x", " 9"]))
-    assert texts(told) == "1 2 3 4 5 6 7 8"
-    assert told["stop_sequence"] == " 9"
+    answer = whole(gateway, body_of("Count to 20.", stop_sequences=["x", " 9"]))
+    assert texts(answer) == "1 2 3 4 5 6 7 8"
+    assert answer["stop_sequence"] == " 9"
 
 
 def test_a_call_and_its_result_lead_to_an_answer(gateway: GatewayProcess) -> None:
@@ -142,22 +142,22 @@ def test_a_call_and_its_result_lead_to_an_answer(gateway: GatewayProcess) -> Non
         {"role": "assistant", "content": asked["content"]},
         {"role": "user", "content": [result]},
     ]
-    told = whole(gateway, question | {"messages": turns})
-    assert texts(told) == "It is 21 degrees in Oslo."
-    assert told["stop_reason"] == "end_turn"
+    answer = whole(gateway, question | {"messages": turns})
+    assert texts(answer) == "It is 21 degrees in Oslo."
+    assert answer["stop_reason"] == "end_turn"
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
 def test_a_required_call_is_made(gateway: GatewayProcess, choice: Json) -> None:
-    told = whole(gateway, body_of("Hello!", tools=[WEATHER], tool_choice=choice))
-    assert told["content"][-1]["type"] == "tool_use"
-    assert isinstance(told["content"][-1]["input"]["city"], str)
+    answer = whole(gateway, body_of("Hello!", tools=[WEATHER], tool_choice=choice))
+    assert answer["content"][-1]["type"] == "tool_use"
+    assert isinstance(answer["content"][-1]["input"]["city"], str)
 
 
 def test_forbidden_tools_are_not_called(gateway: GatewayProcess) -> None:
     text = "What is the weather in Oslo?"
-    told = whole(gateway, body_of(text, tools=[WEATHER], tool_choice={"type": "none"}))
-    assert {block["type"] for block in told["content"]} <= {"text", "thinking"}
+    answer = whole(gateway, body_of(text, tools=[WEATHER], tool_choice={"type": "none"}))
+    assert {block["type"] for block in answer["content"]} <= {"text", "thinking"}
 
 
 def test_thinking_can_be_off_shown_or_hidden(gateway: GatewayProcess) -> None:
@@ -176,8 +176,8 @@ def test_thinking_can_be_off_shown_or_hidden(gateway: GatewayProcess) -> None:
 def test_an_answer_satisfies_its_schema(gateway: GatewayProcess) -> None:
     form = {"format": {"type": "json_schema", "schema": VERDICT}}
     fields = {"output_config": form, "thinking": {"type": "disabled"}}
-    told = whole(gateway, body_of("Is Paris in France?", **fields))
-    assert json.loads(texts(told))["verdict"] in ("yes", "no")
+    answer = whole(gateway, body_of("Is Paris in France?", **fields))
+    assert json.loads(texts(answer))["verdict"] in ("yes", "no")
 
 
 def test_counted_tokens_equal_those_of_the_prompt(gateway: GatewayProcess) -> None:
@@ -209,8 +209,8 @@ def test_a_limit_of_zero_tokens_only_caches_the_prompt(gateway: GatewayProcess) 
 
 
 def test_the_end_of_the_context_has_its_own_stop_reason(gateway: GatewayProcess) -> None:
-    told = whole(gateway, body_of("Say tick forever.", max_tokens=100_000))
-    assert told["stop_reason"] == "model_context_window_exceeded"
+    answer = whole(gateway, body_of("Say tick forever.", max_tokens=100_000))
+    assert answer["stop_reason"] == "model_context_window_exceeded"
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_errors_have_anthropics_form(
 ) -> None:
     answer = strict_gateway.client.post("/v1/messages", json=body_of("hi", stream=stream) | fields)
     assert answer.status_code == status
-    told = answer.json()
-    assert (told["type"], told["error"]["type"]) == ("error", kind)
-    assert says in told["error"]["message"]
-    assert told["request_id"] == answer.headers["request-id"]
+    response = answer.json()
+    assert (response["type"], response["error"]["type"]) == ("error", kind)
+    assert says in response["error"]["message"]
+    assert response["request_id"] == answer.headers["request-id"]

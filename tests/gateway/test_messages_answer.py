@@ -54,20 +54,20 @@ def rebuilt(events: list[Json]) -> Json:
 
 @given(answers())
 def test_a_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
-    told = answer(stop_sequences=["END"])
+    message = answer(stop_sequences=["END"])
     # An event must not change after it was returned, because it is written at once.
     written: list[str] = []
     for event in events:
-        written += [json.dumps(each) for each in told.take(event)]
-    assert rebuilt([json.loads(each) for each in written]) == told.message()
+        written += [json.dumps(each) for each in message.take(event)]
+    assert rebuilt([json.loads(each) for each in written]) == message.message()
     end = events[-1]
     assert isinstance(end, Done)
-    usage = told.message()["usage"]
+    usage = message.message()["usage"]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == end.usage.prompt_tokens
-    content = told.message()["content"]
+    content = message.message()["content"]
     for kind, field in (("thinking", "reasoning"), ("text", "content")):
-        said = "".join(getattr(event, field) for event in events if isinstance(event, Piece))
-        assert "".join(block[kind] for block in content if block["type"] == kind) == said
+        text = "".join(getattr(event, field) for event in events if isinstance(event, Piece))
+        assert "".join(block[kind] for block in content if block["type"] == kind) == text
     texts = [block for block in content if block["type"] == "text"]
     assert all(block.keys() == {"type", "text", "citations"} for block in texts)
 
@@ -97,41 +97,44 @@ def test_the_first_event_counts_the_whole_prompt(first: Event) -> None:
     ],
 )
 def test_stop_reasons(end: Done, reason: str, sequence: str | None) -> None:
-    told = answer(stop_sequences=["END"])
-    told.take(end)
-    assert (told.message()["stop_reason"], told.message()["stop_sequence"]) == (reason, sequence)
+    message = answer(stop_sequences=["END"])
+    message.take(end)
+    assert (message.message()["stop_reason"], message.message()["stop_sequence"]) == (
+        reason,
+        sequence,
+    )
 
 
 def test_a_call_ends_with_tool_use() -> None:
-    told = answer()
-    told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", "{}"),)))
-    told.take(Done("stop", Usage()))
-    assert told.message()["stop_reason"] == "tool_use"
+    message = answer()
+    message.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", "{}"),)))
+    message.take(Done("stop", Usage()))
+    assert message.message()["stop_reason"] == "tool_use"
 
 
 @pytest.mark.parametrize("written", ["", '{"a'])
 def test_an_incomplete_call_is_dropped_from_the_whole_answer(written: str) -> None:
-    told = answer()
-    events = told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", written),)))
-    told.take(Done("length", Usage(completion_tokens=5)))
+    message = answer()
+    events = message.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", written),)))
+    message.take(Done("length", Usage(completion_tokens=5)))
     assert "content_block_start" in [event["type"] for event in events]
-    assert (told.message()["content"], told.message()["stop_reason"]) == ([], "max_tokens")
+    assert (message.message()["content"], message.message()["stop_reason"]) == ([], "max_tokens")
 
 
 def test_omitted_thinking_leaves_an_empty_block() -> None:
     thinking = {"type": "adaptive", "display": "omitted"}
-    told = answer(thinking=thinking)
-    events = told.take(Piece(reasoning="secret", content="open"))
-    events += told.take(Done("stop", Usage()))
-    assert "secret" not in json.dumps([events, told.message()])
-    assert [block["type"] for block in told.message()["content"]] == ["thinking", "text"]
+    message = answer(thinking=thinking)
+    events = message.take(Piece(reasoning="secret", content="open"))
+    events += message.take(Done("stop", Usage()))
+    assert "secret" not in json.dumps([events, message.message()])
+    assert [block["type"] for block in message.message()["content"]] == ["thinking", "text"]
 
 
 def test_a_message_has_every_field_of_the_api() -> None:
-    told = answer()
-    told.take(Piece(content="hi"))
-    *_, delta, _ = told.take(Done("stop", Usage(5, 1, 2)))
-    whole = told.message()
+    message = answer()
+    message.take(Piece(content="hi"))
+    *_, delta, _ = message.take(Done("stop", Usage(5, 1, 2)))
+    whole = message.message()
     assert {"stop_details", "container"} <= whole.keys() & delta["delta"].keys()
     assert whole["usage"]["cache_creation"] == {
         "ephemeral_5m_input_tokens": 0,

@@ -143,10 +143,10 @@ def test_the_models_choice_in_a_request_is_added_to_that_of_the_file(tmp_path: P
     ],
 )
 def test_a_bad_file_is_reported_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
-    told = sentence_of(tmp_path, text)
-    assert told.startswith("m.yaml: ")
-    assert sentence in told
-    assert "\n" not in told
+    reason = sentence_of(tmp_path, text)
+    assert reason.startswith("m.yaml: ")
+    assert sentence in reason
+    assert "\n" not in reason
 
 
 def test_a_bad_file_does_not_affect_the_others(tmp_path: Path) -> None:

@@ -107,9 +107,9 @@ async def test_a_load_may_take_longer_while_its_download_progresses(tmp_path: Pa
 def test_the_backends_download_progress_is_parsed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told = {"files": 1, "all_files": 3, "bytes": 20 << 20, "all_bytes": 80 << 20}
+    progress = {"files": 1, "all_files": 3, "bytes": 20 << 20, "all_bytes": 80 << 20}
     with caplog.at_level("INFO"):
-        Progress("owner/name, 9 of 8 MiB", -1000.0).tell(told)
+        Progress("owner/name, 9 of 8 MiB", -1000.0).report(progress)
     found = DOWNLOAD.search(caplog.messages[-1])
     assert found is not None
     assert found.groups() == ("20", "80")

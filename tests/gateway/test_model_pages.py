@@ -23,11 +23,11 @@ def page(gateway: GatewayProcess, **query: Any) -> tuple[list[str], bool]:
     """The names on a page, and whether more follow."""
     answer = gateway.client.get("/v1/models", params=query)
     assert answer.status_code == 200, answer.text
-    told = answer.json()
-    names = [card["id"] for card in told["data"]]
+    response = answer.json()
+    names = [card["id"] for card in response["data"]]
     ends = (names[0], names[-1]) if names else (None, None)
-    assert (told["first_id"], told["last_id"]) == ends
-    return names, told["has_more"]
+    assert (response["first_id"], response["last_id"]) == ends
+    return names, response["has_more"]
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ def ask(gateway: GatewayProcess, path: str, **fields: Any) -> Json:
     body = {"model": "tiny:latest", "stream": False, "options": COLD, **fields}
     answer = gateway.client.post(f"/api/{path}", json=body)
     assert answer.status_code == 200, answer.text
-    told: Json = answer.json()
-    return told
+    response: Json = answer.json()
+    return response
 
 
 def lines(gateway: GatewayProcess, path: str, **fields: Any) -> list[Json]:
@@ -40,16 +40,16 @@ def test_a_chat_whole_and_in_lines(gateway: GatewayProcess) -> None:
     assert (whole["done"], whole["done_reason"]) == (True, "stop")
     assert whole["prompt_eval_count"] > 0
     assert whole["eval_count"] > 0
-    told = lines(gateway, "chat", messages=user_message(ADDITION))
-    assert "".join(line["message"]["content"] for line in told) == "7 + 5 = 12"
-    assert [line["done"] for line in told] == [False] * (len(told) - 1) + [True]
+    parts = lines(gateway, "chat", messages=user_message(ADDITION))
+    assert "".join(line["message"]["content"] for line in parts) == "7 + 5 = 12"
+    assert [line["done"] for line in parts] == [False] * (len(parts) - 1) + [True]
 
 
 def test_a_prompt_with_and_without_the_template(gateway: GatewayProcess) -> None:
     asked = {"prompt": ADDITION, "think": False, "system": "Be brief."}
     assert "12" in ask(gateway, "generate", **asked)["response"]
-    told = lines(gateway, "generate", **asked)
-    assert "12" in "".join(line["response"] for line in told)
+    parts = lines(gateway, "generate", **asked)
+    assert "12" in "".join(line["response"] for line in parts)
     raw = ask(gateway, "generate", prompt="1 2 3", raw=True, options={**COLD, "num_predict": 3})
     assert (raw["done_reason"], raw["eval_count"]) == ("length", 3)
 
@@ -59,8 +59,8 @@ def test_a_tool_turn(gateway: GatewayProcess, stream: bool) -> None:
     messages: list[Json] = user_message("What is the weather in Paris?")
     asked = {"messages": messages, "tools": [WEATHER]}
     if stream:
-        told = [line["message"] for line in lines(gateway, "chat", **asked)]
-        (message,) = [each for each in told if "tool_calls" in each]
+        parts = [line["message"] for line in lines(gateway, "chat", **asked)]
+        (message,) = [each for each in parts if "tool_calls" in each]
     else:
         message = ask(gateway, "chat", **asked)["message"]
     (call,) = message["tool_calls"]
@@ -82,8 +82,8 @@ def test_a_format_of_the_answer(gateway: GatewayProcess) -> None:
         "required": ["a"],
         "additionalProperties": False,
     }
-    told = ask(gateway, "chat", messages=user_message("Yes?"), format=schema, think=False)
-    assert isinstance(json.loads(told["message"]["content"])["a"], bool), told
+    answer = ask(gateway, "chat", messages=user_message("Yes?"), format=schema, think=False)
+    assert isinstance(json.loads(answer["message"]["content"])["a"], bool), answer
 
 
 def test_lists_of_models(gateway: GatewayProcess) -> None:
@@ -112,9 +112,9 @@ def test_an_unset_context_is_not_sent() -> None:
     try:
         shown = gateway.client.post("/api/show", json={"model": "m"}).json()
         assert shown["model_info"] == {"general.architecture": "mlx"}
-        told = ask(gateway, "embed", model="m", input=["ab", "abc"], dimensions=1)
-        assert told["embeddings"] == [[1.0], [1.0]]
-        assert told["prompt_eval_count"] == 5
+        answer = ask(gateway, "embed", model="m", input=["ab", "abc"], dimensions=1)
+        assert answer["embeddings"] == [[1.0], [1.0]]
+        assert answer["prompt_eval_count"] == 5
         [[*whole]] = ask(gateway, "embed", model="m", input="ab")["embeddings"]
         assert ask(gateway, "embeddings", model="m", prompt="ab") == {"embedding": whole}
         empty = gateway.client.post("/api/embeddings", json={"model": "m", "prompt": ""})

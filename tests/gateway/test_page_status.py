@@ -47,8 +47,8 @@ def gateway() -> Iterator[GatewayProcess]:
 
 def test_reading_it_loads_nothing(gateway: GatewayProcess) -> None:
     for _ in range(3):
-        told = gateway.client.get("/api/status").json()
-    assert told["models"] == [
+        status = gateway.client.get("/api/status").json()
+    assert status["models"] == [
         {
             "name": "tiny",
             "state": "stopped",

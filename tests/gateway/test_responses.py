@@ -43,8 +43,8 @@ def body_of(given: Any, **fields: Any) -> Json:
 def whole(gateway: GatewayProcess, given: Any, **fields: Any) -> Json:
     answer = gateway.client.post("/v1/responses", json=body_of(given, **fields))
     assert answer.status_code == 200, answer.text
-    told: Json = answer.json()
-    return told
+    response: Json = answer.json()
+    return response
 
 
 def streamed(gateway: GatewayProcess, given: Any, **fields: Any) -> list[Json]:
@@ -84,19 +84,19 @@ def plain(items: list[Json]) -> list[Json]:
 def test_a_stream_adds_up_to_the_whole_response(
     gateway: GatewayProcess, text: str, fields: Json, kinds: list[str], status: str
 ) -> None:
-    told = whole(gateway, text, **fields)
-    assert [item["type"] for item in told["output"]] == kinds
-    assert told["status"] == status
+    answer = whole(gateway, text, **fields)
+    assert [item["type"] for item in answer["output"]] == kinds
+    assert answer["status"] == status
     events = streamed(gateway, text, **fields)
     client = Client()
     for event in events:
         client.read(event)
     assert events[-1]["type"] == f"response.{status}"
     assert events[-1]["response"]["output"] == client.items
-    assert plain(client.items) == plain(told["output"])
+    assert plain(client.items) == plain(answer["output"])
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     for name in ("input_tokens", "output_tokens", "output_tokens_details"):
-        assert events[-1]["response"]["usage"][name] == told["usage"][name]
+        assert events[-1]["response"]["usage"][name] == answer["usage"][name]
 
 
 def test_a_call_and_its_output_lead_to_an_answer(gateway: GatewayProcess) -> None:
@@ -121,19 +121,19 @@ def test_a_stored_item_is_referred_to_by_its_id(gateway: GatewayProcess) -> None
     sent = gateway.client.get(path).json()["data"]
     question = {"role": "user", "content": "What is my name?"}
     kept = [{"type": "item_reference", "id": item["id"]} for item in sent + first["output"]]
-    told = whole(gateway, [*kept, question])
+    answer = whole(gateway, [*kept, question])
     resent = whole(gateway, [name, *first["output"], question])
-    assert text_of(told) == text_of(resent)
-    assert told["usage"]["input_tokens"] == resent["usage"]["input_tokens"]
+    assert text_of(answer) == text_of(resent)
+    assert answer["usage"]["input_tokens"] == resent["usage"]["input_tokens"]
     # Its input is listed as items with their own ids.
     items = gateway.client.get(
-        f"/v1/responses/{told['id']}/input_items", params={"order": "asc"}
+        f"/v1/responses/{answer['id']}/input_items", params={"order": "asc"}
     ).json()["data"]
     assert items[:-1] == sent + first["output"]
     counted = gateway.client.post(
         "/v1/responses/input_tokens", json={"model": "tiny", "input": [*kept, question]}
     ).json()
-    assert counted["input_tokens"] == told["usage"]["input_tokens"]
+    assert counted["input_tokens"] == answer["usage"]["input_tokens"]
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -177,36 +177,36 @@ def test_stored_responses_exist_until_they_are_deleted(gateway: GatewayProcess) 
     [("", "starting_after"), ("/input_items", "before")],
 )
 def test_an_unknown_query_parameter_is_named(gateway: GatewayProcess, path: str, name: str) -> None:
-    told = whole(gateway, "Hello!", max_output_tokens=1)
-    answer = gateway.client.get(f"/v1/responses/{told['id']}{path}", params={name: "3"})
+    response = whole(gateway, "Hello!", max_output_tokens=1)
+    answer = gateway.client.get(f"/v1/responses/{response['id']}{path}", params={name: "3"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
 
 def test_what_a_client_asks_to_include_is_listed(gateway: GatewayProcess) -> None:
     """OpenAI's clients send it with a stored response's id too."""
-    told = whole(gateway, "Hello!", max_output_tokens=1)
-    answer = gateway.client.get(f"/v1/responses/{told['id']}", params={"include[]": "x"})
-    assert answer.json() == told
+    response = whole(gateway, "Hello!", max_output_tokens=1)
+    answer = gateway.client.get(f"/v1/responses/{response['id']}", params={"include[]": "x"})
+    assert answer.json() == response
     assert answer.headers["x-ignored-fields"] == "include[]"
 
 
 def test_a_response_that_is_not_stored_cannot_be_continued(gateway: GatewayProcess) -> None:
-    told = whole(gateway, "Hello!", store=False)
+    response = whole(gateway, "Hello!", store=False)
     answer = gateway.client.post(
-        "/v1/responses", json=body_of("hi", previous_response_id=told["id"])
+        "/v1/responses", json=body_of("hi", previous_response_id=response["id"])
     )
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "previous_response_id"
-    assert gateway.client.get(f"/v1/responses/{told['id']}").status_code == 404
+    assert gateway.client.get(f"/v1/responses/{response['id']}").status_code == 404
 
 
 def test_the_only_model_need_not_be_named(gateway: GatewayProcess) -> None:
-    told = whole(gateway, "Hello!", model=None)
-    assert (told["model"], text_of(told)) == ("tiny", "Hello! How can I help you?")
-    kept = gateway.client.get(f"/v1/responses/{told['id']}").json()
+    answer = whole(gateway, "Hello!", model=None)
+    assert (answer["model"], text_of(answer)) == ("tiny", "Hello! How can I help you?")
+    kept = gateway.client.get(f"/v1/responses/{answer['id']}").json()
     assert kept["model"] == "tiny"
     counted = gateway.client.post("/v1/responses/input_tokens", json={"input": "Hello!"}).json()
-    assert counted["input_tokens"] == told["usage"]["input_tokens"]
+    assert counted["input_tokens"] == answer["usage"]["input_tokens"]
 
 
 def test_instructions_are_not_inherited(gateway: GatewayProcess) -> None:
@@ -218,8 +218,8 @@ def test_instructions_are_not_inherited(gateway: GatewayProcess) -> None:
 
 def test_log_probabilities_come_with_the_text(gateway: GatewayProcess) -> None:
     include = ["message.output_text.logprobs"]
-    told = whole(gateway, "Hello!", include=include, top_logprobs=2)
-    part = told["output"][0]["content"][0]
+    answer = whole(gateway, "Hello!", include=include, top_logprobs=2)
+    part = answer["output"][0]["content"][0]
     assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"]
     assert all(len(entry["top_logprobs"]) == 2 for entry in part["logprobs"])
     assert all("id" not in entry for entry in part["logprobs"])
@@ -231,9 +231,9 @@ def test_log_probabilities_come_with_the_text(gateway: GatewayProcess) -> None:
 
 def test_log_probabilities_of_the_text_exclude_the_reasoning(gateway: GatewayProcess) -> None:
     include = ["message.output_text.logprobs"]
-    told = whole(gateway, "What is 7 plus 5?", include=include)
-    assert [item["type"] for item in told["output"]] == ["reasoning", "message"]
-    part = told["output"][1]["content"][0]
+    answer = whole(gateway, "What is 7 plus 5?", include=include)
+    assert [item["type"] for item in answer["output"]] == ["reasoning", "message"]
+    part = answer["output"][1]["content"][0]
     assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"]
     events = streamed(gateway, "What is 7 plus 5?", include=include)
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
@@ -242,15 +242,15 @@ def test_log_probabilities_of_the_text_exclude_the_reasoning(gateway: GatewayPro
 
 
 def test_an_answer_satisfies_its_schema(gateway: GatewayProcess) -> None:
-    told = whole(gateway, "Is Paris in France?", text={"format": VERDICT}, reasoning=QUIET)
-    assert json.loads(text_of(told))["verdict"] in ("yes", "no")
-    assert told["text"]["format"] == VERDICT
+    answer = whole(gateway, "Is Paris in France?", text={"format": VERDICT}, reasoning=QUIET)
+    assert json.loads(text_of(answer))["verdict"] in ("yes", "no")
+    assert answer["text"]["format"] == VERDICT
 
 
 def test_effort_can_turn_reasoning_off(gateway: GatewayProcess) -> None:
-    told = whole(gateway, "What is 7 plus 5?", reasoning=QUIET)
-    assert [item["type"] for item in told["output"]] == ["message"]
-    assert told["usage"]["output_tokens_details"]["reasoning_tokens"] == 0
+    answer = whole(gateway, "What is 7 plus 5?", reasoning=QUIET)
+    assert [item["type"] for item in answer["output"]] == ["message"]
+    assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == 0
 
 
 @pytest.mark.parametrize(
@@ -266,17 +266,17 @@ def test_effort_can_turn_reasoning_off(gateway: GatewayProcess) -> None:
     ],
 )
 def test_a_required_call_is_made(gateway: GatewayProcess, choice: Any) -> None:
-    told = whole(gateway, "Hello!", tools=[WEATHER], tool_choice=choice)
-    assert told["output"][-1]["type"] == "function_call"
-    assert told["tool_choice"] == choice
+    answer = whole(gateway, "Hello!", tools=[WEATHER], tool_choice=choice)
+    assert answer["output"][-1]["type"] == "function_call"
+    assert answer["tool_choice"] == choice
 
 
 def test_counted_tokens_equal_those_of_the_prompt(gateway: GatewayProcess) -> None:
     body = {"model": "tiny", "input": "Tell me a story.", "instructions": "Be brief."}
     counted = gateway.client.post("/v1/responses/input_tokens", json=body).json()
-    told = whole(gateway, body["input"], instructions="Be brief.", max_output_tokens=1)
+    answer = whole(gateway, body["input"], instructions="Be brief.", max_output_tokens=1)
     assert counted["object"] == "response.input_tokens"
-    assert counted["input_tokens"] == told["usage"]["input_tokens"]
+    assert counted["input_tokens"] == answer["usage"]["input_tokens"]
 
 
 @pytest.mark.parametrize(

@@ -68,11 +68,11 @@ class Client:
 
 @given(answers())
 def test_a_stream_adds_up_to_the_whole_response(events: list[Event]) -> None:
-    told = answer()
+    response = answer()
     # An event must not change after it was returned, because it is written at once.
     written: list[str] = []
     for event in events:
-        written += [json.dumps(each) for each in told.take(event)]
+        written += [json.dumps(each) for each in response.take(event)]
     read = [json.loads(each) for each in written]
     assert [event["sequence_number"] for event in read] == list(range(len(read)))
     assert [event["type"] for event in read[:2]] == ["response.created", "response.in_progress"]
@@ -80,7 +80,7 @@ def test_a_stream_adds_up_to_the_whole_response(events: list[Event]) -> None:
     for event in read:
         client.read(event)
     last = read[-1]["response"]
-    assert last == told.response
+    assert last == response.response
     assert client.items == last["output"]
     assert len(client.finished) == len(client.items)
     end = events[-1]
@@ -98,22 +98,22 @@ def test_a_stream_adds_up_to_the_whole_response(events: list[Event]) -> None:
 
 
 def test_an_incomplete_call_is_partial_in_a_stream_and_dropped_from_the_whole() -> None:
-    told = answer()
-    told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", "{}"),)))
-    told.take(Piece(tool_calls=(ToolCallPiece(1, "b", "look", '{"a'),)))
-    last = told.take(Done("length", Usage(3, 4)))[-1]["response"]
+    response = answer()
+    response.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", "{}"),)))
+    response.take(Piece(tool_calls=(ToolCallPiece(1, "b", "look", '{"a'),)))
+    last = response.take(Done("length", Usage(3, 4)))[-1]["response"]
     assert [item["status"] for item in last["output"]] == ["completed", "incomplete"]
     assert last["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert told.response == last | {"output": last["output"][:1]}
+    assert response.response == last | {"output": last["output"][:1]}
 
 
 def test_a_completely_sent_call_is_completed_however_the_answer_ends() -> None:
-    told = answer()
-    told.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", '{"a": 1}'),)))
-    events = told.take(Done("length", Usage(3, 4)))
+    response = answer()
+    response.take(Piece(tool_calls=(ToolCallPiece(0, "a", "look", '{"a": 1}'),)))
+    events = response.take(Done("length", Usage(3, 4)))
     (done,) = [event for event in events if event["type"] == "response.output_item.done"]
-    assert done["item"]["status"] == told.response["output"][0]["status"] == "completed"
-    assert told.response["status"] == "incomplete"
+    assert done["item"]["status"] == response.response["output"][0]["status"] == "completed"
+    assert response.response["status"] == "incomplete"
 
 
 def entries(*tokens: str) -> tuple[Json, ...]:
@@ -124,7 +124,7 @@ def entries(*tokens: str) -> tuple[Json, ...]:
 
 
 @pytest.mark.parametrize(
-    ("thought", "said", "text", "tokens"),
+    ("thought", "content", "text", "tokens"),
     [
         (["hm"], ["</think>", "\n\n", "The"], "The", ["The"]),
         (["hm", "</think>", "The"], [], "The", ["The"]),
@@ -137,21 +137,21 @@ def entries(*tokens: str) -> tuple[Json, ...]:
     ],
 )
 def test_text_begins_with_its_own_log_probabilities(
-    thought: list[str], said: list[str], text: str, tokens: list[str]
+    thought: list[str], content: list[str], text: str, tokens: list[str]
 ) -> None:
-    told = answer()
-    told.take(Piece(reasoning="hm", logprobs=entries(*thought)))
-    told.take(Piece(content=text, logprobs=entries(*said)))
-    told.take(Piece(content="!", logprobs=entries("!")))
-    told.take(Done("stop", Usage()))
-    part = told.response["output"][1]["content"][0]
+    response = answer()
+    response.take(Piece(reasoning="hm", logprobs=entries(*thought)))
+    response.take(Piece(content=text, logprobs=entries(*content)))
+    response.take(Piece(content="!", logprobs=entries("!")))
+    response.take(Done("stop", Usage()))
+    part = response.response["output"][1]["content"][0]
     assert [entry["token"] for entry in part["logprobs"]] == [*tokens, "!"]
 
 
 def test_a_failure_during_the_answer_is_a_failed_response() -> None:
-    told = answer()
-    told.take(Piece(content="half a"))
-    (last,) = told.fail(ApiError(503, "the backend of this model has gone away"))
+    result = answer()
+    result.take(Piece(content="half a"))
+    (last,) = result.fail(ApiError(503, "the backend of this model has gone away"))
     assert last["type"] == "response.failed"
     response = last["response"]
     assert (response["status"], response["usage"]) == ("failed", None)
@@ -169,7 +169,7 @@ def test_a_failure_before_the_first_token_is_a_response_too() -> None:
 def test_a_response_repeats_the_requests_fields() -> None:
     tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
     schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
-    told = answer(
+    response = answer(
         tools=[tool],
         tool_choice={"type": "function", "name": "look"},
         text={"format": schema},
@@ -178,12 +178,16 @@ def test_a_response_repeats_the_requests_fields() -> None:
         instructions="Be brief.",
         store=False,
     ).response
-    assert told["tools"] == [tool | {"description": None, "strict": False}]
-    assert told["tool_choice"] == {"type": "function", "name": "look"}
-    assert told["text"]["format"] == schema
-    assert (told["metadata"], told["top_p"], told["instructions"]) == ({"a": "b"}, 0.5, "Be brief.")
-    assert told["store"] is False
-    assert told["temperature"] == 0.25
+    assert response["tools"] == [tool | {"description": None, "strict": False}]
+    assert response["tool_choice"] == {"type": "function", "name": "look"}
+    assert response["text"]["format"] == schema
+    assert (response["metadata"], response["top_p"], response["instructions"]) == (
+        {"a": "b"},
+        0.5,
+        "Be brief.",
+    )
+    assert response["store"] is False
+    assert response["temperature"] == 0.25
 
 
 def test_a_call_of_a_tool_in_a_namespace_has_both_names() -> None:
@@ -194,8 +198,10 @@ def test_a_call_of_a_tool_in_a_namespace_has_both_names() -> None:
     patch = ToolCallPiece(1, "c2", "mcp__files__patch", '{"input": "x"}')
     reply.take(Piece(tool_calls=(patch,)))
     reply.take(Done("stop", Usage()))
-    told = [(item["type"], item["namespace"], item["name"]) for item in reply.response["output"]]
-    assert told == [
+    response = [
+        (item["type"], item["namespace"], item["name"]) for item in reply.response["output"]
+    ]
+    assert response == [
         ("function_call", "mcp__files", "read"),
         ("custom_tool_call", "mcp__files", "patch"),
     ]
@@ -236,15 +242,15 @@ def test_the_text_of_a_custom_tool_is_streamed_as_it_is_generated(
     """Every delta is sent at once, and an incomplete text is sent as far as it was generated."""
     written = json.dumps({"input": text}, ensure_ascii=escaped)
     places = sorted({0, *(min(cut, len(written)) for cut in cuts)})
-    told = answer(tools=[{"type": "custom", "name": "patch"}])
+    response = answer(tools=[{"type": "custom", "name": "patch"}])
     client = Client()
     for start, end in pairwise(places):
         piece = ToolCallPiece(0, "c1", "patch", written[start:end])
-        for event in told.take(Piece(tool_calls=(piece,))):
+        for event in response.take(Piece(tool_calls=(piece,))):
             client.read(event)
         whole = from_json(written[:end], allow_partial="trailing-strings")
         assert "".join(client.deltas) == whole.get("input", "")
-    for event in told.take(Done("length", Usage())):
+    for event in response.take(Done("length", Usage())):
         client.read(event)
     if client.items:
         complete = places[-1] == len(written)

@@ -34,24 +34,24 @@ def cut_off(gateway: GatewayProcess, path: str, body: Json, delta: str) -> Itera
 def test_a_failure_is_an_error_event_and_not_an_end_event() -> None:
     gateway = GatewayProcess({"tiny": roomy()}, "--keepalive-interval", "0.05")
     try:
-        told = list(cut_off(gateway, "/v1/messages", MESSAGE, "content_block_delta"))
-        kinds = [event["type"] for event in told]
+        parts = list(cut_off(gateway, "/v1/messages", MESSAGE, "content_block_delta"))
+        kinds = [event["type"] for event in parts]
         # The stream began while the model was being loaded, before any event could be sent.
         assert kinds[:3] == ["message_start", "ping", "ping"]
         assert kinds.count("message_start") == 1
         assert "content_block_delta" in kinds
         assert "message_stop" not in kinds
         assert "message_delta" not in kinds
-        assert told[-1]["type"] == "error"
-        assert told[-1]["error"]["type"] == "overloaded_error"
+        assert parts[-1]["type"] == "error"
+        assert parts[-1]["error"]["type"] == "overloaded_error"
 
-        told = list(cut_off(gateway, "/v1/responses", RESPONSE, "response.output_text.delta"))
-        kinds = [event["type"] for event in told]
+        parts = list(cut_off(gateway, "/v1/responses", RESPONSE, "response.output_text.delta"))
+        kinds = [event["type"] for event in parts]
         assert kinds[:2] == ["response.created", "response.in_progress"]
         assert kinds.count("response.in_progress") > 2  # its model was being loaded again
-        assert [event["sequence_number"] for event in told] == list(range(len(told)))
-        assert told[-1]["type"] == "response.failed"
-        failed = told[-1]["response"]
+        assert [event["sequence_number"] for event in parts] == list(range(len(parts)))
+        assert parts[-1]["type"] == "response.failed"
+        failed = parts[-1]["response"]
         assert failed["error"]["code"] == "server_error"
         assert failed["output"][0]["status"] == "incomplete"
         kept = gateway.client.get(f"/v1/responses/{failed['id']}")

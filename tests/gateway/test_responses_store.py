@@ -13,8 +13,8 @@ Json = dict[str, Any]
 
 
 def stored(name: str, earlier: tuple[Json, ...] = (), text: str = "") -> Stored:
-    said = {"type": "message", "id": f"msg_{name}", "text": text}
-    return Stored({"id": name, "output": [said]}, earlier, ({"id": f"in_{name}"},))
+    message = {"type": "message", "id": f"msg_{name}", "text": text}
+    return Stored({"id": name, "output": [message]}, earlier, ({"id": f"in_{name}"},))
 
 
 def kept(store: Store, *names: str) -> list[bool]:

@@ -33,8 +33,8 @@ def translated(
 
 
 def messages(given: Any = "hi", **fields: Any) -> list[Json]:
-    told = translated(given, **fields).chat.messages
-    return [message.model_dump(exclude_none=True, exclude_defaults=True) for message in told]
+    converted = translated(given, **fields).chat.messages
+    return [message.model_dump(exclude_none=True, exclude_defaults=True) for message in converted]
 
 
 def message_item(role: str, *texts: str) -> Json:
@@ -43,9 +43,9 @@ def message_item(role: str, *texts: str) -> Json:
 
 
 def test_a_text_is_a_user_message_after_the_instructions() -> None:
-    told = messages("hi", instructions="Be brief.")
-    assert told[0] == {"role": "system", "content": "Be brief."}
-    assert told[1] == {"role": "user", "content": [{"type": "text", "text": "hi"}]}
+    converted = messages("hi", instructions="Be brief.")
+    assert converted[0] == {"role": "system", "content": "Be brief."}
+    assert converted[1] == {"role": "user", "content": [{"type": "text", "text": "hi"}]}
 
 
 def test_an_item_whose_type_is_null_is_a_message() -> None:
@@ -59,9 +59,9 @@ def test_instructions_and_leading_system_messages_become_one() -> None:
         {"role": "system", "content": "b"},
         message_item("user", "hi"),
     ]
-    told = messages(items, instructions="Be brief.")
-    assert [message["role"] for message in told] == ["system", "user"]
-    assert told[0]["content"] == "Be brief.\n\na\n\nb"
+    converted = messages(items, instructions="Be brief.")
+    assert [message["role"] for message in converted] == ["system", "user"]
+    assert converted[0]["content"] == "Be brief.\n\na\n\nb"
 
 
 def test_items_of_the_model_become_one_message_until_the_order_restarts() -> None:
@@ -77,20 +77,20 @@ def test_items_of_the_model_become_one_message_until_the_order_restarts() -> Non
         CALL,
         RESULT,
     ]
-    told = messages(
+    converted = messages(
         [*items, thought | {"id": "rs_1"}, CALL | {"call_id": "c2"}, message_item("user", "so?")]
     )
-    roles = [message["role"] for message in told]
+    roles = [message["role"] for message in converted]
     assert roles == ["user", "assistant", "tool", "assistant", "user"]
     function = {"name": "look", "arguments": '{"at":"sky"}'}
-    assert told[1] == {
+    assert converted[1] == {
         "role": "assistant",
         "content": "Let me see.",
         "reasoning_content": "hm",
         "tool_calls": [{"id": "c1", "function": function}],
     }
-    assert told[2] == {"role": "tool", "tool_call_id": "c1", "content": "blue"}
-    assert told[3]["tool_calls"][0]["id"] == "c2"
+    assert converted[2] == {"role": "tool", "tool_call_id": "c1", "content": "blue"}
+    assert converted[3]["tool_calls"][0]["id"] == "c2"
     twice = messages(
         [message_item("user", "hi"), message_item("assistant", "a"), message_item("assistant", "b")]
     )
@@ -115,12 +115,12 @@ def test_reasoning_is_its_content_else_its_summary_else_nothing() -> None:
 
 def test_earlier_items_come_before_the_input() -> None:
     earlier = [message_item("user", "one"), message_item("assistant", "two")]
-    told = translated("three", earlier=earlier, instructions="Be brief.")
-    roles = [message.role for message in told.chat.messages]
+    converted = translated("three", earlier=earlier, instructions="Be brief.")
+    roles = [message.role for message in converted.chat.messages]
     assert roles == ["system", "user", "assistant", "user"]
     param = "messages[1].content[0]"
-    assert told.named(ApiError(400, "", param=param)).param == "previous_response_id"
-    assert told.named(ApiError(400, "", param="messages[3]")).param == "input[0]"
+    assert converted.named(ApiError(400, "", param=param)).param == "previous_response_id"
+    assert converted.named(ApiError(400, "", param="messages[3]")).param == "input[0]"
 
 
 def test_tools_with_the_same_name_are_refused() -> None:
@@ -132,10 +132,12 @@ def test_tools_with_the_same_name_are_refused() -> None:
 
 def test_images_and_their_positions() -> None:
     image = {"type": "input_image", "image_url": "data:image/png;base64,QUJD", "detail": "low"}
-    told = translated([{"role": "user", "content": [{"type": "input_text", "text": "see"}, image]}])
-    part = told.chat.model_dump()["messages"][0]["content"][1]
+    converted = translated(
+        [{"role": "user", "content": [{"type": "input_text", "text": "see"}, image]}]
+    )
+    part = converted.chat.model_dump()["messages"][0]["content"][1]
     assert part["image_url"] == {"url": "data:image/png;base64,QUJD"}
-    error = told.named(ApiError(400, "bad", param="messages[0].content[1].image_url"))
+    error = converted.named(ApiError(400, "bad", param="messages[0].content[1].image_url"))
     assert error.param == "input[0].content[1]"
     shown = messages([message_item("user", "hi"), CALL, RESULT | {"output": [image]}])
     assert [message["role"] for message in shown] == ["user", "assistant", "tool", "user"]
@@ -143,7 +145,7 @@ def test_images_and_their_positions() -> None:
 
 def test_tools_sampling_and_form() -> None:
     schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
-    told = translated(
+    converted = translated(
         tools=[LOOK | {"strict": True, "description": "Look."}],
         tool_choice={
             "type": "allowed_tools",
@@ -159,20 +161,23 @@ def test_tools_sampling_and_form() -> None:
         seed=4,
         top_logprobs=2,
     ).chat
-    assert told.tools is not None
-    assert (told.tools[0].function.strict, told.tools[0].function.description) == (True, "Look.")
-    choice = told.tool_choice
+    assert converted.tools is not None
+    assert (converted.tools[0].function.strict, converted.tools[0].function.description) == (
+        True,
+        "Look.",
+    )
+    choice = converted.tool_choice
     assert not isinstance(choice, str)
     assert choice is not None
     assert choice.allowed_tools is not None
     assert choice.allowed_tools.tools[0].function.name == "look"
-    assert told.parallel_tool_calls is False
-    assert told.response_format is not None
-    assert told.response_format.json_schema is not None
-    assert told.response_format.json_schema.schema_ == {"type": "object"}
-    assert (told.reasoning_effort, told.max_tokens, told.seed) == ("high", 9, 4)
-    assert (told.temperature, told.top_p) == (0.5, 0.9)
-    assert (told.logprobs, told.top_logprobs) == (True, 2)
+    assert converted.parallel_tool_calls is False
+    assert converted.response_format is not None
+    assert converted.response_format.json_schema is not None
+    assert converted.response_format.json_schema.schema_ == {"type": "object"}
+    assert (converted.reasoning_effort, converted.max_tokens, converted.seed) == ("high", 9, 4)
+    assert (converted.temperature, converted.top_p) == (0.5, 0.9)
+    assert (converted.logprobs, converted.top_logprobs) == (True, 2)
 
 
 @pytest.mark.parametrize(
@@ -234,11 +239,15 @@ def test_tools_in_a_namespace_are_offered_under_one_name() -> None:
         "name": "read",
         "arguments": "{}",
     }
-    told = translated([message_item("user", "hi"), call], tools=[inner, *spaces])
-    assert [tool.function.name for tool in told.chat.tools or ()] == ["read", "a__read", "b__read"]
-    assert told.chat.messages[1].tool_calls is not None
-    assert told.chat.messages[1].tool_calls[0].function.name == "a__read"
-    error = told.named(ApiError(400, "bad", param="tools[1].function.name"))
+    converted = translated([message_item("user", "hi"), call], tools=[inner, *spaces])
+    assert [tool.function.name for tool in converted.chat.tools or ()] == [
+        "read",
+        "a__read",
+        "b__read",
+    ]
+    assert converted.chat.messages[1].tool_calls is not None
+    assert converted.chat.messages[1].tool_calls[0].function.name == "a__read"
+    error = converted.named(ApiError(400, "bad", param="tools[1].function.name"))
     assert error.param == "tools[1].tools[0].name"
 
 
@@ -247,13 +256,13 @@ def test_a_custom_tool_is_a_function_with_one_text_argument() -> None:
     tool = {"type": "custom", "name": "patch", "description": "Edit.", "format": grammar}
     call = {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "a\n"}
     result = {"type": "custom_tool_call_output", "call_id": "c1", "output": "ok"}
-    told = translated([message_item("user", "hi"), call, result], tools=[tool]).chat
-    assert told.tools is not None
-    function = told.tools[0].function
+    converted = translated([message_item("user", "hi"), call, result], tools=[tool]).chat
+    assert converted.tools is not None
+    function = converted.tools[0].function
     assert function.parameters is not None
     assert list(function.parameters["properties"]) == ["input"]
     assert "start: /x/" in (function.description or "")
-    made, came = told.messages[1:]
+    made, came = converted.messages[1:]
     assert made.tool_calls is not None
     assert made.tool_calls[0].function.arguments == json.dumps({"input": "a\n"})
     assert (came.role, came.tool_call_id, came.content) == ("tool", "c1", "ok")

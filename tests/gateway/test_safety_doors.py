@@ -78,9 +78,9 @@ def test_a_body_is_read_only_after_the_key_was_checked(locked: GatewayProcess) -
 def test_keys_never_reach_the_log(locked: GatewayProcess) -> None:
     models(locked, authorization=f"Bearer {FIRST}")
     models(locked, authorization="Bearer wrong-but-secret")
-    told = "\n".join(locked.log)
-    assert FIRST not in told
-    assert "wrong-but-secret" not in told
+    log = "\n".join(locked.log)
+    assert FIRST not in log
+    assert "wrong-but-secret" not in log
 
 
 def test_a_listed_origin_may_call_and_read(locked: GatewayProcess) -> None:

@@ -44,9 +44,9 @@ def encoded(content: bytes) -> str:
 async def refusal(
     url: str, settings: GatewaySettings = OPEN, fetcher: Fetcher = PUBLIC
 ) -> ApiError:
-    with pytest.raises(ApiError) as told:
+    with pytest.raises(ApiError) as raised:
         await media(url, settings, fetcher=fetcher)
-    return told.value
+    return raised.value
 
 
 async def test_a_data_uri_and_bare_base64_give_the_same_image() -> None:
@@ -119,15 +119,15 @@ async def test_a_video_is_recognised_by_its_first_bytes(head: bytes, kind: str) 
 async def test_invalid_videos_are_refused() -> None:
     still = encoded(b"\0\0\0\x1cftypavif" + b"\0" * 40)
     for url in (PNG_URI, encoded(WAV), still, "/etc/passwd", "file:///a.mp4", "", "data:"):
-        with pytest.raises(ApiError) as told:
+        with pytest.raises(ApiError) as raised:
             await media(url, OPEN, "video")
-        assert told.value.status == 400
+        assert raised.value.status == 400
         assert not is_video(url)
     with pytest.raises(ApiError, match="videos are not fetched"):
         await media("https://example.org/a.mp4", CLOSED, "video")
-    with pytest.raises(ApiError) as told:
+    with pytest.raises(ApiError) as raised:
         await media(encoded(b"\0\0\0\x1cftypisom".ljust(LIMIT + 1, b"\0")), CLOSED, "video")
-    assert told.value.status == 413
+    assert raised.value.status == 413
 
 
 def test_the_format_of_a_sound_is_checked() -> None:

@@ -70,8 +70,8 @@ def test_the_colour_is_named(seeing: GatewayProcess, colour: str) -> None:
 
 def test_two_colours_are_named_in_order(seeing: GatewayProcess) -> None:
     answer = chat(seeing, image("red"), image("blue", "JPEG"), text("What colours are the images?"))
-    said = answer.json()["choices"][0]["message"]["content"]
-    assert said.index("red") < said.index("blue")
+    answered = answer.json()["choices"][0]["message"]["content"]
+    assert answered.index("red") < answered.index("blue")
 
 
 def test_an_image_stays_in_its_message(seeing: GatewayProcess) -> None:
@@ -85,11 +85,11 @@ def test_an_image_stays_in_its_message(seeing: GatewayProcess) -> None:
         "messages": [asked],
     }
     first = seeing.client.post("/v1/chat/completions", json=body).json()
-    said = first["choices"][0]["message"]["content"]
+    answered = first["choices"][0]["message"]["content"]
     turn = {"role": "user", "content": [image("red"), text("What colour is the image?")]}
-    body["messages"] = [asked, {"role": "assistant", "content": said}, turn]
+    body["messages"] = [asked, {"role": "assistant", "content": answered}, turn]
     second = seeing.client.post("/v1/chat/completions", json=body).json()
-    assert "blue" in said
+    assert "blue" in answered
     assert "red" in second["choices"][0]["message"]["content"]
     assert "blue" not in second["choices"][0]["message"]["content"]
     known = second["usage"]["prompt_tokens_details"]["cached_tokens"]

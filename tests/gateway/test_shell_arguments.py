@@ -22,25 +22,27 @@ def read(tmp_path: Path, *arguments: str, **environ: str) -> GatewaySettings:
 
 
 def test_sizes_durations_and_switches(tmp_path: Path) -> None:
-    told = read(
+    settings = read(
         tmp_path,
         *("--max-body-bytes", "1.5MiB", "--max-memory-bytes", "8G", "--idle-unload", "0.5"),
         *("--port", "0", "--allow-remote-images", "--cors-origin", "HTTP://Localhost:3000/"),
         *("--cors-origin", "app://obsidian.md"),
         *("--cors-origin", "null"),
     )
-    assert told.max_body_bytes == 3 << 19
-    assert told.max_memory_bytes == 8 << 30
-    assert (told.idle_unload, told.port) == (0.5, 0)
-    assert told.allow_remote_images
-    assert told.cors_origins == ("http://localhost:3000", "app://obsidian.md", "null")
+    assert settings.max_body_bytes == 3 << 19
+    assert settings.max_memory_bytes == 8 << 30
+    assert (settings.idle_unload, settings.port) == (0.5, 0)
+    assert settings.allow_remote_images
+    assert settings.cors_origins == ("http://localhost:3000", "app://obsidian.md", "null")
 
 
 def test_keys_come_from_three_places_and_are_merged(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# mine\n{KEY}\n\nanother-long-key\n")
-    told = read(tmp_path, "--api-key-file", str(file), **{KEYS_VARIABLE: f"{KEY}, third-long-key"})
-    assert told.api_keys == (KEY, "third-long-key", "another-long-key")
+    settings = read(
+        tmp_path, "--api-key-file", str(file), **{KEYS_VARIABLE: f"{KEY}, third-long-key"}
+    )
+    assert settings.api_keys == (KEY, "third-long-key", "another-long-key")
     assert read(tmp_path, "--api-key", KEY).api_keys == (KEY,)
 
 
@@ -76,14 +78,14 @@ def test_an_impossible_setting_is_refused_with_a_message(
 
 def test_a_refused_key_is_not_in_its_message(tmp_path: Path) -> None:
     for bad in ("sEcReT", "sEcReT with spaces"):
-        with pytest.raises(BadArgument) as told:
+        with pytest.raises(BadArgument) as raised:
             read(tmp_path, "--api-key", bad)
-        assert "sEcReT" not in str(told.value)
+        assert "sEcReT" not in str(raised.value)
 
 
 def test_a_key_allows_addresses_beyond_loopback(tmp_path: Path) -> None:
-    told = read(tmp_path, "--host", "0.0.0.0", "--cors-origin", "*", **{KEYS_VARIABLE: KEY})
-    assert (told.host, told.cors_origins) == ("0.0.0.0", ("*",))
+    settings = read(tmp_path, "--host", "0.0.0.0", "--cors-origin", "*", **{KEYS_VARIABLE: KEY})
+    assert (settings.host, settings.cors_origins) == ("0.0.0.0", ("*",))
 
 
 def test_an_empty_key_file_does_not_open_the_gateway(tmp_path: Path) -> None:
@@ -124,11 +126,11 @@ def test_every_setting_can_be_set_in_the_environment(tmp_path: Path) -> None:
         "MLX_GATEWAY_PORT": "9000",
         "MLX_GATEWAY_LOAD_TIMEOUT": "",
     }
-    told = settings_from(["--port", "9001"], environ)
-    assert (told.max_body_bytes, told.strict, told.port) == (10 << 20, True, 9001)
-    assert told.cors_origins == ("http://a:1", "http://b:2")
-    assert not told.allow_remote_images
-    assert told.load_timeout == settings_from(["--models-dir", str(tmp_path)], {}).load_timeout
+    settings = settings_from(["--port", "9001"], environ)
+    assert (settings.max_body_bytes, settings.strict, settings.port) == (10 << 20, True, 9001)
+    assert settings.cors_origins == ("http://a:1", "http://b:2")
+    assert not settings.allow_remote_images
+    assert settings.load_timeout == settings_from(["--models-dir", str(tmp_path)], {}).load_timeout
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.gateway.gateway_process import WAIT, GatewayProcess, roomy
 from tests.gateway.numbers_backend import NumbersBackend
 from tests.polling import until
 
-HELD = {"model": "numbers", "input": "hold"}
+BLOCKING = {"model": "numbers", "input": "hold"}
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_request_that_takes_too_long_is_a_504(backend: NumbersBackend, start: 
     plain = {"model": "numbers", "input": "plain"}
     # The time includes connecting: the request must reach the backend before its time is up.
     until(lambda: client.post("/v1/embeddings", json=plain).status_code == 200)
-    answer = client.post("/v1/embeddings", json=HELD)
+    answer = client.post("/v1/embeddings", json=BLOCKING)
     assert answer.status_code == 504
     assert answer.json()["error"]["code"] == "timeout"
     assert backend.cancelled.acquire(timeout=WAIT)
@@ -103,7 +103,7 @@ def test_sigterm_waits_for_running_requests_and_refuses_new_ones(
 ) -> None:
     gateway = start("--drain-timeout", str(WAIT))
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(gateway.client.post, "/v1/embeddings", json=HELD)
+        running = pool.submit(gateway.client.post, "/v1/embeddings", json=BLOCKING)
         assert backend.held.acquire(timeout=WAIT)
         gateway.child.send_signal(signal.SIGTERM)
         until(lambda: gateway.client.get("/ready").status_code == 503)
@@ -129,7 +129,7 @@ def test_a_request_that_outlasts_the_drain_is_cancelled(
 
     def ask() -> None:
         with contextlib.suppress(httpx.TransportError):
-            assert gateway.client.post("/v1/embeddings", json=HELD).status_code >= 500
+            assert gateway.client.post("/v1/embeddings", json=BLOCKING).status_code >= 500
         failed.set()
 
     thread = threading.Thread(target=ask, daemon=True)
@@ -143,7 +143,7 @@ def test_a_request_that_outlasts_the_drain_is_cancelled(
 def test_a_second_sigterm_does_not_wait(backend: NumbersBackend, start: Start) -> None:
     gateway = start("--drain-timeout", "86400")
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(gateway.client.post, "/v1/embeddings", json=HELD)
+        running = pool.submit(gateway.client.post, "/v1/embeddings", json=BLOCKING)
         assert backend.held.acquire(timeout=WAIT)
         gateway.child.send_signal(signal.SIGTERM)
         until(lambda: gateway.client.get("/ready").status_code == 503)

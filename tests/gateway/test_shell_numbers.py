@@ -48,16 +48,16 @@ def embed(gateway: GatewayProcess, given: Any, status: int = 200, **more: Any) -
 def test_every_form_of_input_gets_its_vectors_in_order(
     gateway: GatewayProcess, given: Any, firsts: list[int], tokens: int
 ) -> None:
-    told = embed(gateway, given, user="somebody")
-    assert (told["object"], told["model"]) == ("list", "numbers")
-    assert [entry["index"] for entry in told["data"]] == list(range(len(firsts)))
-    assert [entry["embedding"] for entry in told["data"]] == [[n, 1, 0, 2] for n in firsts]
-    assert told["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+    answer = embed(gateway, given, user="somebody")
+    assert (answer["object"], answer["model"]) == ("list", "numbers")
+    assert [entry["index"] for entry in answer["data"]] == list(range(len(firsts)))
+    assert [entry["embedding"] for entry in answer["data"]] == [[n, 1, 0, 2] for n in firsts]
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 def test_base64_is_little_endian_32_bit_floats(gateway: GatewayProcess) -> None:
-    told = embed(gateway, "abc", encoding_format="base64")
-    raw = base64.b64decode(told["data"][0]["embedding"])
+    answer = embed(gateway, "abc", encoding_format="base64")
+    raw = base64.b64decode(answer["data"][0]["embedding"])
     assert struct.unpack("<4f", raw) == (3, 1, 0, 2)
 
 
@@ -66,13 +66,13 @@ def test_null_equals_absence(gateway: GatewayProcess) -> None:
     absent: dict[str, Any] = {"encoding_format": None, "dimensions": None, "user": None}
     assert embed(gateway, "abc", **absent) == embed(gateway, "abc")
     asked: dict[str, Any] = {"model": "numbers", "query": "q", "documents": ["ab", "a"]}
-    told = ask(gateway, "rerank", **asked, return_documents=None, top_n=None)
-    assert told == ask(gateway, "rerank", **asked)
+    answer = ask(gateway, "rerank", **asked, return_documents=None, top_n=None)
+    assert answer == ask(gateway, "rerank", **asked)
 
 
 def test_shortened_vectors_are_normalised_again(gateway: GatewayProcess) -> None:
-    told = embed(gateway, "abc", dimensions=2)
-    assert told["data"][0]["embedding"] == pytest.approx([3 / math.sqrt(10), 1 / math.sqrt(10)])
+    answer = embed(gateway, "abc", dimensions=2)
+    assert answer["data"][0]["embedding"] == pytest.approx([3 / math.sqrt(10), 1 / math.sqrt(10)])
     assert embed(gateway, "abc", dimensions=4)["data"][0]["embedding"] == [3, 1, 0, 2]
     assert embed(gateway, "abc", 400, dimensions=5)["param"] == "dimensions"
 
@@ -105,13 +105,13 @@ def test_a_status_of_the_backend_reaches_the_client(
 def test_documents_are_returned_best_first(gateway: GatewayProcess) -> None:
     documents = ["ab", {"text": "abcd"}, "a"]
     asked: dict[str, Any] = {"model": "numbers", "query": "q", "documents": documents}
-    told = ask(gateway, "rerank", **asked)
-    assert told["results"] == [
+    answer = ask(gateway, "rerank", **asked)
+    assert answer["results"] == [
         {"index": 1, "relevance_score": 0.5, "document": {"text": "abcd"}},
         {"index": 0, "relevance_score": 0.25, "document": {"text": "ab"}},
         {"index": 2, "relevance_score": 0.125, "document": {"text": "a"}},
     ]
-    assert told["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+    assert answer["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
     bare = ask(gateway, "rerank", **asked, return_documents=False, top_n=50)
     assert [set(result) for result in bare["results"]] == [{"index", "relevance_score"}] * 3
     assert ask(gateway, "rerank", 400, **asked, top_n=0)["param"] == "top_n"
@@ -129,9 +129,9 @@ def test_tokens_and_back_in_both_forms(gateway: GatewayProcess) -> None:
 
 
 def test_token_texts_are_returned_with_their_ids(gateway: GatewayProcess) -> None:
-    told = ask(gateway, "tokenize", model="tiny", content="2+2", with_pieces=True)
-    assert "".join(token["piece"] for token in told["tokens"]) == "2+2"
-    assert all(isinstance(token["id"], int) for token in told["tokens"])
+    answer = ask(gateway, "tokenize", model="tiny", content="2+2", with_pieces=True)
+    assert "".join(token["piece"] for token in answer["tokens"]) == "2+2"
+    assert all(isinstance(token["id"], int) for token in answer["tokens"])
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from tests.gateway.gateway_process import GatewayProcess
 
 
 def test_it_lists_its_models_and_ends_with_its_backends(gateway: GatewayProcess) -> None:
-    told = gateway.client.get("/v1/models").json()
-    assert "tiny" in {model["id"] for model in told["data"]}
+    response = gateway.client.get("/v1/models").json()
+    assert "tiny" in {model["id"] for model in response["data"]}
     question = {
         "model": "tiny",
         "messages": [{"role": "user", "content": "2+2"}],

@@ -35,8 +35,8 @@ class AcceptingBackend(NumbersBackend):
         self, request: pb.PredictOptions, context: grpc.ServicerContext
     ) -> Iterator[pb.Reply]:
         assert request.Metadata["mlx.stream_progress"] == "true"
-        told = {"progress": {"total": 3, "cached": 0, "processed": 0}}
-        yield pb.Reply(logprobs=json.dumps(told).encode(), prompt_tokens=3)
+        progress = {"progress": {"total": 3, "cached": 0, "processed": 0}}
+        yield pb.Reply(logprobs=json.dumps(progress).encode(), prompt_tokens=3)
         yield from super().PredictStream(request, context)
 
     def _ended(self) -> None:
@@ -128,11 +128,11 @@ def test_a_load_that_fails_ends_the_stream_with_an_error_of_the_api(
         backend.may_load.release()
         ends = [[line for line in rest if line][-1] for rest in lines]
     for path, end in zip(STREAMS, ends, strict=True):
-        told = json.loads(end.removeprefix("data: "))
+        events = json.loads(end.removeprefix("data: "))
         if path == "/v1/responses":
-            assert told["type"] == "response.failed"
-            told = told["response"]
-        assert "its weights are torn" in json.dumps(told["error"]), path
+            assert events["type"] == "response.failed"
+            events = events["response"]
+        assert "its weights are torn" in json.dumps(events["error"]), path
 
 
 def data_of(lines: Iterator[str]) -> Iterator[Json]:
@@ -150,16 +150,16 @@ def test_the_first_event_precedes_the_first_token_and_others_follow_by_the_clock
         whole = {"model": "m", "stream": True, **body}
         with gateway.client.stream("POST", path, json=whole) as answer:
             events = data_of(answer.iter_lines())
-            told = [next(events)]
+            response = [next(events)]
             if path == "/v1/messages":
-                assert told[0]["type"] == "message_start"
-                counted = told[0]["message"]["usage"]["input_tokens"]
+                assert response[0]["type"] == "message_start"
+                counted = response[0]["message"]["usage"]["input_tokens"]
                 # The clock may have begun the stream before any of the prompt was computed.
                 assert counted == 3 or (interval != "3600" and counted == 0)
             elif path == "/v1/responses":
-                assert told[0]["type"] == "response.created"
+                assert response[0]["type"] == "response.created"
             else:
-                (choice,) = told[0]["choices"]
+                (choice,) = response[0]["choices"]
                 assert choice.get("delta", {"role": "assistant"})["role"] == "assistant"
             if interval != "3600":
                 beats = 0
@@ -213,10 +213,10 @@ def test_a_client_that_asks_for_progress_gets_the_state_of_the_prompt(
             body["messages"] = [{"role": "user", "content": body.pop("prompt")}]
         return chunks(gateway, path, body)
 
-    told = asked(LONG)
-    progress = [chunk["prompt_progress"] for chunk in told if "prompt_progress" in chunk]
-    first = next(at for at, chunk in enumerate(told) if _says_something(chunk))
-    assert all("prompt_progress" not in chunk for chunk in told[first:])
+    events = asked(LONG)
+    progress = [chunk["prompt_progress"] for chunk in events if "prompt_progress" in chunk]
+    first = next(at for at, chunk in enumerate(events) if _says_something(chunk))
+    assert all("prompt_progress" not in chunk for chunk in events[first:])
     assert len(progress) > 3
     assert {each["total"] for each in progress} == {progress[0]["total"]}
     processed = [each["processed"] for each in progress]
@@ -241,9 +241,9 @@ def _says_something(chunk: Json) -> bool:
 
 
 def test_other_clients_get_no_progress_events(gateway: GatewayProcess) -> None:
-    told = chat_chunks(gateway, max_tokens=4)
-    assert not any("prompt_progress" in chunk for chunk in told)
-    assert joined(told)["finish"] == ["length"]
+    events = chat_chunks(gateway, max_tokens=4)
+    assert not any("prompt_progress" in chunk for chunk in events)
+    assert joined(events)["finish"] == ["length"]
 
 
 @pytest.mark.parametrize("path", list(BODIES))
@@ -262,6 +262,6 @@ def test_a_refusal_of_the_prompt_keeps_its_status(gateway: GatewayProcess, path:
 
 def test_each_of_several_choices_begins(gateway: GatewayProcess) -> None:
     body = body_of({"n": 2, "max_tokens": 4})
-    told = chunks(gateway, "/v1/chat/completions", body)
-    roles = [c["index"] for chunk in told for c in chunk["choices"] if "role" in c["delta"]]
+    events = chunks(gateway, "/v1/chat/completions", body)
+    roles = [c["index"] for chunk in events for c in chunk["choices"] if "role" in c["delta"]]
     assert sorted(roles) == [0, 1]

@@ -121,10 +121,10 @@ async def test_a_slot_for_a_model_is_given_to_the_requested_one(tmp_path: Path) 
 
         await until(lambda: has_ended(second))  # no request uses it any more
         await until_state(supervisor, "two", State.STOPPED)
-        told = await refusal(supervisor, "one", adapters="none")
-        assert (told.status, told.param) == (400, "adapters")
-        told = await refusal(supervisor, "one", draft_model="/etc/passwd")
-        assert (told.status, told.param) == (400, "draft_model")
+        error = await refusal(supervisor, "one", adapters="none")
+        assert (error.status, error.param) == (400, "adapters")
+        error = await refusal(supervisor, "one", draft_model="/etc/passwd")
+        assert (error.status, error.param) == (400, "draft_model")
 
 
 async def test_a_suspect_backend_is_checked_and_kept_if_it_answers(
@@ -186,8 +186,8 @@ async def test_no_request_waits_for_the_slot_of_a_pinned_model(tmp_path: Path) -
     async with supervising(tmp_path, models, max_loaded_models=1) as supervisor:
         async with supervisor.lease("two"):
             pass
-        told = await refusal(supervisor, "one")
-        assert (told.status, told.code, told.retry_after) == (503, "no_room", 2)
+        error = await refusal(supervisor, "one")
+        assert (error.status, error.code, error.retry_after) == (503, "no_room", 2)
         assert status_of(supervisor, "one").state is State.STOPPED
 
 
@@ -212,8 +212,8 @@ async def test_a_changed_file_and_a_shutdown_wait_for_running_requests(tmp_path:
         async with supervisor.lease("tiny"):
             process = process_of(supervisor, "tiny")
             stopping = await begun(supervisor.stop(WAIT))
-            told = await refusal(supervisor, "tiny")
-            assert (told.status, told.code) == (503, "stopping")
+            error = await refusal(supervisor, "tiny")
+            assert (error.status, error.code) == (503, "stopping")
             assert not has_ended(process)
             assert not stopping.done()
         await stopping

@@ -39,9 +39,9 @@ async def test_an_early_exit_is_explained_by_the_last_line(
 ) -> None:
     models = {"tiny": tiny(backend=script(tmp_path, text))}
     async with supervising(tmp_path, models) as supervisor:
-        told = await refusal(supervisor, "tiny")
-        assert (told.status, told.code, told.retry_after) == (500, "model_load_failed", None)
-        assert told.message.endswith(sentence)
+        error = await refusal(supervisor, "tiny")
+        assert (error.status, error.code, error.retry_after) == (500, "model_load_failed", None)
+        assert error.message.endswith(sentence)
         assert status_of(supervisor, "tiny").state is State.FAILED
 
 
@@ -62,9 +62,9 @@ async def test_a_command_that_cannot_be_started_is_reported(
     (tmp_path / "empty.sh").touch(0o755)
     models = {"tiny": tiny(backend=str(tmp_path / command))}
     async with supervising(tmp_path, models) as supervisor:
-        told = await refusal(supervisor, "tiny")
-        assert told.status == 500
-        assert told.message.endswith(f"no process could be started: {sentence}")
+        error = await refusal(supervisor, "tiny")
+        assert error.status == 500
+        assert error.message.endswith(f"no process could be started: {sentence}")
 
 
 @pytest.mark.parametrize("foreign", [False, True])
@@ -81,11 +81,11 @@ async def test_a_process_that_may_not_open_files_is_reported(tmp_path: Path, for
         os.close(lowest)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
         try:
-            told = await refusal(supervisor, "tiny")
+            error = await refusal(supervisor, "tiny")
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             gc.enable()
-        assert told.message.endswith("no process could be started: Too many open files")
+        assert error.message.endswith("no process could be started: Too many open files")
         assert backends(before) == []
 
 
@@ -96,12 +96,12 @@ async def test_failures_in_a_row_cause_a_pause(tmp_path: Path) -> None:
         codes = [(await refusal(supervisor, "tiny")).code for _ in range(2)]
         assert codes == ["model_load_failed", "model_load_failed"]
         # Each attempt doubles the pause, so even a slow machine gets to one.
-        while (told := await refusal(supervisor, "tiny")).code != "model_backing_off":
-            assert told.code == "model_load_failed"
-        assert told.status == 503
-        assert told.retry_after is not None
-        assert told.retry_after >= 1
-        assert "broken" in told.message
+        while (error := await refusal(supervisor, "tiny")).code != "model_backing_off":
+            assert error.code == "model_load_failed"
+        assert error.status == 503
+        assert error.retry_after is not None
+        assert error.retry_after >= 1
+        assert "broken" in error.message
         assert backends(before) == []
 
 
@@ -116,9 +116,9 @@ async def test_a_models_refusal_is_the_backends_message(tmp_path: Path) -> None:
     async with supervising(tmp_path, models) as supervisor:
         # preloading does not end the gateway
         await until_state(supervisor, "nowhere", State.FAILED)
-        told = await refusal(supervisor, "nowhere")
-        assert told.status == 500
-        assert "'nowhere' is neither a folder here nor a hub repository" in told.message
+        error = await refusal(supervisor, "nowhere")
+        assert error.status == 500
+        assert "'nowhere' is neither a folder here nor a hub repository" in error.message
         assert (await refusal(supervisor, "never heard of")).status == 404
 
 
@@ -128,8 +128,8 @@ async def test_a_backend_that_does_not_answer_is_killed_with_its_children(tmp_pa
     async with supervising(tmp_path, models, load_timeout=2.0) as supervisor:
         child = tmp_path / "child"
         while not child.exists() or not child.read_text():  # the shell may take longer than that
-            told = await refusal(supervisor, "tiny")
-            assert "it took longer than 2 s" in told.message
+            error = await refusal(supervisor, "tiny")
+            assert "it took longer than 2 s" in error.message
         grandchild = int(child.read_text())
         await until(
             lambda: not psutil.pid_exists(grandchild) or has_ended(psutil.Process(grandchild))
@@ -179,9 +179,9 @@ async def test_loads_and_unloads_leak_nothing(tmp_path: Path) -> None:
 async def test_a_model_that_cannot_fit_is_not_started(tmp_path: Path) -> None:
     models = {"large": tiny(memory_mib=5000)}
     async with supervising(tmp_path, models, max_memory_bytes=1 << 30) as supervisor:
-        told = await refusal(supervisor, "large")
-        assert (told.status, told.code) == (500, "no_room")
-        assert "about 5000 MiB" in told.message
+        error = await refusal(supervisor, "large")
+        assert (error.status, error.code) == (500, "no_room")
+        assert "about 5000 MiB" in error.message
         assert status_of(supervisor, "large").state is State.STOPPED
 
 

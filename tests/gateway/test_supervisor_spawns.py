@@ -23,10 +23,10 @@ STREAMS = 4
 
 
 class Talk:
-    """An endless answer; `heard` is released for each of its pieces."""
+    """An endless answer; `received` is released for each of its pieces."""
 
     def __init__(self, stub: Stub, identity: str) -> None:
-        self.heard = asyncio.Semaphore(0)
+        self.received = asyncio.Semaphore(0)
         self._request = pb.PredictOptions(
             ModelIdentity=identity, Prompt="Count to 60.", Tokens=100_000, IgnoreEOS=True
         )
@@ -34,14 +34,14 @@ class Talk:
 
     async def _listen(self, stub: Stub) -> None:
         async for _ in generate(stub, self._request):
-            self.heard.release()
+            self.received.release()
 
     async def goes_on(self) -> None:
         """Wait for a new piece."""
-        while not self.heard.locked():
-            await self.heard.acquire()
+        while not self.received.locked():
+            await self.received.acquire()
         async with asyncio.timeout(WAIT):
-            await self.heard.acquire()
+            await self.received.acquire()
 
 
 async def ends(folder: Path) -> Counter[str]:
@@ -53,11 +53,11 @@ async def ends(folder: Path) -> Counter[str]:
     ):
         talks = [Talk(tiny.stub, tiny.identity) for _ in range(STREAMS)]
         warden = Warden()
-        told: Counter[str] = Counter()
+        ended: Counter[str] = Counter()
         try:
             for _ in range(SPAWNS):
                 process = await BackendProcess.start(quick, "quick", {}, warden)
-                told[await process.exited] += 1
+                ended[await process.exited] += 1
             for talk in talks:
                 await talk.goes_on()
         finally:
@@ -65,10 +65,10 @@ async def ends(folder: Path) -> Counter[str]:
                 talk.task.cancel()
             await asyncio.gather(*(talk.task for talk in talks), return_exceptions=True)
             await warden.close()
-        return told
+        return ended
 
 
 def test_no_spawn_during_running_answers_fails(tmp_path: Path) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        told = runner.run(ends(tmp_path))
-    assert told == {"the backend ended with exit code 7": SPAWNS}
+        ended = runner.run(ends(tmp_path))
+    assert ended == {"the backend ended with exit code 7": SPAWNS}

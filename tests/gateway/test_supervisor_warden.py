@@ -31,7 +31,7 @@ from tests.gateway.supervising import (
 from tests.tasks import begun
 
 
-async def test_a_killed_warden_takes_the_backend_along_and_is_replaced(
+async def test_a_killed_warden_ends_the_backend_and_is_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with supervising(tmp_path, {"tiny": tiny()}) as supervisor:

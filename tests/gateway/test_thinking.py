@@ -16,35 +16,35 @@ def _thinking_request(gateway: GatewayProcess, path: str, **fields: Any) -> Json
     answer = gateway.client.post(path, json={"model": "tiny", "temperature": 0, **fields})
     assert answer.status_code == 200, answer.text
     assert "x-ignored-fields" not in answer.headers
-    told: Json = answer.json()
-    return told
+    response: Json = answer.json()
+    return response
 
 
 def _chat(gateway: GatewayProcess, **fields: Any) -> tuple[str, str, int]:
-    told = _thinking_request(
+    answer = _thinking_request(
         gateway, "/v1/chat/completions", messages=user_message(ADDITION), **fields
     )
-    message = told["choices"][0]["message"]
-    thought = told["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    message = answer["choices"][0]["message"]
+    thought = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
     return message.get("reasoning_content", ""), message["content"], thought
 
 
 def _message(gateway: GatewayProcess, **fields: Any) -> tuple[str, str, int]:
-    told = _thinking_request(
+    answer = _thinking_request(
         gateway, "/v1/messages", max_tokens=300, messages=user_message(ADDITION), **fields
     )
     found = {"thinking": "", "text": ""}
-    for block in told["content"]:
+    for block in answer["content"]:
         found[block["type"]] += block[block["type"]]
-    return *found.values(), told["usage"]["output_tokens_details"]["thinking_tokens"]
+    return *found.values(), answer["usage"]["output_tokens_details"]["thinking_tokens"]
 
 
 def _response(gateway: GatewayProcess, **fields: Any) -> tuple[str, str, int]:
-    told = _thinking_request(gateway, "/v1/responses", input=ADDITION, **fields)
+    answer = _thinking_request(gateway, "/v1/responses", input=ADDITION, **fields)
     found = {"reasoning": "", "message": ""}
-    for item in told["output"]:
+    for item in answer["output"]:
         found[item["type"]] += "".join(part["text"] for part in item["content"])
-    return *found.values(), told["usage"]["output_tokens_details"]["reasoning_tokens"]
+    return *found.values(), answer["usage"]["output_tokens_details"]["reasoning_tokens"]
 
 
 BUDGETS = [

@@ -48,16 +48,16 @@ def streamed(replies: Iterable[pb.Reply], *, tools: bool) -> Seen:
     deltas_win = False
     for callback in callbacks:
         accumulated += callback.text
-        said = "".join(delta.content for delta in callback.deltas)
+        content = "".join(delta.content for delta in callback.deltas)
         thought = "".join(delta.reasoning_content for delta in callback.deltas)
-        deltas_win |= bool(thought) or (tools and bool(said))
+        deltas_win |= bool(thought) or (tools and bool(content))
         before, extracted = extracted, _extract(accumulated)
         if not deltas_win:
-            said = extracted[0][len(before[0]) :]
+            content = extracted[0][len(before[0]) :]
             thought = extracted[1][len(before[1]) :]
-        seen.content += said
+        seen.content += content
         seen.reasoning += thought
-        seen.empty_chunks += not said and not thought
+        seen.empty_chunks += not content and not thought
         if tools and not any(delta.tool_calls for delta in callback.deltas):
             seen.invented |= _looks_like_call(accumulated)
     _conclude(seen, received)
@@ -125,6 +125,6 @@ def _conclude(seen: Seen, replies: Sequence[pb.Reply]) -> None:
         names[call.index] = call.name or names.get(call.index, "")
         arguments[call.index] = arguments.get(call.index, "") + call.arguments
     seen.calls = [(names[index], arguments[index]) for index in sorted(names)]
-    said = b"".join(reply.message for reply in replies).strip()
-    seen.retried = not said and not any(delta.content or delta.tool_calls for delta in deltas)
+    content = b"".join(reply.message for reply in replies).strip()
+    seen.retried = not content and not any(delta.content or delta.tool_calls for delta in deltas)
     seen.tokens = replies[-1].tokens

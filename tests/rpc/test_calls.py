@@ -98,8 +98,8 @@ def test_arguments_are_streamed_while_they_are_generated(
         for delta in piece.chat_deltas
         for call in delta.tool_calls
     ]
-    told = [call.arguments for call in calls if call.arguments]
-    assert told == ['{"zone": "U', "T", 'C", "n": ', "12}"]
+    pieces = [call.arguments for call in calls if call.arguments]
+    assert pieces == ['{"zone": "U', "T", 'C", "n": ', "12}"]
 
 
 def test_a_cut_call_is_partial_in_a_stream_and_dropped_from_a_whole_answer(
@@ -188,7 +188,7 @@ def test_detokenize(stub: BackendStub) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "told"),
+    ("state", "reported"),
     [
         (EngineState.EMPTY, pb.StatusResponse.UNINITIALIZED),
         (EngineState.LOADING, pb.StatusResponse.BUSY),
@@ -197,10 +197,10 @@ def test_detokenize(stub: BackendStub) -> None:
         (EngineState.FAILED, pb.StatusResponse.ERROR),
     ],
 )
-def test_status(stub: BackendStub, engine: FakeEngine, state: EngineState, told: int) -> None:
+def test_status(stub: BackendStub, engine: FakeEngine, state: EngineState, reported: int) -> None:
     engine.state = state
     status = stub.Status(pb.HealthMessage())
-    assert status.state == told
+    assert status.state == reported
     assert status.memory.total == 300
     assert dict(status.memory.breakdown) == {"weights": 200, "cache": 100}
 
@@ -291,8 +291,8 @@ def test_a_stream_reports_prompt_progress_before_its_first_token(
 ) -> None:
     engine.script = Script(["Hi"], progress=[0, 4, 7])
     first, *more = stub.PredictStream(predict_options())
-    told = [json.loads(reply.logprobs)["progress"] for reply in (first, *more[:2])]
-    assert told == [{"total": 7, "cached": 0, "processed": done} for done in (0, 4, 7)]
+    reported = [json.loads(reply.logprobs)["progress"] for reply in (first, *more[:2])]
+    assert reported == [{"total": 7, "cached": 0, "processed": done} for done in (0, 4, 7)]
     assert not any(reply.message or reply.chat_deltas for reply in (first, *more[:2]))
     assert more[2].message == b"Hi"
     assert stub.Predict(predict_options()).message == b"Hi"

@@ -1,4 +1,4 @@
-"""However a client leaves, the engine is told at once."""
+"""However a client disconnects, the engine is notified at once."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_errors_before_and_within_a_generation(
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (errors.InvalidRequest("TopK is -5", "TopK"), [("mlx-error-field", "TopK")]),
         (
@@ -69,13 +69,13 @@ def test_errors_before_and_within_a_generation(
     ],
 )
 def test_programs_get_field_and_code_beside_the_message(
-    stub: BackendStub, engine: FakeEngine, error: Exception, told: list[tuple[str, str]]
+    stub: BackendStub, engine: FakeEngine, error: Exception, expected: list[tuple[str, str]]
 ) -> None:
     engine.fault = error
     with pytest.raises(grpc.RpcError) as caught:
         stub.Predict(predict_options())
     trailers: Any = caught.value.trailing_metadata()
-    assert [(key, value) for key, value in trailers if key.startswith("mlx-error")] == told
+    assert [(key, value) for key, value in trailers if key.startswith("mlx-error")] == expected
 
 
 def test_an_error_names_its_own_field_first() -> None:

@@ -112,7 +112,7 @@ SECRET = "the user's very own words"
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+def captured(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.DEBUG, "backend")
     return caplog
 
@@ -122,11 +122,11 @@ def call_lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
 
 
 def test_a_request_ends_in_one_line_with_its_counts(
-    running: Running, told: pytest.LogCaptureFixture
+    running: Running, captured: pytest.LogCaptureFixture
 ) -> None:
     list(running.stub.PredictStream(predict_options(CorrelationId="job-7")))
     running.close_calls()
-    (line,) = call_lines(told)
+    (line,) = call_lines(captured)
     assert str(line.pop("id")).startswith("job-7.")
     assert isinstance(line.pop("ms"), float)
     assert line == {
@@ -140,15 +140,17 @@ def test_a_request_ends_in_one_line_with_its_counts(
 
 
 def test_probes_are_logged_only_at_debug_level(
-    running: Running, told: pytest.LogCaptureFixture
+    running: Running, captured: pytest.LogCaptureFixture
 ) -> None:
     running.stub.Health(pb.HealthMessage())
     running.close_calls()
-    assert {record.levelno for record in told.records if record.msg == "call"} == {logging.DEBUG}
+    assert {record.levelno for record in captured.records if record.msg == "call"} == {
+        logging.DEBUG
+    }
 
 
 def test_no_line_repeats_what_a_user_wrote(
-    running: Running, engine: FakeEngine, told: pytest.LogCaptureFixture
+    running: Running, engine: FakeEngine, captured: pytest.LogCaptureFixture
 ) -> None:
     secret = pb.Message(role="user", content=SECRET, tool_calls=f'[{{"id": "{SECRET}"}}]')
     requests = [
@@ -171,28 +173,28 @@ def test_no_line_repeats_what_a_user_wrote(
     running.stub.LoadModel(model_options())
     running.close_calls()
     formatter = logging.Formatter("%(message)s")
-    assert len(call_lines(told)) == 3 * len(requests) + 1
-    for record in told.records:
+    assert len(call_lines(captured)) == 3 * len(requests) + 1
+    for record in captured.records:
         assert SECRET not in formatter.format(record) + str(vars(record).get("fields"))
 
 
 def test_a_wrong_token_is_logged_once_and_never_shown(
-    guarded: Running, told: pytest.LogCaptureFixture
+    guarded: Running, captured: pytest.LogCaptureFixture
 ) -> None:
     metadata = (("authorization", "Bearer wrong-token"),)
     for _ in range(3):
         failure_of(lambda: guarded.stub.Health(pb.HealthMessage(), metadata=metadata))
-    refusals = [record for record in told.records if record.msg == "refused"]
+    refusals = [record for record in captured.records if record.msg == "refused"]
     assert [record.levelno for record in refusals] == [logging.WARNING, *[logging.DEBUG] * 2]
-    assert "wrong-token" not in str([vars(record) for record in told.records])
+    assert "wrong-token" not in str([vars(record) for record in captured.records])
 
 
 def test_an_internal_error_leaves_its_traceback_in_the_log(
-    running: Running, engine: FakeEngine, told: pytest.LogCaptureFixture
+    running: Running, engine: FakeEngine, captured: pytest.LogCaptureFixture
 ) -> None:
     engine.fault = RuntimeError("broken")
     failure_of(lambda: running.stub.Predict(predict_options()))
     running.close_calls()
-    (line,) = call_lines(told)
+    (line,) = call_lines(captured)
     assert line["status"] == "INTERNAL"
     assert "fake_engine.py" in str(line["traceback"])

@@ -28,7 +28,7 @@ REFUSED = (grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
 def test_a_full_queue_is_checked_before_any_other_work(
     method: str, running: Running, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The servicer is not called, and the host is not told that work has begun."""
+    """The servicer is not called, and the host gets no sign that work has begun."""
     engine.full = FULL
     for each in QUEUED:
         monkeypatch.delattr(servicer.Servicer, each)
@@ -92,8 +92,8 @@ async def test_refusals_are_counted_for_a_second(
     caplog.set_level(logging.INFO, "backend")
     refusals = call_log._Refusals()
     assert [refusals.counted() for _ in range(3)] == [False, True, True]
-    said = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_later(0.01, said.set_result, None)
-    await said
+    outcome = asyncio.get_running_loop().create_future()
+    asyncio.get_running_loop().call_later(0.01, outcome.set_result, None)
+    await outcome
     assert [vars(record)["fields"] for record in caplog.records] == [{"more_refused": 2}]
     assert not refusals.counted()

@@ -31,7 +31,7 @@ def _read(
         written = list(enumerate(texts, 1))
         paces = itertools.chain(behind, itertools.repeat(1))
         arriving = aiter(generation)
-        told: list[ChatEvent] = []
+        events: list[ChatEvent] = []
         while written:
             now = next(paces)
             for count, text in written[:now]:
@@ -39,9 +39,9 @@ def _read(
             del written[:now]
             event = await anext(arriving)
             assert isinstance(event, TextDelta)
-            told += answer.feed(event)
-        told += answer.finish(Finished("stop", Usage(completion_tokens=len(texts))))
-        return answer.reasoning_tokens, message_of(told)
+            events += answer.feed(event)
+        events += answer.finish(Finished("stop", Usage(completion_tokens=len(texts))))
+        return answer.reasoning_tokens, message_of(events)
 
     return asyncio.run(read())
 

@@ -270,7 +270,7 @@ def test_a_strict_tool_constrains_only_the_calls_that_are_made() -> None:
 
 
 def test_a_response_format_may_apply_beside_calls() -> None:
-    said = ConstraintSpec("json_schema", "{}")
+    spec = ConstraintSpec("json_schema", "{}")
 
     def constraint(choice: str, tools: tuple[Any, ...] = (CLOCK,)) -> ConstraintSpec | None:
         options = predict_options(
@@ -279,9 +279,9 @@ def test_a_response_format_may_apply_beside_calls() -> None:
         options.Metadata["mlx.grammar_or_calls"] = "true"
         return request_of(options).constraint
 
-    assert constraint("auto") == ConstraintSpec("calls", tools=(CLOCK,), optional=True, answer=said)
+    assert constraint("auto") == ConstraintSpec("calls", tools=(CLOCK,), optional=True, answer=spec)
     assert constraint("required") == ConstraintSpec("calls", tools=(CLOCK,))
-    assert constraint("none") == constraint("auto", ()) == said
+    assert constraint("none") == constraint("auto", ()) == spec
 
 
 def test_metadata_overrides_the_models_defaults() -> None:
@@ -480,11 +480,11 @@ def test_thinking_budget(
 
 def test_a_template_gets_the_budget_under_its_own_argument_name() -> None:
     facts = replace(FACTS, template_words=frozenset({"thinking_budget"}))
-    for most, told in (("0", {"enable_thinking": False}), ("7", {})):
+    for most, variables in (("0", {"enable_thinking": False}), ("7", {})):
         options = predict_options(Messages=[HELLO], Metadata={"mlx.thinking_budget": most})
         prompt = generation_request(options, facts).prompt
         assert isinstance(prompt, ChatPrompt)
-        assert prompt.template_arguments == {"thinking_budget": int(most), **told}
+        assert prompt.template_arguments == {"thinking_budget": int(most), **variables}
         options.Metadata["enable_thinking"] = "true"
         prompt = generation_request(options, FACTS).prompt
         assert isinstance(prompt, ChatPrompt)

@@ -91,7 +91,7 @@ def _of_fields(key: str, value: str) -> CacheKind:
     if bits != _QUANTIZED.get(value, 0):
         raise InvalidRequest(
             f"CacheTypeKey is {shown(key or 'f16')} and CacheTypeValue is {shown(value or 'f16')}:"
-            " MLX's attention takes keys and values quantised alike, so set both to the same type"
+            " MLX's attention needs both quantised in the same way, so set both to the same type"
         )
     if bits:
         return CacheKind(bits, _BLOCK)

@@ -68,7 +68,7 @@ def rearranged(layer: Any, members: Sequence[Member], rows: int) -> Any:
 def gathered(members: Sequence[Member], rows: int = 0) -> Any:
     """A new batch cache with copies of the sequences, in this order.
 
-    rows: as of `rearranged`.
+    rows: as in `rearranged`.
     """
     layer, _ = members[0]
     match layer:

@@ -402,7 +402,7 @@ class BatchCache:
         """A small array that is computed once the KV and these snapshots are.
 
         Wait for it instead of for the KV: if the KV's own arrays were referenced for that, MLX
-        would copy them whole when the next tokens are written.
+        would copy them in full when the next tokens are written.
         """
         buffers = [
             (leaf.keys, leaf.values) if hasattr(leaf, "keys") else leaf.state
@@ -443,7 +443,7 @@ class BatchCache:
     ) -> None:
         """Hold exactly these sequences, a single one as a row cache.
 
-        present: the layers whose buffers may be used. rows: as of `rearranged`.
+        present: the layers whose buffers may be used. rows: as in `rearranged`.
         """
         layers, _ = members[-1]
         depth = max(rows, len(members))

@@ -88,7 +88,7 @@ class Rectangle:
     def rearranged(self, spans: Sequence[Span], rows: int) -> Any:
         """A rectangle with these sequences in the same buffers, or None if they have to be new.
 
-        Copied are only the sequences that come from elsewhere or are in another row now. The
+        Only sequences that come from elsewhere, or change their row, are copied. The
         buffers are kept unless they have more than `rows` rows, too few for the sequences, or
         columns that no sequence needs. spans: some of this rectangle's sequences, none in the way
         of another, and sequences of other caches. This rectangle stays as it is: only rows that
@@ -311,26 +311,26 @@ def whole_steps(tokens: int) -> int:
     return -(-tokens // STEP) * STEP
 
 
-def appended(held: Parts, new: Parts, at: int) -> Parts:
+def appended(old: Parts, new: Parts, at: int) -> Parts:
     """Write `new` after the first `at` columns of the first rows; buffers grow by whole steps."""
     rows, tokens = new[0].shape[0], new[0].shape[2]
-    if not held or at + tokens > held[0].shape[2]:
+    if not old or at + tokens > old[0].shape[2]:
         room = whole_steps(at + tokens) - at
-        depth = held[0].shape[0] if held else rows
+        depth = old[0].shape[0] if old else rows
         rooms = [mx.zeros((depth, part.shape[1], room, part.shape[3]), part.dtype) for part in new]
-        if held:
-            pairs = zip(held, rooms, strict=True)
+        if old:
+            pairs = zip(old, rooms, strict=True)
             rooms = [mx.concatenate([used[:, :, :at], more], axis=2) for used, more in pairs]
-        held = tuple(rooms)
-    for part, fresh in zip(held, new, strict=True):
+        old = tuple(rooms)
+    for part, fresh in zip(old, new, strict=True):
         part[:rows, :, at : at + tokens] = fresh
-    return held
+    return old
 
 
 def packed(spans: Sequence[Span], room: int, rows: int = 0) -> Parts:
     """Copies of the sequences, aligned at their ends, in buffers with `room` columns.
 
-    Each sequence is copied once; neighbours that are already aligned, together. rows: as of
+    Each sequence is copied once; neighbours that are already aligned, together. rows: as in
     `Rectangle.of`.
     """
     like = next((span.parts for span in spans if span.parts), ())

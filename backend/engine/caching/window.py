@@ -63,23 +63,23 @@ class BatchWindow(Rectangle):
 
     def _turn(self, new: Parts) -> None:
         """Add one token at the next index, or in place of the oldest token."""
-        held = self.parts
-        if not held or (self._places == held[0].shape[2] < self.max_size):
+        parts = self.parts
+        if not parts or (self._places == parts[0].shape[2] < self.max_size):
             room = min(whole_steps(self._idx + 1), self.max_size) - self._idx
             rooms = [mx.zeros((*part.shape[:2], room, part.shape[3]), part.dtype) for part in new]
-            if held:
-                pairs = zip(held, rooms, strict=True)
+            if parts:
+                pairs = zip(parts, rooms, strict=True)
                 rooms = [mx.concatenate([used, more], axis=2) for used, more in pairs]
-            held = tuple(rooms)
+            parts = tuple(rooms)
         if self._places > self.max_size:
             start = self._places - self.max_size
-            held = tuple(part[:, :, start : self._idx] for part in held)
+            parts = tuple(part[:, :, start : self._idx] for part in parts)
             self._idx = self.max_size
         if self._idx == self.max_size:
             self._idx, self.rotated = 0, True
-        for part, fresh in zip(held, new, strict=True):
+        for part, fresh in zip(parts, new, strict=True):
             part[..., self._idx : self._idx + 1, :] = fresh
-        self.parts = held
+        self.parts = parts
         self._idx += 1
 
     def _append(self, new: Parts) -> None:

@@ -144,7 +144,7 @@ def read_head(file: BufferedReader) -> Opened:
         raise BadEntry("it is not a prompt cache of this version")
     length = int.from_bytes(front[len(MAGIC) :], "little")
     if length > min(_HEAD_LIMIT, size):
-        raise BadEntry("it is damaged at its head")
+        raise BadEntry("its header is damaged")
     text = file.read(length)
     head, count = _decode(text)
     if count > size // 4:
@@ -152,7 +152,7 @@ def read_head(file: BufferedReader) -> Opened:
     ids = file.read(4 * count)
     checksum = zlib.crc32(ids, zlib.crc32(text, zlib.crc32(front)))
     if file.read(4) != checksum.to_bytes(4, "little"):
-        raise BadEntry("it is damaged at its head")
+        raise BadEntry("its header is damaged")
     expected = file.tell() + sum(array.nbytes for array in head.arrays) + 4
     if size != expected:
         raise BadEntry(f"it has {size} bytes and should have {expected}")
@@ -243,7 +243,7 @@ def _decode(text: bytes) -> tuple[Head, int]:
         head = Head(_text(fields["identity"]), fields["trimmable"] is True, layers)
         return head, _whole(fields["tokens"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise BadEntry("its head makes no sense") from None
+        raise BadEntry("its header is not valid") from None
 
 
 def _array(dtype: Any, shape: Any) -> ArraySpec:

@@ -48,20 +48,20 @@ class BlockHead(Module):
     def read(self, states: mx.array, cache: Sequence[Any]) -> None:
         """Append the model's states, [rows, tokens, size], to the KV."""
         states = self.inner.hidden_norm(self.inner.fc(states))
-        for layer, held in zip(self.inner.layers, cache, strict=True):
-            held.update_and_fetch(*self._keys_and_values(layer.self_attn, states, held.offset))
+        for layer, cached in zip(self.inner.layers, cache, strict=True):
+            cached.update_and_fetch(*self._keys_and_values(layer.self_attn, states, cached.offset))
 
     def fill(self, last: Sequence[int], size: int, cache: Sequence[Any]) -> mx.array:
         """The states for `size` tokens after each row's `last`, [rows, size, hidden size]."""
         tokens = mx.array([[token, *[self._mask] * size] for token in last])
         states = self._embed(tokens)
         masks: dict[tuple[bool, int | None], mx.array] = {}
-        for layer, held in zip(self.inner.layers, cache, strict=True):
+        for layer, cached in zip(self.inner.layers, cache, strict=True):
             own = layer.self_attn
             kind = bool(own.is_causal), own.sliding_window
             if kind not in masks:
-                masks[kind] = _mask(held, size + 1, *kind)
-            states = states + self._attend(own, layer.input_layernorm(states), held, masks[kind])
+                masks[kind] = _mask(cached, size + 1, *kind)
+            states = states + self._attend(own, layer.input_layernorm(states), cached, masks[kind])
             states = states + layer.mlp(layer.post_attention_layernorm(states))
         found: mx.array = self.inner.norm(states[:, 1:])
         return found
@@ -73,12 +73,12 @@ class BlockHead(Module):
         values = _by_head(own.v_proj(states), own.n_kv_heads)
         return self.inner.rope(keys.swapaxes(1, 2), offset=offset), values.swapaxes(1, 2)
 
-    def _attend(self, own: Any, states: mx.array, held: Any, mask: mx.array) -> mx.array:
+    def _attend(self, own: Any, states: mx.array, cached: Any, mask: mx.array) -> mx.array:
         queries = own.q_norm(_by_head(own.q_proj(states), own.n_heads)).swapaxes(1, 2)
-        parts = zip(_held(held), self._keys_and_values(own, states, held.offset), strict=True)
+        parts = zip(_stored(cached), self._keys_and_values(own, states, cached.offset), strict=True)
         keys, values = (mx.concatenate(list(pair), axis=2) for pair in parts)
         found = mx.fast.scaled_dot_product_attention(
-            self.inner.rope(queries, offset=held.offset),
+            self.inner.rope(queries, offset=cached.offset),
             keys,
             values,
             scale=own.scale,
@@ -98,28 +98,28 @@ def open_block_head(
     own = ModelConfig.from_dict(dict(config))
     if own.hidden_size != size:
         raise HeadError(
-            f"it was trained for a model with states of {own.hidden_size} numbers, and this model's"
-            f" have {size}"
+            f"it was trained for a model whose states have {own.hidden_size} numbers, but"
+            f" those of this model have {size}"
         )
     if own.block_size < 2:
         raise HeadError(f"its block_size is {own.block_size}, which leaves no token to guess")
     embedding = embedding_of(model, vocabulary)
     if not 0 <= own.mask_token_id < embedding.weight.shape[0]:
-        raise HeadError(f"its mask_token_id {own.mask_token_id} is no token of this model")
+        raise HeadError(f"its mask_token_id {own.mask_token_id} is not a token of this model")
     head = BlockHead(DFlashDraftModel(own), embedding)
     weights = {
         f"inner.{name.removeprefix('model.')}": value
         for name, value in weights.items()
         if not name.endswith(("embed_tokens.weight", "lm_head.weight"))  # copies of the model's
     }
-    load_weights(head, weights, config.get("quantization"), "DFlash", whole=True)
+    load_weights(head, weights, config.get("quantization"), "DFlash", exact=True)
     return head
 
 
 def block_places(config: Mapping[str, Any]) -> list[int]:
-    """In front of which of a model's layers DFlash wants the states.
+    """The layers of the model before which DFlash reads the states.
 
-    The checkpoint counts the layers whose results they are.
+    The checkpoint names the layers that produce the states instead.
     """
     return [int(layer) + 1 for layer in config["dflash_config"].get("target_layer_ids", ())]
 
@@ -128,7 +128,7 @@ def _by_head(states: mx.array, heads: int) -> mx.array:
     return states.reshape(*states.shape[:2], heads, -1)
 
 
-def _held(layer: Any) -> tuple[mx.array, mx.array]:
+def _stored(layer: Any) -> tuple[mx.array, mx.array]:
     """The keys and values of a row or a rectangle."""
     if hasattr(layer, "keys_and_values"):
         keys, values = layer.keys_and_values()
@@ -137,17 +137,18 @@ def _held(layer: Any) -> tuple[mx.array, mx.array]:
     return keys, values
 
 
-def _mask(held: Any, size: int, causal: bool, window: int | None) -> mx.array:
-    """What a block of `size` tokens sees: of the KV as much as its first token, and all of itself.
+def _mask(cache: Any, size: int, causal: bool, window: int | None) -> mx.array:
+    """The attention mask of a block of `size` tokens.
 
-    A causal layer's tokens see what lies before them.
+    Every token sees all of the block, and as much of the KV as the first one. In a causal layer
+    each sees only what precedes it.
     """
-    mask: mx.array = held.make_mask(max(size, 2), return_array=True, window_size=window)
+    mask: mx.array = cache.make_mask(max(size, 2), return_array=True, window_size=window)
     if causal:
         return mask
     before = mask[..., :1, : mask.shape[-1] - max(size, 2)]
-    whole = [*before.shape[:-2], size, size]
+    block = [*before.shape[:-2], size, size]
     return mx.concatenate(
-        [mx.broadcast_to(before, [*whole[:-1], before.shape[-1]]), mx.ones(whole, mx.bool_)],
+        [mx.broadcast_to(before, [*block[:-1], before.shape[-1]]), mx.ones(block, mx.bool_)],
         axis=-1,
     )

@@ -93,13 +93,13 @@ def load_drafting(
         return None
     if checkpoint is not None and settings.mtp:
         raise InvalidRequest(
-            "DraftModel is set and option mtp is true: either a draft model drafts or the model's"
-            " own head, so leave one of them out"
+            "DraftModel is set and option mtp is true: either a draft model or the model's own head"
+            " can draft, so leave one of them out"
         )
     if not kv.can_remove_tokens(kv.new_row(main.model)):
         raise InvalidRequest(
-            f"{reason}, but model {shown(main.name)} cannot go back on a wrong guess: its layers"
-            " keep what they read in a form of their own; load it without"
+            f"{reason}, but model {shown(main.name)} cannot undo a wrong guess: its layers store"
+            " earlier tokens in a form that cannot be truncated; load it without drafting"
         )
     looking = [LookupGuesser] if settings.prompt_lookup else []
     first = f"{LOOKUP}, " if looking else ""
@@ -190,7 +190,7 @@ def _load_drafter(
             head, new_guesser = eagle, partial(HeadGuesser, eagle, choices)
         else:
             if not projection.found:
-                raise HeadError("this model's output projection is not known here")
+                raise HeadError("this backend does not find this model's output projection")
             places = block_places(config)
             block = open_block_head(config, weights, model, size, vocabulary)
             choices = Choices(projection.project, vocabulary)
@@ -198,8 +198,8 @@ def _load_drafter(
         states = LayerStates(model, places, size)
         if not states.found:
             raise HeadError(
-                f"it reads the states in front of layers {places}, which models of type"
-                f" {main.model_type} with {len(model.layers)} layers do not show"
+                f"it needs the states before layers {places}, which this backend cannot read from a"
+                f" model of type {main.model_type} with {len(model.layers)} layers"
             )
     except HeadError as why:
         refusal = str(why)
@@ -212,13 +212,13 @@ def _load_drafter(
         ValueError,
     ) as fault:
         _log.warning("drafter %s cannot be built", shown(checkpoint.name), exc_info=True)
-        refusal = f"its config.json does not describe one ({type(fault).__name__})"
+        refusal = f"its config.json does not describe a drafter ({type(fault).__name__})"
     else:
         refusal = ""
     if refusal:
         raise ModelRejected(
-            f"drafter {shown(checkpoint.name)} cannot guess for {shown(main.name)}: {refusal}; name"
-            " one that was trained for this model, or load without"
+            f"drafter {shown(checkpoint.name)} cannot draft for {shown(main.name)}: {refusal}; name"
+            " one that was trained for this model, or leave DraftModel out"
         )
     cast(head, main.dtype)
     _require_room(main, bytes_of(head), settings, device)
@@ -236,12 +236,12 @@ def _load_head(
     """The model's prediction head, cast to the model's own type."""
     try:
         if not projection.found:
-            raise HeadError("its output projection is not known here")
+            raise HeadError("this backend does not find its output projection")
         head = open_head(own, main.model, kv.vocabulary_size(main.model))
     except HeadError as why:
         raise InvalidRequest(
             f"option mtp is true, but model {shown(main.name)} has no head for multi-token"
-            f" prediction that can be used: {why}; load it without"
+            f" prediction that can be used: {why}; leave mtp out"
         ) from None
     cast(head, main.dtype)
     _require_room(main, bytes_of(head), settings, device)
@@ -255,8 +255,8 @@ def _require_room(main: LoadedModel, nbytes: int, settings: Settings, device: De
     if needed > limit:
         raise ModelRejected.because(
             main.name,
-            f"with the head that guesses for it it takes {needed // MIB} MiB and MLX may use"
-            f" {limit // MIB} MiB; raise memory_limit_mib, or load it without",
+            f"it and the head that drafts for it take {needed // MIB} MiB, but MLX may use"
+            f" {limit // MIB} MiB; raise memory_limit_mib, or load it without drafting",
         )
 
 
@@ -272,7 +272,7 @@ def _load(
     yield "engine"
     if difference := _difference(main.tokenizer, loaded.tokenizer):
         raise ModelRejected(
-            f"model {shown(loaded.name)} cannot guess for {shown(main.name)}, because their"
+            f"model {shown(loaded.name)} cannot draft for {shown(main.name)}, because their"
             f" tokenizers differ: {difference}; name a smaller model of the same family"
         )
     try:
@@ -290,7 +290,7 @@ def _load(
     if not trims:
         raise ModelRejected.because(
             loaded.name,
-            "it cannot go back on a wrong guess: its cache has a window or a recurrent state",
+            "it cannot undo a wrong guess: its cache has a sliding window or a recurrent state",
         )
     draft = DraftModel(
         name=loaded.name,
@@ -306,8 +306,8 @@ def _load(
     if needed > limit:
         raise ModelRejected.because(
             loaded.name,
-            f"with the model it takes {needed // MIB} MiB and MLX may use {limit // MIB} MiB; raise"
-            " memory_limit_mib, or load without it",
+            f"it and the model take {needed // MIB} MiB, but MLX may use {limit // MIB} MiB; raise"
+            " memory_limit_mib, or leave DraftModel out",
         )
     _log.info(
         "draft model %s: %s, %s, weights %d MiB",
@@ -334,7 +334,7 @@ def _difference(main: TokenizerWrapper, draft: TokenizerWrapper) -> str:
         return ""
     example = min(differing, key=lambda token: (ours.get(token, len(ours)), token))
     return (
-        f"of {len(every)} tokens {len(differing)} are not the same, such as {shown(example)}"
+        f"{len(differing)} of {len(every)} tokens differ, such as {shown(example)}"
         f" ({_id(ours, example)} and {_id(theirs, example)})"
     )
 

@@ -28,7 +28,7 @@ _EMPTY = 4  # the same for attempts without a guess, which cost less
 class GuessRequest:
     """A sequence for which guesses are requested.
 
-    tokens: the whole prompt and output; between calls they only grow, by any number. most: maximum
+    tokens: prompt and output; between calls they only grow, by any number. most: maximum
     number of guesses, at least 1. states: the hidden states from which the model chose the latest
     of the tokens, for a guesser that reads them; None if it cannot.
     """

@@ -21,7 +21,7 @@ from backend.engine.drafting.head_weights import HeadError, Weights, embedding_o
 from backend.engine.drafting.state_guesser import Choices
 from backend.engine.sampling.logits_head import LogitsHead
 
-_STATES = 3  # places in the model whose states it reads
+_STATES = 3  # layers of the model whose states it reads
 _KEY = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -72,11 +72,11 @@ class EagleHead(Module):
 
 
 def eagle_places(config: Mapping[str, Any], layers: int) -> list[int]:
-    """In front of which of a model's layers an EAGLE-3 checkpoint wants the states; three of them.
+    """The three layers of the model before which an EAGLE-3 checkpoint reads the states.
 
-    vLLM's convention counts the place in front of a layer; SGLang's, in `eagle_config`, the layer
-    whose result it is. Without either it is near the start, in the middle and near the end. Raises
-    HeadError.
+    In vLLM's convention the configuration names these layers; in SGLang's (`eagle_config`) it names
+    the layers whose results the states are. Without either, the layers are near the start, in the
+    middle and near the end. Raises HeadError.
     """
     nested = config.get("eagle_config")
     if own := config.get(_KEY):
@@ -86,7 +86,7 @@ def eagle_places(config: Mapping[str, Any], layers: int) -> list[int]:
     else:
         places = [2, layers // 2, layers - 3]
     if len(places) != _STATES:
-        raise HeadError(f"it reads the states in front of layers {places}, which are not three")
+        raise HeadError(f"it reads states before layers {places}, but EAGLE-3 reads three of them")
     return places
 
 
@@ -109,8 +109,8 @@ def open_eagle(
     text = own.transformer_layer_config
     if own.target_hidden_size != size:
         raise HeadError(
-            f"it was trained for a model with states of {own.target_hidden_size} numbers, and this"
-            f" model's have {size}"
+            f"it was trained for a model whose states have {own.target_hidden_size} numbers, but"
+            f" those of this model have {size}"
         )
     drafter = Eagle3DraftModel(own)
     for layer in drafter.layers:
@@ -139,7 +139,7 @@ def open_eagle(
             weights = {at: value for at, value in weights.items() if "embed_tokens." not in at}
     if embedding is None and text.vocab_size < vocabulary:
         raise HeadError(
-            f"it knows {text.vocab_size} tokens, and this model has {vocabulary} of them"
+            f"its vocabulary has {text.vocab_size} tokens, but that of this model has {vocabulary}"
         )
     head = EagleHead(drafter, embedding)
     quantisation = config.get("quantization")
@@ -148,19 +148,19 @@ def open_eagle(
         {f"inner.{at}": value for at, value in weights.items()},
         quantisation,
         "EAGLE-3",
-        whole=True,
+        exact=True,
     )
     if drafter.d2t is not None:
         tokens = mx.arange(own.draft_vocab_size) + drafter.d2t
         mx.eval(tokens)
         if not ((tokens >= 0) & (tokens < vocabulary)).all():
-            raise HeadError(f"its d2t names tokens beyond this model's {vocabulary}")
+            raise HeadError(f"its d2t has token ids beyond the {vocabulary} of this model")
         return head, Choices(_projection(drafter, projection), own.draft_vocab_size, tokens)
     return head, Choices(_projection(drafter, projection), min(own.draft_vocab_size, vocabulary))
 
 
 def _projection(drafter: Any, main: LogitsHead) -> Any:
-    """From the head's states to its logits; without a projection of its own, with the model's."""
+    """From the head's states to its logits, by its own projection or else the model's."""
     project = drafter.lm_head if drafter.lm_head is not None else main.project
     return lambda states: project(drafter.norm(states))
 

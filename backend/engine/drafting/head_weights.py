@@ -1,4 +1,4 @@
-"""Puts a checkpoint's tensors into a head: layers that are not a whole model."""
+"""Loads a checkpoint's tensors into a head: a few layers, not a complete model."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def load_weights(
     quantisation: Mapping[str, Any] | None,
     form: str,
     *,
-    whole: bool = False,
+    exact: bool = False,
 ) -> None:
     """Load a head's weights, after quantising the layers whose weights are quantised.
 
-    form: names what the weights should be like. whole: all of them must have a place. Raises
-    HeadError if one has none, is missing, or has another shape.
+    form: the name of the kind of head, for errors. exact: no other weights may be there. Raises
+    HeadError if one is missing, superfluous, or has another shape.
     """
     if any(name.endswith(".scales") for name in weights):
         quantize(
@@ -68,10 +68,10 @@ def load_weights(
         if name not in weights or weights[name].shape != value.shape
     ]
     if wrong:
-        raise HeadError(f"its weights lack {wrong[0]} in the form of {form}")
+        raise HeadError(f"its weights have no {wrong[0]} of the shape that {form} needs")
     unknown = sorted(weights.keys() - names.keys())
-    if whole and unknown:
-        raise HeadError(f"its weights have {unknown[0]}, which those of {form} do not have")
+    if exact and unknown:
+        raise HeadError(f"its weights have {unknown[0]}, which is not a part of {form}")
     head.load_weights([(name, weights[name]) for name in names])
 
 
@@ -84,7 +84,7 @@ def embedding_of(model: Any, vocabulary: int) -> Any:
             and layer.weight.shape[0] >= vocabulary
         ):
             return layer
-    raise HeadError("its embedding of tokens is not known here")
+    raise HeadError("this backend does not find the token embedding of the model")
 
 
 def hidden_size(model: Any, vocabulary: int) -> int:

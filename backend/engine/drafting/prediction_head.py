@@ -176,12 +176,12 @@ def open_head(checkpoint: Checkpoint, model: Any, vocabulary: int) -> Prediction
     if family is None:
         known = ", ".join(sorted(_FAMILIES))
         raise HeadError(
-            f"models of type {own['model_type']} have none that this backend knows ({known})"
+            f"this backend reads such heads for {known}, but not for {own['model_type']}"
         )
     weights, raw = _weights(checkpoint.path, family, own["num_hidden_layers"])
     if not weights:
         raise HeadError(
-            "its checkpoint has no weights of one; conversions to MLX drop them, the original"
+            "its checkpoint lacks the head's weights, which conversions to MLX drop; the original"
             " checkpoint may have them"
         )
     module = importlib.import_module(f"mlx_lm.models.{own['model_type']}")

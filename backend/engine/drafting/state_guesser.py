@@ -1,4 +1,4 @@
-"""What guessers share that read the model's hidden states and keep KV of them."""
+"""The base of guessers that read the model's hidden states and keep KV of them."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-MOST = 256  # tokens whose states are kept at least; older ones only with them in one part
+MOST = 256  # tokens whose states are kept; older ones too, if they are in the same array
 _TOGETHER = 16  # passes whose states are handed out together, which costs little more than one
 
 
@@ -48,7 +48,7 @@ class UnreadStates:
             self._tokens -= self._parts.popleft().shape[0]
 
     def take(self) -> mx.array | None:
-        """All of them, [tokens, size], which are forgotten then; None if there are none."""
+        """Return and forget all states, [tokens, size]; None if there are none."""
         parts = list(self._parts)
         self.clear()
         if len(parts) < 2:

@@ -66,14 +66,14 @@ class _Fed:
 class _Checked:
     """A launched step that checks guesses.
 
-    at_hand: each sequence's last token. proposed: number of guesses per sequence. guesses: those
-    that the sequence's grammar allows. choices: the token sampled after the last token and after
-    each guess, for all sequences one after the other. fed: what each sequence was fed, its last
-    token and guesses at the end.
+    last_tokens: of the sequences. proposed: number of guesses per sequence. guesses: those that the
+    sequence's grammar allows. choices: the token sampled after the last token and after each guess,
+    for all sequences one after the other. fed: what each sequence was fed, its last token and
+    guesses at the end.
     """
 
     chosen: Chosen
-    at_hand: Sequence[int]
+    last_tokens: Sequence[int]
     proposed: Sequence[int]
     guesses: Sequence[Sequence[int]]
     choices: Chosen
@@ -323,7 +323,7 @@ class DecodeBatch:
         """The sequences, each with its tokens after `history` that have to be fed again."""
         return list(zip(self.sequences, self._again, strict=True))
 
-    def _run_again(self, at_hand: mx.array) -> mx.array:
+    def _run_again(self, last_tokens: mx.array) -> mx.array:
         """Feed the tokens that have to be fed again, then the last ones.
 
         Returns the logits after those.
@@ -332,7 +332,7 @@ class DecodeBatch:
         counts = [len(own) + 1 for own in again]
         places = mx.array(counts)[:, None] - 1
         fed = mx.array(_padded(again, max(counts)))
-        fed = mx.put_along_axis(fed, places, at_hand[:, None].astype(fed.dtype), axis=1)
+        fed = mx.put_along_axis(fed, places, last_tokens[:, None].astype(fed.dtype), axis=1)
         logits = self._run(fed, self._cache.begin(counts))
         self._cache.end(counts)
         return mx.take_along_axis(logits, places[:, :, None], axis=1)[:, 0]
@@ -351,9 +351,10 @@ class DecodeBatch:
         if self._speculation is None or not self._speculation.ready(self._known()):
             return False
         assert self._chosen is not None
-        at_hand = ids(self._chosen.tokens)
+        last_tokens = ids(self._chosen.tokens)
         known = [
-            (one, [*own, token]) for (one, own), token in zip(self._known(), at_hand, strict=True)
+            (one, [*own, token])
+            for (one, own), token in zip(self._known(), last_tokens, strict=True)
         ]
         self._kept.hand_out(self._states())
         guesses = self._speculation.propose(known, width)
@@ -367,7 +368,7 @@ class DecodeBatch:
         width = max(counts)
         logits = self._run(mx.array(_padded(fed, width)), self._cache.begin(counts))
         mx.async_eval(logits)
-        masks, allowed = self._masks(at_hand, guesses, chosen.faults)
+        masks, allowed = self._masks(last_tokens, guesses, chosen.faults)
         places = [
             (row, len(again[row]) + at)
             for row, own in enumerate(allowed)
@@ -382,17 +383,17 @@ class DecodeBatch:
         last = mx.array([fed[row][at] for row, at in places], dtype=mx.uint32)
         choices = Chooser(sequences, pasts, self._engine_model).choose(logits, last, steps, masks)
         proposed = list(map(len, guesses))
-        self._fed = _Checked(chosen, at_hand, proposed, allowed, choices, fed)
+        self._fed = _Checked(chosen, last_tokens, proposed, allowed, choices, fed)
         return True
 
     def _rows(
-        self, at_hand: Sequence[int], guesses: Sequence[Sequence[int]]
+        self, last_tokens: Sequence[int], guesses: Sequence[Sequence[int]]
     ) -> list[tuple[ExecutorSequence, int, Sequence[int]]]:
-        return list(zip(self.sequences, at_hand, guesses, strict=True))
+        return list(zip(self.sequences, last_tokens, guesses, strict=True))
 
     def _masks(
         self,
-        at_hand: Sequence[int],
+        last_tokens: Sequence[int],
         guesses: Sequence[Sequence[int]],
         faults: dict[int, Exception],
     ) -> tuple[np.ndarray | None, list[Sequence[int]]]:
@@ -405,7 +406,7 @@ class DecodeBatch:
         size = words(self._engine_model.vocabulary)
         masks: list[np.ndarray] = []
         left: list[Sequence[int]] = []
-        for one, token, own in self._rows(at_hand, guesses):
+        for one, token, own in self._rows(last_tokens, guesses):
             rule = one.constraint
             if rule is None:
                 left.append(own)
@@ -438,11 +439,11 @@ class DecodeBatch:
         assert self._speculation is not None
         every = ids(checked.choices.tokens)
         logprobs, unfit = read_choices(checked.choices, every)
-        sampled = _delivered(sampled_of(self.sequences, checked.chosen, checked.at_hand))
+        sampled = _delivered(sampled_of(self.sequences, checked.chosen, checked.last_tokens))
         right: list[int] = []
         latest: list[int] = []
         start = 0
-        rows = self._rows(checked.at_hand, checked.guesses)
+        rows = self._rows(checked.last_tokens, checked.guesses)
         for (one, _, guesses), proposed in zip(rows, checked.proposed, strict=True):
             choices = every[start : start + 1 + len(guesses)]
             count = accepted_count(guesses, choices)

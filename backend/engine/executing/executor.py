@@ -205,7 +205,7 @@ class Executor:
         start: Start,
         snapshots: dict[int, kv.Snapshot],
     ) -> tuple[kv.RowCache, int]:
-        """A cache of `length` tokens, cut back to the source's, and how many are in it then."""
+        """A cache of `length` tokens, truncated to the source's length; and its new length."""
         assert start.source is not None
         wanted = start.source.length
         # The other sequence may have received less than planned in this very step.

@@ -27,10 +27,10 @@ _MARGIN = 1.5
 _CHOICE_COPIES = 8
 
 
-def pass_cost(model: Any, vocabulary: int, *, whole: bool = False) -> PassCost:
+def pass_cost(model: Any, vocabulary: int, *, all_logits: bool = False) -> PassCost:
     """The memory cost of the model's passes. Raises what the model raises on its first tokens.
 
-    whole: whether the last pass of a prompt computes the logits of all its tokens, not of one.
+    all_logits: whether the last pass of a prompt computes the logits of all its tokens, not of one.
     """
     short = _temporary_bytes(model, 0)
     try:
@@ -42,7 +42,7 @@ def pass_cost(model: Any, vocabulary: int, *, whole: bool = False) -> PassCost:
     finally:
         mx.clear_cache()
     return PassCost(
-        per_token=round(_MARGIN * short / _TOKENS) + whole * 2 * 4 * vocabulary,
+        per_token=round(_MARGIN * short / _TOKENS) + all_logits * 2 * 4 * vocabulary,
         per_pair=_MARGIN * max(long - short, 0) / (_TOKENS * _SEEN),
         per_choice=_CHOICE_COPIES * 4 * vocabulary,
     )

@@ -215,7 +215,7 @@ class PrefillPasses:
     ) -> Callable[[], mx.array]:
         """`run`, which also keeps the hidden states that guessers read.
 
-        Those of the prompts' latest tokens only, in buffers of their own: a pass has many more.
+        It copies those of the prompts' latest tokens, because a pass has many more.
         """
         drafting = self._model.drafting
         if drafting is None or drafting.states is None:

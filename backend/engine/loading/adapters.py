@@ -134,8 +134,8 @@ def _inspect(folder: Path, request: AdapterRequest) -> Adapter:
         rank, scale = (0, 1.0) if kind == "full" else _parameters(name, config)
         if kind != "lora" and request.scale != 1:
             raise InvalidRequest(
-                f"adapter {shown(name)} is of the kind {kind}, which has no strength to scale by"
-                f" {request.scale:g}: leave its scale out"
+                f"adapter {shown(name)} has the scale {request.scale:g}, but adapters of the kind"
+                f" {kind} cannot be scaled: leave its scale out"
             )
         if kind != "full":
             _require_pairs(name, kind, tensors, rank)
@@ -154,7 +154,7 @@ def _require_files(name: str, files: frozenset[str]) -> None:
     if CONFIG in files:
         return
     if "config.json" in files:
-        raise _rejected(name, "it is a whole model, not an adapter: name it as the model")
+        raise _rejected(name, "it is a complete model, not an adapter: set Model to it")
     raise _rejected(name, f"the folder has no {CONFIG}")
 
 

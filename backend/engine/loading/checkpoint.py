@@ -67,7 +67,7 @@ class Checkpoint:
 
     weights_bytes: as stored; a cast at load time changes them. kind: the kind of request it
     answers. media: whether it also accepts images or sounds, and is loaded with the encoders for
-    them. drafter: its kind if it is no whole model but guesses for one.
+    them. drafter: its kind if it is a drafter, not a complete model.
     """
 
     path: Path
@@ -157,20 +157,20 @@ def inspect_config(
 
 
 def _refuse_drafter(name: str, config: dict[str, Any], *, drafts: bool) -> None:
-    """Refuse the layers that guess for one model and read its hidden states: EAGLE-3, DFlash."""
+    """Refuse a drafter (EAGLE-3, DFlash) in place of a model, or of an unsupported kind."""
     own = drafter_name(config)
     if not own:
         return
     known = " or ".join(kind.value for kind in DrafterKind)
     rest = (
-        f"in a form that this version does not read: name a drafter of another kind ({known}) or a"
+        f"and this version does not support its kind: name a drafter of another kind ({known}) or a"
         " smaller model of the same family, or draft with the model's own head (option mtp) or with"
         " prompt_lookup"
         if drafts or not drafter_kind(config)
-        else "so name the model that it was trained for, and this as its DraftModel"
+        else "so name the model that it was trained for, and set DraftModel to this drafter"
     )
     raise ModelRejected.because(
-        name, f"it is not a whole model but a drafter ({shown(own)}), {rest}"
+        name, f"it is a drafter ({shown(own)}), not a complete model, {rest}"
     )
 
 
@@ -192,7 +192,7 @@ def _require_buildable(name: str, config: dict[str, Any], tensors: int) -> None:
             if count > _MOST_PARTS:
                 raise ModelRejected.because(
                     name,
-                    f"{key} is {shown(count)} in config.json, and at most {_MOST_PARTS} are built",
+                    f"{key} is {shown(count)} in config.json, but at most {_MOST_PARTS} are built",
                 )
             if key.endswith("experts"):
                 experts = max(experts, count)
@@ -295,7 +295,7 @@ def _takes_media(
         return False
     if wanted and tensors and not holds_media(tensors):
         raise ModelRejected.because(
-            name, "type is vision, but its weights hold no part that sees or hears"
+            name, "type is vision, but its weights have no vision or audio part"
         )
     if why := why_not_seen(config):
         text_part = config["model_type"] in model_types()

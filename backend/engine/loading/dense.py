@@ -33,8 +33,11 @@ def quantized_layers(model: Any) -> dict[str, Any]:
 
 
 def unread_layer(model: Any) -> str | None:
-    """The path of a dense layer whose weights are whole numbers: packed by a method whose scales
-    the model has no place for. MLX reads FP8 as such, and would compute with them."""
+    """The path of a dense layer whose weights are whole numbers; None if there is none.
+
+    They were packed by a method whose scales the model has no place for. MLX reads FP8 weights as
+    whole numbers, and would compute with them.
+    """
     dense = set(_dense_kinds().values())
     for path, layer in model.named_modules():
         if type(layer) in dense and not mx.issubdtype(layer.weight.dtype, mx.floating):

@@ -1,4 +1,4 @@
-"""Recognises checkpoints that are not whole models but drafters, which guess for one model."""
+"""Recognises drafters: checkpoints that guess tokens for one model and are no complete model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-# How the names of drafters differ from those of models; mlx-vlm's end as the last two do.
+# The names of drafters, which models do not have; the last two patterns are mlx-vlm's.
 _NAMES = re.compile(r".*(eagle-?3|dflash|dspark|speculator).*|.+_mtp|.+_assistant", re.IGNORECASE)
 _EAGLE = re.compile(r".*eagle-?3.*", re.IGNORECASE)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# PaliGemma knows no roles. The image comes first: mlx-vlm counts its places from there.
+# PaliGemma has no roles. The image comes first, because mlx-vlm counts positions from there.
 _PALIGEMMA = r"""
 {%- set all = namespace(image="", texts=[]) %}
 {%- for message in messages %}

@@ -31,8 +31,8 @@ _MOST_BYTES_BY_SUFFIX = {
     ".txt": 64 * MIB,
 }
 _MOST_COMMAS = 1_500_000
-"""In a tokenizer.json, one for each token and one or two for each merge; published ones have up to
-1,340,000. All other threads wait while it is parsed: a second and a half for so many."""
+"""Of a tokenizer.json: one for each token and one or two for each merge. Published files have up to
+1,340,000. All other threads wait while the file is parsed, which takes 1.5 s for so many."""
 
 
 class UnsafeFileError(Exception):

@@ -61,7 +61,7 @@ class Progress:
     name: str
     reported: float
 
-    def tell(self, message: Mapping[str, Any]) -> None:
+    def report(self, message: Mapping[str, Any]) -> None:
         if time.monotonic() - self.reported < _PROGRESS_SECONDS:
             return
         self.reported = time.monotonic()
@@ -93,7 +93,7 @@ def _follow(child: Child, model: HubModel, cancel: threading.Event) -> Path:
         for line in lines:
             message = _decoded(line)
             if message.get("event") == "progress":
-                progress.tell(message)
+                progress.report(message)
             elif message.get("event") == "done":
                 return Path(message["path"])
             elif message.get("event") == "error":

@@ -141,7 +141,7 @@ class ServingTrial:
     plain: computes the logits that the answers are compared with. words: tokens of plain text, for
     prompts and answers. items: one image or sound of each kind that the model accepts. seconds:
     time limit of the requests; after the step in progress, the answers so far are compared. Finding
-    the cause of a wrong answer has no limit. whole: whether every request was answered, and
+    the cause of a wrong answer has no limit. complete: whether every request was answered, and
     correctly, at the first attempt.
     """
 
@@ -158,7 +158,7 @@ class ServingTrial:
         self._words = list(dict.fromkeys(words))
         self._items = items
         self._seconds = seconds
-        self.whole = False
+        self.complete = False
         self._fault = ""  # of the latest request that failed, for the log
         self._answered: Sequence[Sequence[int]] = ()  # prompts with the answers to them
 
@@ -207,7 +207,7 @@ class ServingTrial:
         right = yield from self._all_right((yield from self._converse(by_itself, rows)))
         if not right:
             _log.warning(
-                "model %s: a request alone does not get what the model's forward pass gives%s",
+                "model %s: a request alone does not get the answer of a plain forward pass%s",
                 self._name,
                 self._fault,
             )
@@ -368,17 +368,17 @@ class ServingTrial:
         self, model: EngineModel, talks: Sequence[Sequence[_Answer]], seconds: float
     ) -> None:
         """Log what was tried without finding a fault, and what could not be tried in time."""
-        self.whole = all(one.complete for answers in talks for one in answers)
+        self.complete = all(one.complete for answers in talks for one in answers)
         first, *others = talks
         parts = {"alone": any(one.logprobs for one in first)}
         if model.batches and model.slots > 1:
-            parts["in company"] = any(one.logprobs for answers in others for one in answers)
+            parts["in a batch"] = any(one.logprobs for answers in others for one in answers)
         if model.prompt_cache_bytes:
             parts["from stored KV"] = any(one.logprobs for answers in talks for one in answers[1:])
         tried = ", ".join(part for part, done in parts.items() if done)
         untried = ", ".join(part for part, done in parts.items() if not done)
         _log.info(
-            "model %s: tried for %.1f s, with right answers: %s%s",
+            "model %s: tried for %.1f s, correct answers: %s%s",
             self._name,
             seconds,
             tried or "nothing",
@@ -491,7 +491,10 @@ class _EveryStep(GuessWidth):
 
 
 class _Recalling:
-    """A `Guesser` that knows the texts: by turns a wrong guess, and a right one before a wrong."""
+    """A `Guesser` that knows the answers.
+
+    By turns it makes a wrong guess, and a right guess followed by a wrong one.
+    """
 
     nbytes = 0
 

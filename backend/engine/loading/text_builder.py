@@ -211,7 +211,7 @@ def build(
                 "its answers differ from those of mlx-vlm's forward pass, so this version does not"
                 " serve it",
             )
-        warm = trial.whole
+        warm = trial.complete
         drafting = engine.drafting
     most = min(device.warm_up_tokens(here, settings), context_size // 2)
     yield from warm_up(engine, most, begun=warm)

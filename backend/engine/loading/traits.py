@@ -126,7 +126,7 @@ def _figures(model: Any, form: _Form) -> Stages[tuple[CacheCost, bool, int, Logi
     vocabulary = kv.vocabulary_size(model)
     head = LogitsHead(model, vocabulary)
     yield "engine"
-    passes = pass_cost(model, vocabulary, whole=not head.found)
+    passes = pass_cost(model, vocabulary, all_logits=not head.found)
     return cost, together, vocabulary, head, passes
 
 

@@ -216,17 +216,17 @@ class GuessWidth:
     def _estimate(self) -> None:
         """Estimate how many tokens each width gains.
 
-        Guesses beyond those that the latest steps made are estimated from the last of these.
+        Wider steps than the latest ones are estimated from the widest of those.
         """
-        first, held = self._tested, self._first_right_shares
+        first, shares = self._tested, self._first_right_shares
         again = _PRIOR
         if first == 1:
-            again = max(held[0].value, _PRIOR)
+            again = max(shares[0].value, _PRIOR)
         elif first:
-            again = min(held[first - 1].value / max(held[first - 2].value, 1e-9), 1.0)
-        for at, mean in enumerate(held):
+            again = min(shares[first - 1].value / max(shares[first - 2].value, 1e-9), 1.0)
+        for at, mean in enumerate(shares):
             if at >= first:
-                mean.value, mean.count = (held[at - 1].value if at else 1.0) * again, 1
+                mean.value, mean.count = (shares[at - 1].value if at else 1.0) * again, 1
             self._expected[at + 1] = self._expected[at] + mean.value
 
     def _gain(self, known: Mapping[int, _Mean], width: int) -> float:

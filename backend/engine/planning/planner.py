@@ -347,7 +347,7 @@ class Planner:
 
         The prompts that start then share one pass, and a pass of few tokens takes about as long as
         one of PASS_TOKENS. That pays while more prompts wait than slots are free, and the free
-        slots would generate less in the meantime than in the time of a pass.
+        slots would be unused for less time than a pass takes.
 
         waiting: in the order in which they would start. free: slots.
         """

@@ -26,7 +26,7 @@ class PrefillTurns:
         self._charges, self._pace = charges, pace
         self._owed_to_decode = 0.0  # seconds
         self._formed = 0  # number of the latest group of sequences that shared a pass
-        self._scored = False  # whether the latest step with time for prefill scored
+        self._scored = False  # whether the latest step with time for prefill used it for scoring
         # whether the next step goes to the shortest prompt, because one step is too small for two
         self._shortest_next = False
 

@@ -29,7 +29,7 @@ class PrefixSource:
         return one.match
 
     def choose(self, one: SequenceState) -> Source | None:
-        """The longest prefix that has KV, in whichever place."""
+        """The longest prefix whose KV exists: in an entry, another sequence or a file."""
         if one.arrived.fresh or not (self._limits.prompt_cache or one.on_disk):
             return None
         index = self._entries.index

@@ -66,7 +66,7 @@ class ControlTokens:
         mark = next((mark for mark in _MARKS if not any(mark in text for text in texts)), None)
         if mark is None:
             raise InvalidRequest(
-                "Messages quote a control token of the model, and hold all of the characters U+FDD0"
+                "Messages quote a control token of the model and contain all characters from U+FDD0"
                 " to U+FDEF, which Unicode keeps out of text: remove one of them"
             )
         quoted = tuple(

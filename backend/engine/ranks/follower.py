@@ -143,7 +143,7 @@ class _Follower:
                 assert self._model is not None, "rank 0 uses only what is loaded"
                 self._model.obey(message)
             case other:
-                raise LinkLost(f"sent {type(other).__name__}, which is not for this rank")
+                raise LinkLost(f"sent {type(other).__name__}, which this rank does not expect")
 
     def _join(self) -> None:
         """Join the group, within the time-out.

@@ -352,14 +352,12 @@ class Leader:
                         self._lose(rank, follower, f"failed: {why}")
                         return
                     case other:
-                        raise LinkLost(
-                            f"sent {type(other).__name__}, which rank 0 does not receive"
-                        )
+                        raise LinkLost(f"sent {type(other).__name__}, which rank 0 does not expect")
         except LinkLost as loss:
             self._lose(rank, follower, str(loss))
         except Exception as fault:
             _log.error("%s: its messages cannot be read", self.place.name(rank), exc_info=fault)
-            self._lose(rank, follower, "sent what rank 0 cannot read")
+            self._lose(rank, follower, "sent a message that rank 0 cannot read")
 
     def _refuse(self, rank: int, follower: _Follower, number: int, why: str) -> None:
         """End a load on all ranks, because one rank has refused it.

@@ -259,7 +259,7 @@ def _proof(token: str, who: bytes, first: bytes, second: bytes, rank: int, size:
 def _exactly(connection: socket.socket, count: int, until: float | None = None) -> bytes:
     """Receive exactly `count` bytes. until:
 
-    `time.monotonic()` by which all of them must have come.
+    `time.monotonic()` by which all of them must have arrived.
     """
     parts = bytearray()
     while len(parts) < count:

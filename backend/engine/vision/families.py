@@ -14,17 +14,17 @@ from backend.engine.loading.architectures import aliases, model_files
 from common.wording import shown
 
 _CROSSES = (
-    "mlx-vlm computes its cross-attention otherwise in an answer than in a prompt, and reads a"
-    " prompt without images with later tokens in sight; serve Gemma 3 or a Qwen-VL model instead"
-)
-_ONE_QUESTION = (
-    "its processor writes a whole prompt around an image, and so has no place for a conversation,"
-    " and mlx-vlm's generation leaves out the attention within an image; serve a Qwen-VL model"
+    "mlx-vlm computes its cross-attention differently in prompts and in answers, and lets the"
+    " tokens of a prompt without images attend to later ones; serve Gemma 3 or a Qwen-VL model"
     " instead"
 )
+_ONE_QUESTION = (
+    "its processor writes a complete prompt around an image, so it cannot take a conversation, and"
+    " mlx-vlm's generation leaves out the attention within an image; serve a Qwen-VL model instead"
+)
 _OWN_PROMPTS = (
-    "its processor replaces the text beside an image by a prompt of its own, and so has no place"
-    " for a conversation; serve dots.ocr or PaddleOCR-VL instead"
+    "its processor replaces the text around an image by a prompt of its own, so it cannot take a"
+    " conversation; serve dots.ocr or PaddleOCR-VL instead"
 )
 _DROPS_A_TOKEN = "mlx-vlm drops the token after each image; serve a Qwen-VL model instead"
 _FORGETS = (
@@ -32,27 +32,27 @@ _FORGETS = (
     " KV does not record; serve dots.ocr or PaddleOCR-VL instead"
 )
 _CHANGES = (
-    "texts, images and sounds each need other weights (LoRA), which requests in one batch cannot"
-    " have, and mlx-vlm answers texts with the weights for images; serve Phi-4-mini-instruct for"
+    "texts, images and sounds each need different weights (LoRA), but all requests in a batch share"
+    " theirs, and mlx-vlm answers texts with the weights for images; serve Phi-4-mini-instruct for"
     " text, or Gemma 3 for images"
 )
 _DIFFUSION = (
-    "it fills in blocks of tokens in many passes (diffusion), and here one token follows the other;"
-    " serve a model that writes in that way, such as Gemma 3 or Ling"
+    "it generates blocks of tokens in many passes (diffusion), but this backend generates one token"
+    " after another; serve a model that does the same, such as Gemma 3 or Ling"
 )
 _WRITES_AROUND = (
-    "its processor writes a whole prompt around an image, and so has no place for a conversation;"
+    "its processor writes a complete prompt around an image, so it cannot take a conversation;"
     " serve a Qwen-VL model instead"
 )
 _POINTS = (
-    "its vocabulary grows by the parts of an image, which mlx-vlm keeps in the model for one"
+    "each image adds its parts to the vocabulary, and mlx-vlm keeps them in the model for one"
     " request at a time; serve Molmo 2 instead"
 )
 _ONE_CACHE = (
     "mlx-vlm keeps the KV of all its layers in one cache, which this backend can neither measure"
     " nor divide"
 )
-_DECIDES = "it decides among given options, and generates no text"
+_DECIDES = "it chooses among given options and generates no text"
 _OTHER = "it does not generate text from a conversation"
 _NOT_SERVED: Mapping[str, str] = {
     "moondream2": _ONE_QUESTION,

@@ -193,7 +193,7 @@ class MediaPrompts:
         return "".join([*pieces, text[at:], self._processor.ending if items else ""])
 
     def _written(self, item: MediaItem) -> str:
-        """What stands for an item at its place in a raw prompt."""
+        """The text that marks an item's place in a raw prompt; '' if it is written in front."""
         marker = self._form.markers[item.kind]
         return "" if marker.in_front else marker.core
 

@@ -69,7 +69,7 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         rope: Any = getattr(getattr(whole.language_model, "model", None), "rotary_emb", None)
         plain = model_type == "cohere_compass" and rope.position_selector is None
         self._one_axis = plain or model_type in _ONE_AXIS
-        # The name under which layers are told which tokens are visual.
+        # The name of the argument in which layers receive the kind of each token.
         self._kinds = "mm_token_type_ids" if self.sees_ahead else _KINDS.get(model_type)
         self._axes_last = model_type in _AXES_LAST
         self._deep_by_place = model_type in _DEEP_BY_PLACE
@@ -164,7 +164,7 @@ def _mask_of_answer(inputs: mx.array, layer: Any) -> mx.array | None:
 
 
 class _CacheList(lm.CacheList, vlm.CacheList):  # type: ignore[misc]  # both are untyped
-    """Several caches of one layer, which mlx-lm and mlx-vlm each take for a class of their own."""
+    """Several caches of one layer, as an instance of both mlx-lm's class and mlx-vlm's."""
 
 
 class _OfChunk:

@@ -114,9 +114,9 @@ def drop_arguments_for_text(processor: Any) -> None:
 
 
 def compute_constants(processor: Any) -> None:
-    """Compute what a processor holds: MLX does it only on the thread that made it.
+    """Evaluate the lazy arrays of a processor, which MLX can do only on the thread that made them.
 
-    The lazy constants of one processor may also be another's, where mlx-vlm caches them.
+    mlx-vlm may cache such an array and share it among processors.
     """
     parts = [part for part in vars(processor).values() if hasattr(part, "__dict__")]
     mx.eval([
@@ -157,7 +157,7 @@ class ItemProcessor:
         self._boundary = _boundary(processor)
         self._dropped = _dropped(processor)
         self._alone = _ends_within_prompt(processor)
-        # PaliGemma's writes the BOS token behind the image, and a line break behind the text.
+        # PaliGemma's writes the BOS token after the image, and a line break after the text.
         self.begins = type(processor).__name__ == "PaliGemmaProcessor"
         self.ending = "\n" if self.begins else ""
         self._rate = _sound_rate(processor)
@@ -335,7 +335,7 @@ class ItemProcessor:
 
 @contextmanager
 def _untiled(processor: Any) -> Iterator[None]:
-    """Let DeepSeek-VL2's processor show an image whole, as it shows many."""
+    """Make DeepSeek-VL2's processor show an image without tiles, as it does with several."""
     resolutions = processor.candidate_resolutions
     processor.candidate_resolutions = ((processor.image_size, processor.image_size),)
     try:
@@ -389,9 +389,9 @@ def _dropped(processor: Any) -> str:
 
 
 def _ends_within_prompt(processor: Any) -> list[int]:
-    """The first and the last token of an image if the processor writes a whole prompt around it.
+    """The first and the last token of an image if the processor writes a complete prompt around it.
 
-    Empty for others. GOT's processor does so unless it is given a whole prompt.
+    Empty for others. GOT's processor does so unless its input is a complete prompt.
     """
     if type(processor).__name__ != "GotOcrProcessor":
         return []

@@ -203,7 +203,7 @@ def _refusing(loaded: LoadedModel, path: Path) -> Iterator[None]:
 
 
 def _why_it_failed(fault: Exception, path: Path) -> str:
-    """What a fault of a processor or an encoder says about the model, with a way out."""
+    """The user's explanation for a fault of a processor or an encoder, with advice."""
     refused = isinstance(fault, InvalidRequest)
     if refused and isinstance(fault.__context__, Exception):
         fault = fault.__context__  # the processor's own fault
@@ -213,7 +213,7 @@ def _why_it_failed(fault: Exception, path: Path) -> str:
             " trust_remote_code; do so only if you trust its author"
         )
     if isinstance(fault, ImportError):
-        return f"{_NOT_BUILT} it needs PyTorch, which this backend does without{_OTHERS}"
+        return f"{_NOT_BUILT} it needs PyTorch, which this backend does not use{_OTHERS}"
     files = " or ".join(OF_MEDIA)
     if refused:
         return (

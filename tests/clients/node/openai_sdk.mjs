@@ -10,12 +10,12 @@ const ask = (text, more = {}) =>
     chat_template_kwargs: { enable_thinking: false },
     ...more,
   });
-const told = {};
+const results = {};
 
-told.text = (await ask("Count to 5.")).choices[0].message.content;
-told.streamed = "";
+results.text = (await ask("Count to 5.")).choices[0].message.content;
+results.streamed = "";
 for await (const chunk of await ask("Count to 5.", { stream: true })) {
-  told.streamed += chunk.choices[0]?.delta.content ?? "";
+  results.streamed += chunk.choices[0]?.delta.content ?? "";
 }
 for await (const chunk of await ask("Count to 60.", { stream: true })) {
   if (chunk.choices[0]?.delta.content) break;
@@ -23,6 +23,6 @@ for await (const chunk of await ask("Count to 60.", { stream: true })) {
 try {
   await ask("Hi", { model: "nobody" });
 } catch (error) {
-  told.refused = [error.status, error.code, error.param];
+  results.refused = [error.status, error.code, error.param];
 }
-console.log(JSON.stringify(told));
+console.log(JSON.stringify(results));

@@ -18,17 +18,17 @@ const ask = (prompt, more = {}) => ({
   providerOptions: plain,
   ...more,
 });
-const told = {};
+const results = {};
 
 const text = await generateText(ask("Count to 5."));
-told.text = text.text;
-told.finish = text.finishReason;
-told.usage = [text.usage.inputTokens, text.usage.outputTokens];
+results.text = text.text;
+results.finish = text.finishReason;
+results.usage = [text.usage.inputTokens, text.usage.outputTokens];
 
 const stream = streamText(ask("Count to 40."));
-told.streamed = "";
+results.streamed = "";
 for await (const piece of stream.textStream) {
-  told.streamed += piece;
+  results.streamed += piece;
 }
 
 const weather = tool({
@@ -42,13 +42,13 @@ const called = await generateText(
     stopWhen: stepCountIs(2),
   }),
 );
-told.call = called.steps[0].toolCalls.map((call) => [call.toolName, call.input]);
-told.afterTool = called.text;
+results.call = called.steps[0].toolCalls.map((call) => [call.toolName, call.input]);
+results.afterTool = called.text;
 
 const streamedCall = streamText(
   ask("What is the weather in Paris?", { tools: { get_weather: weather }, stopWhen: stepCountIs(1) }),
 );
-told.streamedCall = (await streamedCall.toolCalls).map((call) => [call.toolName, call.input]);
+results.streamedCall = (await streamedCall.toolCalls).map((call) => [call.toolName, call.input]);
 
 const object = await generateObject(
   ask("What is the capital of France?", {
@@ -56,13 +56,13 @@ const object = await generateObject(
     maxOutputTokens: 200,
   }),
 );
-told.object = Object.keys(object.object).sort();
+results.object = Object.keys(object.object).sort();
 
 const thinking = await generateText(
   ask("What is 3 + 4?", {
     providerOptions: { local: { chat_template_kwargs: { enable_thinking: true } } },
   }),
 );
-told.reasoning = [thinking.reasoningText, thinking.text];
+results.reasoning = [thinking.reasoningText, thinking.text];
 
-console.log(JSON.stringify(told));
+console.log(JSON.stringify(results));

@@ -27,19 +27,19 @@ def ask(text, **fields):
     } | fields
 
 
-told = {}
+results = {}
 answer = client.messages.create(**ask("Count to 5."))
-told["text"] = answer.content[0].text
-told["stop"] = answer.stop_reason
-told["usage"] = [answer.usage.input_tokens, answer.usage.output_tokens]
+results["text"] = answer.content[0].text
+results["stop"] = answer.stop_reason
+results["usage"] = [answer.usage.input_tokens, answer.usage.output_tokens]
 
 with client.messages.stream(**ask("Count to 5.")) as stream:
-    told["streamed"] = "".join(stream.text_stream)
-    told["stream_stop"] = stream.get_final_message().stop_reason
+    results["streamed"] = "".join(stream.text_stream)
+    results["stream_stop"] = stream.get_final_message().stop_reason
 
 called = client.messages.create(**ask("What is the weather in Paris?", tools=[WEATHER]))
 use = next(block for block in called.content if block.type == "tool_use")
-told["call"] = [called.stop_reason, use.name, use.input]
+results["call"] = [called.stop_reason, use.name, use.input]
 worded = client.messages.create(
     **ask("What is the weather in Paris?", tools=[WEATHER])
     | {
@@ -59,19 +59,19 @@ worded = client.messages.create(
         ]
     }
 )
-told["after_tool"] = worded.content[0].text
+results["after_tool"] = worded.content[0].text
 
-told["cut"] = client.messages.create(**ask("Count to 30.", max_tokens=4)).stop_reason
+results["cut"] = client.messages.create(**ask("Count to 30.", max_tokens=4)).stop_reason
 stopped = client.messages.create(**ask("Count to 9.", stop_sequences=["5"]))
-told["stop_sequence"] = [stopped.stop_reason, stopped.stop_sequence]
-told["tokens"] = client.messages.count_tokens(
+results["stop_sequence"] = [stopped.stop_reason, stopped.stop_sequence]
+results["tokens"] = client.messages.count_tokens(
     model="tiny", messages=[{"role": "user", "content": "Count to 5."}]
 ).input_tokens
 
 begun = ask("Count to 5.")
 begun["messages"].append({"role": "assistant", "content": "1 2"})
-told["gone_on"] = client.messages.create(**begun).content[0].text
-told["models"] = [
+results["gone_on"] = client.messages.create(**begun).content[0].text
+results["models"] = [
     [model.id, model.type, model.display_name, model.created_at.year > 2000]
     for model in client.models.list()
 ]
@@ -79,6 +79,6 @@ told["models"] = [
 try:
     client.messages.create(**ask("Hi", model="nobody"))
 except anthropic.NotFoundError as error:
-    told["unknown_model"] = error.body["error"]["type"]
+    results["unknown_model"] = error.body["error"]["type"]
 
-print(json.dumps(told))
+print(json.dumps(results))

@@ -58,7 +58,7 @@ def ask(path: str, whole: Any, event: Any, **fields: Any) -> dict[str, Any]:
     return found
 
 
-def said(text: str) -> list[dict[str, Any]]:
+def user_message(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
@@ -69,12 +69,12 @@ COUNT, SUM, WEATHER = "Count to 5.", "What is 7 plus 5?", "What is the weather i
 chat = ("/v1/chat/completions", ChatCompletion, ChatCompletionChunk)
 tools: Any = [{"type": "function", "function": FUNCTION}]
 for text in (COUNT, SUM):
-    ask(*chat, messages=said(text), stream_options={"include_usage": True})
-ask(*chat, messages=said(COUNT), logprobs=True, top_logprobs=2, n=2)
-ask(*chat, messages=said(COUNT), max_tokens=2)
-ask(*chat, messages=said(WEATHER), tools=tools)
-ask(*chat, messages=said(WEATHER), tools=tools, max_tokens=15)
-ask(*chat, messages=said(WEATHER), functions=[FUNCTION])
+    ask(*chat, messages=user_message(text), stream_options={"include_usage": True})
+ask(*chat, messages=user_message(COUNT), logprobs=True, top_logprobs=2, n=2)
+ask(*chat, messages=user_message(COUNT), max_tokens=2)
+ask(*chat, messages=user_message(WEATHER), tools=tools)
+ask(*chat, messages=user_message(WEATHER), tools=tools, max_tokens=15)
+ask(*chat, messages=user_message(WEATHER), functions=[FUNCTION])
 
 completions = ("/v1/completions", Completion, Completion)
 ask(*completions, prompt=["1 2 3", "The capital of France is"], max_tokens=4, logprobs=2)
@@ -84,7 +84,7 @@ responses = ("/v1/responses", Response, ResponseStreamEvent)
 tools = [{"type": "function", **FUNCTION}]
 custom = {"type": "custom", "name": "get_weather", "description": "The weather in a city."}
 for text in (COUNT, SUM):
-    told = ask(*responses, input=text, metadata={"a": "b"}, instructions="Be brief.")
+    results = ask(*responses, input=text, metadata={"a": "b"}, instructions="Be brief.")
 ask(*responses, input=COUNT, include=["message.output_text.logprobs"], top_logprobs=2)
 ask(*responses, input=COUNT, max_output_tokens=2)
 in_json = {"format": {"type": "json_object"}, "verbosity": "low"}
@@ -93,9 +93,9 @@ ask(*responses, input=WEATHER, tools=tools)
 ask(*responses, input=WEATHER, tools=tools, max_output_tokens=15)
 ask(*responses, input=WEATHER, tools=tools, tool_choice={"type": "function", "name": "get_weather"})
 ask(*responses, input=WEATHER, tools=[custom], tool_choice="required")
-ask(*responses, input=SUM, previous_response_id=told["id"], reasoning={"effort": "low"})
-check(Response, client.get(f"/v1/responses/{told['id']}").text, "a stored response")
-for item in client.get(f"/v1/responses/{told['id']}/input_items").json()["data"]:
+ask(*responses, input=SUM, previous_response_id=results["id"], reasoning={"effort": "low"})
+check(Response, client.get(f"/v1/responses/{results['id']}").text, "a stored response")
+for item in client.get(f"/v1/responses/{results['id']}/input_items").json()["data"]:
     check(ResponseItem, json.dumps(item), "an item that was given")
 counted = client.post("/v1/responses/input_tokens", json={"model": "tiny", "input": COUNT})
 check(InputTokenCountResponse, counted.text, "the count of a response's tokens")
@@ -103,12 +103,12 @@ check(InputTokenCountResponse, counted.text, "the count of a response's tokens")
 messages = ("/v1/messages", Message, MessageEvent)
 tools = [{"name": "get_weather", "description": "The weather in a city.", "input_schema": SCHEMA}]
 for text in (COUNT, SUM):
-    ask(*messages, messages=said(text), max_tokens=50)
-ask(*messages, messages=said(COUNT), max_tokens=50, stop_sequences=["4"])
-ask(*messages, messages=said(COUNT), max_tokens=2)
-ask(*messages, messages=said(WEATHER), max_tokens=50, tools=tools)
-ask(*messages, messages=said(WEATHER), max_tokens=15, tools=tools)
-counting = {"model": "tiny", "messages": said(COUNT)}
+    ask(*messages, messages=user_message(text), max_tokens=50)
+ask(*messages, messages=user_message(COUNT), max_tokens=50, stop_sequences=["4"])
+ask(*messages, messages=user_message(COUNT), max_tokens=2)
+ask(*messages, messages=user_message(WEATHER), max_tokens=50, tools=tools)
+ask(*messages, messages=user_message(WEATHER), max_tokens=15, tools=tools)
+counting = {"model": "tiny", "messages": user_message(COUNT)}
 counted = client.post("/v1/messages/count_tokens", json=counting)
 check(MessageTokensCount, counted.text, "the count of a message's tokens")
 check(ErrorResponse, client.post("/v1/messages", json={}).text, "a refusal")

@@ -30,13 +30,13 @@ class Capital(BaseModel):
     capital: str
 
 
-told = {
+results = {
     "invoke": model.invoke("Count to 5.").content,
     "stream": "".join(chunk.content for chunk in model.stream("Count to 5.")),
     "batch": [answer.content for answer in model.batch(["Count to 3.", "Count to 4."])],
 }
 called = model.bind_tools([get_weather]).invoke("What is the weather in Paris?")
-told["call"] = [called.tool_calls[0]["name"], called.tool_calls[0]["args"]]
+results["call"] = [called.tool_calls[0]["name"], called.tool_calls[0]["args"]]
 structured = model.with_structured_output(Capital, method="json_schema")
-told["structured"] = isinstance(structured.invoke("What is the capital of France?"), Capital)
-print(json.dumps(told))
+results["structured"] = isinstance(structured.invoke("What is the capital of France?"), Capital)
+print(json.dumps(results))

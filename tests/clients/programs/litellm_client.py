@@ -16,8 +16,8 @@ def ask(text, **fields):
     )
 
 
-told = {"chat": ask("Count to 5.").choices[0].message.content}
-told["stream"] = "".join(
+results = {"chat": ask("Count to 5.").choices[0].message.content}
+results["stream"] = "".join(
     chunk.choices[0].delta.content or "" for chunk in ask("Count to 5.", stream=True)
 )
 called = ask(
@@ -38,5 +38,5 @@ called = ask(
     ],
 )
 call = called.choices[0].message.tool_calls[0].function
-told["call"] = [call.name, json.loads(call.arguments)]
-print(json.dumps(told))
+results["call"] = [call.name, json.loads(call.arguments)]
+print(json.dumps(results))

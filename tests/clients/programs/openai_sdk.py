@@ -31,39 +31,39 @@ def ask(text, **fields):
     )
 
 
-told = {"models": [model.id for model in client.models.list()]}
-told["model"] = client.models.retrieve(MODEL).id
+results = {"models": [model.id for model in client.models.list()]}
+results["model"] = client.models.retrieve(MODEL).id
 
 answer = ask("Count to 5.")
-told["chat"] = answer.choices[0].message.content
-told["finish"] = answer.choices[0].finish_reason
-told["usage"] = [answer.usage.prompt_tokens, answer.usage.completion_tokens]
+results["chat"] = answer.choices[0].message.content
+results["finish"] = answer.choices[0].finish_reason
+results["usage"] = [answer.usage.prompt_tokens, answer.usage.completion_tokens]
 
 chunks = list(ask("Count to 5.", stream=True, stream_options={"include_usage": True}))
-told["streamed"] = "".join(
+results["streamed"] = "".join(
     chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices
 )
-told["roles"] = [
+results["roles"] = [
     chunk.choices[0].delta.role for chunk in chunks if chunk.choices and chunk.choices[0].delta.role
 ]
-told["stream_usage"] = [chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens]
+results["stream_usage"] = [chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens]
 
 thinking = ask("What is 3 + 4?", extra_body=THINK)
-told["thinking"] = [
+results["thinking"] = [
     thinking.choices[0].message.reasoning_content,
     thinking.choices[0].message.content,
 ]
 
 short = ask("Count to 30.", max_completion_tokens=5)
-told["short"] = short.choices[0].finish_reason
+results["short"] = short.choices[0].finish_reason
 
 question = {"role": "user", "content": "What is the weather in Paris?"}
 first = client.chat.completions.create(
     model=MODEL, temperature=0, tools=[WEATHER], messages=[question], extra_body=PLAIN
 ).choices[0]
-told["call_finish"] = first.finish_reason
+results["call_finish"] = first.finish_reason
 call = first.message.tool_calls[0]
-told["call"] = [call.function.name, json.loads(call.function.arguments)]
+results["call"] = [call.function.name, json.loads(call.function.arguments)]
 second = client.chat.completions.create(
     model=MODEL,
     temperature=0,
@@ -75,7 +75,7 @@ second = client.chat.completions.create(
     ],
     extra_body=PLAIN,
 )
-told["after_tool"] = second.choices[0].message.content
+results["after_tool"] = second.choices[0].message.content
 
 with client.chat.completions.stream(
     model=MODEL, temperature=0, tools=[WEATHER], messages=[question], extra_body=PLAIN
@@ -83,7 +83,7 @@ with client.chat.completions.stream(
     for _ in stream:
         pass
     final = stream.get_final_completion().choices[0].message
-told["streamed_call"] = [
+results["streamed_call"] = [
     final.tool_calls[0].function.name,
     json.loads(final.tool_calls[0].function.arguments),
 ]
@@ -104,14 +104,14 @@ parsed = client.chat.completions.parse(
     response_format=Capital,
     extra_body=PLAIN,
 )
-told["parsed"] = isinstance(parsed.choices[0].message.parsed, Capital)
+results["parsed"] = isinstance(parsed.choices[0].message.parsed, Capital)
 
 several = ask("Count to 5.", n=3)
-told["n"] = [choice.index for choice in several.choices]
+results["n"] = [choice.index for choice in several.choices]
 
 scores = ask("Count to 5.", logprobs=True, top_logprobs=2)
 entries = scores.choices[0].logprobs.content
-told["logprobs"] = [
+results["logprobs"] = [
     "".join(entry.token for entry in entries),
     all(len(entry.top_logprobs) == 2 for entry in entries),
 ]
@@ -119,7 +119,7 @@ told["logprobs"] = [
 plain = client.completions.create(
     model=MODEL, prompt="1 2 3", temperature=0, max_tokens=4, echo=True, logprobs=1
 )
-told["echo"] = [plain.choices[0].text[:5], plain.choices[0].logprobs.token_logprobs[0]]
+results["echo"] = [plain.choices[0].text[:5], plain.choices[0].logprobs.token_logprobs[0]]
 
 try:
     client.with_options(timeout=0.05).chat.completions.create(
@@ -128,9 +128,9 @@ try:
         max_tokens=900,
         extra_body={"ignore_eos": True},
     )
-    told["timeout"] = "it was faster"
+    results["timeout"] = "it was faster"
 except openai.APITimeoutError:
-    told["timeout"] = "APITimeoutError"
+    results["timeout"] = "APITimeoutError"
 
 for name, call_it in {
     "unknown_model": lambda: client.chat.completions.create(
@@ -142,7 +142,7 @@ for name, call_it in {
     try:
         call_it()
     except openai.APIStatusError as error:
-        told[name] = [
+        results[name] = [
             type(error).__name__,
             error.status_code,
             error.body.get("param"),
@@ -156,11 +156,11 @@ left.close()
 response = client.responses.create(
     model=MODEL, input="Count to 5.", temperature=0, reasoning={"effort": "none"}
 )
-told["response"] = response.output_text
+results["response"] = response.output_text
 with client.responses.stream(
     model=MODEL, input="Count to 5.", temperature=0, reasoning={"effort": "none"}
 ) as stream:
-    told["response_events"] = [event.type for event in stream]
-    told["response_final"] = stream.get_final_response().output_text
+    results["response_events"] = [event.type for event in stream]
+    results["response_final"] = stream.get_final_response().output_text
 
-print(json.dumps(told))
+print(json.dumps(results))

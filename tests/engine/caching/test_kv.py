@@ -163,9 +163,9 @@ def test_a_sequence_gets_the_same_tokens_as_alone(kind: str, data: st.DataObject
     floor.step()
     floor.step()
     for text in [*floor.gone, *floor.running, *(text for text, _ in floor.stored)]:
-        said = len(text.tokens) - len(text.prompt)
-        assert text.tokens == _alone(kind, text.prompt, said)
-        assert text.fed == len(text.prompt) - 1 + said or text.unread
+        generated = len(text.tokens) - len(text.prompt)
+        assert text.tokens == _alone(kind, text.prompt, generated)
+        assert text.fed == len(text.prompt) - 1 + generated or text.unread
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -466,7 +466,7 @@ def _append(layer: Any, tokens: int) -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_row_that_was_left_does_not_change_the_others(kind: str) -> None:
-    """Passes of every kind, with tokens that are taken back, beside such a row."""
+    """Passes of every kind, with tokens that are removed again, in a batch with such a row."""
     model = kv_model(kind)
     texts = [words(count, count) for count in (9, 30, 12, 9)]
     filled = [_fed(model, own) for own in texts]

@@ -270,8 +270,8 @@ def test_names_and_options_select_a_kind(
     [
         ("q8", "q8", {}, "CacheTypeKey is 'q8'"),
         ("", "iq4_nl", {}, "CacheTypeValue is 'iq4_nl'"),
-        ("q8_0", "", {}, "CacheTypeValue is 'f16'.* alike"),
-        ("q8_0", "q4_0", {}, "alike"),
+        ("q8_0", "", {}, "CacheTypeValue is 'f16'.* same way"),
+        ("q8_0", "q4_0", {}, "same way"),
         ("f32", "bf16", {}, "in one type"),
         ("f16", "f16", {"kv_bits": 8}, "kv_bits is 8, but"),
         ("q4_0", "q4_0", {"kv_bits": 8}, "kv_bits is 8, but"),

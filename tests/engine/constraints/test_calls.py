@@ -159,21 +159,21 @@ def test_a_response_format_applies_to_content_without_calls(name: str) -> None:
     chat_format = ChatFormat.named(name)
     compiler = compiler_for(tokenizer, chat_format)
     tail = "<|start|>assistant" if name == "openai" else ""
-    said = ConstraintSpec("json_schema", '{"enum": ["said"]}')
-    spec = ConstraintSpec("calls", tools=TOOLS_OFFERED[2:], optional=True, answer=said)
+    answer = ConstraintSpec("json_schema", '{"enum": ["answer"]}')
+    spec = ConstraintSpec("calls", tools=TOOLS_OFFERED[2:], optional=True, answer=answer)
     seen = set()
     for seed in range(20):
         constraint = compiler.compile(spec, prompt_tail=tail, answers_messages=True, thinking=False)
         text = byte_walk(tokenizer, seed, CLOSERS.get(name, "}")).text(constraint)
         message = parse_chat(text, chat_format, tools=TOOLS_OFFERED, prompt_tail=tail)
-        assert (message.content == '"said"') != bool(message.tool_calls), text
+        assert (message.content == '"answer"') != bool(message.tool_calls), text
         seen.add(bool(message.tool_calls))
     assert seen == {True, False}
 
 
 def test_a_response_format_that_cannot_be_enforced_beside_calls_is_named() -> None:
     compiler = compiler_for(byte_tokenizer(SPECIAL["hermes"]), ChatFormat.named("hermes"))
-    said = ConstraintSpec("regex", "(")
-    spec = ConstraintSpec("calls", tools=TOOLS_OFFERED[2:], optional=True, answer=said)
+    answer = ConstraintSpec("regex", "(")
+    spec = ConstraintSpec("calls", tools=TOOLS_OFFERED[2:], optional=True, answer=answer)
     with pytest.raises(InvalidRequest, match="the regular expression cannot be enforced"):
         compiler.compile(spec, answers_messages=True)

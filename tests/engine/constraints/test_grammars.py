@@ -63,7 +63,7 @@ def test_lark_and_regular_expressions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "told"),
+    ("kind", "text", "why"),
     [
         ("gbnf", 'root ::= "a\nb', "line 1, column 10: this literal is never closed"),
         ("gbnf", 'root ::= "a"\nx ::= y', "line 2, column 7: the rule 'y' is not defined"),
@@ -76,8 +76,8 @@ def test_lark_and_regular_expressions() -> None:
         ("regex", "a" * (MAX_TEXT + 1), f"{MAX_TEXT} are allowed"),
     ],
 )
-def test_refusals_name_the_line(kind: Kind, text: str, told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+def test_refusals_name_the_line(kind: Kind, text: str, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
         COMPILER.compile(ConstraintSpec(kind, text))
 
 

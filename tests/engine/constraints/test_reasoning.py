@@ -100,16 +100,16 @@ STRICT = ConstraintSpec("calls", tools=(TOOL,), optional=True)
 def test_strict_tools_constrain_calls_and_not_free_text(tail: str) -> None:
     tokenizer = byte_tokenizer(MARKERS)
     compiler = compiler_for(tokenizer, HERMES)
-    said = called = 0
+    answered = called = 0
     for seed in range(30):
         constraint = compiler.compile(STRICT, prompt_tail=TURN + tail, answers_messages=True)
         text = byte_walk(tokenizer, seed, "</think>", "<tool_call>").text(constraint)
         message = parse_chat(text, HERMES, tools=STRICT.tools, prompt_tail=TURN + tail)
-        said += bool(message.content)
+        answered += bool(message.content)
         called += bool(message.tool_calls)
         assert "<tool_call>" not in message.content
         assert all(json.loads(call.arguments) == {} for call in message.tool_calls)
-    assert said
+    assert answered
     assert called
 
 

@@ -50,14 +50,14 @@ def test_the_tiny_model_at_a_high_temperature() -> None:
         schema = random_schema(random.Random(1000 + seed))
         constraint = compiler.compile(spec_of_grammar(json.dumps(schema)))
         cache = mlx_lm.models.cache.make_prompt_cache(model)
-        tokens, told = tokenizer.encode("<|im_start|>assistant\n"), 0
+        tokens, delivered = tokenizer.encode("<|im_start|>assistant\n"), 0
         ended = False
         while not (ended := ended or constraint.ended) and len(tokens) < 120:
-            logits = model(mx.array([tokens[told:]]), cache=cache)[:, -1]
-            told = len(tokens)
+            logits = model(mx.array([tokens[delivered:]]), cache=cache)[:, -1]
+            delivered = len(tokens)
             constraint.fill(mask[0])
             masked = masks.apply(logits, mx.array(mask)) / 1.2
-            key = mx.random.key(seed * 4000 + told)
+            key = mx.random.key(seed * 4000 + delivered)
             token = int(np.array(mx.random.categorical(masked, key=key))[0])
             ended = token in ends
             if not ended:
@@ -85,7 +85,7 @@ def test_a_mask_keeps_exactly_its_bits(width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "sentence"),
     [
         ('{"type": "object",\n "properties": {"a": {"not": {}}}}', "'not'.*line 2, column 23"),
         ('{"items": [{}, {"contains": 1}]}', "'contains'.*line 1, column 17"),
@@ -109,8 +109,8 @@ def test_a_mask_keeps_exactly_its_bits(width: int) -> None:
         ('{"oneOf": [{"type": "string"}, {"enum": ["a"]}]}', "oneOf"),
     ],
 )
-def test_a_schema_that_cannot_be_enforced_is_named(text: str, told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+def test_a_schema_that_cannot_be_enforced_is_named(text: str, sentence: str) -> None:
+    with pytest.raises(InvalidRequest, match=sentence):
         COMPILER.compile(ConstraintSpec("json_schema", text))
 
 

@@ -68,7 +68,7 @@ def markers_of(chat_format: ChatFormat) -> list[str]:
 
 
 def write(budget: ThinkingBudget, tokenizer: ByteTokenizer, wanted: Sequence[int]) -> list[int]:
-    """The answer of a model that would like to write these tokens, where masks overrule it."""
+    """The answer of a model that prefers these tokens, as far as the masks allow them."""
     written: list[int] = []
 
     def take(token: int) -> None:

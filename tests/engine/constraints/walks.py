@@ -32,7 +32,7 @@ def ids_of(mask: np.ndarray) -> list[int]:
 class Walk:
     """Chooses bytes at random, and more and more often those that lead to the end of the answer.
 
-    closers: texts that close something; a hurried walk writes one of them if it may.
+    closers: texts that close something; they are preferred when the answer should end.
     """
 
     tokenizer: ByteTokenizer

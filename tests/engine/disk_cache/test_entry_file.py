@@ -109,7 +109,7 @@ def test_a_header_cannot_request_more_than_the_file_holds(head: bytes, tmp_path:
 def test_a_length_beyond_the_file_reads_nothing(tmp_path: Path) -> None:
     path = tmp_path / "entry"
     path.write_bytes(MAGIC + b"\xff\xff\xff\xff" + b"x" * 100)
-    with open_entry(path) as file, pytest.raises(BadEntry, match="damaged at its head"):
+    with open_entry(path) as file, pytest.raises(BadEntry, match="its header is damaged"):
         read_head(file)
 
 

@@ -177,7 +177,7 @@ def test_a_writer_without_an_owner_finishes_and_ends() -> None:
 
 
 def test_an_abandoned_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process is told to stop in the middle of a file."""
+    """The cache is closed, without time to finish, in the middle of a file."""
     model, disk = model_of("full"), disk_cache(model_of("full"), tmp_path)
     begun, go_on = threading.Event(), threading.Event()
 

@@ -143,7 +143,7 @@ _NAMES = {
 
 
 def write_checkpoint(directory: Path, kind: str, steps: int = _STEPS) -> Checkpoint:
-    """A model and its head, trained together to go on as `follower` says, in float32."""
+    """A model and its head, trained together to continue texts by `follower`, in float32."""
     write_model(directory, dtype="float32", **CONFIGS[kind])
     model = mlx_lm.load(str(directory))[0]
     module = importlib.import_module(f"mlx_lm.models.{kind}")

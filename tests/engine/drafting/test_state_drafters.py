@@ -206,52 +206,57 @@ def _changed(drafter: Path, directory: Path, config: dict[str, Any], **tensors: 
             "eagle",
             {"hidden_size": 16},
             {},
-            "it was trained for a model with states of 16 numbers, and this model's have 32",
+            "it was trained for a model whose states have 16 numbers, but those of this model have",
         ),
         (
             "eagle",
             {"eagle_aux_hidden_state_layer_ids": [0, 1, 7]},
             {},
-            "it reads the states in front of layers [0, 1, 7], which models of type qwen3 with",
+            "it needs the states before layers [0, 1, 7], which this backend cannot read from a",
         ),
         (
             "eagle",
             {"eagle_aux_hidden_state_layer_ids": [0, 1]},
             {},
-            "it reads the states in front of layers [0, 1], which are not three",
+            "it reads states before layers [0, 1], but EAGLE-3 reads three of them",
         ),
-        ("eagle", {}, {"fc.weight": None}, "its weights lack inner.fc.weight in the form of"),
+        ("eagle", {}, {"fc.weight": None}, "its weights have no inner.fc.weight of the shape that"),
         (
             "eagle",
             {},
             {"midlayer.self_attn.q_norm.weight": mx.zeros(8)},
-            "its weights have inner.layers.0.self_attn.q_norm.weight, which those of EAGLE-3",
+            "its weights have inner.layers.0.self_attn.q_norm.weight, which is not a part of",
         ),
         (
             "eagle",
             {},
             {"d2t": mx.full(DRAFT_VOCABULARY, 50, mx.int64)},
-            "its d2t names tokens beyond this model's 96",
+            "its d2t has token ids beyond the 96 of this model",
         ),
         (
             "eagle",
             {"num_attention_heads": 0},
             {},
-            "its config.json does not describe one (ZeroDivisionError)",
+            "its config.json does not describe a drafter (ZeroDivisionError)",
         ),
         ("dflash", {"block_size": 1}, {}, "its block_size is 1, which leaves no token to guess"),
-        ("dflash", {"hidden_size": 16}, {}, "it was trained for a model with states of 16 numbers"),
+        (
+            "dflash",
+            {"hidden_size": 16},
+            {},
+            "it was trained for a model whose states have 16 numbers",
+        ),
         (
             "dflash",
             {"dflash_config": {"mask_token_id": 96, "target_layer_ids": [0, 1]}},
             {},
-            "its mask_token_id 96 is no token of this model",
+            "its mask_token_id 96 is not a token of this model",
         ),
         (
             "dflash",
             {"dflash_config": {"mask_token_id": 0, "target_layer_ids": [0, 1, 1]}},
             {},
-            "its weights lack inner.fc.weight in the form of DFlash",
+            "its weights have no inner.fc.weight of the shape that DFlash needs",
         ),
     ],
 )
@@ -268,7 +273,7 @@ def test_a_drafter_of_another_model_is_refused(
     with pytest.raises(ModelRejected) as caught:
         _drafting(changed, drafter.parent / "model")
     assert str(caught.value).startswith(
-        f"DraftModel: drafter 'drafter' cannot guess for 'model': {why}"
+        f"DraftModel: drafter 'drafter' cannot draft for 'model': {why}"
     )
 
 
@@ -276,7 +281,7 @@ def test_a_drafter_of_another_model_is_refused(
 def test_a_drafter_is_no_model(form: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(FORMS[form]))
     write_weights(tmp_path, {"fc.weight": mx.zeros((1, 1))})
-    with pytest.raises(ModelRejected, match="so name the model that it was trained for, and this"):
+    with pytest.raises(ModelRejected, match="so name the model that it was trained for, and set"):
         inspect(tmp_path, "model", Settings())
 
 
@@ -308,7 +313,7 @@ def _first_guess(drafter: Path, model: Path) -> list[int] | None:
 
 
 @pytest.mark.parametrize(("kind", "form"), SAMPLE)
-def test_guesses_are_the_same_in_company_as_alone(kind: str, form: str) -> None:
+def test_guesses_are_the_same_in_a_batch_as_alone(kind: str, form: str) -> None:
     """Sequences come, go, pause, and differ in how many of their guesses are right."""
     drafter = drafter_of(kind, form)
     _, drafting = _drafting(drafter, drafter.parent / "model")

@@ -82,16 +82,16 @@ def labelled(folder: Path) -> list[list[list[float]]]:
 
 
 def main() -> None:
-    said: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
         for family in EMBEDDERS:
             folder = write(family, Path(scratch) / family)
-            said[family] = embedded(folder, list(TEXTS), 1).tolist()
+            recorded[family] = embedded(folder, list(TEXTS), 1).tolist()
         for family in RERANKERS:
-            said[family] = reranked(family, write(family, Path(scratch) / family))
+            recorded[family] = reranked(family, write(family, Path(scratch) / family))
         for family in LABELLERS:
-            said[family] = labelled(write(family, Path(scratch) / family))
-    (HERE / "tiny_references.json").write_text(json.dumps(said))
+            recorded[family] = labelled(write(family, Path(scratch) / family))
+    (HERE / "tiny_references.json").write_text(json.dumps(recorded))
     vectors = embedded(Path(sys.argv[1]), list(REAL_TEXTS), 32).astype("<f2")
     (HERE / "minilm_vectors.txt").write_text(base64.b64encode(vectors.tobytes()).decode() + "\n")
 

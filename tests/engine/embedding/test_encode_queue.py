@@ -21,14 +21,14 @@ class Room:
 
     def __init__(self, room: int = 1 << 30) -> None:
         self.steps: list[list[int]] = []
-        self.told: dict[int, Any] = {}
+        self.outcomes: dict[int, Any] = {}
         self.faults: list[str] = []
         self.queue = EncodeQueue(
             self._run,
             ActivationCost(1, 16, 4),
             Pace(64, 250),
             room,
-            self.told.__setitem__,
+            self.outcomes.__setitem__,
             self._report,
             Gauges(),
         )
@@ -51,7 +51,7 @@ class Room:
             self.queue.step(running=False)
 
     def sums(self, ticket: int) -> list[float]:
-        answer = self.told[ticket]
+        answer = self.outcomes[ticket]
         assert isinstance(answer, Encoded)
         return [float(output[0]) for output in answer.outputs]
 
@@ -83,7 +83,7 @@ def test_a_cancelled_request_is_not_computed_further() -> None:
     room.queue.step(running=False)
     room.queue.cancel(1)
     room.finish()
-    assert set(room.told) == {2}
+    assert set(room.outcomes) == {2}
     assert sum(map(len, room.steps)) < 9
 
 
@@ -93,9 +93,9 @@ def test_a_fault_ends_only_the_requests_of_its_step() -> None:
     room.ask(2, [2, 2])
     room.ask(3, [3] * 60)
     room.finish()
-    assert isinstance(room.told[1], EngineFailed)
-    assert "secret" not in str(room.told[1])
-    assert isinstance(room.told[2], EngineFailed)
+    assert isinstance(room.outcomes[1], EngineFailed)
+    assert "secret" not in str(room.outcomes[1])
+    assert isinstance(room.outcomes[2], EngineFailed)
     assert room.sums(3) == [180]
     assert room.faults == ["encoding"]
 
@@ -105,7 +105,7 @@ def test_a_row_with_nan_results_fails_only_its_request() -> None:
     room.ask(1, [13], [13], [1] * 60)
     room.ask(2, [7])
     room.finish()
-    assert isinstance(room.told[1], EngineFailed)
+    assert isinstance(room.outcomes[1], EngineFailed)
     assert room.sums(2) == [7]
 
 
@@ -114,8 +114,8 @@ def test_a_row_that_does_not_fit_into_memory_is_refused_at_once() -> None:
     room.ask(1, [1] * 1000)
     room.ask(2, [1] * 10)
     room.finish()
-    assert isinstance(room.told[1], Overloaded)
-    assert "a text of 1000 tokens needs" in str(room.told[1])
+    assert isinstance(room.outcomes[1], Overloaded)
+    assert "a text of 1000 tokens needs" in str(room.outcomes[1])
     assert room.sums(2) == [10]
 
 
@@ -125,7 +125,7 @@ def test_all_requests_end_when_the_model_is_unloaded() -> None:
     room.ask(2, [1])
     room.queue.cancel_all(Cancelled("the model was unloaded"))
     assert not room.queue.busy
-    assert {ticket: type(what) for ticket, what in room.told.items()} == {
+    assert {ticket: type(what) for ticket, what in room.outcomes.items()} == {
         1: Cancelled,
         2: Cancelled,
     }

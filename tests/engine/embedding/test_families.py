@@ -58,10 +58,10 @@ async def test_scores_equal_the_references(family: str, tmp_path: Path) -> None:
 async def test_labels_equal_the_references(family: str, tmp_path: Path) -> None:
     async with serving(write(family, tmp_path)) as engine:
         reader = engine.reader(LabelReader)
-        for text, said in zip(TEXTS, SAID[family], strict=True):
+        for text, expected in zip(TEXTS, SAID[family], strict=True):
             pieces = reader.read(text).pieces
             (shares,) = (await engine.encode(lambda given=pieces: given)).outputs  # type: ignore[misc]
-            np.testing.assert_allclose(shares, said, atol=1e-4)
+            np.testing.assert_allclose(shares, expected, atol=1e-4)
             for entity in await entities(engine, text):
                 assert entity.group in {label.partition("-")[2] for label in reader.labels}
                 assert text.encode()[entity.start : entity.end].decode() == entity.text

@@ -1,8 +1,8 @@
-"""Whatever fails in a step, only those it was computed for may notice.
+"""Whatever fails in a step, only the requests that it was computed for may fail.
 
-One course of requests takes every path of the executor. A fault is put into one action of it, at
+One course of requests takes every path of the executor. A fault is injected into one action, at
 each of its first calls in turn: as a defect would raise it, and as MLX raises a failed allocation.
-The others say what they say alone, nothing is left behind, and the next request is served.
+The other requests get the same answers as alone, no memory is leaked, and the next one is served.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ SCORE = 5
 
 
 def calls(action: object, message: str) -> Sequence[int]:
-    """The calls of an action that fail in turn.
+    """The numbers of the calls that fail, one in each run of the requests.
 
-    In a sample only the first of them that happens: another for each case, or else the action's
-    first call.
+    `make test` uses only the first of these that happens: a number that differs from case to case,
+    or else the first call.
     """
     return CALLS if TEST_LONG else (CALLS[crc32(f"{action} {message}".encode()) % len(CALLS)], 0)
 
@@ -120,8 +120,11 @@ PASSES: dict[str, Callable[[int, int], bool]] = {
 
 @dataclass(frozen=True)
 class Action:
-    """A function of the executor's. most: requests that its defect may end; late: it fails when
-    it is done, so that half of what goes with it has happened. caller: only when called by it."""
+    """A function that the executor calls, to be made to fail.
+
+    most: which requests its failure may end. late: it fails when its work is done, so its effects
+    have happened. caller: it fails only when this function calls it.
+    """
 
     owner: Any
     name: str
@@ -268,13 +271,13 @@ def same(received: Received, expected: Received) -> None:
     assert received.tokens == expected.tokens
     ours, theirs = received.finished, expected.finished
     assert ours.usage.completion_tokens == theirs.usage.completion_tokens
-    told = [one.token for one in ours.logprobs or ()]
-    assert told == [one.token for one in theirs.logprobs or ()]
+    tokens = [one.token for one in ours.logprobs or ()]
+    assert tokens == [one.token for one in theirs.logprobs or ()]
     of_prompt, expected_of_prompt = ours.prompt_logprobs, theirs.prompt_logprobs
     assert (of_prompt is None) == (expected_of_prompt is None)
     if of_prompt is not None and expected_of_prompt is not None:
-        said = [one.token for one in of_prompt.rest]
-        assert said == [one.token for one in expected_of_prompt.rest]
+        prompt_tokens = [one.token for one in of_prompt.rest]
+        assert prompt_tokens == [one.token for one in expected_of_prompt.rest]
     for ours_of, theirs_of in zip(ours.scores, theirs.scores, strict=True):
         for our, their in zip(ours_of, theirs_of, strict=True):
             assert our.token == their.token
@@ -317,7 +320,7 @@ def test_a_fault_in_an_action(
             trap = Trap(at, message)
             action.rig(patch, trap)
             run(rounds)
-        assert trap.sprung or at, "the course does not come by"
+        assert trap.sprung or at, "the course never calls it"
         if not trap.sprung:
             continue
         check(rounds, action.kind, most=0 if message == NO_MEMORY else action.most)
@@ -333,7 +336,7 @@ def test_a_fault_in_a_pass(name: str, message: str) -> None:
         model = Watched(random_model("full"), trap, PASSES[name])
         rounds = Rounds(replace(model_of("full"), model=model))
         run(rounds)
-        assert trap.sprung or at, "the course does not come by"
+        assert trap.sprung or at, "the course never calls it"
         if not trap.sprung:
             continue
         check(rounds, "full", most=0 if message == NO_MEMORY else BATCH)
@@ -430,7 +433,7 @@ def test_a_fault_with_files_and_media(
             trap = Trap(at, message)
             action.rig(patch, trap)
             run_with_files(rounds)
-        assert trap.sprung or at, "the course does not come by"
+        assert trap.sprung or at, "the course never calls it"
         check_with_files(rounds, most=0 if message == NO_MEMORY else action.most)
         if not TEST_LONG:
             break
@@ -527,9 +530,9 @@ def test_all_requests_can_be_cancelled_at_any_step(kind: str) -> None:
     for steps in range(1, STEPS, STRIDE):
         rounds = Rounds(model_of(kind))
         begin(rounds, steps)
-        told = {number for number, received in rounds.received.items() if received.finished}
+        finished = {number for number, received in rounds.received.items() if received.finished}
         rounds.scheduler.cancel_all(Cancelled("over"))
-        for number in rounds.received.keys() - told:
+        for number in rounds.received.keys() - finished:
             assert isinstance(rounds.received[number].error, Cancelled)
         assert rounds.scheduler.executor.entry_bytes == 0
         assert_nothing_is_left(rounds)

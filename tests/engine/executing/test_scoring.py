@@ -36,15 +36,15 @@ PLAN = ScorePlan(
 def _check(model: Any, plan: ScorePlan, received: Received) -> None:
     assert received.finished is not None, received.error
     assert len(received.finished.scores) == len(plan.continuations)
-    for one, told in zip(plan.continuations, received.finished.scores, strict=True):
-        assert tuple(entry.token for entry in told) == one.tokens[one.scored_from :]
-        if not told:
+    for one, scored in zip(plan.continuations, received.finished.scores, strict=True):
+        assert tuple(entry.token for entry in scored) == one.tokens[one.scored_from :]
+        if not scored:
             continue
         whole = [*plan.prefix, *one.tokens]
         logits = model(mx.array([whole]), cache=kv.new_row(model))[0].astype(mx.float32)
         values = np.array(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
         start = len(plan.prefix) + one.scored_from
-        for place, entry in enumerate(told, start):
+        for place, entry in enumerate(scored, start):
             assert abs(values[place - 1, entry.token] - entry.logprob) < 1e-3
 
 

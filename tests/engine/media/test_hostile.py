@@ -40,13 +40,13 @@ def as_sound(content: bytes) -> None:
 
 
 def only_refused(read: Callable[[bytes], None], content: bytes) -> None:
-    said = "Images[0] is a picture"
+    sentence = "Images[0] is a picture"
     try:
         read(content)
     except InvalidRequest as refusal:
-        said = str(refusal)
-    assert said.startswith(("Images[0] ", "Audios[0] "))
-    assert len(said) < 300
+        sentence = str(refusal)
+    assert sentence.startswith(("Images[0] ", "Audios[0] "))
+    assert len(sentence) < 300
 
 
 def damage(content: bytes, seed: int) -> bytes:

@@ -112,9 +112,9 @@ def test_an_impossible_length_is_replaced_by_a_count_or_refused(seconds: float) 
     try:
         assert read(bytes(content)).count == 20
     except BadItem as bad:
-        said = str(bad)
+        sentence = str(bad)
         assert seconds > 1
-        assert said.startswith(("lasts longer than 3600 seconds", "is truncated", "cannot be"))
+        assert sentence.startswith(("lasts longer than 3600 seconds", "is truncated", "cannot be"))
 
 
 def test_a_single_frame_is_a_video_too() -> None:
@@ -225,9 +225,9 @@ def test_the_number_of_videos_of_a_request_is_limited() -> None:
     st.integers(0, 1 << 32),
 )
 def test_a_damaged_clip_gives_frames_or_a_refusal(content: bytes, seed: int) -> None:
-    said = "frames"
+    sentence = "frames"
     try:
         assert read(damage(content, seed)).frames
     except BadItem as bad:
-        said = str(bad)
-    assert len(said) < 300
+        sentence = str(bad)
+    assert len(sentence) < 300

@@ -63,7 +63,7 @@ def dear(width: int) -> float:
 
 @pytest.mark.parametrize("chance", [0.3, 0.6, 1.0])
 def test_guesses_that_cannot_pay_cost_next_to_nothing(chance: float) -> None:
-    """Even right ones are slower than plain steps here, so a look does not go on for them."""
+    """Even right guesses are slower than plain steps here, so a test of them ends at once."""
     assert Play(dear, chance).run(800)[0] < 1.02 * 800 * dear(0)
 
 
@@ -129,10 +129,10 @@ def test_guesses_that_nearly_pay_are_not_taken_up_and_dropped_all_the_time() -> 
 @pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("missed", [5, 20])
 @pytest.mark.parametrize("chance", [0.0, 0.6])
-def test_what_guessers_missed_counts_as_time_of_a_look(
+def test_the_time_in_which_guessers_catch_up_counts_as_time_of_a_test(
     chance: float, missed: int, rows: int
 ) -> None:
-    """Not only the steps that are timed: the one before them, and the plain one after them."""
+    """Besides the steps that are timed, the one before them and the plain one after them count."""
 
     def cost(width: int) -> float:
         slower = 1.8 * width if width else 0.0

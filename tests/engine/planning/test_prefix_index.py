@@ -210,7 +210,7 @@ class IndexMachine(RuleBasedStateMachine):
         """Replaying the same calls gives the same answers."""
         if hasattr(self, "course"):
             index = PrefixIndex(*self.bounds)
-            assert [call(index) for call, _ in self.course] == [said for _, said in self.course]
+            assert [call(index) for call, _ in self.course] == [answer for _, answer in self.course]
 
     def key(self, data: st.DataObject) -> tuple[Tokens, PrefixKey]:
         known = [entry.tokens for entry in self.model.entries.values()]

@@ -95,8 +95,8 @@ def _call(path: str) -> list[Message]:
 def _looked(path: str, thought: str, shown: str) -> list[Message]:
     """The messages that one step of an agent adds."""
     asks = {"role": "assistant", "content": "", "reasoning_content": thought}
-    told = {"role": "tool", "name": "look", "tool_call_id": "call00001", "content": shown}
-    return [{**asks, "tool_calls": _call(path)}, told]
+    tool_result = {"role": "tool", "name": "look", "tool_call_id": "call00001", "content": shown}
+    return [{**asks, "tool_calls": _call(path)}, tool_result]
 
 
 def _built(name: str, messages: list[Message]) -> BuiltPrompt:

@@ -98,7 +98,7 @@ def test_what_a_template_renders_of_tools(template: str, support: ToolSupport | 
 
 @pytest.mark.parametrize("reasoning", ["", "qwen3"])
 @pytest.mark.parametrize(
-    ("template", "format_name", "parser", "answers", "told"),
+    ("template", "format_name", "parser", "answers", "described"),
     [
         (BARE, "plain", "", "hermes", True),
         (BARE, "plain", "no such parser", "hermes", True),
@@ -110,14 +110,16 @@ def test_what_a_template_renders_of_tools(template: str, support: ToolSupport | 
     ],
 )
 def test_tools_are_described_in_text_if_nothing_else_renders_them(
-    template: str, format_name: str, parser: str, answers: str, told: bool, reasoning: str
+    template: str, format_name: str, parser: str, answers: str, described: bool, reasoning: str
 ) -> None:
     builder = _builder(template)
     chat_format = ChatFormat.named(format_name, reasoning)
     other = call_format(chat_format, parser, builder) or chat_format
     assert other.name == answers
     assert other.reasoning_markers == chat_format.reasoning_markers
-    assert ("To use a tool" in _text(builder, ASKED, tools=(TOOL,))) == (told or template == OWN)
+    assert ("To use a tool" in _text(builder, ASKED, tools=(TOOL,))) == (
+        described or template == OWN
+    )
     assert _text(builder, ASKED) == _text(_builder(template), ASKED)
 
 
@@ -128,10 +130,10 @@ def _telling(template: str) -> PromptBuilder:
 
 
 def test_calls_in_the_history_are_described_without_tools_too() -> None:
-    told = _text(_telling(BARE), *HISTORY)
-    assert '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>' in told
-    assert "<tool_response>\n-3°<|im_end|>\n</tool_response>" in told
-    assert "To use a tool" not in told
+    described = _text(_telling(BARE), *HISTORY)
+    assert '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>' in described
+    assert "<tool_response>\n-3°<|im_end|>\n</tool_response>" in described
+    assert "To use a tool" not in described
     shown = _telling(CALLS_ALONE)
     assert _text(shown, *HISTORY) == _text(_builder(CALLS_ALONE), *HISTORY)
     assert "<tool_response>" in _text(shown, *HISTORY, tools=(TOOL,))
@@ -146,8 +148,8 @@ def test_a_result_cannot_write_control_tokens() -> None:
 def test_a_template_without_a_system_gets_the_tools_before_the_question() -> None:
     builder = _telling(NO_SYSTEM)
     result = HISTORY[-1]
-    told = _text(builder, *HISTORY, result, tools=(TOOL,))
-    first, _, rest = told.partition("<|im_end|>")
+    described = _text(builder, *HISTORY, result, tools=(TOOL,))
+    first, _, rest = described.partition("<|im_end|>")
     assert json.dumps(TOOL["function"]) in first
     assert first.endswith("Is it cold?")
     assert rest.count("<tool_response>") == 2

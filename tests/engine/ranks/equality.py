@@ -76,10 +76,10 @@ def _special(model: EngineModel) -> list[tuple[list[int], str, list[float]]]:
 def _facts(received: Received) -> tuple[list[int], str, list[float]]:
     end = received.finished
     assert end is not None, received.error
-    told = [one for score in end.scores for one in score]
+    scores = [one for score in end.scores for one in score]
     if end.prompt_logprobs is not None:
-        told += end.prompt_logprobs.rest
-    return received.tokens, end.reason, [round(one.logprob, 2) + 0.0 for one in told]
+        scores += end.prompt_logprobs.rest
+    return received.tokens, end.reason, [round(one.logprob, 2) + 0.0 for one in scores]
 
 
 if __name__ == "__main__":

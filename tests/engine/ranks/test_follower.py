@@ -19,7 +19,7 @@ WAIT = 20.0
 
 
 def test_a_rank_that_waits_for_the_group_ends_when_nobody_comes(tmp_path: Path) -> None:
-    """MLX accepts its neighbour for ever, and holds the interpreter's lock meanwhile."""
+    """MLX waits for its neighbour for ever, and holds the interpreter's lock meanwhile."""
     ports = free_ports(3)
     hostfile = tmp_path / "hosts.json"
     hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports[1:]]))

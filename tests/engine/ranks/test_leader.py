@@ -24,7 +24,7 @@ WAIT = 20.0
 
 @dataclass
 class Ranks:
-    """Rank 0 of two, and what the others are to it. causes: of the group's end."""
+    """Rank 0 of a group of two, without a real rank 1. causes: of the group's end, as reported."""
 
     leader: Leader
     causes: list[str] = field(default_factory=list)
@@ -86,7 +86,7 @@ def test_the_late_end_of_an_earlier_connection_is_not_the_end_of_its_successor(
 def test_a_message_that_breaks_its_reader_loses_the_rank(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread that ended in silence would leave a rank that seems to live."""
+    """If the thread ended without a report, the rank would seem to be alive."""
 
     def broken(data: bytes) -> object:
         raise MemoryError

@@ -178,7 +178,7 @@ def test_no_more_strangers_than_so_many_are_heard(monkeypatch: pytest.MonkeyPatc
     leave = threading.Event()
 
     def take(connection: socket.socket, _: str) -> None:
-        connection.sendall(b"heard")
+        connection.sendall(b"taken")
         leave.wait(WAIT)
 
     with listen(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
@@ -187,7 +187,7 @@ def test_no_more_strangers_than_so_many_are_heard(monkeypatch: pytest.MonkeyPatc
             stack.enter_context(socket.create_connection(listener.getsockname(), WAIT))
             for _ in range(3)
         ]
-        assert [caller.recv(5) for caller in callers] == [b"heard", b"heard", b""]
+        assert [caller.recv(5) for caller in callers] == [b"taken", b"taken", b""]
         leave.set()
 
 

@@ -677,7 +677,7 @@ _GEMMA3N_TOKENS = {
     "boa_token": "<start_of_audio>",
     "eoi_token": "<end_of_image>",
     "image_token": "<image_soft_token>",
-    "eoa_token": "<end_of_audio>",
+    "eoa_token": "<audio_end>",
     "audio_token": "<audio_soft_token>",
 }
 
@@ -697,7 +697,7 @@ def write_gemma3n(path: Path) -> None:
     write(path, "tokenizer_config.json", tokens | named | {
         "extra_special_tokens": _GEMMA3N_TOKENS
     })  # fmt: skip
-    size, seen, heard = max(ids.values()) + 1, named["eoi_token_id"], named["eoa_token_id"]
+    size, seen, audio_end = max(ids.values()) + 1, named["eoi_token_id"], named["eoa_token_id"]
     write(path, "config.json", {
         "model_type": "gemma3n",
         "vocab_size": size,
@@ -727,15 +727,15 @@ def write_gemma3n(path: Path) -> None:
             "rope_local_base_freq": 1e4,
             "final_logit_softcapping": 30.0,
         },
-        "vision_config": {"hidden_size": 32, "vocab_offset": seen, "vocab_size": heard - seen},
+        "vision_config": {"hidden_size": 32, "vocab_offset": seen, "vocab_size": audio_end - seen},
         "audio_config": {
             "hidden_size": 32,
             "input_feat_size": 32,
             "conf_num_attention_heads": 2,
             "conf_num_hidden_layers": 1,
             "sscp_conv_channel_size": [8, 4],
-            "vocab_offset": heard,
-            "vocab_size": size - heard,
+            "vocab_offset": audio_end,
+            "vocab_size": size - audio_end,
         },
     })  # fmt: skip
     own = {

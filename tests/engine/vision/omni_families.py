@@ -102,5 +102,5 @@ def _hear(path: Path, marker: str) -> None:
     seen = "{%- elif part.type in ('video', 'video_url') -%}"
     written = template.read_text()
     assert seen in written
-    heard = "{%- elif part.type in ('audio', 'input_audio') -%}{{- '" + marker + "' -}}"
-    template.write_text(written.replace(seen, heard + seen))
+    audio_branch = "{%- elif part.type in ('audio', 'input_audio') -%}{{- '" + marker + "' -}}"
+    template.write_text(written.replace(seen, audio_branch + seen))

@@ -30,7 +30,7 @@ AMONG_SIGNS = Sampling(temperature=0, logit_bias=tuple((token, 100.0) for token 
 
 # What mlx-vlm's generation passes on from the processor to the language part.
 _OF_TOKENS = {"mm_token_type_ids", "token_type_ids"}
-# Families whose language part is told by the model, and not by generation, what a token is.
+# Families in which the model, and not mlx-vlm's generation, passes on the kind of each token.
 _BY_MODEL = {"ernie4_5_moe_vl"}
 # Families whose processor removes the last token of a prompt with an image.
 _DROPS = {"deepseekocr", "deepseekocr_2"}
@@ -84,24 +84,24 @@ class PlainPasses:
         return int(inputs["input_ids"].shape[1])
 
     def chooses(
-        self, messages: Sequence[Message], images: Sequence[Any], said: Sequence[int]
+        self, messages: Sequence[Message], images: Sequence[Any], answer: Sequence[int]
     ) -> tuple[int, ...]:
-        """The best token at each position of an answer, after the tokens of `said` before it.
+        """The best token at each position of an answer, after the tokens of `answer` before it.
 
         An answer is greedy if it equals what is chosen. Rounding may change a choice: a token of
-        `said` within CLOSE of the best counts as the best.
+        `answer` within CLOSE of the best counts as the best.
         """
         inputs = self._inputs(messages, images)
         prompt = inputs["input_ids"]
         if self._model.config.model_type in _FORGET | _READ_WHOLE:
-            logits = self._steps(inputs, said)
+            logits = self._steps(inputs, answer)
         else:
-            whole = mx.concatenate([prompt, mx.array([said[:-1]], dtype=prompt.dtype)], axis=1)
+            whole = mx.concatenate([prompt, mx.array([answer[:-1]], dtype=prompt.dtype)], axis=1)
             logits = self._pass(inputs | {"input_ids": whole})
-        answering = np.array(logits[0, -len(said) :])[:, SIGNS]
+        answering = np.array(logits[0, -len(answer) :])[:, SIGNS]
         return tuple(
             token if among.max() - among[SIGNS.index(token)] < CLOSE else SIGNS[among.argmax()]
-            for token, among in zip(said, answering, strict=True)
+            for token, among in zip(answer, answering, strict=True)
         )
 
     def forgets(
@@ -114,15 +114,15 @@ class PlainPasses:
         language = self._language
         cache: list[Any] = make_prompt_cache(language)
         logits = self._pass(self._inputs(messages, images), cache)
-        said: list[int] = []
+        answer: list[int] = []
         for _ in range(tokens):
-            said.append(SIGNS[np.array(logits[0, -1])[SIGNS].argmax()])
-            logits = language(mx.array([said[-1:]]), cache=cache).logits
+            answer.append(SIGNS[np.array(logits[0, -1])[SIGNS].argmax()])
+            logits = language(mx.array([answer[-1:]]), cache=cache).logits
             for layer in cache:
                 for part in getattr(layer, "caches", (layer,)):
                     if isinstance(part, KVCache | lm.KVCache):
                         part.trim(1)
-        return tuple(said)
+        return tuple(answer)
 
     def _inputs(self, messages: Sequence[Message], images: Sequence[Any]) -> dict[str, Any]:
         from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
@@ -179,8 +179,8 @@ class PlainPasses:
         logits: mx.array = self._language(tokens, cache=cache, **given).logits
         return logits
 
-    def _steps(self, inputs: Mapping[str, Any], said: Sequence[int]) -> mx.array:
-        """Logits for each token of `said`, by mlx-vlm's generation: a step for each, and one for
+    def _steps(self, inputs: Mapping[str, Any], answer: Sequence[int]) -> mx.array:
+        """Logits for each token of `answer`, by mlx-vlm's generation: a step for each, and one for
         the last token of a prompt unless a prompt is read as a whole.
         """
         from mlx_vlm.models.cache import make_prompt_cache
@@ -192,7 +192,7 @@ class PlainPasses:
             language(tokens[:, :-1], inputs_embeds=embeddings[:, :-1], cache=cache)
             tokens, embeddings = tokens[:, -1:], embeddings[:, -1:]
         read = language(tokens, inputs_embeds=embeddings, cache=cache).logits[:, -1:]
-        steps = (language(mx.array([[token]]), cache=cache).logits for token in said[:-1])
+        steps = (language(mx.array([[token]]), cache=cache).logits for token in answer[:-1])
         return mx.concatenate([read, *steps], axis=1)
 
     def _embedded(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,8 +221,8 @@ def _in_got_prompt(messages: Sequence[Message], *, shown: bool) -> str:
     question = first if isinstance(first, str) else first[-1]["text"]
     roles = (got.GOT_USER_ROLE, got.GOT_ASSISTANT_ROLE)
     text: str = got.build_got_prompt(question, has_image=shown)
-    for at, said in enumerate(others):
-        text += f"{said}{got.GOT_SEP}{roles[at % 2]}"
+    for at, answer in enumerate(others):
+        text += f"{answer}{got.GOT_SEP}{roles[at % 2]}"
     return text
 
 
@@ -236,7 +236,7 @@ def _in_lines(messages: Sequence[Message], marker: str) -> str:
 
 
 def _by_mlx_lm(path: Path, language: Any) -> Any:
-    """mlx-lm's model with the weights of mlx-vlm's, called as that is."""
+    """mlx-lm's model with the weights of mlx-vlm's, and with its interface."""
     from mlx.utils import tree_flatten
     from mlx_lm.models import gemma3n
 

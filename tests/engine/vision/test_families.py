@@ -181,12 +181,10 @@ async def test_a_family_chooses_what_its_plain_passes_choose(
     async with seeing(path, prefill_chunk=16) as engine:
         together = [*await asyncio.gather(*(answer_to(engine, one.request()) for one in first))]
         together += await asyncio.gather(*(answer_to(engine, one.request()) for one in second))
-    for one, answer, in_company in zip(
-        [*first, *second], [*asked, *gone_on], together, strict=True
-    ):
+    for one, answer, in_batch in zip([*first, *second], [*asked, *gone_on], together, strict=True):
         messages, images = one.plain
         assert answer.prompt_tokens == plain.prompt_tokens(messages, images)
-        for tokens in (answer.tokens, in_company.tokens):
+        for tokens in (answer.tokens, in_batch.tokens):
             assert len(tokens) == TOKENS
             assert tokens == plain.chooses(messages, images, tokens)
         if family not in _LARGE or not images:
@@ -336,7 +334,7 @@ async def test_an_answer_about_a_sound_equals_the_plain_passes(
 ) -> None:
     small_pyramid(monkeypatch)
     path = write_family(tmp_path / family, family)
-    heard: Sequence[Message] = [
+    listening: Sequence[Message] = [
         {"role": "user", "content": [{"type": "audio"}, {"type": "text", "text": _QUESTION}]}
     ]
     plain = {pitch: PlainPasses(path, sound=samples_of(pitch)) for pitch in (220, 2000)}
@@ -356,8 +354,8 @@ async def test_an_answer_about_a_sound_equals_the_plain_passes(
     for passes, *answers in zip(plain.values(), alone, together, strict=True):
         for answer in answers:
             assert len(answer.tokens) == TOKENS
-            assert answer.prompt_tokens == passes.prompt_tokens(heard, [])
-            assert answer.tokens == passes.chooses(heard, [], answer.tokens)
+            assert answer.prompt_tokens == passes.prompt_tokens(listening, [])
+            assert answer.tokens == passes.chooses(listening, [], answer.tokens)
     assert alone[0].tokens != alone[1].tokens
 
 
@@ -376,8 +374,8 @@ async def test_sounds_images_and_texts_share_a_batch(tmp_path: Path) -> None:
         assert engine.require_model().media == {"image", "video", "audio"}
         alone = [await answer_to(engine, request) for request in requests]
         assert alone[0].prompt_tokens == alone[1].prompt_tokens
-        heard = sorted(sum(answer.logprobs) for answer in alone)
-        assert min(b - a for a, b in itertools.pairwise(heard)) > 10 * CLOSE
+        listening = sorted(sum(answer.logprobs) for answer in alone)
+        assert min(b - a for a, b in itertools.pairwise(listening)) > 10 * CLOSE
         together = await asyncio.gather(*(answer_to(engine, request) for request in requests))
         for first, second in zip(alone, together, strict=True):
             assert second.logprobs == pytest.approx(first.logprobs, abs=CLOSE)

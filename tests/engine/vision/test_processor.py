@@ -45,9 +45,9 @@ def test_a_processor_gets_a_sound_at_its_own_rate(tmp_path: Path) -> None:
         Sound(samples, 16_000, b"1"), "the first"
     )
     assert item.arrays["audio_lengths"] == [len(samples) * 3 // 2]
-    heard = item.arrays["input_values"][0, 100:-2000]
+    processed = item.arrays["input_values"][0, 100:-2000]
     expected = np.sin(np.arange(12_000) / 24_000 * 2 * np.pi * 1000) / 2
-    assert np.abs(heard[:5000] - expected[100:5100]).max() < 0.01
+    assert np.abs(processed[:5000] - expected[100:5100]).max() < 0.01
 
 
 def test_the_end_tokens_of_a_processor_end_answers(tmp_path: Path) -> None:

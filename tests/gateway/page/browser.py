@@ -117,10 +117,10 @@ class Page:
 
     def states(self) -> list[str]:
         """The state of every answer: running, done, stopped or failed."""
-        told: list[str] = self.run(
+        states: list[str] = self.run(
             "return [...document.querySelectorAll('.answer')].map((one) => one.dataset.state)"
         )
-        return told
+        return states
 
     def answered(self, count: int = 1) -> str:
         """Wait for that many answers with none running; returns the text of the last."""

@@ -236,7 +236,7 @@ def test_another_conversation_can_be_read_during_an_answer(page: Page) -> None:
     page.ask("Count to 60.")
     page.until(lambda: page.text(".answer .body"))
     page.run(CLICK_ENTRY, 1)
-    assert page.text(".question .said") == "What is 2 + 2?"
+    assert page.text(".question .bubble") == "What is 2 + 2?"
     page.run(CLICK_ENTRY, 0)
     assert page.answered() == " ".join(map(str, range(1, 61)))
 

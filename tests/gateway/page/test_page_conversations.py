@@ -118,7 +118,7 @@ def test_an_edit_keeps_the_earlier_question_with_its_answer(page: Page) -> None:
     page.until(lambda: page.text(".question .version") == "2 of 2")
     assert page.answered() == "2 + 2 = 4"
     press(page, "Earlier version")
-    assert page.text(".question .said") == "What is 3 + 4?"
+    assert page.text(".question .bubble") == "What is 3 + 4?"
     assert page.answered() == "3 + 4 = 7"
 
 

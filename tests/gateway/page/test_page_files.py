@@ -89,7 +89,7 @@ def test_text_and_pdf_files_reach_the_model_and_stay_in_the_conversation(
     page.find(".entry").click()
     page.all(".question .file summary")[1].click()
     page.until(lambda: "Yours, Bob" in page.all(".question .file pre")[1].text)
-    assert page.text(".question .said") == "What is 2 + 2?"
+    assert page.text(".question .bubble") == "What is 2 + 2?"
 
 
 def test_an_attached_file_can_be_removed(page: Page, tmp_path: Path) -> None:

@@ -184,8 +184,8 @@ def test_formulas_are_typeset(page: Page) -> None:
     for text, formulas in FORMULAS:
         page.driver.execute_async_script(SHOW, text, ".math:not(:has(.katex))")
         # KaTeX repeats the LaTeX, so that it can be copied with the formula.
-        told = [one.get_property("textContent") for one in page.all("#transcript annotation")]
-        assert told == formulas, text
+        typeset = [one.get_property("textContent") for one in page.all("#transcript annotation")]
+        assert typeset == formulas, text
     assert page.run("return document.fonts.check('1em KaTeX_Main')")
 
 

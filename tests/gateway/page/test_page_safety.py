@@ -93,7 +93,7 @@ def test_dangerous_html_that_the_markdown_library_passes_is_removed(page: Page) 
 def test_an_echoed_tag_is_shown_as_written(page: Page) -> None:
     page.ask(HOSTILE[0])
     page.answered()
-    assert page.text(".question .said") == HOSTILE[0]
+    assert page.text(".question .bubble") == HOSTILE[0]
     assert page.all("#transcript img") == []
     assert page.driver.title != "run"
 
