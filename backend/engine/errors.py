@@ -12,6 +12,10 @@ from common.wording import shown
 
 CONTEXT_LENGTH = "context_length_exceeded"
 SHUTTING_DOWN = "shutting_down"
+NO_MORE_PROCESSES = (
+    "the system allows this backend no more threads or processes: try again later, or raise the"
+    " limit (`ulimit -u`, or that of its container)"
+)
 
 
 class EngineError(Exception):
@@ -108,6 +112,14 @@ class NotFinite(EngineFailed):
 
 class NotQuick(Exception):
     """Work was stopped because it is not quick; it starts again on the threads for slow work."""
+
+
+def refused_by_system(fault: BaseException) -> Overloaded | None:
+    """The error if the system has refused to start a thread or a process; otherwise None."""
+    no_thread = isinstance(fault, RuntimeError) and str(fault).startswith("can't start new thread")
+    if not (no_thread or isinstance(fault, BlockingIOError)):
+        return None
+    return Overloaded(NO_MORE_PROCESSES)
 
 
 @contextmanager
