@@ -4,6 +4,7 @@ Every message is written for the client: what was wrong, with which value, and w
 contains a path of the server or a secret.
 """
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar, Self
@@ -12,10 +13,11 @@ from common.wording import shown
 
 CONTEXT_LENGTH = "context_length_exceeded"
 SHUTTING_DOWN = "shutting_down"
-NO_MORE_PROCESSES = (
-    "the system allows this backend no more threads or processes: try again later, or raise the"
-    " limit (`ulimit -u`, or that of its container)"
+REFUSED = (
+    "the system gives this backend no more threads, processes, files or memory: try again later, or"
+    " raise its limits (`ulimit -a`, or those of its container)"
 )
+_REFUSALS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EFBIG)
 
 
 class EngineError(Exception):
@@ -115,11 +117,10 @@ class NotQuick(Exception):
 
 
 def refused_by_system(fault: BaseException) -> Overloaded | None:
-    """The error if the system has refused to start a thread or a process; otherwise None."""
+    """The error if the system has refused a thread, a process, a file or memory; otherwise None."""
     no_thread = isinstance(fault, RuntimeError) and str(fault).startswith("can't start new thread")
-    if not (no_thread or isinstance(fault, BlockingIOError)):
-        return None
-    return Overloaded(NO_MORE_PROCESSES)
+    refused = isinstance(fault, OSError) and fault.errno in _REFUSALS
+    return Overloaded(REFUSED) if no_thread or refused or isinstance(fault, MemoryError) else None
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -13,8 +14,9 @@ import pytest
 
 from backend.engine.blas_threads import BlasThreads
 from backend.engine.constraints.spec import ConstraintSpec
+from backend.engine.constraints.trial import Trial
 from backend.engine.engine import Engine
-from backend.engine.errors import NO_MORE_PROCESSES, Overloaded
+from backend.engine.errors import REFUSED, Overloaded
 from backend.engine.events import Finished
 from backend.engine.load_request import LoadRequest
 from backend.engine.request import ChatPrompt, GenerationRequest, Prompt, RawPrompt
@@ -75,7 +77,7 @@ async def test_a_grammar_is_refused_until_there_are_threads_again(
         limit: pytest.MonkeyPatch = request.getfixturevalue("no_more_threads")
         with pytest.raises(Overloaded) as caught:
             await finished(engine, RawPrompt("Hello!"), YES)
-        assert str(caught.value) == NO_MORE_PROCESSES
+        assert str(caught.value) == REFUSED
         limit.undo()
         assert (await finished(engine, RawPrompt("Hello!"), YES)).reason == "stop"
 
@@ -109,7 +111,31 @@ def test_the_number_of_blas_threads_stays_without_a_thread_to_adjust_it() -> Non
 
 
 def test_threads_exist_before_there_is_work() -> None:
-    before = threading.active_count()
     threads = reserved_threads(3, "three")
-    assert threading.active_count() == before + 3
+    names = [thread.name for thread in threading.enumerate()]
+    assert sum(name.startswith("three") for name in names) == 3
     threads.shutdown()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        OSError(errno.EMFILE, "Too many open files"),
+        OSError(errno.EFBIG, "File too large"),
+        BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"),
+        MemoryError(),
+    ],
+    ids=["files", "size", "processes", "memory"],
+)
+async def test_a_grammar_that_the_system_refuses_is_no_internal_error(
+    fault: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise fault
+
+    async with started() as engine:
+        monkeypatch.setattr(Trial, "__init__", refuse)
+        with pytest.raises(Overloaded):
+            await finished(engine, RawPrompt("Hello!"), YES)
+        monkeypatch.undo()
+        assert (await finished(engine, RawPrompt("Hello!"), YES)).reason == "stop"

@@ -38,7 +38,7 @@ from backend.engine.constraints.grammar_limits import (
 )
 from backend.engine.constraints.matching import TokenizerSource
 from backend.engine.errors import (
-    NO_MORE_PROCESSES,
+    REFUSED,
     EngineFailed,
     InvalidRequest,
     NotQuick,
@@ -129,7 +129,7 @@ def answer_of(
     if quick and code == -signal.SIGPROF:
         raise NotQuick
     if code == NO_PROCESS:
-        raise Overloaded(NO_MORE_PROCESSES)
+        raise Overloaded(REFUSED)
     if code not in _CAUSES:
         raise EngineFailed(f"the process that tries grammars ended with the code {code}")
     raise InvalidRequest(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from backend.engine.constraints.trial_process import main
 
 
 def _refused() -> int:
-    raise BlockingIOError("Resource temporarily unavailable")
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
 
 if __name__ == "__main__":
