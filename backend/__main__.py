@@ -79,7 +79,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
         return _MISUSED
 
     from backend.engine.engine import Engine
-    from backend.engine.errors import InvalidRequest
+    from backend.engine.errors import InvalidRequest, Overloaded
     from backend.rpc import parent_watch
     from backend.rpc.lifetime import EngineStopped, serve
 
@@ -105,7 +105,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
     except InvalidRequest as refusal:
         logs.error("exit", cause=refusal)
         return _MISUSED
-    except (AddressInUse, EngineStopped) as failure:
+    except (AddressInUse, EngineStopped, Overloaded) as failure:
         logs.error("exit", cause=failure)
         return _FAILED
     return 0

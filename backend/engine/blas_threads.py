@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 _INTERVAL = 0.2  # seconds between two readings; the system counts in hundredths of a second
@@ -91,7 +92,8 @@ class BlasThreads:
             follower = threading.Thread(
                 target=self._follow, args=(self._resting,), name="blas-threads", daemon=True
             )
-            follower.start()
+            with suppress(RuntimeError):  # no more threads are allowed: the number stays
+                follower.start()
 
     def rest(self) -> None:
         """Stop adjusting, because nothing is being computed."""
@@ -131,15 +133,28 @@ def busy_seconds(stat: str, cores: Collection[int], ticks: int) -> float:
     return total / ticks
 
 
+def most_blas_threads(environ: Mapping[str, str] = os.environ) -> int:
+    """The number of threads that OpenBLAS starts with its first product; 0 without OpenBLAS."""
+    if not hasattr(ctypes.CDLL(None), "openblas_set_num_threads"):
+        return 0
+    chosen = environ.get(USER_SETTING, "")
+    return int(chosen) if chosen.isdecimal() else len(_cores())
+
+
 def blas_threads(matrix_bytes: int, environ: Mapping[str, str] = os.environ) -> BlasThreads | None:
     """Thread control for a model with weight matrices of this size.
 
     None without OpenBLAS, or if the user has set the number.
     """
     apply = getattr(ctypes.CDLL(None), "openblas_set_num_threads", None)
-    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
+    cores = _cores()
     if apply is None or len(cores) < 2 or environ.get(USER_SETTING) or not _STAT.is_file():
         return None
     ticks = os.sysconf("SC_CLK_TCK")
     most = 1 if matrix_bytes < _SMALL_BYTES else len(cores)
     return BlasThreads(most, lambda: busy_seconds(_STAT.read_text(), cores, ticks), apply)
+
+
+def _cores() -> set[int]:
+    """The cores that this process may use, where the system says so."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()

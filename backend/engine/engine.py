@@ -9,12 +9,14 @@ import asyncio
 import concurrent.futures
 import contextlib
 import itertools
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from backend.engine.blas_threads import most_blas_threads
 from backend.engine.commands import Cancel, Free, Load, MeasureMemory, Stop
 from backend.engine.embedding.encoding import Encoded, Encoding, Piece
 from backend.engine.embedding.readers import Reader
@@ -36,6 +38,7 @@ from backend.engine.preparing import Preparer, Work
 from backend.engine.prompting.text_calls import TextCalls
 from backend.engine.request import GenerationRequest
 from backend.engine.served_model import ServedModel
+from backend.engine.threads import require_threads, reserved_threads
 from backend.engine.worker import Worker
 from common.model_kind import ModelKind
 from common.wording import shown
@@ -51,6 +54,8 @@ _RECENT_SECONDS = 5.0
 _FAILED = "the engine has failed and the backend ends: send the request again in a while"
 _FILES_GRACE = 1.0  # how long a cancelled load may take to end its work on files
 _MOST_LEFT_BEHIND = 4
+_NATIVE_THREADS = 8  # what libraries start besides, and a little more
+_OTHER_THREADS = 4  # for what would block the event loop for a moment
 _SAVE_SECONDS = 1.0  # time to finish writing to disk when the process stops
 
 Asked = TypeVar("Asked", bound=Reader)
@@ -68,7 +73,7 @@ class Engine:
         self._generations: dict[int, Generation | Encoding] = {}
         self._preparer = Preparer(self._worker, self._generations, self._deliver_threadsafe)
         self._texts = TextCalls()
-        self._files = _thread_for_files()
+        self._files = reserved_threads(1, "files")
         self._on_files = False
         self._abandoned_loads = 0
         self._tickets = itertools.count(1)
@@ -93,6 +98,7 @@ class Engine:
         """
         self._before_load = before_load
         self._loop = asyncio.get_running_loop()
+        self._loop.set_default_executor(reserved_threads(_OTHER_THREADS, "other"))
         self._failure = self._loop.create_future()
         self._given_up = self._loop.create_future()
         self._worker.start()
@@ -142,7 +148,7 @@ class Engine:
         return served.reader
 
     async def load(self, request: LoadRequest) -> ServedModel:
-        """Load a model. Raises ModelNotFound, ModelRejected, InvalidRequest.
+        """Load a model. Raises ModelNotFound, ModelRejected, InvalidRequest, Overloaded.
 
         Loads run one after the other. If a load fails, the current model stays loaded, unless ranks
         divide it: ranks take their steps together, so they drop the current model first. Cancelling
@@ -157,6 +163,9 @@ class Engine:
                     f"{self._abandoned_loads} cancelled loads are still waiting for the disk: check"
                     " the disk, and restart the backend"
                 )
+            if "mlx.core" not in sys.modules:
+                # MLX and OpenBLAS hang or end the process if they get no thread.
+                require_threads(most_blas_threads() + _NATIVE_THREADS)
             self._before_load()
             self._connect_ranks(request)
             if self._leader is not None:
@@ -354,7 +363,7 @@ class Engine:
             return await asyncio.wrap_future(stage)
         except asyncio.CancelledError:
             self._files.shutdown(wait=False)
-            self._files = _thread_for_files()
+            self._files = ThreadPoolExecutor(1, thread_name_prefix="files")
             self._abandoned_loads += 1
             stage.add_done_callback(lambda _: self._returned(stages, abandoned))
             raise
@@ -443,10 +452,6 @@ class Engine:
         """Mark the engine as failed, by an error or because it hangs. The first cause counts."""
         if self._failure is not None and not self._failure.done():
             self._failure.set_result(cause)
-
-
-def _thread_for_files() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="files")
 
 
 def _wrong_kind(rpc: str, facts: ServedModel) -> WrongKind:

@@ -4,6 +4,7 @@ Every message is written for the client: what was wrong, with which value, and w
 contains a path of the server or a secret.
 """
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar, Self
@@ -12,6 +13,11 @@ from common.wording import shown
 
 CONTEXT_LENGTH = "context_length_exceeded"
 SHUTTING_DOWN = "shutting_down"
+REFUSED = (
+    "the system gives this backend no more threads, processes, files or memory: try again later, or"
+    " raise its limits (`ulimit -a`, or those of its container)"
+)
+_REFUSALS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EFBIG)
 
 
 class EngineError(Exception):
@@ -108,6 +114,13 @@ class NotFinite(EngineFailed):
 
 class NotQuick(Exception):
     """Work was stopped because it is not quick; it starts again on the threads for slow work."""
+
+
+def refused_by_system(fault: BaseException) -> Overloaded | None:
+    """The error if the system has refused a thread, a process, a file or memory; otherwise None."""
+    no_thread = isinstance(fault, RuntimeError) and str(fault).startswith("can't start new thread")
+    refused = isinstance(fault, OSError) and fault.errno in _REFUSALS
+    return Overloaded(REFUSED) if no_thread or refused or isinstance(fault, MemoryError) else None
 
 
 @contextmanager

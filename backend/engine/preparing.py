@@ -9,14 +9,20 @@ request that is cancelled meanwhile stops after its current stage.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from backend.engine.commands import Cancel, Encode, Submit
 from backend.engine.embedding.encoding import Encoded, Encoding, Piece
-from backend.engine.errors import EngineError, EngineFailed, InvalidRequest, NotQuick, about
+from backend.engine.errors import (
+    EngineError,
+    EngineFailed,
+    InvalidRequest,
+    NotQuick,
+    about,
+    refused_by_system,
+)
 from backend.engine.events import Finished, Progress, TokenLogprob, Usage
 from backend.engine.executing import score_plan
 from backend.engine.executing.score_plan import ScoreRequest
@@ -32,6 +38,7 @@ from backend.engine.request import (
     RawPrompt,
     TokenPrompt,
 )
+from backend.engine.threads import reserved_threads
 from backend.engine.worker import Worker
 
 if TYPE_CHECKING:
@@ -73,8 +80,7 @@ class Preparer:
         self._owners = owners
         self._publish = publish
         self._threads = {
-            stage: ThreadPoolExecutor(count, thread_name_prefix=f"prompt-{stage}")
-            for stage, count in _THREADS.items()
+            stage: reserved_threads(count, f"prompt-{stage}") for stage, count in _THREADS.items()
         }
 
     def start(self, work: Work, served: ServedModel, ticket: int) -> None:
@@ -202,8 +208,8 @@ class Preparer:
         except RecursionError:  # templates and JSON encoding recurse as deep as the request
             self._publish([(ticket, InvalidRequest(TOO_DEEP))])
         except BaseException as fault:  # a Rust panic in the tokenizer is not an Exception
-            name = type(fault).__name__
-            self._publish([(ticket, EngineFailed(f"the prompt could not be prepared ({name})"))])
+            failed = EngineFailed(f"the prompt could not be prepared ({type(fault).__name__})")
+            self._publish([(ticket, refused_by_system(fault) or failed)])
         else:
             if following is not None:
                 self._go_on(work, following, ticket)

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-from backend.engine.errors import InvalidRequest, ShuttingDown
+from backend.engine.errors import Cancelled, InvalidRequest, ShuttingDown
 from backend.rpc import call_log, logs
 from backend.rpc.identity import Identity
 from backend.rpc.sizes import require_bounded
@@ -120,6 +120,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except asyncio.CancelledError:
                 call_log.cancelled(method, notes, started)
                 raise
+            except grpc.aio.InternalError as error:  # the client has just reset the call
+                status = status_of(Cancelled("the call was cancelled"))
+                call_log.cancelled(method, notes, started)
+                error.__traceback__ = None
             except Exception as error:
                 status = status_of(error)
                 call_log.failed(method, notes, started, status, error)

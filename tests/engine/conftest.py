@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from backend.engine import scheduler
@@ -22,3 +24,14 @@ def guesses_always(monkeypatch: pytest.MonkeyPatch) -> None:
         return most
 
     monkeypatch.setattr(GuessWidth, "choose", most)
+
+
+@pytest.fixture
+def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """From now on the system allows no more threads; `undo` lifts that."""
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    return monkeypatch

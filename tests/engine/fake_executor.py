@@ -115,6 +115,7 @@ class FakeExecutor:
         self.seconds = 0.0
         self.other = 0
         self.features = 0
+        self.files: dict[int, int] = {}  # bytes read from disk for waiting sequences, as reported
         self._formed = 0
         self._storing: set[int] = set()
         self._numbers: set[int] = set()
@@ -187,7 +188,8 @@ class FakeExecutor:
         stored = sum(entry.nbytes for entry in kept)
         assert stored <= self.limits.prompt_cache
         assert not 0 < self.limits.max_entries < len(kept)
-        room = self.limits.room - self.other
+        files = self.files.keys() & self._read().keys()
+        room = self.limits.room - self.other - sum(self.files[number] for number in files)
         if len(self.running) == 1 and self.charged > room:
             assert not plan.start
             assert not plan.prefill
@@ -215,6 +217,11 @@ class FakeExecutor:
         self._storing.clear()
         for one in self.sequences.values():
             one.started_short = False
+        for number in plan.unread:
+            one = self.sequences[number]
+            assert one.kv is None
+            assert one.on_disk
+            one.on_disk = 0
         for entry in plan.evict:
             del self.entries[entry]
         for preempted in plan.preempt:
@@ -245,7 +252,15 @@ class FakeExecutor:
         for score in plan.score:
             self._score(score.sequence, score.budget)
         self._finish_unstarted()
+        if self._read() != self.files:
+            self.files = self._read()
+            self._events += self.weigh(self.other)
         return self._events
+
+    def _read(self) -> dict[int, int]:
+        """Bytes that were read from disk for each waiting sequence: its file has more tokens."""
+        waiting = (one for one in self.sequences.values() if one.on_disk)
+        return {one.number: 2 * self.limits.cost.of(one.on_disk) for one in waiting}
 
     def _preempt(self, one: FakeSequence, entry: int | None) -> None:
         assert one.kv is not None
@@ -456,4 +471,4 @@ class FakeExecutor:
     def weigh(self, nbytes: int, features: int | None = None) -> list[PlannerEvent]:
         self.other = nbytes
         self.features = self.features if features is None else features
-        return [OtherBytes(nbytes, self.features)]
+        return [OtherBytes(nbytes, self.features, sum(self.files.values()))]

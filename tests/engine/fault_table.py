@@ -259,6 +259,11 @@ EDGES: dict[str, list[Edge]] = {
             f"{_ACCEPTANCE}machine_limits.py::test_a_load_does_not_change_the_limit_of_open_files",
         ),
         Edge(
+            "a limit on threads and processes",
+            "RESOURCE_EXHAUSTED for grammars and a first load; other requests are answered",
+            "engine/test_threads.py::test_requests_are_answered_by_the_threads_of_the_start",
+        ),
+        Edge(
             "the gateway's warden process is killed",
             "its backends end, and the next load starts another warden",
             "gateway/test_supervisor_warden.py::test_a_killed_warden_ends_the_backend_and_is_replaced",

@@ -23,3 +23,5 @@ READING_DEPTH: Final = 10_000
 """Recursion limit in Python frames. Hashing and JSON encoding recurse on the C stack too."""
 TOO_LARGE: Final = 70
 """Exit code of a process whose grammar needed more than MEMORY."""
+NO_PROCESS: Final = 71
+"""Exit code where the system allows no more processes or threads."""

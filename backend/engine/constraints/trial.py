@@ -33,10 +33,17 @@ from typing import Any
 from backend.engine.constraints.grammar_limits import (
     CPU_SECONDS,
     MEMORY,
+    NO_PROCESS,
     TOO_LARGE,
 )
 from backend.engine.constraints.matching import TokenizerSource
-from backend.engine.errors import EngineFailed, InvalidRequest, NotQuick
+from backend.engine.errors import (
+    REFUSED,
+    EngineFailed,
+    InvalidRequest,
+    NotQuick,
+    Overloaded,
+)
 from backend.engine.units import MIB
 from common.unnamed_file import unnamed_file
 
@@ -121,6 +128,8 @@ def answer_of(
         return answer
     if quick and code == -signal.SIGPROF:
         raise NotQuick
+    if code == NO_PROCESS:
+        raise Overloaded(REFUSED)
     if code not in _CAUSES:
         raise EngineFailed(f"the process that tries grammars ended with the code {code}")
     raise InvalidRequest(

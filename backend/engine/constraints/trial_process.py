@@ -27,6 +27,7 @@ import llguidance
 from backend.engine.constraints.grammar_limits import (
     CPU_SECONDS,
     MEMORY,
+    NO_PROCESS,
     QUICK_SECONDS,
     READING_DEPTH,
     STACK,
@@ -36,7 +37,7 @@ from backend.engine.constraints.matching import TokenizerSource, matcher_of, on_
 from backend.engine.constraints.reading import grammar_of
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.constraints.special_tokens import SpecialTokens
-from backend.engine.errors import InvalidRequest
+from backend.engine.errors import InvalidRequest, refused_by_system
 from backend.engine.peak_memory import peak_memory
 
 _WATCH_SECONDS = 0.02
@@ -70,7 +71,12 @@ def main() -> None:
             if not message:
                 return
             reply_to = socket.socket(fileno=fds[0])
-            if (fork := os.fork()) == 0:
+            try:
+                fork = os.fork()
+            except BlockingIOError:
+                _report(reply_to, NO_PROCESS)
+                continue
+            if fork == 0:
                 for other in (channel, *replies.values()):
                     other.close()
                 _try(tokens, reply_to)
@@ -82,9 +88,14 @@ def _report_ended(replies: dict[int, socket.socket]) -> None:
     for fork in list(replies):
         gone, status = os.waitpid(fork, os.WNOHANG)
         if gone:
-            with replies.pop(fork) as reply_to, suppress(OSError):
-                if code := os.waitstatus_to_exitcode(status):
-                    reply_to.sendall(json.dumps({"ended": code}).encode() + b"\n")
+            _report(replies.pop(fork), os.waitstatus_to_exitcode(status))
+
+
+def _report(reply_to: socket.socket, code: int) -> None:
+    """Send how a fork ended, unless it succeeded, and close the socket."""
+    with reply_to, suppress(OSError):
+        if code:
+            reply_to.sendall(json.dumps({"ended": code}).encode() + b"\n")
 
 
 def _try(tokens: llguidance.LLTokenizer, reply_to: socket.socket) -> NoReturn:
@@ -97,8 +108,8 @@ def _try(tokens: llguidance.LLTokenizer, reply_to: socket.socket) -> NoReturn:
                 conversation.write(json.dumps(reply).encode() + b"\n")
                 conversation.flush()
         os._exit(0)
-    except BaseException:
-        os._exit(1)
+    except BaseException as fault:
+        os._exit(NO_PROCESS if refused_by_system(fault) else 1)
 
 
 def _limited(tokens: llguidance.LLTokenizer, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -86,9 +86,14 @@ class DiskCache:
         self._read_bytes = 0
 
     @property
-    def waiting_bytes(self) -> int:
-        """Bytes of KV waiting to be written or, after a read, to be restored. For any thread."""
-        return self._writer.nbytes + self._read_bytes
+    def writing_bytes(self) -> int:
+        """Bytes of KV waiting to be written. For any thread."""
+        return self._writer.nbytes
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of KV that was read and waits to be restored. For any thread."""
+        return self._read_bytes
 
     def has_files(self, path: Path | None) -> bool:
         """Whether `find` can return anything. path: as for `find`."""

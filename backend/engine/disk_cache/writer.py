@@ -76,7 +76,10 @@ class Writer:
             return self._at_work + sum(save.size for save in self._saves)
 
     def put(self, save: Save) -> bool:
-        """Queue a save, replacing those that it makes useless. False if there is no room."""
+        """Queue a save, replacing those that it makes useless.
+
+        False if there is no room for it, or no thread.
+        """
         with self._changed:
             if self._closing:
                 return False
@@ -90,8 +93,7 @@ class Writer:
             if waiting and waiting + save.size > self._max_waiting:
                 return False
             self._saves = deque([*staying, save])
-            self._wake()
-            return True
+            return self._wake()
 
     def put_chore(self, chore: Callable[[], None]) -> None:
         """Queue a small task, which runs before all saves; it is dropped if too many are queued.
@@ -120,10 +122,18 @@ class Writer:
             self._chores.clear()
         self.drain(_GRACE)
 
-    def _wake(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._main, name="disk", daemon=True)
-            self._thread.start()
+    def _wake(self) -> bool:
+        """Start the thread if none runs. If that fails, drops the saves and returns False."""
+        if self._thread is not None:
+            return True
+        thread = threading.Thread(target=self._main, name="disk", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system allows no more threads
+            self._saves.clear()
+            return False
+        self._thread = thread
+        return True
 
     def _main(self) -> None:
         while task := self._next():

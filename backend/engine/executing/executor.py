@@ -113,6 +113,8 @@ class Executor:
         if self._model.blas is not None:
             self._model.blas.follow()
         self._times.begin()
+        for number in plan.unread:
+            self.sequences[number].stored = None
         self._entries.evict(plan.evict)
         if plan.features is not None and self._model.media is not None:
             self._model.media.features.shrink(plan.features)
@@ -479,8 +481,11 @@ class Executor:
     def other_memory_events(self) -> list[PlannerEvent]:
         """Report the memory that neither sequences nor entries use, if it has changed."""
         media, disk = self._model.media, self._model.disk
-        waiting = disk.waiting_bytes if disk else 0
-        other = OtherBytes(waiting + self.embedding_bytes, media.features.nbytes if media else 0)
+        other = OtherBytes(
+            self.embedding_bytes + (disk.writing_bytes if disk else 0),
+            features=media.features.nbytes if media else 0,
+            files=disk.read_bytes if disk else 0,
+        )
         if other == self._other:
             return []
         self._other = other

@@ -244,13 +244,15 @@ class Guessed:
 class OtherBytes:
     """Bytes besides the weights that neither sequences nor stored entries hold.
 
-    nbytes: memory that will be free soon: KV on its way to or from the disk, and the working memory
-    of the next batch of texts to embed. features: features of earlier images and sounds, which are
-    evicted when sequences need the memory.
+    nbytes: memory that will be free soon: KV on its way to the disk, and the working memory of the
+    next batch of texts to embed. features: features of earlier images and sounds, which are evicted
+    when sequences need the memory. files: KV that was read from disk for sequences that wait; it is
+    free when they start, or when a plan gives it up.
     """
 
     nbytes: int
     features: int = 0
+    files: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,8 +361,9 @@ class Refusal:
 class StepPlan:
     """One step, in the order in which the executor carries it out.
 
-    features: bytes that features of images and sounds may keep; None means no change. preempt:
-    sequences that lose their KV and start again later. prefill: the passes, each with the sequences
+    features: bytes that features of images and sounds may keep; None means no change. unread:
+    waiting sequences that lose the KV that was read from disk for them. preempt: sequences that
+    lose their KV and start again later. prefill: the passes, each with the sequences
     computed in it. decode: how many sequences decode in each batch, by its number. guess: by batch,
     the maximum number of guesses to check for each sequence; 0 for batches not listed. rows: by
     batch, how many rows its KV may have, with spare ones into which sequences can join; exactly
@@ -369,6 +372,7 @@ class StepPlan:
 
     number: int
     features: int | None = None
+    unread: tuple[int, ...] = ()
     evict: tuple[int, ...] = ()
     preempt: tuple[Leave, ...] = ()
     leave: tuple[Leave, ...] = ()

@@ -78,6 +78,8 @@ class Planner:
         self._steps = 0
         self._batches = 0
         self._other = 0  # bytes that neither sequences nor entries hold, and that will be free soon
+        self._files = 0  # bytes that were read from disk for waiting sequences
+        self._unread: list[int] = []  # sequences that lose these bytes in this step
         self._features = 0  # bytes of features of earlier images and sounds
         self._step_seconds = 0.0  # of the latest decode step
         self._spare_bytes = 0  # of spare rows, after the latest plan
@@ -119,9 +121,11 @@ class Planner:
         guess = self._guess(left)
         rows = self._rows(left, guess)
         leave, self._leaving = self._leaving, []
+        unread, self._unread = self._unread, []
         return StepPlan(
             number=self._steps,
             features=features,
+            unread=tuple(unread),
             evict=self.entries.take_evicted(),
             preempt=tuple(preempt),
             leave=tuple(leave),
@@ -186,8 +190,8 @@ class Planner:
                     one.mask_seconds, one.postponed = seconds, postponed
             case Guessed(rows, longest, width, proposed, right, seconds, behind):
                 self.widths.learn(rows, longest, width, proposed, right, seconds, behind)
-            case OtherBytes(nbytes, features):
-                self._other, self._features = nbytes, features
+            case OtherBytes(nbytes, features, files):
+                self._other, self._features, self._files = nbytes, features, files
             case MemoryShort():
                 self.entries.clear()
 
@@ -204,16 +208,31 @@ class Planner:
 
     @property
     def _room(self) -> int:
-        return self.limits.room - self._other
+        return self.limits.room - self._other - self._files
+
+    def _drop_files(self, starting: SequenceState | None = None) -> None:
+        """Give up the KV that was read from disk for waiting sequences; it is computed instead.
+
+        Only their start would free it, so they could wait for ever. starting: a sequence that keeps
+        its own, because it is about to start.
+        """
+        for one in self.sequences.of("waiting"):
+            if one.on_disk and one is not starting:
+                one.on_disk = 0
+                self._unread.append(one.number)
+        self._files = 0
 
     def _make_room(self) -> tuple[list[Leave], list[Refusal]]:
         """Preempt the newest sequences until the others fit; evict stored entries to make room.
 
-        KV of preempted sequences is stored if there is room for it. The last sequence is not
-        preempted if the only other memory in use will soon be free.
+        KV that was read from disk for waiting sequences preempts nobody. KV of preempted sequences
+        is stored if there is room for it. The last sequence is not preempted if the only other
+        memory in use will soon be free.
         """
         computed: list[tuple[SequenceState, int]] = []
         refused: list[Refusal] = []
+        if self._files and self._used() > self._room:
+            self._drop_files()
         while (used := self._used()) > self._room and (admitted := self.sequences.admitted):
             one = next(reversed(admitted.values()))
             if len(admitted) == 1:
@@ -326,6 +345,8 @@ class Planner:
             if needed > self._room and not (self.sequences.admitted or storing):
                 one.least = 1
                 needed = used + self._charges.newcomer(one, alone=not self.sequences.admitted)
+            if needed > self._room and not (self.sequences.admitted or storing):
+                self._drop_files(one)
             if needed > self._room:
                 if not (self.sequences.admitted or storing):
                     if needed > self.limits.room:

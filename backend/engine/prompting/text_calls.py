@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from backend.engine.errors import Overloaded
+from backend.engine.threads import reserved_threads
 
 _MOST = 64
 
@@ -19,7 +19,7 @@ class TextCalls:
     """Runs the calls on a thread of their own, so that cancelled ones do not delay prompts."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="text")
+        self._thread = reserved_threads(1, "text")
         self._running = 0
 
     async def run(self, work: Callable[[Given], Answer], given: Given) -> Answer:

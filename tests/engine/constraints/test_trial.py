@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, normalizers
 
+from backend.engine.constraints import trial
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.constraints.constraint import words
 from backend.engine.constraints.grammar_limits import MEMORY_KEPT
@@ -130,6 +131,17 @@ def test_an_interrupted_trial_is_repeated() -> None:
     (child,) = set(_children()) - before
     del compiler
     child.wait(60)
+
+
+def test_a_grammar_is_refused_while_the_system_allows_no_more_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trial, "_PROGRAM", "tests.engine.constraints.forkless_trial")
+    compiler = compiler_for(BYTES, ChatFormat.named("hermes"))
+    for _ in range(2):
+        with pytest.raises(Overloaded):
+            compiler.compile(ConstraintSpec("regex", "a+"))
+    compiler.close()
 
 
 def test_a_grammar_that_was_compiled_is_not_tried_again() -> None:

@@ -274,3 +274,18 @@ def test_memory_is_searched_before_the_disk(tmp_path: Path) -> None:
     for path in entries_in(tmp_path):
         path.unlink()
     assert cached(process.ask(prompt)) == 99
+
+
+def test_a_prompt_that_had_to_wait_may_leave_no_room_beside_its_file(tmp_path: Path) -> None:
+    """It could wait for ever: only its start frees the memory that its file was read into."""
+    model, prompt = model_of("full"), words(600)
+    disk = disk_cache(model, tmp_path)
+    saved(disk, model, prompt[:-1])
+    room = kv.cost(model).of(900)
+    rounds = Rounds(engine_model(model, disk=disk, slots=1, memory_limit=room))
+    rounds.submit(1, [1, 2, 3], 5)
+    rounds.submit(2, prompt, 5, stored=disk.find(prompt))
+    rounds.drain()
+    assert disk.read_bytes == 0
+    assert rounds.received[2].tokens == alone(engine_model(model), prompt, 5).tokens
+    assert cached(rounds.received[2]) == 599

@@ -309,5 +309,5 @@ def test_nothing_is_stored_without_room(tmp_path: Path) -> None:
     disk = disk_cache(model, None)
     row = filled(model, words(64))
     disk.save(words(64), row, trimmable=kv.can_trim(row))
-    assert disk.waiting_bytes == 0
+    assert disk.writing_bytes == 0
     assert disk.find([*words(64), 1]) is None

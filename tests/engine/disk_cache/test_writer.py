@@ -24,11 +24,13 @@ from numpy.typing import NDArray
 
 from backend.engine.caching import kv
 from backend.engine.disk_cache import writer as writer_module
+from backend.engine.disk_cache.cache import DiskCache
 from backend.engine.disk_cache.catalogue import Catalogue, Prefix
 from backend.engine.disk_cache.entry_file import Head, remove_forgotten
-from backend.engine.disk_cache.layout import PackedRow, buffers
+from backend.engine.disk_cache.layout import PackedRow, buffers, learn_layout
 from backend.engine.disk_cache.writer import Save, Writer
 from backend.engine.planning.prefix_index import PrefixKey
+from backend.engine.units import MIB
 from tests.engine.disk_cache.rows import (
     IDENTITY,
     PATIENCE,
@@ -159,6 +161,22 @@ def test_the_thread_exists_only_while_there_is_work() -> None:
     writer.close(PATIENCE)
     writer.put_chore(lambda: writer.written.append("too late"))
     assert writer.written == ["zz", "chore"]
+
+
+def test_without_a_thread_nothing_is_kept_in_memory(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model, folder = model_of("full"), tmp_path / "folder"
+    row, layout = filled(model, words(80)), learn_layout(model)
+    assert layout is not None
+    limit: pytest.MonkeyPatch = request.getfixturevalue("no_more_threads")
+    disk = DiskCache(layout, IDENTITY, folder, 64 * MIB, copy=False)
+    disk.save(words(80), row, trimmable=True)
+    assert disk.writing_bytes == 0
+    assert disk.drain(0)
+    limit.undo()
+    saved(disk, model, words(80))
+    assert len(entries_in(folder)) == 1
 
 
 def test_a_writer_without_an_owner_finishes_and_ends() -> None:

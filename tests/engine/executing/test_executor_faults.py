@@ -350,7 +350,7 @@ def test_a_fault_in_a_pass(name: str, message: str) -> None:
 class FakeDisk:
     """Files with the KV that the model computes; with `gone` they cannot be read any more."""
 
-    waiting_bytes = 0
+    writing_bytes = read_bytes = 0
 
     def __init__(self, model: Any, *, gone: bool = False) -> None:
         self._model, self._gone = model, gone

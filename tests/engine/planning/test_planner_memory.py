@@ -87,6 +87,26 @@ def test_bytes_that_will_soon_be_freed_refuse_no_sequence() -> None:
     assert [start.sequence for start in plan.start] == [1]
 
 
+def test_what_was_read_from_disk_is_given_up_before_anyone_is_preempted() -> None:
+    planner = Planner(limits(3000))
+    plan = planner.plan(0.0, [arrived(1, [1] * 1000)])
+    assert [start.sequence for start in plan.start] == [1]
+    waits = replace(arrived(2, [2] * 1000), on_disk=900)
+    plan = planner.plan(0.1, [waits, OtherBytes(0, files=2000)])
+    assert (plan.preempt, plan.start, plan.unread) == ((), (), (2,))
+
+
+def test_a_file_is_given_up_for_the_sequence_that_can_start() -> None:
+    planner = Planner(limits(2000))
+    both = [replace(arrived(number, [number] * 1000), on_disk=900) for number in (1, 2)]
+    plan = planner.plan(0.0, [OtherBytes(0, files=1800), *both])
+    assert plan.unread == (2,)
+    (start,) = plan.start
+    assert start.sequence == 1
+    assert start.source is not None
+    assert start.source.kind == "disk"
+
+
 def test_features_are_dropped_for_a_sequence() -> None:
     planner = Planner(limits(2000))
     plan = planner.plan(0.0, [OtherBytes(0, features=1000), arrived(1, [1] * 1000)])
