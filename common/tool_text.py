@@ -57,6 +57,29 @@ def with_tools_as_text(
     return tuple(rewritten)
 
 
+def in_strict_turns(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages for templates that allow no others: a system message only at the beginning, and
+    between a user's text and the next only the assistant's answer.
+
+    Later system messages become a user's. Consecutive messages of one role are joined, and a user's
+    text after results is joined to the last one.
+    """
+    strict: list[Message] = []
+    for message in messages:
+        role = "system" if message.get("role") == "developer" else message.get("role")
+        if role == "system" and any(other["role"] != "system" for other in strict):
+            role = "user"
+        last = strict[-1] if strict else {"role": ""}
+        answered = role == "user" and last["role"] in _RESULTS
+        alone = role in _RESULTS or last.get("tool_calls")
+        if answered or (role == last["role"] and not alone):
+            content = _joined(_content(last), "\n\n", message)
+            strict[-1] = {**message, **last, "content": content}
+        else:
+            strict.append({**message, "role": role})
+    return tuple(strict)
+
+
 def _as_text(message: Message) -> Message:
     if message.get("role") in _RESULTS:
         opened = _joined("<tool_response>", "\n", message)

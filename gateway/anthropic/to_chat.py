@@ -5,8 +5,8 @@ Anthropic's have no field in chat requests:
 
 - A failed tool result (`is_error`) begins with "Error:", because chat templates show text only.
 - `input_examples` of a tool become `examples` of its schema, which chat templates show.
-- A system message at the end becomes a user message, because the model has to answer it, and chat
-templates allow system messages only at the beginning.
+- A system message after the beginning becomes a user message: many chat templates refuse it there,
+and the model has to answer one at the end. The next turn's prompt then begins with this turn's.
 - The answer continues the last message if it is the assistant's.
 - `thinking: adaptive`, or none at all, leaves it to the model and its settings.
 """
@@ -111,9 +111,7 @@ def _conversation(request: CountTokensRequest) -> Conversation:
         conversation.system(system, "system" if request.system else "messages[0]")
     for index in range(leading, len(turns)):
         place = f"messages[{index}]"
-        if turns[index].role == "system" and index < last:
-            conversation.system(_texts(turns[index], index), place)
-        elif turns[index].role == "assistant":
+        if turns[index].role == "assistant":
             conversation.add(_assistant(turns[index], index), place)
         else:
             _user(conversation, turns[index], place)

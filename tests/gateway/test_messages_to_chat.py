@@ -144,6 +144,13 @@ def test_a_final_system_message_is_answered_like_a_users() -> None:
         assert (last.role, len(last.content or "")) == ("user", 1)
 
 
+def test_a_reminder_stays_where_it_was_in_the_next_turn() -> None:
+    """Claude Code ends its first turn with a system message, and sends it again with every turn."""
+    first = [user("hi"), {"role": "system", "content": "Be brief."}]
+    later = [*first, {"role": "assistant", "content": "Hi."}, user("so?")]
+    assert messages(*later)[:2] == messages(*first)
+
+
 def test_a_final_assistant_message_is_continued() -> None:
     begun = {"role": "assistant", "content": "The"}
     assert translated(user("hi"), begun).chat.continue_final_message

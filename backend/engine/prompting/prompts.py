@@ -31,7 +31,7 @@ from backend.engine.request import (
     TokenPrompt,
 )
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
-from common.tool_text import mentions_calls, with_tools_as_text
+from common.tool_text import in_strict_turns, mentions_calls, with_tools_as_text
 
 if TYPE_CHECKING:
     from backend.engine.prompting.tool_support import ToolSupport
@@ -307,7 +307,7 @@ class PromptBuilder:
                 "Messages",
             )
         try:
-            text = self._opened(self._apply(prompt, arguments))
+            text = self._opened(self._apply_strictly(prompt, arguments))
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequest(
@@ -332,6 +332,21 @@ class PromptBuilder:
                 f"the model's chat template cannot render Messages: {fault}"
             ) from None
         return text
+
+    def _apply_strictly(self, prompt: ChatPrompt, arguments: dict[str, Any]) -> str:
+        """Render the prompt, in stricter turns if the template refuses it as it is."""
+        try:
+            return self._apply(prompt, arguments)
+        except (CostlyTemplate, TemplateSyntaxError):
+            raise
+        except (TemplateError, *_TEMPLATE_FAULTS) as refusal:
+            strict = replace(prompt, messages=in_strict_turns(prompt.messages))
+            if strict.messages == prompt.messages:
+                raise
+            try:
+                return self._apply(strict, arguments)
+            except (TemplateError, *_TEMPLATE_FAULTS):
+                raise refusal from None
 
     def _apply(self, prompt: ChatPrompt, arguments: dict[str, Any]) -> str:
         """Render the prompt without the arguments that a template does not accept.

@@ -1,0 +1,56 @@
+"""Conversations that a template refuses are rendered in the turns that it allows."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend.engine.errors import InvalidRequest
+from tests.engine.prompting.test_tool_support import BARE, HISTORY, _builder, _text
+
+# Qwen3.5 has the first rule, Gemma 3 and Mistral the second, which counts no calls and results.
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}"
+)
+ALTERNATING = (
+    "{% set ns = namespace(at=0) %}{% for m in messages %}{% if m.role == 'user' or (m.role =="
+    " 'assistant' and not m.tool_calls) %}{% if (m.role == 'user') != (ns.at % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% set ns.at = ns.at + 1 %}{% endif %}"
+    "{% endfor %}"
+)
+SYSTEM = {"role": "system", "content": "Be brief."}
+LATE = {"role": "system", "content": "It is late."}
+HI = {"role": "user", "content": "Hi"}
+HELLO = {"role": "assistant", "content": "Hello."}
+SO = {"role": "user", "content": "So?"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "messages", "shown"),
+    [
+        (SYSTEM_FIRST, [SYSTEM, HI, HELLO, LATE, SO], ["Be brief.", "Hi", "Hello.", "late.\n\nSo"]),
+        (SYSTEM_FIRST, [SYSTEM, LATE, HI], ["Be brief.\n\nIt is late.", "Hi"]),
+        (ALTERNATING, [SYSTEM, HI, SO], ["Be brief.", "Hi\n\nSo?"]),
+        (ALTERNATING, [HI, HELLO, HELLO, SO], ["Hi", "Hello.\n\nHello.", "So?"]),
+        (ALTERNATING, [*HISTORY, SO], ["-3°", "\n\nSo?"]),
+        (ALTERNATING + SYSTEM_FIRST, [HI, LATE, HELLO, SO], ["Hi\n\nIt is late.", "Hello.", "So?"]),
+    ],
+)
+def test_a_refused_conversation_is_shown_in_strict_turns(
+    rules: str, messages: list[dict[str, object]], shown: list[str]
+) -> None:
+    text = _text(_builder(rules + BARE), *messages)
+    places = [text.index(words) for words in shown]
+    assert places == sorted(places)
+    assert text.endswith("<|im_start|>assistant\n")
+
+
+def test_a_conversation_that_the_template_takes_is_not_changed() -> None:
+    text = _text(_builder(BARE), HI, LATE, SO)
+    assert "<|im_start|>system\nIt is late.<|im_end|>\n<|im_start|>user\nSo?" in text
+
+
+def test_what_no_turns_help_is_refused_with_the_first_reason() -> None:
+    rules = "{% if messages[0].role == 'user' %}{{ raise_exception(messages | length) }}{% endif %}"
+    with pytest.raises(InvalidRequest, match="refused Messages: 2"):
+        _text(_builder(rules + BARE), HI, SO)
