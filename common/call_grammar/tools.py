@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from common.null_keywords import without_nulls
+
 _COMPOSED = frozenset("$ref allOf anyOf oneOf patternProperties".split())
 _SHARED = ("$defs", "definitions")
-_VALUES = frozenset({"const", "default", "enum", "examples"})  # their members are no schemas
-_NAMED = frozenset({"properties", "patternProperties", "dependentSchemas", *_SHARED})
 _MAX_REFERENCES = 20
 
 
@@ -35,7 +35,7 @@ class CallableTool:
         schema = entry.get("parameters") or {"type": "object", "properties": {}}
         if not isinstance(schema, Mapping) or schema.get("type") not in (None, "object"):
             raise ValueError(f"the parameters of the tool {name!r} are not the schema of an object")
-        whole = {"type": "object", **_without_nulls(schema)}
+        whole = {"type": "object", **without_nulls(schema)}
         if "properties" in whole and not _COMPOSED & whole.keys():
             whole.setdefault("additionalProperties", False)
         return cls(name, whole)
@@ -62,24 +62,6 @@ class CallableTool:
             (key, {**shared, **_as_object(schema)}, key in required)
             for key, schema in properties.items()
         ]
-
-
-def _without_nulls(schema: Any, *, named: bool = False) -> Any:
-    """The schema without keywords that are null, as Go and .NET write those that are not set.
-
-    named: its keys are names and no keywords.
-    """
-    if isinstance(schema, list):
-        return [_without_nulls(inner) for inner in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {
-        key: inner
-        if key in _VALUES and not named
-        else _without_nulls(inner, named=not named and key in _NAMED)
-        for key, inner in schema.items()
-        if inner is not None or (key == "const" and not named)
-    }
 
 
 def _as_object(schema: Any) -> dict[str, Any]:
