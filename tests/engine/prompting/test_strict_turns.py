@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from backend.engine.errors import InvalidRequest
-from tests.engine.prompting.test_tool_support import BARE, HISTORY, _builder, _text
+from tests.engine.prompting.test_tool_support import BARE, CALL, HISTORY, _builder, _text
 
 # Qwen3.5 has the first rule, Gemma 3 and Mistral the second, which counts no calls and results.
 SYSTEM_FIRST = (
@@ -43,6 +45,23 @@ def test_a_refused_conversation_is_shown_in_strict_turns(
     places = [text.index(words) for words in shown]
     assert places == sorted(places)
     assert text.endswith("<|im_start|>assistant\n")
+
+
+def test_calls_get_short_ids_if_the_template_requires_them() -> None:
+    """As the templates of Mistral 7B 0.3 and Mistral Nemo do."""
+    rule = "{% if id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}"
+    shown = rule + "<{{ id }}>"
+    template = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{% set id = c.id %}"
+        f"{shown}{{% endfor %}}{{% if m.tool_call_id %}}{{% set id = m.tool_call_id %}}{shown}"
+        "{% endif %}{% endfor %}"
+    )
+    text = _text(_builder(template), *HISTORY)
+    called, answered = re.findall(r"<(\w+)>", text)
+    assert called == answered
+    assert _text(_builder(template), *HISTORY, HELLO).startswith(text)
+    own = {**HISTORY[1], "tool_calls": [{**CALL, "id": "a1B2c3D4e"}]}
+    assert "<a1B2c3D4e>" in _text(_builder(template), HI, own)
 
 
 def test_a_conversation_that_the_template_takes_is_not_changed() -> None:
