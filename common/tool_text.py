@@ -59,18 +59,18 @@ def with_tools_as_text(
     return tuple(rewritten)
 
 
-def in_strict_turns(messages: Sequence[Message]) -> tuple[Message, ...]:
+def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tuple[Message, ...]:
     """The messages for templates that allow no others: a system message only at the beginning, and
     between a user's text and the next only the assistant's answer.
 
     Later system messages become a user's. Consecutive messages of one role are joined, and a user's
     text after results is joined to the last one. Calls get ids of nine letters and digits, which
-    older templates of Mistral's require.
+    older templates of Mistral's require. system: whether system messages are allowed at all.
     """
     strict: list[Message] = []
     for message in map(_with_short_ids, messages):
         role = "system" if message.get("role") == "developer" else message.get("role")
-        if role == "system" and any(other["role"] != "system" for other in strict):
+        if role == "system" and not (system and all(other["role"] == role for other in strict)):
             role = "user"
         last = strict[-1] if strict else {"role": ""}
         answered = role == "user" and last["role"] in _RESULTS

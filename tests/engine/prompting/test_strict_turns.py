@@ -14,6 +14,10 @@ SYSTEM_FIRST = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}"
 )
+NO_SYSTEM = (  # Gemma 2
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}"
+)
 ALTERNATING = (
     "{% set ns = namespace(at=0) %}{% for m in messages %}{% if m.role == 'user' or (m.role =="
     " 'assistant' and not m.tool_calls) %}{% if (m.role == 'user') != (ns.at % 2 == 0) %}"
@@ -35,6 +39,7 @@ SO = {"role": "user", "content": "So?"}
         (ALTERNATING, [SYSTEM, HI, SO], ["Be brief.", "Hi\n\nSo?"]),
         (ALTERNATING, [HI, HELLO, HELLO, SO], ["Hi", "Hello.\n\nHello.", "So?"]),
         (ALTERNATING, [*HISTORY, SO], ["-3°", "\n\nSo?"]),
+        (NO_SYSTEM, [SYSTEM, HI, HELLO, LATE, SO], ["Be brief.\n\nHi", "Hello.", "late.\n\nSo"]),
         (ALTERNATING + SYSTEM_FIRST, [HI, LATE, HELLO, SO], ["Hi\n\nIt is late.", "Hello.", "So?"]),
     ],
 )
