@@ -6,6 +6,7 @@ message may be text or a list of parts, which may include images and sounds.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ Message = Mapping[str, Any]
 
 _RESULTS = frozenset({"tool", "function"})
 _USERS = _RESULTS | {"user"}
+_SHORT = 9  # characters
 _BEFORE = "You have tools. Each of these lines describes one, with a JSON schema of its arguments:"
 _AFTER = """\
 To use a tool, write a call in exactly this form, with its name and all arguments that it needs:
@@ -55,6 +57,47 @@ def with_tools_as_text(
     if tools:
         _introduce(rewritten, _introduction(tools), "system" if system else "user", lists=lists)
     return tuple(rewritten)
+
+
+def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tuple[Message, ...]:
+    """The messages for templates that allow no others: a system message only at the beginning, and
+    between a user's text and the next only the assistant's answer.
+
+    Later system messages become a user's. Consecutive messages of one role are joined, and a user's
+    text after results is joined to the last one. Calls get ids of nine letters and digits, which
+    older templates of Mistral's require. system: whether system messages are allowed at all.
+    """
+    strict: list[Message] = []
+    for message in map(_with_short_ids, messages):
+        role = "system" if message.get("role") == "developer" else message.get("role")
+        if role == "system" and not (system and all(other["role"] == role for other in strict)):
+            role = "user"
+        last = strict[-1] if strict else {"role": ""}
+        answered = role == "user" and last["role"] in _RESULTS
+        alone = role in _RESULTS or last.get("tool_calls")
+        if answered or (role == last["role"] and not alone):
+            content = _joined(_content(last), "\n\n", message)
+            strict[-1] = {**message, **last, "content": content}
+        else:
+            strict.append({**message, "role": role})
+    return tuple(strict)
+
+
+def _with_short_ids(message: Message) -> Message:
+    """The message with other ids of calls; equal ones stay equal, in every later prompt too."""
+    changed = dict(message)
+    if calls := message.get("tool_calls"):
+        changed["tool_calls"] = [{**call, "id": _short(call.get("id"))} for call in calls]
+    if message.get("tool_call_id"):
+        changed["tool_call_id"] = _short(message["tool_call_id"])
+    return changed
+
+
+def _short(identity: Any) -> str:
+    text = str(identity)
+    if len(text) == _SHORT and text.isascii() and text.isalnum():
+        return text
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_SHORT]
 
 
 def _as_text(message: Message) -> Message:

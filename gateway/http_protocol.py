@@ -15,6 +15,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """Closes a connection whose request line and headers are too long, or take too long."""
 
     _head = 0  # bytes of the head so far
+    _between = 0  # bytes in a row after it that are no body: sizes of chunks, and trailers
     _reading_head = True
     _timer: asyncio.TimerHandle | None = None
 
@@ -32,7 +33,11 @@ class BoundedProtocol(HttpToolsProtocol):
                     f"the headers are longer than {LONGEST_HEAD} bytes",
                 )
                 return
+        self._between += len(data)
         super().data_received(data)
+        if self._between > LONGEST_HEAD and not self._reading_head:
+            sentence = f"the trailers are longer than {LONGEST_HEAD} bytes"
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, sentence)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
@@ -42,8 +47,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._begin_head()
         super().on_message_begin()
 
+    def on_body(self, body: bytes) -> None:
+        self._between = 0
+        super().on_body(body)
+
     def on_headers_complete(self) -> None:
         self._end_head()
+        self._between = 0
         super().on_headers_complete()
 
     def _begin_head(self) -> None:

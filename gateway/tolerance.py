@@ -9,10 +9,10 @@ and what the answer must look like are never repaired.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BeforeValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from gateway import exchange
@@ -28,6 +28,7 @@ _FORMS: tuple[Place, ...] = (
     ("structured_outputs",),
     ("text", "format"),
     ("output_config", "format"),
+    ("output_format",),
 )
 _ALTERNATIVES = frozenset({"logprobs", "top_logprobs", "n_probs"})  # reduced to their maximum
 # Well-behaved clients send these with every request, so `--strict` accepts them as well.
@@ -59,6 +60,17 @@ def tolerable(
     """
     repair = Repair(instead, up, lossless)
     return PydanticCustomError("tolerable", "{sentence}", {"sentence": sentence, "repair": repair})
+
+
+def known(words: Collection[str]) -> BeforeValidator:
+    """Annotates a text that is one of these words; any other is left out."""
+
+    def check(word: Any) -> Any:
+        if isinstance(word, str) and word not in words:
+            raise tolerable(f"{word[:64]} is not served: send one of {', '.join(words)}")
+        return word
+
+    return BeforeValidator(check, json_schema_input_type=str)
 
 
 def checked(body: Any, check: Callable[[Any], Any]) -> Any:
@@ -108,6 +120,8 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
         if not repair.lossless:
             tag = value if repair.up and isinstance(value, str) else ""
             exchange.current().ignore(_name(target) + (f"[{tag}]" if tag else ""))
+    elif value is None and place and isinstance(place[-1], str):
+        _edit(edits, place, DROPPED)  # null means absent; a field that is required is then missing
     elif kind == "int_type" and isinstance(value, float) and value.is_integer():
         _edit(edits, place, int(value))
     elif kind == "less_than_equal" and place[-1] in _ALTERNATIVES:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from common.null_keywords import without_nulls
+
 _COMPOSED = frozenset("$ref allOf anyOf oneOf patternProperties".split())
 _SHARED = ("$defs", "definitions")
 _MAX_REFERENCES = 20
@@ -31,9 +33,9 @@ class CallableTool:
         if not isinstance(name, str) or not name:
             raise ValueError("a tool has no name")
         schema = entry.get("parameters") or {"type": "object", "properties": {}}
-        if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+        if not isinstance(schema, Mapping) or schema.get("type") not in (None, "object"):
             raise ValueError(f"the parameters of the tool {name!r} are not the schema of an object")
-        whole = {"type": "object", **schema}
+        whole = {"type": "object", **without_nulls(schema)}
         if "properties" in whole and not _COMPOSED & whole.keys():
             whole.setdefault("additionalProperties", False)
         return cls(name, whole)

@@ -39,6 +39,9 @@ class Answer:
         self._written: set[type[Content] | type[Reasoning]] = set()
         self._ids: set[str] = set()
         self.calls = 0
+        """Calls that have begun."""
+        self.called = False
+        """Whether a call was completed."""
         self._begun = False
         self._sent = 0  # characters already sent of the open call's arguments
         self._latest = ""
@@ -120,6 +123,7 @@ class Answer:
         if not self._begun:
             self.begin(call.name, call.id)
         self.send(call.arguments[self._sent :])
+        self.called = True
         self.abandon()
 
     def abandon(self) -> None:

@@ -29,6 +29,8 @@ _HEADER_WORDS = re.compile(r"[\w .=-]*")
 _FORMAT = re.compile(r"[a-z]*")
 _QUOTED = re.compile(r"[\w .=<|>-]*")
 _FUNCTIONS = "functions."
+_BEGUN_CALL = re.compile(r"\s*(?:assistant)?\s*to=functions\.[\w. -]*(?:<[|\w]*)?")
+"""The header of a call, before the markup that shows it to be one."""
 _PEOPLE = frozenset({"assistant", "user", "all"})
 
 
@@ -72,7 +74,10 @@ class Harmony:
                     yield from self._call(reading, header.recipient)
         except Cut:
             rest = cursor.rest()
-            if not header.marked or (header.whole and not reading.was_cut()):
+            cut = reading.was_cut()
+            if cut and reading.tools and _BEGUN_CALL.fullmatch(rest):
+                answer.edge()
+            elif not header.marked or (header.whole and not cut):
                 answer.exact(reasoning=False)
                 reading.write(rest, _BODY_ENDS)
         except Unreadable:

@@ -28,6 +28,8 @@ _CDATA_OPEN, _CDATA_CLOSE = "<![CDATA[", "]]>"
 _CDATA_END = re.compile(r"\](?:\](?:>\s*)?)?\Z")
 
 Lines = Literal["kept", "dropped", "paired"]
+_LINES_BEHIND: Mapping[Lines, int] = {"kept": 0, "dropped": 1, "paired": 2}
+"""How many line breaks at the end of a value may turn out not to belong to it."""
 _TYPED_BY = 64  # characters after which a value of undecided type waits for its end
 
 
@@ -56,7 +58,9 @@ class _Value:
         if self._streams_text is None:
             self._decide()
         if self._streams_text:
-            end = len(self._text) - (self._lines != "kept" and self._text.endswith("\n"))
+            end = len(self._text)
+            for _ in range(_LINES_BEHIND[self._lines]):
+                end -= self._text.endswith("\n", 0, end)
             if self._wrapped and (closing := _CDATA_END.search(self._text)):
                 end = closing.start()
             self._put(escaped(self._text[:end]))
@@ -408,7 +412,9 @@ class CallTags:
         while True:
             marker = yield from cursor.inside(self._ends, add)
             if skips_calls and section.inside:
-                pass
+                # If the section is not closed, the value ends here.
+                if (yield from self._ends_text(reading, marker, open_keys)):
+                    value.stop()
             elif skips_calls and marker == self.call:
                 depth += yield from self._is_quoted_call(reading)
                 if depth:

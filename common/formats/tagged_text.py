@@ -141,7 +141,7 @@ class TaggedText:
             opens = marker in syntax.openers or (syntax.by_name and marker in reading.tools)
             if opens and syntax.begins(reading, marker):
                 return (yield from self._calls(reading, syntax, marker))
-            if marker in syntax.closers and reading.answer.fresh and reading.answer.calls:
+            if marker in syntax.closers and reading.answer.fresh and reading.answer.called:
                 return self._edge(reading, marker)
         return False
 

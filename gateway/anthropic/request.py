@@ -12,6 +12,7 @@ from pydantic import Field
 from gateway.anthropic.blocks import Content, SystemContent
 from gateway.openai.base import Request, Strict
 from gateway.openai.refused import MESSAGES
+from gateway.openai.thinking_fields import ReasoningEffort
 from gateway.tagged import OneOf, drop
 
 
@@ -84,7 +85,7 @@ class OutputFormat(Strict):
 class OutputConfig(Strict):
     """The effort, and the format of the answer."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: ReasoningEffort | None = None
     format: OutputFormat | None = None
 
 
@@ -99,6 +100,9 @@ class CountTokensRequest(Request):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = Field(
+        None, description="Older place of output_config.format."
+    )
 
 
 class MessagesRequest(CountTokensRequest):

@@ -5,8 +5,8 @@ Anthropic's have no field in chat requests:
 
 - A failed tool result (`is_error`) begins with "Error:", because chat templates show text only.
 - `input_examples` of a tool become `examples` of its schema, which chat templates show.
-- A system message at the end becomes a user message, because the model has to answer it, and chat
-templates allow system messages only at the beginning.
+- A system message after the beginning becomes a user message: many chat templates refuse it there,
+and the model has to answer one at the end. The next turn's prompt then begins with this turn's.
 - The answer continues the last message if it is the assistant's.
 - `thinking: adaptive`, or none at all, leaves it to the model and its settings.
 """
@@ -35,6 +35,7 @@ from gateway.anthropic.request import (
     Turn,
 )
 from gateway.errors import ApiError, bad_field
+from gateway.openai.sampling_to_wire import agreed
 from gateway.openai.translation import Conversation, Part, Translation, translate
 
 Json = dict[str, Any]
@@ -73,8 +74,12 @@ def chat_request(request: CountTokensRequest) -> Translation:
     if request.messages[-1].role == "assistant":
         _require_begun(conversation.messages[-1], len(request.messages) - 1)
         fields["continue_final_message"] = True
-    if request.output_config is not None:
-        fields |= _output(request.output_config)
+    config = request.output_config or OutputConfig()
+    fields["reasoning_effort"] = config.effort
+    form = agreed(("output_config.format", config.format), ("output_format", request.output_format))
+    if form is not None:
+        schema = {"name": "answer", "schema": form.schema_, "strict": True}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(request, MessagesRequest):
         # With 0 nothing is generated, whatever the other limits are.
         fields["max_tokens"] = max(request.max_tokens, 1)
@@ -106,13 +111,10 @@ def _conversation(request: CountTokensRequest) -> Conversation:
         conversation.system(system, "system" if request.system else "messages[0]")
     for index in range(leading, len(turns)):
         place = f"messages[{index}]"
-        if turns[index].role == "system" and index < last:
-            conversation.system(_texts(turns[index], index), place)
-        elif turns[index].role == "assistant":
+        if turns[index].role == "assistant":
             conversation.add(_assistant(turns[index], index), place)
         else:
             _user(conversation, turns[index], place)
-    conversation.close()
     return conversation
 
 
@@ -208,11 +210,3 @@ def _choice(request: CountTokensRequest) -> Json:
     if choice.disable_parallel_tool_use:
         chosen["parallel_tool_calls"] = False
     return chosen
-
-
-def _output(config: OutputConfig) -> Json:
-    fields: Json = {"reasoning_effort": config.effort}
-    if config.format is not None:
-        form = {"name": "answer", "schema": config.format.schema_, "strict": True}
-        fields["response_format"] = {"type": "json_schema", "json_schema": form}
-    return fields

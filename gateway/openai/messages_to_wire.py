@@ -16,7 +16,7 @@ from typing import Literal
 
 from gateway import images
 from gateway.errors import ApiError, bad_field
-from gateway.openai.messages import CalledFunction, ChatMessage, ContentPart, MediaUrl, ToolCall
+from gateway.openai.messages import ChatMessage, ContentPart, MediaUrl, ToolCall
 from gateway.remote_images import Fetched
 from gateway.settings import GatewaySettings
 from wire import backend_pb2 as pb
@@ -29,6 +29,7 @@ _ASSISTANT = (
 refusal".split()
 )
 _OF_ROLE = dict.fromkeys(_ASSISTANT, "assistant") | {"tool_call_id": "tool"}
+_RESULTS = ("tool", "function")
 _AT_ONCE = 500  # messages
 Kind = Literal["image", "video", "audio"]
 
@@ -38,14 +39,24 @@ class WireMessages:
     """A conversation for the backend.
 
     messages: the list inside the request's protobuf message, because copying a long text takes time
-    and memory. media: for each kind the data URIs, each with the index of its message.
+    and memory. media: for each kind the data URIs, each with the index of its message. results:
+    those of tools' results, which the next user message gets, because templates allow no others.
     """
 
     messages: MutableSequence[pb.Message]
     media: dict[Kind, list[tuple[int, str]]] = field(
         default_factory=lambda: {"image": [], "video": [], "audio": []}
     )
+    results: list[tuple[Kind, str]] = field(default_factory=list)
     fetched: int = 0  # bytes of fetched images and videos
+
+    def give_to_user(self, *, new: bool) -> None:
+        """Attach the media of results to the user message that comes next, or to a new one."""
+        if self.results and new:
+            self.messages.append(pb.Message(role="user"))
+        for kind, content in self.results:
+            self.media[kind].append((len(self.messages) - new, content))
+        self.results.clear()
 
     def count_fetched(self, url: str, content: str, settings: GatewaySettings) -> None:
         """Add to the size of fetched media. Raises ApiError if they are too large together."""
@@ -68,6 +79,8 @@ async def wire_messages(
         if index % _AT_ONCE == _AT_ONCE - 1:
             await asyncio.sleep(0)  # let other tasks run, such as streams
         place = f"messages[{index}]"
+        if message.role not in _RESULTS:
+            found.give_to_user(new=message.role != "user")
         _require_fitting(message, place)
         calls = _calls(message, index)
         names.update((call.id, call.function.name) for call in calls)
@@ -80,6 +93,7 @@ async def wire_messages(
             reasoning_content=message.thought,
             tool_calls=json.dumps([_call(call) for call in calls]) if calls else "",
         )
+    found.give_to_user(new=True)
     return found
 
 
@@ -108,7 +122,7 @@ def _require_fitting(message: ChatMessage, place: str) -> None:
                 f"{place}.{name}",
                 f"{place}.{name} belongs to the role {role}, not to {message.role}: leave it out",
             )
-    if message.content is None and message.role in ("system", "developer", "user", "tool"):
+    if message.content is None and message.role in ("system", "developer", "user"):
         raise bad_field(
             f"{place}.content", f"{place}.content is missing: send a text or a list of parts"
         )
@@ -143,11 +157,14 @@ async def _part(
         return str(value)
     if part.type == "file":
         raise _refused(place, "files are not read; send their text")
-    if message.role != "user":
-        raise _refused(place, f"only messages of the role user have media, not {message.role}")
+    if message.role not in ("user", *_RESULTS):
+        raise _refused(place, f"messages of the role {message.role} have no media")
     try:
         kind, content = await _medium(part, found, settings)
-        found.media[kind].append((len(found.messages), content))
+        if message.role == "user":
+            found.media[kind].append((len(found.messages), content))
+        else:
+            found.results.append((kind, content))
     except ApiError as error:
         where = f"{place}.{part.field}"
         raise replace(error, message=f"{where}: {error.message}", param=where) from None
@@ -200,16 +217,10 @@ def _legacy_id(name: str) -> str:
 
 
 def _call(call: ToolCall) -> dict[str, object]:
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.function.name, "arguments": _arguments(call.function)},
-    }
-
-
-def _arguments(function: CalledFunction) -> str:
-    given = function.arguments
-    return given if isinstance(given, str) else json.dumps(given)
+    given = call.function.arguments
+    arguments = given if isinstance(given, str) else json.dumps(given)
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _refused(place: str, instead: str) -> ApiError:

@@ -59,7 +59,7 @@ INFILL: Mapping[str, Refused] = {
 _ELSEWHERE = ("json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
 MESSAGES: Mapping[str, Refused] = {
     **dict.fromkeys(
-        ("output_format", "response_format", "grammar", "structured_outputs", *_ELSEWHERE),
+        ("response_format", "grammar", "structured_outputs", *_ELSEWHERE),
         Refused("send output_config.format"),
     ),
     "stop": Refused("send stop_sequences"),

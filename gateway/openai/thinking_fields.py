@@ -5,23 +5,18 @@ Servers use different names, so there are several for each.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from gateway.openai.base import Strict
-from gateway.tolerance import tolerable
+from gateway.tolerance import known
 
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+_Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+ReasoningEffort = Annotated[_Effort, known(get_args(_Effort))]
 Budget = Annotated[int | None, Field(ge=-1, le=100_000_000)]
 _SWITCH = {"enabled": True, "disabled": False, "adaptive": None, "auto": None}
 BUDGETS = ("thinking_budget", "reasoning_budget", "thinking_budget_tokens", "thinking_token_budget")
-
-
-def _known_switch(word: str) -> str:
-    if word not in _SWITCH:
-        raise tolerable(f"{word[:64]} is not served: send one of {', '.join(_SWITCH)}")
-    return word
 
 
 class Reasoning(Strict):
@@ -36,7 +31,7 @@ class Reasoning(Strict):
 class Thinking(Strict):
     """Anthropic's object, as LiteLLM, DeepSeek and GLM accept it for chats too."""
 
-    type: Annotated[str, AfterValidator(_known_switch)] | None = Field(
+    type: Annotated[str, known(_SWITCH)] | None = Field(
         None, description="`enabled` or `disabled`: enable_thinking."
     )
     budget_tokens: Budget = Field(None, description="Another place of thinking_budget.")

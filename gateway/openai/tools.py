@@ -54,7 +54,9 @@ class AllowedTools(Strict):
     """Which of the tools may be called, and whether one must be."""
 
     mode: Literal["auto", "required"]
-    tools: list[NamedTool] = Field(min_length=1)
+    tools: list[Annotated[NamedTool, OneOf("an allowed tool", otherwise=drop)]] = Field(
+        min_length=1
+    )
 
 
 class ToolChoiceObject(Strict):

@@ -22,16 +22,11 @@ Part = tuple[Json, str]  # a part of a chat message's content, and where it came
 
 
 class Conversation:
-    """Chat messages so far, each with the path in the client's body that it came from.
-
-    Images in a tool's result are attached to the user message that follows it, because chat
-    requests allow images only from users.
-    """
+    """Chat messages so far, each with the path in the client's body that it came from."""
 
     def __init__(self) -> None:
         self.messages: list[Json] = []
         self.places: dict[str, str] = {}
-        self._images: list[Part] = []
 
     def system(self, texts: Sequence[str], place: str) -> None:
         """One system message of several texts: many templates allow one, at the beginning."""
@@ -39,37 +34,24 @@ class Conversation:
 
     def user(self, parts: Sequence[Part], place: str) -> None:
         """A user message with text and image parts."""
-        self.turn("user", [*self._take_images(), *parts], place)
-
-    def turn(self, role: str, parts: Sequence[Part], place: str) -> None:
-        """A message with parts, of any role."""
-        path = f"messages[{len(self.messages)}]"
-        for at, (_, origin) in enumerate(parts):
-            self.places[f"{path}.content[{at}]"] = origin
-        content: str | list[Json] = [part for part, _ in parts]
-        self.add({"role": role, "content": content or ""}, place)
+        self.add({"role": "user", "content": self._content(parts)}, place)
 
     def result(self, call_id: str, parts: Sequence[Part], place: str, before: str = "") -> None:
         """The result of a call; its text begins with `before`."""
         texts = [part["text"] for part, _ in parts if part["type"] == "text"]
-        images = self._take_images()
-        message = {"role": "tool", "tool_call_id": call_id, "content": before + "\n".join(texts)}
-        self.add(message, place)
-        self._images = images + [(part, at) for part, at in parts if part["type"] != "text"]
+        content: str | list[Json] = before + "\n".join(texts)
+        if images := [(part, at) for part, at in parts if part["type"] != "text"]:
+            content = self._content([({"type": "text", "text": content}, place), *images])
+        self.add({"role": "tool", "tool_call_id": call_id, "content": content}, place)
 
     def add(self, message: Json, place: str) -> None:
-        self.close()
         self.places[f"messages[{len(self.messages)}]"] = place
         self.messages.append(message)
 
-    def close(self) -> None:
-        """Add a user message for the remaining images, before another role's message."""
-        if images := self._take_images():
-            self.turn("user", images, images[0][1])
-
-    def _take_images(self) -> list[Part]:
-        images, self._images = self._images, []
-        return images
+    def _content(self, parts: Sequence[Part]) -> str | list[Json]:
+        for at, (_, origin) in enumerate(parts):
+            self.places[f"messages[{len(self.messages)}].content[{at}]"] = origin
+        return [part for part, _ in parts] or ""
 
 
 @dataclass(frozen=True, slots=True)

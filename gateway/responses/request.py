@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import Field
 
 from gateway.openai.base import Request, Strict
 from gateway.openai.refused import RESPONSES
@@ -18,7 +18,7 @@ from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS
 from gateway.openai.thinking_fields import Budget, ReasoningEffort
 from gateway.responses.items import Input
 from gateway.tagged import OneOf, drop, rather
-from gateway.tolerance import tolerable
+from gateway.tolerance import known
 
 
 def _flat(nested: dict[str, Any]) -> dict[str, Any] | None:
@@ -111,7 +111,9 @@ class ChooseAmong(Strict):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[AllowedFunction] = Field(min_length=1)
+    tools: list[Annotated[AllowedFunction, OneOf("an allowed tool", otherwise=drop)]] = Field(
+        min_length=1
+    )
 
 
 ToolChoice = Annotated[
@@ -155,24 +157,12 @@ class ReasoningConfig(Strict):
     max_tokens: Budget = Field(None, description="Maximum tokens of reasoning; not OpenAI's.")
 
 
-def _known(wanted: str) -> str:
-    if wanted not in _INCLUDED:
-        raise tolerable(f"{wanted[:64]} is not served: send one of {', '.join(_INCLUDED)}")
-    return wanted
-
-
-def _not_shortened(value: Any) -> Any:
-    if value == "auto":
-        raise tolerable("prompts are not shortened: send disabled, and less input")
-    return value
-
-
 _INCLUDED = (
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
     "message.input_image.image_url",
 )
-Includable = Annotated[str, AfterValidator(_known)]
+Includable = Annotated[str, known(_INCLUDED)]
 _TOLD = "Only repeated in the response."
 _Key = Annotated[str, Field(max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
@@ -193,7 +183,7 @@ class PromptRequest(Request):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    truncation: Annotated[Literal["disabled"] | None, BeforeValidator(_not_shortened)] = None
+    truncation: Annotated[Literal["disabled"] | None, known(("disabled",))] = None
 
 
 class ResponsesRequest(PromptRequest):

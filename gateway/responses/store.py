@@ -53,24 +53,29 @@ class Store:
         # The least recently used first: the size and the time of the last use of each.
         self._kept: OrderedDict[str, tuple[Stored, int, float]] = OrderedDict()
         self._holders: dict[str, dict[str, None]] = {}  # the responses that contain each item
-        self._sizes: dict[str, int] = {}  # for each item, which many conversations may share
+        # By id, for an item that conversations share; clients may give others the same id.
+        self._sizes: dict[str, tuple[Json, int]] = {}
         self._bytes = 0
 
     def put(self, stored: Stored) -> None:
         """Store it and remove others if there is no room; one that can never fit is not stored."""
         items = stored.conversation()
-        sizes = {item["id"]: self._sizes.get(item["id"]) or _size(item) for item in items}
-        size = sum(sizes.values())
+        sizes = list(map(self._size_of, items))
+        size = sum(sizes)
         if size > self._most_bytes or not self._seconds:
             return
         name = stored.response["id"]
         self._kept[name] = (stored, size, self._clock())
         self._bytes += size
-        for item in items:
+        for item, item_size in zip(items, sizes, strict=True):
             self._holders.setdefault(item["id"], {})[name] = None
-        self._sizes |= sizes
+            self._sizes[item["id"]] = item, item_size
         while len(self._kept) > self._most or self._bytes > self._most_bytes:
             self._drop(next(iter(self._kept)))
+
+    def _size_of(self, item: Json) -> int:
+        known, size = self._sizes.get(item["id"], (None, 0))
+        return size if known is item else _size(item)
 
     def forget_old(self) -> None:
         """Remove responses that have not been used for too long."""

@@ -124,7 +124,6 @@ def _conversation(
         conversation.system(system, items[0][1] if request.instructions is None else "instructions")
     for item, place in items[leading:]:
         _add(conversation, item, place)
-    conversation.close()
     return conversation
 
 

@@ -245,3 +245,14 @@ def test_a_string_of_any_form_is_shown_as_it_is_written(name: str) -> None:
             assert len(behind.partition("<")[0]) - len(streamed) <= 1, shown
     ((_, whole),) = _calls_with_parts(name, text)[-1:]
     assert "four" in json.dumps(json.loads(whole))
+
+
+def test_a_stream_drops_no_marker_after_a_broken_call_that_a_whole_answer_keeps() -> None:
+    text = (
+        '<|open|>tools<|sep|><|open|>call tool="ferry_times" index="1"<|open|>json type="x"<|sep|>'
+        '{"harbour": "Ærø"}<|close|>json<|sep|><|close|>response<|sep|><|close|>tools<|sep|>'
+    )
+    kimi = ChatFormat.named("kimi_k3")
+    events = stream(kimi, [text], tools=TOOLS, partial=True)
+    whole = parse_chat(text, kimi, tools=TOOLS)
+    assert message_of(events).content == whole.content != ""

@@ -279,8 +279,9 @@ async def test_a_templates_own_refusal_reaches_the_client(tmp_path: Path) -> Non
     )
     async with _engine(model) as engine:
         turn = {"role": "user", "content": "Hi"}
+        turns = (turn, {"role": "assistant", "content": "Hello"}, turn)
         with pytest.raises(InvalidRequest, match="roles must alternate"):
-            await _all(engine, GenerationRequest("1", ChatPrompt((turn, turn))))
+            await _all(engine, GenerationRequest("1", ChatPrompt(turns)))
 
 
 async def test_there_is_exactly_one_bos_token(tmp_path: Path) -> None:

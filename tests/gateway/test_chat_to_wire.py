@@ -529,6 +529,44 @@ def test_a_result_gets_the_name_of_its_function() -> None:
     assert translated({"messages": turns})[0].Messages[2].name == "f"
 
 
+PNG = "data:image/png;base64,iVBORw0KGgo="
+
+
+@pytest.mark.parametrize(
+    ("after", "roles", "indices"),
+    [
+        ([], ["user", "assistant", "tool", "tool", "user"], [4, 4]),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": PNG}]}],
+            ["user", "assistant", "tool", "tool", "user"],
+            [4, 4, 4],
+        ),
+        (
+            [{"role": "assistant", "content": "A cat."}, *user_message("And?")],
+            ["user", "assistant", "tool", "tool", "user", "assistant", "user"],
+            [4, 4],
+        ),
+    ],
+)
+def test_images_of_results_are_shown_in_a_user_message(
+    after: list[dict[str, Any]], roles: list[str], indices: list[int]
+) -> None:
+    calls = [{"id": name, "function": {"name": "look", "arguments": "{}"}} for name in "ab"]
+    seen = [{"type": "text", "text": "seen"}, {"type": "image_url", "image_url": {"url": PNG}}]
+    results = [{"role": "tool", "tool_call_id": name, "content": seen} for name in "ab"]
+    asked = {"role": "assistant", "content": "", "tool_calls": calls}
+    (options,) = translated({"messages": [*user_message("x"), asked, *results, *after]})
+    assert [message.role for message in options.Messages] == roles
+    assert [message.content for message in options.Messages[2:4]] == ["seen", "seen"]
+    assert json.loads(options.Metadata["mlx.image_messages"]) == indices
+    assert list(options.Images) == [PNG] * len(indices)
+
+
+def test_a_result_without_content_is_empty() -> None:
+    turn = {"role": "tool", "tool_call_id": "7", "content": None}
+    assert translated({"messages": [*user_message("x"), turn]})[0].Messages[1].content == ""
+
+
 @pytest.mark.parametrize(
     "thought",
     [

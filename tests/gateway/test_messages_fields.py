@@ -30,6 +30,7 @@ HONOURED: dict[str, Any] = {
     "tool_choice": {"type": "any"},
     "thinking": {"type": "disabled"},
     "output_config": {"effort": "low"},
+    "output_format": {"type": "json_schema", "schema": {}},
     "stop_sequences": ["END"],
     "temperature": 0.5,
     "top_p": 0.5,
@@ -51,7 +52,6 @@ LEFT_OUT: dict[str, Any] = {
     "fallbacks": ["other"],
 }
 REFUSED: dict[str, Any] = {
-    "output_format": {"type": "json_schema", "schema": {}},
     "response_format": {"type": "json_object"},
     "stop": "END",
 }

@@ -65,28 +65,19 @@ def test_an_assistants_blocks_become_one_message() -> None:
     assert told[3]["content"] == [text("So?")]
 
 
-def test_images_in_results_are_moved_to_the_following_user_message() -> None:
-    calls: list[Json] = [
-        {"type": "tool_use", "id": name, "name": "look", "input": {}} for name in ("t1", "t2")
-    ]
+def test_images_in_results_stay_beside_their_text() -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
     image = {"type": "image", "source": PNG}
-    results = [
-        {"type": "tool_result", "tool_use_id": "t1", "content": [text("one"), image]},
-        {"type": "tool_result", "tool_use_id": "t2", "content": "two"},
-    ]
-    turns = (user("hi"), {"role": "assistant", "content": calls})
-    for said, shown in (([], 1), ([text("So?")], 2)):
-        told = translated(*turns, user([*results, *said]))
-        roles = [message.role for message in told.chat.messages]
-        assert roles == ["user", "assistant", "tool", "tool", "user"]
-        content = told.chat.messages[-1].content
-        assert isinstance(content, list)
-        assert len(content) == shown
-        assert content[0].type == "image_url"
-        error = ApiError(
-            400, "messages[4].content[0].image_url is bad", param="messages[4].content[0]"
-        )
-        assert told.named(error).param == "messages[2].content[0].content[1]"
+    inner = [text("one"), image, text("two")]
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": inner, "is_error": True}
+    told = translated(user("hi"), {"role": "assistant", "content": [call]}, user([result]))
+    content = told.chat.messages[2].content
+    assert isinstance(content, list)
+    assert content[0].text == "Error: one\ntwo"
+    assert content[1].type == "image_url"
+    param = "messages[2].content[1].image_url"
+    error = told.named(ApiError(400, f"{param} is bad", param=param))
+    assert error.param == "messages[2].content[0].content[1]"
 
 
 def test_an_image_becomes_a_data_uri_and_an_error_names_its_block() -> None:
@@ -153,6 +144,13 @@ def test_a_final_system_message_is_answered_like_a_users() -> None:
         assert (last.role, len(last.content or "")) == ("user", 1)
 
 
+def test_a_reminder_stays_where_it_was_in_the_next_turn() -> None:
+    """Claude Code ends its first turn with a system message, and sends it again with every turn."""
+    first = [user("hi"), {"role": "system", "content": "Be brief."}]
+    later = [*first, {"role": "assistant", "content": "Hi."}, user("so?")]
+    assert messages(*later)[:2] == messages(*first)
+
+
 def test_a_final_assistant_message_is_continued() -> None:
     begun = {"role": "assistant", "content": "The"}
     assert translated(user("hi"), begun).chat.continue_final_message
@@ -207,3 +205,19 @@ def test_errors_name_a_path_of_the_body(
     with pytest.raises(ValidationError) as caught:
         MessagesRequest.model_validate(body)
     assert caught.value.errors()[0]["loc"] == place
+
+
+def test_the_format_may_be_in_its_older_place() -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    new, old = (
+        translated(user("hi"), output_config={"format": form}),
+        translated(user("hi"), output_format=form),
+    )
+    assert old.chat == new.chat
+    assert old.chat.response_format is not None
+    both = translated(user("hi"), output_format=form, output_config={"format": form})
+    assert both.chat == new.chat
+    other = form | {"schema": {"type": "array"}}
+    with pytest.raises(ApiError) as caught:
+        translated(user("hi"), output_format=other, output_config={"format": form})
+    assert caught.value.param == "output_format"

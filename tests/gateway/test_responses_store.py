@@ -60,6 +60,18 @@ def test_bytes_are_limited_and_released() -> None:
     assert kept(store, "c", "d", "huge") == [True, True, False]
 
 
+def test_items_with_the_same_id_are_all_counted() -> None:
+    """Clients choose the ids of the items that they send."""
+    store = Store(most_bytes=30_000)
+    short, long = ({"id": "msg_1", "text": "x" * count} for count in (1, 10_000))
+    store.put(Stored({"id": "a", "output": []}, (), (short,)))
+    store.put(Stored({"id": "b", "output": []}, (), (long, dict(long), dict(long))))
+    assert kept(store, "a", "b") == [True, False]
+    for name in "cdef":
+        store.put(Stored({"id": name, "output": []}, (), (dict(long),)))
+    assert kept(store, *"cdef") == [False, False, True, True]
+
+
 def test_an_item_exists_as_long_as_a_response_that_contains_it() -> None:
     store = Store(most=2)
     store.put(stored("a"))

@@ -140,7 +140,8 @@ def test_images_and_their_positions() -> None:
     error = converted.named(ApiError(400, "bad", param="messages[0].content[1].image_url"))
     assert error.param == "input[0].content[1]"
     shown = messages([message_item("user", "hi"), CALL, RESULT | {"output": [image]}])
-    assert [message["role"] for message in shown] == ["user", "assistant", "tool", "user"]
+    assert [message["role"] for message in shown] == ["user", "assistant", "tool"]
+    assert [part["type"] for part in shown[2]["content"]] == ["text", "image_url"]
 
 
 def test_tools_sampling_and_form() -> None:

@@ -69,6 +69,34 @@ async def test_a_long_body_does_not_count_as_head() -> None:
     assert found.startswith(b"HTTP/1.1 200 ")
 
 
+CHUNKED = HEAD.replace(b"GET", b"POST") + b"transfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begun", "more"),
+    [(b"0\r\n", b"x-a: b\r\n"), (b"0\r\nx-a: ", b"a"), (b"1;x=", b"a")],
+    ids=["lines", "a line", "a chunk"],
+)
+async def test_endless_trailers_are_refused(begun: bytes, more: bytes) -> None:
+    """Limits of bodies and checks of keys see nothing of what comes after a body."""
+    async with listening() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(CHUNKED.replace(b"transfer", b"expect: 100-continue\r\ntransfer"))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
+        writer.write(begun + more * (LONGEST_HEAD // len(more) + 1))
+        found = await reader.read()
+        writer.close()
+    assert found.startswith(b"HTTP/1.1 431 ")
+
+
+async def test_many_chunks_and_short_trailers_are_taken() -> None:
+    async with listening() as port:
+        chunks, end = b"1\r\na\r\n" * LONGEST_HEAD, b"0\r\nx-a: b\r\n\r\n"
+        closing = CHUNKED.replace(b"transfer", b"connection: close\r\ntransfer")
+        found = await answer_to(port, closing + chunks, end)
+    assert found.startswith(b"HTTP/1.1 200 ")
+
+
 @pytest.mark.parametrize("begun", [b"", HEAD], ids=["nothing", "half a head"])
 async def test_a_stalled_connection_is_closed(
     begun: bytes, monkeypatch: pytest.MonkeyPatch

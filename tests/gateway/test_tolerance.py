@@ -333,6 +333,41 @@ def test_strict_mode_names_the_fields_it_refuses(
     assert answer.json()["error"]["param"] == param
 
 
+SHELL = {"type": "function", "name": "shell", "parameters": {"type": "object"}}
+ALLOWED = {
+    "type": "allowed_tools",
+    "mode": "auto",
+    "tools": [{"type": "function", "name": "shell"}, {"type": "web_search"}],
+}
+SIGNED = {"type": "thinking", "thinking": "A file.", "signature": None}
+RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ignored"),
+    [
+        (CHAT, {"reasoning_effort": "ultra"}, "reasoning_effort"),
+        (CHAT, {"reasoning": {"effort": ""}}, "reasoning.effort"),
+        (MESSAGES, {"output_config": {"effort": "ultra"}}, "output_config.effort"),
+        (RESPONSES, {"reasoning": {"effort": "ultra"}}, "reasoning.effort"),
+        ("/api/chat", {"think": "ultra"}, "think"),
+        ("/api/chat", {"messages": [{"role": "user", "content": None, "images": None}]}, None),
+        ("/api/generate", {"system": None, "template": None, "suffix": None}, None),
+        (MESSAGES, {"messages": [*HI, {"role": "assistant", "content": [SIGNED]}, *HI]}, None),
+        (MESSAGES, {"messages": [*HI, {"role": "user", "content": [RESULT]}]}, None),
+        (RESPONSES, {"tools": [SHELL], "tool_choice": ALLOWED}, "tool_choice.tools[][web_search]"),
+    ],
+)
+def test_an_unknown_word_is_left_out_and_null_means_absent(
+    gateway: GatewayProcess, path: str, body: dict[str, Any], ignored: str | None
+) -> None:
+    question = {"messages": HI} if path == "/api/chat" else {"prompt": "Hi"}
+    short = SHORT.get(path, {"options": {"num_predict": 4}, **question})
+    answer = gateway.client.post(path, json={"model": "tiny", **short, **body, "stream": False})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get("x-ignored-fields") == ignored
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -381,6 +416,11 @@ def parsed(**fields: Any) -> ChatCompletionRequest:
     return ChatCompletionRequest.model_validate({"model": "m", "messages": HI, **fields})
 
 
+def _called(arguments: Any, **fields: Any) -> dict[str, Any]:
+    call = {"function": {"name": "read", "arguments": arguments}, **fields}
+    return {"messages": [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}]}
+
+
 @pytest.mark.parametrize(
     ("sent", "means"),
     [
@@ -395,6 +435,7 @@ def parsed(**fields: Any) -> ChatCompletionRequest:
             },
         ),
         ({"max_tokens": 1024.0, "seed": 5.0}, {"max_tokens": 1024, "seed": 5}),
+        (_called(id=None, type=None, arguments=None), _called(id="", arguments="")),
     ],
 )
 def test_the_same_value_in_another_form_is_not_listed(

@@ -9,6 +9,7 @@ from typing import Any
 
 from backend.engine.constraints.json_places import Pointer, line_and_column, place_of, too_deep
 from backend.engine.errors import InvalidRequest
+from common.null_keywords import without_nulls
 
 MAX_DEPTH = 60
 
@@ -73,7 +74,7 @@ def read_schema(text: str) -> dict[str, Any]:
         schema = {}
     if not isinstance(schema, dict):
         raise InvalidRequest("the JSON schema must be a JSON object")
-    return enforceable(schema, text)
+    return enforceable(without_nulls(schema), text)
 
 
 def enforceable(schema: Mapping[str, Any], text: str = "") -> dict[str, Any]:

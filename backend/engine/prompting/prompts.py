@@ -9,6 +9,7 @@ import logging
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,7 @@ from backend.engine.request import (
     TokenPrompt,
 )
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
-from common.tool_text import mentions_calls, with_tools_as_text
+from common.tool_text import in_strict_turns, mentions_calls, with_tools_as_text
 
 if TYPE_CHECKING:
     from backend.engine.prompting.tool_support import ToolSupport
@@ -285,8 +286,11 @@ class PromptBuilder:
                 other = self._media.surrounded(other, items)
             yield shared_text(text, other.replace(_END, ""))
 
-    def render(self, prompt: ChatPrompt) -> str:
-        """The chat template's text for these messages. Raises InvalidRequest."""
+    def render(self, prompt: ChatPrompt, *, changes: bool = True) -> str:
+        """The chat template's text for these messages. Raises InvalidRequest.
+
+        changes: whether messages that the template refuses are rendered in other turns.
+        """
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest(
                 "Messages cannot be used with this model: it has no chat template; send Prompt",
@@ -307,7 +311,8 @@ class PromptBuilder:
                 "Messages",
             )
         try:
-            text = self._opened(self._apply(prompt, arguments))
+            apply = self._apply_strictly if changes else self._apply
+            text = self._opened(apply(prompt, arguments))
             text.encode()
         except UnicodeEncodeError:
             raise InvalidRequest(
@@ -332,6 +337,22 @@ class PromptBuilder:
                 f"the model's chat template cannot render Messages: {fault}"
             ) from None
         return text
+
+    def _apply_strictly(self, prompt: ChatPrompt, arguments: dict[str, Any]) -> str:
+        """Render the prompt, in stricter turns if the template refuses it as it is."""
+        try:
+            return self._apply(prompt, arguments)
+        except (CostlyTemplate, TemplateSyntaxError):
+            raise
+        except (TemplateError, *_TEMPLATE_FAULTS) as refusal:
+            tried = [prompt.messages]
+            for system in (True, False):
+                strict = in_strict_turns(prompt.messages, system=system)
+                if strict not in tried:
+                    tried.append(strict)
+                    with suppress(TemplateError, *_TEMPLATE_FAULTS):
+                        return self._apply(replace(prompt, messages=strict), arguments)
+            raise refusal from None
 
     def _apply(self, prompt: ChatPrompt, arguments: dict[str, Any]) -> str:
         """Render the prompt without the arguments that a template does not accept.
@@ -382,7 +403,7 @@ class PromptBuilder:
         try:
             if self._media is not None:
                 messages, _ = self._media.attach(messages, Attachments(), ())
-            return self.render(ChatPrompt(messages, tools))
+            return self.render(ChatPrompt(messages, tools), changes=False)
         except (CostlyPrompt, BrokenTemplate):
             raise
         except InvalidRequest:

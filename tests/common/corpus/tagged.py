@@ -190,6 +190,11 @@ MINIMAX = [
     Case("no block", _M2[20:-21], calls=[A_FERRY]),
     Case("no end of the block", _M2[:-21], calls=[A_FERRY]),
     Case("no end of a parameter", _M2.replace("</parameter>", ""), calls=[A_FERRY]),
+    Case(
+        "no end of a parameter, whose value ends with line breaks",
+        _M2.replace("Ærø</parameter>", "\nÆrø\n\n"),
+        calls=[("ferry_times", {"harbour": "Ærø\n"})],
+    ),
     Case("cut", _M2[:70], cut=True),
     Case("prose", "Say <invoke> or so.", "Say <invoke> or so."),
     Case("no tools", _M2, _M2, tools=[]),
@@ -206,6 +211,11 @@ MINICPM = [
         '<function name="save_note"><param name="text">'
         "<![CDATA[<b>\n]] & </param>]]></param></function>",
         calls=[("save_note", {"text": "<b>\n]] & </param>"})],
+    ),
+    Case(
+        "wrapped text without an end",
+        '<function name="save_note"><param name="text"><![CDATA[<b> </param>]></param></function>',
+        calls=[("save_note", {"text": "<b> </param>]>"})],
     ),
     Case("reasoning", f"<think>\nSo.\n</think>\n{_CPM}", "", "So.", [A_FERRY]),
     Case("no end", _CPM.removesuffix("</function>"), calls=[A_FERRY]),

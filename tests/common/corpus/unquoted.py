@@ -305,6 +305,8 @@ HARMONY = [
     Case("reasoning, answer", f"{_THOUGHT}<|channel|>final<|message|>Hm.", "Hm.", "So."),
     Case("reasoning, call", _THOUGHT + _TO_FERRY, "", "So.", [A_FERRY]),
     Case("recipient first", _THOUGHT + _TO_TIDE + "<|call|>", "", "So.", [A_TIDE]),
+    Case("a recipient cut", " to=functions.tide_n", cut=True),
+    Case("cut after a recipient", " to=functions.tide_now<|chan", cut=True),
     Case("two", f"{_TO_FERRY}<|call|><|start|>assistant{_TO_TIDE}", calls=[A_FERRY, A_TIDE]),
     Case(
         "preamble",

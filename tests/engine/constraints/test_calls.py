@@ -131,6 +131,36 @@ def test_every_family_s_calls_are_parsed_back(name: str, tokenizer: ByteTokenize
     assert called == {"ferry_times", "ferry", "tide_now"}
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen3_xml", "mistral", "pythonic"])
+def test_keywords_that_are_null_count_as_absent(name: str) -> None:
+    """Programs in Go and .NET write null for a list or an object that was not set."""
+    harbour = {"type": "string", "enum": None, "items": None, "anyOf": None}
+    nothing = {"const": None, "enum": None, "title": None}
+    parameters = {
+        "type": None,
+        "properties": {"harbour": harbour, "enum": {"type": "boolean", "enum": None}, "x": nothing},
+        "required": ["harbour", "enum", "x"],
+        "$defs": None,
+        "additionalProperties": None,
+    }
+    bare = {"type": "object", "properties": None, "required": None}
+    tools = tuple(
+        {"type": "function", "function": {"name": tool, "parameters": schema}}
+        for tool, schema in (("ferry", parameters), ("tide_now", bare))
+    )
+    tokenizer = byte_tokenizer()
+    chat_format = ChatFormat.named(name)
+    for tool in tools:
+        spec = ConstraintSpec("calls", tools=(tool,), parallel=False)
+        constraint = compiler_for(tokenizer, chat_format).compile(spec)
+        text = byte_walk(tokenizer, 1, CLOSERS.get(name, "}")).text(constraint)
+        (call,) = parse_chat(text, chat_format, tools=tools).tool_calls
+        if tool is tools[0]:
+            found = json.loads(call.arguments)
+            assert found.keys() == {"harbour", "enum", "x"}
+            assert found["x"] is None
+
+
 def test_every_name_of_a_format_has_a_grammar() -> None:
     assert set(FAMILIES) == set(TOOLS) - {"plain", "none"}
 

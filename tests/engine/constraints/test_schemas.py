@@ -15,6 +15,7 @@ import pytest
 from backend.engine.constraints import masks
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.constraints.constraint import words
+from backend.engine.constraints.schema import read_schema
 from backend.engine.constraints.spec import ConstraintSpec, spec_of_grammar
 from backend.engine.errors import InvalidRequest
 from common.chat_format import ChatFormat
@@ -118,6 +119,14 @@ def test_keywords_that_require_nothing_are_accepted() -> None:
     schema = {"type": "array", "items": {"const": 1}, "uniqueItems": False, "title": "x", "x-y": 1}
     constraint = COMPILER.compile(ConstraintSpec("json_schema", json.dumps(schema)))
     assert json.loads(byte_walk(BYTES, 1).text(constraint)) in ([1] * n for n in range(3000))
+
+
+def test_keywords_that_are_null_are_absent() -> None:
+    unset = '"required": null, "enum": null, "not": null, "$defs": null, "title": null'
+    schema = f'{{"type": "object", "properties": {{"a": {{"type": null, {unset}}}}}, {unset}}}'
+    assert read_schema(schema) == read_schema('{"type": "object", "properties": {"a": {}}}')
+    kept = '{"properties": {"const": {"const": null, "default": null}}}'
+    assert read_schema(kept)["properties"]["const"]["const"] is None
 
 
 def test_which_texts_are_schemas() -> None:

@@ -1,0 +1,24 @@
+"""JSON schemas with null for what is not set, as programs in Go, Java and .NET serialise them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_VALUES = frozenset({"const", "default", "enum", "examples"})  # their members are no schemas
+_NAMED = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
+
+
+def without_nulls(schema: Any, *, named: bool = False) -> Any:
+    """The schema without keywords that are null. named: its keys are names and no keywords."""
+    if isinstance(schema, list):
+        return [without_nulls(inner) for inner in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: inner
+        if key in _VALUES and not named
+        else without_nulls(inner, named=not named and key in _NAMED)
+        for key, inner in schema.items()
+        if inner is not None or (key == "const" and not named)
+    }

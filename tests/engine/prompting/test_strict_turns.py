@@ -1,0 +1,80 @@
+"""Conversations that a template refuses are rendered in the turns that it allows."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from backend.engine.errors import InvalidRequest
+from tests.engine.prompting.test_tool_support import BARE, CALL, HISTORY, _builder, _text
+
+# Qwen3.5 has the first rule, Gemma 3 and Mistral the second, which counts no calls and results.
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}"
+)
+NO_SYSTEM = (  # Gemma 2
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}"
+)
+ALTERNATING = (
+    "{% set ns = namespace(at=0) %}{% for m in messages %}{% if m.role == 'user' or (m.role =="
+    " 'assistant' and not m.tool_calls) %}{% if (m.role == 'user') != (ns.at % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% set ns.at = ns.at + 1 %}{% endif %}"
+    "{% endfor %}"
+)
+SYSTEM = {"role": "system", "content": "Be brief."}
+LATE = {"role": "system", "content": "It is late."}
+HI = {"role": "user", "content": "Hi"}
+HELLO = {"role": "assistant", "content": "Hello."}
+SO = {"role": "user", "content": "So?"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "messages", "shown"),
+    [
+        (SYSTEM_FIRST, [SYSTEM, HI, HELLO, LATE, SO], ["Be brief.", "Hi", "Hello.", "late.\n\nSo"]),
+        (SYSTEM_FIRST, [SYSTEM, LATE, HI], ["Be brief.\n\nIt is late.", "Hi"]),
+        (ALTERNATING, [SYSTEM, HI, SO], ["Be brief.", "Hi\n\nSo?"]),
+        (ALTERNATING, [HI, HELLO, HELLO, SO], ["Hi", "Hello.\n\nHello.", "So?"]),
+        (ALTERNATING, [*HISTORY, SO], ["-3°", "\n\nSo?"]),
+        (NO_SYSTEM, [SYSTEM, HI, HELLO, LATE, SO], ["Be brief.\n\nHi", "Hello.", "late.\n\nSo"]),
+        (ALTERNATING + SYSTEM_FIRST, [HI, LATE, HELLO, SO], ["Hi\n\nIt is late.", "Hello.", "So?"]),
+    ],
+)
+def test_a_refused_conversation_is_shown_in_strict_turns(
+    rules: str, messages: list[dict[str, object]], shown: list[str]
+) -> None:
+    text = _text(_builder(rules + BARE), *messages)
+    places = [text.index(words) for words in shown]
+    assert places == sorted(places)
+    assert text.endswith("<|im_start|>assistant\n")
+
+
+def test_calls_get_short_ids_if_the_template_requires_them() -> None:
+    """As the templates of Mistral 7B 0.3 and Mistral Nemo do."""
+    rule = "{% if id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}"
+    shown = rule + "<{{ id }}>"
+    template = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{% set id = c.id %}"
+        f"{shown}{{% endfor %}}{{% if m.tool_call_id %}}{{% set id = m.tool_call_id %}}{shown}"
+        "{% endif %}{% endfor %}"
+    )
+    text = _text(_builder(template), *HISTORY)
+    called, answered = re.findall(r"<(\w+)>", text)
+    assert called == answered
+    assert _text(_builder(template), *HISTORY, HELLO).startswith(text)
+    own = {**HISTORY[1], "tool_calls": [{**CALL, "id": "a1B2c3D4e"}]}
+    assert "<a1B2c3D4e>" in _text(_builder(template), HI, own)
+
+
+def test_a_conversation_that_the_template_takes_is_not_changed() -> None:
+    text = _text(_builder(BARE), HI, LATE, SO)
+    assert "<|im_start|>system\nIt is late.<|im_end|>\n<|im_start|>user\nSo?" in text
+
+
+def test_what_no_turns_help_is_refused_with_the_first_reason() -> None:
+    rules = "{% if messages[0].role == 'user' %}{{ raise_exception(messages | length) }}{% endif %}"
+    with pytest.raises(InvalidRequest, match="refused Messages: 2"):
+        _text(_builder(rules + BARE), HI, SO)
