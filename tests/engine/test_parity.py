@@ -31,7 +31,7 @@ from tests.long import TEST_LONG
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("small_grammars")]
 SCHEDULES = {"full": 90, "window": 40, "hybrid": 40, "recurrent": 40}
 if not TEST_LONG:
-    SCHEDULES = {kind: count // 4 for kind, count in SCHEDULES.items()}
+    SCHEDULES = {kind: count // 6 for kind, count in SCHEDULES.items()}
 ROUNDS = 40
 MOST_ROWS = 10
 LONGEST = 256  # tokens of a prompt and its answer: the smallest unit in which KV is counted
