@@ -279,12 +279,12 @@ async def test_a_later_prompt_starts_from_what_one_row_stored_on_disk(tmp_path: 
     path = write_family(tmp_path / "qwen3_5", "qwen3_5")
     kept = {"prompt_cache_dir": str(tmp_path / "kept")}
     async with seeing(path, **kept) as engine:
-        first = await answer_to(engine, _TEXT.request(disk=DiskUse(answer=True)))
+        first = await answer_to(engine, _TEXT.request(48, disk=DiskUse(answer=True)))
         await engine.free()
     second = _TEXT.then(first.text)
     async with seeing(path, prompt_cache_mib=0, **kept) as engine:
         answer = await answer_to(engine, second.request())
-    assert answer.cached_tokens >= TOKENS
+    assert answer.cached_tokens >= 48
     assert answer.tokens == PlainPasses(path).chooses(*second.plain, answer.tokens)
 
 
