@@ -18,7 +18,6 @@ from common.formats import families
 from common.formats.reading import FinishReason
 from tests.common.chat_replay import parse_every_split, plain, splits
 from tests.common.corpus import TOOLS
-from tests.long import TEST_LONG
 
 FORMATS = sorted({id(grammar): name for name, grammar in families.TOOLS.items()}.values())
 WORDS = [
@@ -52,7 +51,6 @@ WORDS = [
 ]
 
 
-EXAMPLES = 60 if TEST_LONG else 30  # of each format
 TAIL = "<|im_start|>assistant\n"
 
 
@@ -71,7 +69,7 @@ def letters(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=60)
 def test_any_markers_in_any_order(name: str, data: st.DataObject) -> None:
     format_ = ChatFormat.named(name)
     text = data.draw(pieces_of(format_))
@@ -84,7 +82,7 @@ def test_any_markers_in_any_order(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=60)
 def test_every_word_occurs_exactly_once(name: str, data: st.DataObject) -> None:
     """Numbered words, in any markup and even in its tags, come out once: as text or in a call."""
     format_ = ChatFormat.named(name)
@@ -102,7 +100,7 @@ def test_every_word_occurs_exactly_once(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[")))
-@settings(max_examples=EXAMPLES // 2)
+@settings(max_examples=30)
 def test_a_continued_text_is_not_changed(name: str, text: str) -> None:
     for pieces in splits(text, count=1):
         assert gone_on(ChatFormat.named(name), "It is", pieces) == ChatMessage(content=text)
@@ -110,7 +108,7 @@ def test_a_continued_text_is_not_changed(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
-@settings(max_examples=EXAMPLES)
+@settings(max_examples=60)
 def test_a_continuation_is_parsed_as_a_part_of_the_whole(name: str, data: st.DataObject) -> None:
     """However the text is cut in two, the second half gives what the whole gives at its end."""
     format_ = ChatFormat.named(name)
@@ -139,7 +137,7 @@ def gone_on(
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[")))
-@settings(max_examples=EXAMPLES // 2)
+@settings(max_examples=30)
 def test_text_without_markers_is_the_answer(name: str, text: str) -> None:
     message = parse_every_split(ChatFormat.named(name), text, tools=TOOLS, count=1)
     assert message.content.strip() == text.strip()
