@@ -22,7 +22,7 @@ from tests.engine.loads import at_once
 from tests.engine.rounds import Rounds, engine_model
 from tests.long import TEST_LONG
 
-TOKENS = 48 if TEST_LONG else 28  # of an answer; the windows have 24
+TOKENS = 48 if TEST_LONG else 20  # of an answer; the windows have 24
 _WORDS = range(1, 100)
 _CLOSE = 1e-3  # relative to the range of the logits: another order of summation
 _OPENING = 4  # tokens of a prompt that open the answer

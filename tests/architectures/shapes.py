@@ -211,6 +211,7 @@ _OTHER: dict[str, dict[str, Any]] = {
         "index_head_dim": 32,
         "index_topk": 64,
         "candidate_topk_blocks": 64,
+        "hc_sinkhorn_iters": 4,
     },
     "exaone4": {"sliding_window_pattern": "LG", "rope_scaling": None},
     "exaone_moe": {"is_moe_layer": [False, True, True, True]},

@@ -7,8 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx.utils import tree_map
-from mlx_lm import load, stream_generate
+from mlx_lm import load
 
 from demo import default_model, gguf_to_mlx
 
@@ -19,11 +18,9 @@ def directory() -> Path:
 
 
 @pytest.fixture(scope="module")
-def loaded(directory: Path) -> tuple[Any, Any]:
-    model, tokenizer, *_ = load(str(directory))
-    # float16 is the slow type of a CPU.
-    model.update(tree_map(lambda weight: weight.astype(mx.float32), model.parameters()))
-    return model, tokenizer
+def tokenizer(directory: Path) -> Any:
+    """As mlx-lm loads it with the model."""
+    return load(str(directory), lazy=True)[1]
 
 
 def content(directory: Path, name: str) -> dict[str, Any]:
@@ -58,29 +55,19 @@ def test_weights_are_dense_float16_with_tied_embeddings(directory: Path) -> None
     assert weights["model.embed_tokens.weight"].shape == (49152, 576)
 
 
-def test_both_end_tokens_stop_an_answer(directory: Path, loaded: tuple[Any, Any]) -> None:
+def test_both_end_tokens_stop_an_answer(directory: Path, tokenizer: Any) -> None:
     assert content(directory, "generation_config.json")["eos_token_id"] == [2, 0]
-    assert loaded[1].eos_token_ids == {0, 2}
+    assert tokenizer.eos_token_ids == {0, 2}
 
 
-def test_it_knows_the_capital_of_france(loaded: tuple[Any, Any]) -> None:
-    model, tokenizer = loaded
-    question = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True)
-    pieces = [piece.text for piece in stream_generate(model, tokenizer, prompt, max_tokens=20)]
-    assert "".join(pieces) == "The capital of France is Paris."
-
-
-def test_special_tokens_are_single_ids(loaded: tuple[Any, Any]) -> None:
-    tokenizer = loaded[1]
+def test_special_tokens_are_single_ids(tokenizer: Any) -> None:
     assert tokenizer.encode("<|im_start|>user\nHi<|im_end|>", add_special_tokens=False) == [
         *(1, 4093, 198, 26843, 2),
     ]
     assert tokenizer.decode([1, 26843, 2], skip_special_tokens=True) == "Hi"
 
 
-def test_digits_are_single_tokens(loaded: tuple[Any, Any]) -> None:
-    tokenizer = loaded[1]
+def test_digits_are_single_tokens(tokenizer: Any) -> None:
     tokens = [tokenizer.decode([token]) for token in tokenizer.encode("in 2024,")]
     assert tokens == ["in", " ", "2", "0", "2", "4", ","]
 
@@ -96,13 +83,12 @@ def test_digits_are_single_tokens(loaded: tuple[Any, Any]) -> None:
         "\x00\x7f\u200b",
     ],
 )
-def test_text_survives_the_round_trip(loaded: tuple[Any, Any], text: str) -> None:
-    tokenizer = loaded[1]
+def test_text_survives_the_round_trip(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_the_chat_template_renders_turns_and_a_default_system(loaded: tuple[Any, Any]) -> None:
-    rendered = loaded[1].apply_chat_template(
+def test_the_chat_template_renders_turns_and_a_default_system(tokenizer: Any) -> None:
+    rendered = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hi"}], add_generation_prompt=True, tokenize=False
     )
     assert rendered.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")

@@ -37,6 +37,8 @@ def main() -> None:
         _say(event="done", path=_fetch(**request))
     except BaseException as error:  # any error must be reported to the parent
         _say(event="error", **_described(error))
+    _remove_partial()
+    os._exit(0)  # the parent waits, and the end of an interpreter with these libraries takes long
 
 
 def _fetch(repository: str, revision: str, patterns: list[str], cache: str) -> str:
@@ -151,10 +153,14 @@ def _end_with_stdin() -> None:
     sys.stdin.buffer.read()
     _ending.set()
     for _ in range(2):  # again, for a file that was just being opened
-        for path in _partial:
-            path.unlink(missing_ok=True)
+        _remove_partial()
         time.sleep(_OPENING_SECONDS)
     os._exit(1)
+
+
+def _remove_partial() -> None:
+    for path in _partial:
+        path.unlink(missing_ok=True)
 
 
 def _say(**message: Any) -> None:

@@ -15,8 +15,7 @@ from tests.engine.rounds import Rounds, engine_model
 from tests.long import TEST_LONG
 
 pytestmark = pytest.mark.usefixtures("guesses_always")
-COUNT = 12 if TEST_LONG else 6
-LENGTH = 40
+COUNT, LENGTH = (12, 40) if TEST_LONG else (5, 24)
 GUESSERS: dict[str, list[Callable[[], Guesser]]] = {
     "lookup": [LookupGuesser],
     "model": [model_guesser],

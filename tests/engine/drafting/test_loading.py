@@ -1,77 +1,48 @@
-"""A draft model is found by the names that hosts use; one that fails to load changes nothing."""
+"""A draft model that fails to load changes nothing."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from backend.engine.drafting.reference import resolve_draft
 from backend.engine.engine import Engine
 from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
 from backend.engine.load_request import LoadRequest
-from backend.engine.loading.model_reference import HubModel, LocalModel
 from tests.engine.drafting.tiny import MODELS
 from tests.engine.kv_models import COMPRESSED
 from tests.engine.loading_models import write_model
 from tests.engine.random_models import CONFIGS
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 TEXT = str(MODELS / "tiny_text")
 DRAFT = str(MODELS / "tiny_draft")
 
 
-@pytest.mark.parametrize(
-    ("draft", "models", "repository", "revision"),
-    [
-        ("/models/org/name", "/models", "org/name", ""),
-        ("/models/org/name@v2", "/models/", "org/name", "v2"),
-        ("/models/https:/huggingface.co/org/name", "/models", "org/name", ""),
-        ("/models/hf:/org/name", "/models", "org/name", ""),
-        ("org/name", "/models", "org/name", ""),
-        ("https://huggingface.co/org/name", "", "org/name", ""),
-    ],
-)
-def test_a_repository_is_found_under_the_models_folder(
-    draft: str, models: str, repository: str, revision: str
-) -> None:
-    place = resolve_draft(draft, models)
-    assert isinstance(place, HubModel)
-    assert (place.repository, place.revision) == (repository, revision)
-
-
-def test_an_existing_folder_is_used(tmp_path: Path) -> None:
-    folder = tmp_path / "org" / "name"
-    folder.mkdir(parents=True)
-    assert resolve_draft(str(folder), str(tmp_path)) == LocalModel(folder, "org/name")
-    assert resolve_draft("org/name", str(tmp_path)) == LocalModel(folder, "org/name")
-    assert resolve_draft(str(folder), "/elsewhere") == LocalModel(folder, "name")
-
-
-@pytest.mark.parametrize(
-    ("draft", "models"), [("/elsewhere/name", "/models"), ("/models", "/models"), ("/name", "")]
-)
-def test_a_missing_folder_elsewhere_is_named_in_the_error(draft: str, models: str) -> None:
-    with pytest.raises(ModelNotFound) as caught:
-        resolve_draft(draft, models)
-    assert "/" not in str(caught.value)
-
-
-async def _refusal(request: LoadRequest) -> str:
-    """The message of a load that fails beside a loaded model, which stays in service."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def serving() -> AsyncIterator[Engine]:
+    """An engine with a model, which loads that fail leave in service."""
     engine = Engine()
     engine.start()
     try:
         await engine.load(LoadRequest("first", TEXT))
-        with pytest.raises(EngineError) as caught:
-            await engine.load(request)
-        assert isinstance(caught.value, ModelRejected | ModelNotFound | InvalidRequest)
-        assert engine.require_model().name == "first"
-        assert await engine.tokenize("Hello")
-        return str(caught.value)
+        yield engine
     finally:
         await engine.stop(10)
+
+
+async def _refusal(serving: Engine, request: LoadRequest) -> str:
+    """The message of a load that fails."""
+    with pytest.raises(EngineError) as caught:
+        await serving.load(request)
+    assert isinstance(caught.value, ModelRejected | ModelNotFound | InvalidRequest)
+    assert serving.require_model().name == "first"
+    assert await serving.tokenize("Hello")
+    return str(caught.value)
 
 
 def _load(**fields: Any) -> LoadRequest:
@@ -90,22 +61,22 @@ async def test_its_weights_are_reported_with_the_models() -> None:
         await engine.stop(10)
 
 
-async def test_a_missing_draft_model_is_refused() -> None:
-    message = await _refusal(_load(draft_model=str(MODELS / "none")))
+async def test_a_missing_draft_model_is_refused(serving: Engine) -> None:
+    message = await _refusal(serving, _load(draft_model=str(MODELS / "none")))
     assert message.startswith("DraftModel: model 'none' is neither")
 
 
-async def test_a_draft_model_of_another_family_is_refused(tmp_path: Path) -> None:
+async def test_a_draft_model_of_another_family_is_refused(tmp_path: Path, serving: Engine) -> None:
     other = write_model(tmp_path / "other")
-    message = await _refusal(_load(draft_model=str(other)))
+    message = await _refusal(serving, _load(draft_model=str(other)))
     assert message.startswith(
         "DraftModel: model 'other' cannot draft for 'tiny', because their tokenizers differ: "
     )
 
 
-async def test_a_draft_model_that_does_not_load_is_refused(tmp_path: Path) -> None:
+async def test_a_draft_model_that_does_not_load_is_refused(tmp_path: Path, serving: Engine) -> None:
     (tmp_path / "half").mkdir()
-    message = await _refusal(_load(draft_model=str(tmp_path / "half")))
+    message = await _refusal(serving, _load(draft_model=str(tmp_path / "half")))
     assert message == "DraftModel: model 'half' cannot be loaded: the folder is empty"
 
 
@@ -125,12 +96,12 @@ async def test_a_draft_model_that_does_not_load_is_refused(tmp_path: Path) -> No
     ],
 )
 async def test_a_drafter_of_an_unknown_form_is_refused_as_one(
-    tmp_path: Path, config: dict[str, Any]
+    tmp_path: Path, config: dict[str, Any], serving: Engine
 ) -> None:
     drafter = write_model(tmp_path / "drafter")
     written = json.loads((drafter / "config.json").read_text())
     (drafter / "config.json").write_text(json.dumps(written | config))
-    message = await _refusal(_load(draft_model=str(drafter)))
+    message = await _refusal(serving, _load(draft_model=str(drafter)))
     assert message.startswith("DraftModel: model 'drafter' cannot be loaded: it is a drafter (")
     assert "this version does not support its kind" in message
 
@@ -162,10 +133,12 @@ async def test_a_model_with_a_window_or_a_state_can_undo_guesses(
         await engine.stop(10)
 
 
-async def test_a_draft_model_that_cannot_undo_guesses_is_refused(tmp_path: Path) -> None:
+async def test_a_draft_model_that_cannot_undo_guesses_is_refused(
+    tmp_path: Path, serving: Engine
+) -> None:
     plain = write_model(tmp_path / "plain")
     window = write_model(tmp_path / "window", **WINDOW)
-    message = await _refusal(_load(model_file=str(plain), draft_model=str(window)))
+    message = await _refusal(serving, _load(model_file=str(plain), draft_model=str(window)))
     assert message.startswith("DraftModel: model 'window' cannot be loaded: it cannot undo")
 
 
@@ -177,16 +150,16 @@ async def test_a_draft_model_that_cannot_undo_guesses_is_refused(tmp_path: Path)
     ],
 )
 async def test_a_model_that_cannot_undo_guesses_is_refused(
-    tmp_path: Path, wish: dict[str, Any], named: str
+    tmp_path: Path, wish: dict[str, Any], named: str, serving: Engine
 ) -> None:
     compressed = write_model(tmp_path / "compressed", **COMPRESSED)
-    message = await _refusal(_load(model_file=str(compressed), **wish))
+    message = await _refusal(serving, _load(model_file=str(compressed), **wish))
     assert message.startswith(f"{named}, but model 'tiny' cannot undo a wrong guess")
 
 
-async def test_model_and_draft_model_share_the_memory_limit() -> None:
+async def test_model_and_draft_model_share_the_memory_limit(serving: Engine) -> None:
     """2.9 MiB of weights fit into 3 MiB, and 0.5 MiB more do not."""
     settings = {"memory_limit_mib": 3, "prompt_cache_mib": 0}
-    message = await _refusal(_load(draft_model=DRAFT, settings=settings))
+    message = await _refusal(serving, _load(draft_model=DRAFT, settings=settings))
     assert "it and the model take" in message
     assert "MLX may use 3 MiB" in message

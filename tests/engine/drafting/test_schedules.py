@@ -2,7 +2,7 @@
 
 The schedules are those of `test_parity`: rows join and leave, are preempted, constrained,
 penalised. For each row a random number of guesses is made, of which a random number is right.
-`make test` plays four schedules with each model, `make test-long` forty; GUESS_SCHEDULES sets
+`make test` plays two schedules with each model, `make test-long` forty; GUESS_SCHEDULES sets
 another number.
 """
 
@@ -31,7 +31,9 @@ from tests.engine.test_parity import check_schedule
 from tests.long import TEST_LONG
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("small_grammars")]
+# Of the first four schedules, the last two have the most guesses.
 SCHEDULES = int(os.environ.get("GUESS_SCHEDULES", "40" if TEST_LONG else "4"))
+SEEDS = range(0 if SCHEDULES > 4 else 2, SCHEDULES)
 KINDS = (
     "attention",
     "window",
@@ -106,7 +108,7 @@ def test_every_row_gets_the_same_tokens_as_without_guesses(
     holes = kv.can_leave_holes(network)
     assert holes is (kind not in VLM_ARCHITECTURES and kind != "convolved attention")
     plain = engine_model(network, slots=8)
-    for seed in range(SCHEDULES):
+    for seed in SEEDS:
         seer = Seer(seed)
         drafting = Drafting(6, lambda seer=seer: [seer], holes=holes)  # type: ignore[misc]
         model = engine_model(network, slots=8, drafting=drafting)
@@ -115,5 +117,5 @@ def test_every_row_gets_the_same_tokens_as_without_guesses(
         except BaseException as fault:
             fault.add_note(f"seed {seed}")
             raise
-    assert recorded["right"] > 10 * SCHEDULES
-    assert recorded["wrong"] > 10 * SCHEDULES
+    assert recorded["right"] > 10 * len(SEEDS)
+    assert recorded["wrong"] > 10 * len(SEEDS)

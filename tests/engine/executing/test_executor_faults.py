@@ -47,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("small_grammars")
 DEFECT = "injected"
 NO_MEMORY = "[malloc] Unable to allocate 123456 bytes."
 CALLS = (0, 1, 4)  # of an action that fail, each in a course of its own
-STRIDE = 1 if TEST_LONG else 3  # of the steps or tokens after which something happens
+STRIDE = 1 if TEST_LONG else 4  # of the steps or tokens after which something happens
 
 
 def spread(count: int, salt: int) -> list[int]:
@@ -259,9 +259,9 @@ def check(rounds: Rounds, kind: str, *, most: int) -> None:
     for number in rounds.received.keys() - failed:
         same(rounds.received[number], alone(kind, number))
     assert_nothing_is_left(rounds)
-    submit(rounds, 1, 101)
+    submit(rounds, 7, 101)
     rounds.drain(2000)
-    same(rounds.received[101], alone(kind, 1))
+    same(rounds.received[101], alone(kind, 7))
 
 
 def same(received: Received, expected: Received) -> None:
