@@ -93,20 +93,45 @@ def faulty(way: str) -> Iterator[Faulty]:
         process.close()
 
 
-def a_load_with_a_waiting_caller_goes_on() -> None:
+Scenario = Callable[[], None]
+_scenarios: dict[str, Scenario] = {}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[dict[str, Future[None]]]:
+    """The scenarios run side by side, because they wait for seconds and compute little."""
+    with ThreadPoolExecutor(len(_scenarios)) as pool:
+        yield {name: pool.submit(scenario) for name, scenario in _scenarios.items()}
+
+
+def beside(scenario: Scenario) -> Callable[[dict[str, Future[None]]], None]:
+    """The test that a scenario succeeds, which runs beside the others of this file."""
+    name = scenario.__name__
+    _scenarios[name] = scenario
+
+    def test(running: dict[str, Future[None]]) -> None:
+        running[name].result()
+
+    return test
+
+
+@beside
+def test_a_load_with_a_waiting_caller_goes_on() -> None:
     with faulty("slow-load") as backend:
         backend.go_wrong()
         backend.load()
         next(backend.stream())
 
 
-def an_idle_process_goes_on() -> None:
+@beside
+def test_an_idle_process_goes_on() -> None:
     with faulty("released") as backend:
         time.sleep(PAST_BOTH)  # what is tested is that time passes
         next(backend.stream())
 
 
-def a_process_that_was_stopped_goes_on() -> None:
+@beside
+def test_a_process_that_was_stopped_goes_on() -> None:
     with faulty("released") as backend:
         stream = backend.stream()
         backend.process.signal(signal.SIGSTOP)
@@ -116,7 +141,8 @@ def a_process_that_was_stopped_goes_on() -> None:
             next(stream)
 
 
-def a_process_with_slow_steps_goes_on() -> None:
+@beside
+def test_a_process_with_slow_steps_goes_on() -> None:
     with faulty("slow") as backend:
         stream = backend.stream()
         backend.go_wrong()
@@ -124,7 +150,8 @@ def a_process_with_slow_steps_goes_on() -> None:
             next(stream)
 
 
-def a_step_that_hangs_ends_the_calls_and_the_process() -> None:
+@beside
+def test_a_step_that_hangs_ends_the_calls_and_the_process() -> None:
     with faulty("released") as backend:
         health: Any = health_pb2_grpc.HealthStub(backend.channel)
         served = health.Watch(health_pb2.HealthCheckRequest(service=SERVICE), timeout=WAIT)
@@ -149,7 +176,8 @@ def a_step_that_hangs_ends_the_calls_and_the_process() -> None:
         assert line == f'level=error event=exit cause="{cause}"'
 
 
-def callers_that_wait_for_a_command_get_an_error_too() -> None:
+@beside
+def test_callers_that_wait_for_a_command_get_an_error_too() -> None:
     with faulty("released") as backend:
         stream = backend.stream()
         backend.go_wrong()
@@ -161,7 +189,8 @@ def callers_that_wait_for_a_command_get_an_error_too() -> None:
         assert backend.ended()[0] == 1
 
 
-def a_step_that_hangs_holding_the_interpreters_lock_ends_the_process() -> None:
+@beside
+def test_a_step_that_hangs_holding_the_interpreters_lock_ends_the_process() -> None:
     with faulty("held") as backend:
         stream = backend.stream()
         backend.go_wrong()
@@ -171,7 +200,8 @@ def a_step_that_hangs_holding_the_interpreters_lock_ends_the_process() -> None:
         assert "the engine hangs: decode step of 1 sequence has not ended" in line
 
 
-def an_engine_thread_that_is_stopped_from_outside_ends_the_process() -> None:
+@beside
+def test_an_engine_thread_that_is_stopped_from_outside_ends_the_process() -> None:
     if sys.platform != "linux":
         pytest.skip("only Linux stops one thread of a process")
     with faulty("slow") as backend:
@@ -188,7 +218,8 @@ def an_engine_thread_that_is_stopped_from_outside_ends_the_process() -> None:
         assert "the engine hangs: " in line
 
 
-def an_abandoned_load_may_not_hang() -> None:
+@beside
+def test_an_abandoned_load_may_not_hang() -> None:
     with faulty("hung-load") as backend:
         backend.go_wrong()
         failure = failure_of(lambda: backend.load(timeout=LIMIT))
@@ -198,7 +229,8 @@ def an_abandoned_load_may_not_hang() -> None:
         assert f"command Load has not ended within {LIMIT} s" in line
 
 
-def a_hanging_step_is_noticed_while_a_load_is_queued_behind_it() -> None:
+@beside
+def test_a_hanging_step_is_noticed_while_a_load_is_queued_behind_it() -> None:
     with faulty("released") as backend:
         stream = backend.stream()
         backend.go_wrong()
@@ -210,31 +242,3 @@ def a_hanging_step_is_noticed_while_a_load_is_queued_behind_it() -> None:
         assert code == 1
         assert "the engine hangs: " in line
         assert "command Load" not in line
-
-
-SCENARIOS: tuple[Callable[[], None], ...] = (
-    a_process_that_was_stopped_goes_on,
-    a_process_with_slow_steps_goes_on,
-    an_idle_process_goes_on,
-    a_load_with_a_waiting_caller_goes_on,
-    a_step_that_hangs_ends_the_calls_and_the_process,
-    callers_that_wait_for_a_command_get_an_error_too,
-    a_step_that_hangs_holding_the_interpreters_lock_ends_the_process,
-    an_engine_thread_that_is_stopped_from_outside_ends_the_process,
-    an_abandoned_load_may_not_hang,
-    a_hanging_step_is_noticed_while_a_load_is_queued_behind_it,
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def running() -> Iterator[dict[Callable[[], None], Future[None]]]:
-    """Run the scenarios side by side, because they wait for seconds and compute little."""
-    with ThreadPoolExecutor(len(SCENARIOS)) as pool:
-        yield {scenario: pool.submit(scenario) for scenario in SCENARIOS}
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
-def test_hanging(
-    scenario: Callable[[], None], running: dict[Callable[[], None], Future[None]]
-) -> None:
-    running[scenario].result()

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from backend.engine import scheduler
 from backend.engine.planning.guess_width import GuessWidth
-from tests.taking_turns import taking_turns
-
-
-@pytest.fixture(scope="module", autouse=True)
-def turns() -> Iterator[None]:
-    """MLX computes within this process."""
-    with taking_turns():
-        yield
 
 
 @pytest.fixture

@@ -201,12 +201,12 @@ def test_an_internal_error_leaves_its_traceback_in_the_log(
 
 
 def test_a_call_that_is_gone_when_something_is_sent_in_it_counts_as_cancelled(
-    running: Running, engine: FakeEngine, told: pytest.LogCaptureFixture
+    running: Running, engine: FakeEngine, captured: pytest.LogCaptureFixture
 ) -> None:
     """gRPC raises this error if the client has just reset the call."""
     engine.fault = grpc.aio.InternalError("Failed grpc_call_start_batch: 8")
     failure_of(lambda: running.stub.Predict(predict_options()))
     running.close_calls()
-    (line,) = call_lines(told)
+    (line,) = call_lines(captured)
     assert line["status"] == "CANCELLED"
     assert "traceback" not in line
