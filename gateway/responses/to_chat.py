@@ -12,7 +12,7 @@ from typing import Any
 
 from gateway import exchange
 from gateway.errors import bad_field
-from gateway.openai.translation import Conversation, Part, Translation, translate
+from gateway.openai.translation import Conversation, Translation, translate
 from gateway.responses.items import (
     AnyPart,
     CustomCall,
@@ -129,9 +129,10 @@ def _conversation(
 
 def _add(conversation: Conversation, item: Item, place: str) -> None:
     if isinstance(item, FunctionCallOutput):
-        conversation.result(item.call_id, _parts(item.output, f"{place}.output"), place)
+        result = {"role": "tool", "tool_call_id": item.call_id, "content": _parts(item.output)}
+        conversation.add(result, place, "output")
     elif isinstance(item, Message) and item.role == "user":
-        conversation.user(_parts(item.content, f"{place}.content"), place)
+        conversation.add({"role": "user", "content": _parts(item.content)}, place)
     elif isinstance(item, Message) and item.role != "assistant":
         conversation.system([_text(item.content, place)], place)
     elif not (isinstance(item, Reasoning) and not _thought(item)):
@@ -172,17 +173,16 @@ def _thought(item: Reasoning) -> str:
     return "".join(part.text for part in item.content or item.summary)
 
 
-def _parts(content: Sequence[AnyPart], place: str) -> list[Part]:
-    parts: list[Part] = []
-    for at, part in enumerate(content):
+def _parts(content: Sequence[AnyPart]) -> list[Json]:
+    parts: list[Json] = []
+    for part in content:
         if isinstance(part, InputImage):
-            content_part: Json = {"type": "image_url", "image_url": {"url": part.image_url}}
+            parts.append({"type": "image_url", "image_url": part.image_url})
         elif isinstance(part, InputVideo):
-            content_part = {"type": "video_url", "video_url": {"url": part.video_url}}
+            parts.append({"type": "video_url", "video_url": part.video_url})
         else:
             text = part.refusal if isinstance(part, Refusal) else part.text
-            content_part = {"type": "text", "text": text}
-        parts.append((content_part, f"{place}[{at}]"))
+            parts.append({"type": "text", "text": text})
     return parts
 
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from gateway import refusals
 from gateway.context import Gateway
-from gateway.errors import ApiError
+from gateway.errors import ApiError, found_in
 from gateway.exchange import Exchange
 from gateway.metrics import Metrics
 from gateway.models.config import ModelConfig
@@ -25,6 +25,7 @@ from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
+from gateway.openai.field_names import names_of
 from gateway.openai.sampling_fields import SamplingFields
 from gateway.openai.sampling_to_wire import seed_of
 from gateway.problems import likeliest
@@ -368,6 +369,8 @@ def part(**fields: Any) -> list[dict[str, Any]]:
 
 
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+USED_BY_A_USER = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+URL_OF_AN_IMAGE = "messages[0].content[0].source.url"
 CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}
 
 
@@ -397,6 +400,8 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ),
         ({"messages": part(type="input_video")}, "messages[0].content[0].video_url"),
         ({"messages": part(type="video", video="AA")}, "messages[0].content[0].type"),
+        ({"messages": part(**USED_BY_A_USER)}, "messages[0].content[0]"),
+        ({"messages": part(type="image", source={"type": "url"})}, URL_OF_AN_IMAGE),
         (
             {"messages": part(type="input_audio", input_audio={"data": "", "format": "x"})},
             "messages[0].content[0].input_audio.format",
@@ -560,6 +565,57 @@ def test_images_of_results_are_shown_in_a_user_message(
     assert [message.content for message in options.Messages[2:4]] == ["seen", "seen"]
     assert json.loads(options.Metadata["mlx.image_messages"]) == indices
     assert list(options.Images) == [PNG] * len(indices)
+
+
+USED = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "é"}}
+SHOT = {"type": "base64", "media_type": "image/png", "data": PNG.partition(",")[2]}
+SEEN = [{"type": "text", "text": "a"}, {"type": "image", "source": SHOT}]
+FOUND = {"type": "tool_result", "tool_use_id": "t1", "content": [*SEEN, SEEN[0]], "is_error": True}
+BLOCKS: list[dict[str, Any]] = [
+    *user_message("x"),
+    {"role": "assistant", "content": [{"type": "text", "text": "I look."}, USED]},
+    {"role": "user", "content": [FOUND, {"type": "text", "text": "So?"}]},
+]
+
+
+def test_anthropics_calls_and_results_become_calls_and_tool_messages(strict: Exchange) -> None:
+    (options,) = translated({"messages": BLOCKS})
+    _, asked, found, more = options.Messages
+    assert (asked.role, asked.content) == ("assistant", "I look.")
+    function = {"name": "look", "arguments": '{"at": "é"}'}
+    assert json.loads(asked.tool_calls) == [{"id": "t1", "type": "function", "function": function}]
+    assert (found.role, found.tool_call_id, found.name) == ("tool", "t1", "look")
+    assert found.content == "Error: a\na"
+    assert (more.role, more.content) == ("user", "So?")
+    assert list(options.Images) == [PNG]
+    assert json.loads(options.Metadata["mlx.image_messages"]) == [3]
+    assert strict.ignored == {}
+
+
+def test_a_call_that_is_sent_in_both_forms_is_one_call() -> None:
+    call = {"id": "t1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    turn = {"role": "assistant", "content": [USED, USED | {"id": "t2"}], "tool_calls": [call]}
+    (options,) = translated({"messages": [*user_message("x"), turn]})
+    assert [call["id"] for call in json.loads(options.Messages[1].tool_calls)] == ["t1", "t2"]
+
+
+def test_a_backends_messages_have_the_clients_paths() -> None:
+    """Messages behind a result of its own, or behind one added for media, have other indices."""
+    result = {"role": "tool", "tool_call_id": "t1", "content": SEEN}
+    turns = [*BLOCKS[:2], result, *BLOCKS, {"role": "user", "content": SEEN}]
+    request = ChatCompletionRequest.model_validate({"messages": turns})
+    (options,) = translated({"messages": turns})
+    names = names_of(request)
+    places = [names[f"Messages[{at}]"] for at in range(len(options.Messages))]
+    assert places == [
+        *("messages[0]", "messages[1]", "messages[2]"),
+        *("messages[3]", "messages[4]", "messages[5].content[0]", "messages[5]", "messages[6]"),
+    ]
+    turns = [*BLOCKS[:2], result, *BLOCKS[1:2]]
+    names = names_of(ChatCompletionRequest.model_validate({"messages": turns}))
+    assert found_in(names, "Messages[4].tool_calls") == ("messages[3]", ".tool_calls")
+    assert found_in(names, "Images[0]") == ("messages[2].content[1].source", "")
+    assert found_in(names, "Messages") == ("messages", "")
 
 
 def test_a_result_without_content_is_empty() -> None:

@@ -89,7 +89,8 @@ def test_items_of_the_model_become_one_message_until_the_order_restarts() -> Non
         "reasoning_content": "hm",
         "tool_calls": [{"id": "c1", "function": function}],
     }
-    assert converted[2] == {"role": "tool", "tool_call_id": "c1", "content": "blue"}
+    blue = [{"type": "text", "text": "blue"}]
+    assert converted[2] == {"role": "tool", "tool_call_id": "c1", "content": blue}
     assert converted[3]["tool_calls"][0]["id"] == "c2"
     twice = messages(
         [message_item("user", "hi"), message_item("assistant", "a"), message_item("assistant", "b")]
@@ -136,12 +137,16 @@ def test_images_and_their_positions() -> None:
         [{"role": "user", "content": [{"type": "input_text", "text": "see"}, image]}]
     )
     part = converted.chat.model_dump()["messages"][0]["content"][1]
-    assert part["image_url"] == {"url": "data:image/png;base64,QUJD"}
+    assert part["image_url"] == "data:image/png;base64,QUJD"
     error = converted.named(ApiError(400, "bad", param="messages[0].content[1].image_url"))
     assert error.param == "input[0].content[1]"
-    shown = messages([message_item("user", "hi"), CALL, RESULT | {"output": [image]}])
-    assert [message["role"] for message in shown] == ["user", "assistant", "tool"]
-    assert [part["type"] for part in shown[2]["content"]] == ["text", "image_url"]
+    converted = translated([message_item("user", "hi"), CALL, RESULT | {"output": [image]}])
+    result = converted.chat.messages[2]
+    assert (result.role, result.tool_call_id) == ("tool", "c1")
+    assert isinstance(result.content, list)
+    assert [part.type for part in result.content] == ["image_url"]
+    error = converted.named(ApiError(400, "bad", param="messages[2].content[0].image_url"))
+    assert error.param == "input[2].output[0]"
 
 
 def test_tools_sampling_and_form() -> None:
@@ -266,4 +271,5 @@ def test_a_custom_tool_is_a_function_with_one_text_argument() -> None:
     made, came = converted.messages[1:]
     assert made.tool_calls is not None
     assert made.tool_calls[0].function.arguments == json.dumps({"input": "a\n"})
-    assert (came.role, came.tool_call_id, came.content) == ("tool", "c1", "ok")
+    assert (came.role, came.tool_call_id) == ("tool", "c1")
+    assert came.model_dump(exclude_none=True)["content"] == [{"type": "text", "text": "ok"}]
