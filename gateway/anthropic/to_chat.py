@@ -147,16 +147,9 @@ def _texts(turn: Turn, index: int) -> list[str]:
 
 
 def _tool(tool: Tool) -> Json:
-    parameters = tool.input_schema
-    if tool.input_examples:
-        parameters = parameters | {"examples": tool.input_examples}
-    function = {
-        "name": tool.name,
-        "parameters": parameters,
-        "description": tool.description,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": function}
+    examples = {"examples": tool.input_examples} if tool.input_examples else {}
+    function = tool.model_dump(include={"name", "description", "strict"})
+    return {"type": "function", "function": function | {"parameters": tool.input_schema | examples}}
 
 
 def _choice(request: CountTokensRequest) -> Json:

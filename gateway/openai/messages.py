@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from gateway.anthropic.blocks import ImageSource
+from gateway.anthropic.blocks import ImageSource, ToolUseBlock
 from gateway.openai.base import Strict
 from gateway.tagged import OneOf, as_text
 
@@ -60,28 +60,29 @@ class CalledFunction(Strict):
 
     name: str
     arguments: str | dict[str, Any] = ""
+    index: int | None = Field(default=None, description="Ollama: its position; not read.")
+
+
+def _custom_call(call: dict[str, Any]) -> dict[str, Any]:
+    """A call of a tool that takes plain text, as a function call."""
+    custom = call.get("custom")
+    called = custom if isinstance(custom, dict) else call
+    arguments = json.dumps({"input": called.get("input", "")}, ensure_ascii=False)
+    function = {"name": called.get("name", ""), "arguments": arguments}
+    return {"id": call.get("id") or "", "type": "function", "function": function}
 
 
 class ToolCall(Strict):
     """A call that the assistant made earlier in the conversation."""
 
     id: str = ""
-    type: Literal["function"] = "function"
+    type: Literal["function", "custom"] = "function"
     function: CalledFunction
 
-
-class CallPart(Strict):
-    """Anthropic's form of a call, among the parts of an assistant's content."""
-
-    type: Literal["tool_use"]
-    id: str = ""
-    name: str
-    input: dict[str, Any] = Field(default_factory=dict)
-
-    @property
-    def call(self) -> ToolCall:
-        called = CalledFunction(name=self.name, arguments=self.input)
-        return ToolCall(id=self.id, function=called)
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, call: Any) -> Any:
+        return _custom_call(call) if isinstance(call, dict) and "custom" in call else call
 
 
 _PLAIN = OneOf("a part", otherwise=as_text("text"))
@@ -96,16 +97,7 @@ class ResultPart(Strict):
     is_error: bool | None = None
 
 
-Part = ContentPart | CallPart | ResultPart
-
-
-def _custom_call(call: dict[str, Any]) -> dict[str, Any]:
-    """A call of a tool that takes plain text, as a function call."""
-    custom = call.get("custom")
-    called = custom if isinstance(custom, dict) else call
-    arguments = json.dumps({"input": called.get("input", "")}, ensure_ascii=False)
-    function = {"name": called.get("name", ""), "arguments": arguments}
-    return {"id": call.get("id") or "", "type": "function", "function": function}
+Part = ContentPart | ToolUseBlock | ResultPart
 
 
 Call = Annotated[ToolCall, OneOf("a call", default="function", otherwise=_custom_call)]

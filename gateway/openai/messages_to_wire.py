@@ -15,8 +15,15 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gateway import images
+from gateway.anthropic.blocks import ToolUseBlock
 from gateway.errors import ApiError, bad_field
-from gateway.openai.messages import CallPart, ChatMessage, ContentPart, Part, ResultPart, ToolCall
+from gateway.openai.messages import (
+    ChatMessage,
+    ContentPart,
+    Part,
+    ResultPart,
+    ToolCall,
+)
 from gateway.openai.turns import RESULTS, Turn, turns_of
 from gateway.remote_images import Fetched
 from gateway.settings import GatewaySettings
@@ -134,8 +141,8 @@ async def _part(
     message: ChatMessage, part: Part, place: str, found: WireMessages, settings: GatewaySettings
 ) -> str:
     """The text of one part; its media are collected."""
-    if isinstance(part, CallPart | ResultPart):
-        owner = "assistant" if isinstance(part, CallPart) else "user"
+    if isinstance(part, ToolUseBlock | ResultPart):
+        owner = "assistant" if isinstance(part, ToolUseBlock) else "user"
         raise _refused(place, f"{part.type} parts belong to messages of the role {owner}")
     _require_one_kind(part, place)
     value = getattr(part, part.field)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gateway.openai.messages import CallPart, ChatMessage, Part, ResultPart
+from gateway.anthropic.blocks import ToolUseBlock
+from gateway.openai.messages import CalledFunction, ChatMessage, Part, ResultPart, ToolCall
 
 RESULTS = ("tool", "function")
+_ADDED = ChatMessage.model_construct(role="user", content="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +32,13 @@ def turns_of(messages: Sequence[ChatMessage]) -> Iterator[Turn]:
         for turn in _split(message, f"messages[{index}]"):
             if turn.message.role not in RESULTS:
                 if shown and turn.message.role != "user":
-                    yield _inserted(shown)
+                    yield Turn(_ADDED, shown)
                 shown = ""
             elif any(part.type not in ("text", "refusal", "file") for _, part in turn.parts):
                 shown = turn.place
             yield turn
     if shown:
-        yield _inserted(shown)
-
-
-def _inserted(place: str) -> Turn:
-    return Turn(ChatMessage.model_construct(role="user", content=""), place)
+        yield Turn(_ADDED, shown)
 
 
 def _split(message: ChatMessage, place: str) -> Iterator[Turn]:
@@ -50,9 +48,10 @@ def _split(message: ChatMessage, place: str) -> Iterator[Turn]:
     parts: list[tuple[str, Part]] = []
     for at, part in enumerate(content):
         path = f"{place}.content[{at}]"
-        if isinstance(part, CallPart) and message.role == "assistant":
+        if isinstance(part, ToolUseBlock) and message.role == "assistant":
             if part.id not in [call.id for call in calls if call.id]:  # some clients send both
-                calls.append(part.call)
+                function = CalledFunction(name=part.name, arguments=part.input)
+                calls.append(ToolCall(id=part.id, function=function))
         elif isinstance(part, ResultPart) and message.role == "user":
             if parts:
                 yield Turn(message, place, parts)
