@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -161,6 +161,7 @@ async def generate(
     single = options.Metadata.get("mlx.parallel_tool_calls") == "false"
     last = pb.Reply()
     thought = 0
+    bare: list[int] = []
     prompt_logprobs: tuple[dict[str, Any], ...] | None = None
     trailing: Iterable[tuple[str, Any]] = ()
     with as_refusals(names):
@@ -181,7 +182,7 @@ async def generate(
                 if piece is not None:
                     if piece.reasoning:
                         thought = reply.tokens
-                    yield piece
+                    yield replace(piece, tool_calls=tuple(_filled(piece.tool_calls, bare)))
                 if over:
                     break
             else:
@@ -189,6 +190,8 @@ async def generate(
         finally:
             call.cancel()
     done = _done(options, last, thought, dict(trailing), prompt_logprobs)
+    if bare and done.finish_reason == "stop":
+        yield Piece(tool_calls=(ToolCallPiece(bare[0], arguments="{}"),))
     exchange.current().count_tokens(done.usage.prompt_tokens, done.usage.completion_tokens)
     yield done
 
@@ -253,6 +256,18 @@ def _piece(reply: pb.Reply, logprobs: tuple[dict[str, Any], ...]) -> Piece | Non
     if not (content or reasoning or calls or logprobs):
         return None
     return Piece(content, reasoning, calls, logprobs, reply.prompt_tokens)
+
+
+def _filled(parts: Iterable[ToolCallPiece], bare: list[int]) -> Iterator[ToolCallPiece]:
+    """The parts, and `{}` for a call that ended without arguments, as some backends write it.
+
+    bare: the index of the call that has begun, while it has no arguments.
+    """
+    for part in parts:
+        if bare and bare[0] != part.index:
+            yield ToolCallPiece(bare.pop(), arguments="{}")
+        bare[:] = [] if part.arguments else [part.index] if part.name else bare
+        yield part
 
 
 def _first_call(piece: Piece | None) -> Piece | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 
 from gateway.refusals import FORMS, OPENAI, form_of
 
@@ -41,13 +41,16 @@ EVERYWHERE = {
 Responses = dict[int | str, dict[str, Any]]
 
 
-def documented(model: type[BaseModel], stream: str = "") -> Responses:
+_SCHEMAS: dict[str, Mapping[str, Any]] = {}  # of answers, by name
+
+
+def documented(name: str, schema: Mapping[str, Any], stream: str = "") -> Responses:
     """FastAPI's `responses` of a route that answers with this object, or with such a `stream`."""
-    if not stream:
-        return {200: {"model": model}}
-    content = {"text/event-stream": {"schema": {**EVENT, "description": stream}}}
-    meaning = "The answer, or with `stream` the events of one."
-    return {200: {"model": model, "description": meaning, "content": content}}
+    _SCHEMAS[name] = schema
+    answer = _response("The answer, or with `stream` the events of one.", name)
+    if stream:
+        answer["content"]["text/event-stream"] = {"schema": {**EVENT, "description": stream}}
+    return {200: answer if stream else answer | {"description": "Successful Response"}}
 
 
 def operation_id(route: APIRoute) -> str:
@@ -88,7 +91,7 @@ def install(app: FastAPI) -> None:
 def with_refusals(document: dict[str, Any]) -> dict[str, Any]:
     """The document with the errors of EVERYWHERE on every operation, in the form of its API."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas |= {form.name: form.schema for form in (OPENAI, *FORMS.values())}
+    schemas |= _SCHEMAS | {form.name: form.schema for form in (OPENAI, *FORMS.values())}
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -102,6 +105,6 @@ def with_refusals(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _response(meaning: str, error: str) -> dict[str, Any]:
-    schema = {"$ref": f"#/components/schemas/{error}"}
+def _response(meaning: str, name: str) -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{name}"}
     return {"description": meaning, "content": {"application/json": {"schema": schema}}}

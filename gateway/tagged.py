@@ -79,8 +79,12 @@ class OneOf:
             return value
         if not isinstance(value, dict):
             raise _error("send an object")
-        if value.get("type") is None and self.default is not None:
-            value = {**value, "type": self.default}
+        if value.get("type") is None:
+            members = [name for name in value if name != "type"]
+            named = self.default
+            if members and all(isinstance(value[name], dict) for name in members):
+                named = next((name for name in members if name in kinds), members[0])
+            value = {**value, "type": named}
         named = value.get("type")
         if isinstance(named, str) and named in kinds:
             return kinds[named].model_validate(value)

@@ -75,9 +75,10 @@ def _read_fence(cursor: Cursor) -> Wait[str]:
 
 
 def drop_surplus(cursor: Cursor, ends: tuple[str, ...]) -> Wait[None]:
-    """Read closing brackets and space before one of the ends, or at the end of the text."""
+    """Read closing brackets and space before one of the ends, even cut, or the end of the text."""
     with cursor.ahead():
         surplus = yield from cursor.run(_SURPLUS)
+        yield from cursor.drop_cut(ends)
         closes = (yield from cursor.at(ends)) or not (yield from cursor.more())
     cursor.take(len(surplus) if closes else 0)
 

@@ -50,6 +50,8 @@ class _Value:
         self._text = ""  # text that was read and not sent yet
         self._streams_text: bool | None = None
         self.sent = 0
+        self.depth = 0  # quoted calls that have begun and not ended
+        self.quotes = False  # whether a quoted call has begun
 
     def add(self, text: str) -> None:
         if self._streams_text is False:
@@ -383,13 +385,18 @@ class CallTags:
         return reading.tools.typed(name, key, text, self.undeclared)
 
     def _read_text(self, reading: Reading, open_keys: list[str], value: _Value) -> Wait[str]:
-        """Read a value to its end; quoted calls are skipped, unless no end would remain."""
+        """Read a value to its end; quoted calls are skipped, unless no end would remain.
+
+        Where the length limit cuts a value after a complete quoted call, the end is missing.
+        """
         cursor = reading.cursor
         place = cursor.save()
         try:
             return (yield from self._scan_text(reading, open_keys, value))
         except Cut:
             value.stop()
+            if reading.was_cut() and not value.depth:
+                raise
             cursor.restore(place)
             return (yield from self._scan_text(reading, open_keys, value, skips_calls=False))
         finally:
@@ -400,7 +407,7 @@ class CallTags:
     ) -> Wait[str]:
         cursor = reading.cursor
         chunks: list[str] = []
-        depth = 0
+        value.depth = 0
         section = _Section()
 
         def add(text: str) -> None:
@@ -413,15 +420,16 @@ class CallTags:
             marker = yield from cursor.inside(self._ends, add)
             if skips_calls and section.inside:
                 # If the section is not closed, the value ends here.
-                if (yield from self._ends_text(reading, marker, open_keys)):
+                if (yield from self._ends_text(reading, marker, open_keys, value)):
                     value.stop()
             elif skips_calls and marker == self.call:
-                depth += yield from self._is_quoted_call(reading)
-                if depth:
+                value.depth += yield from self._is_quoted_call(reading)
+                if value.depth:
+                    value.quotes = True
                     value.stop()
-            elif depth:
-                depth -= marker == self.call_close
-            elif (yield from self._ends_text(reading, marker, open_keys)):
+            elif value.depth:
+                value.depth -= marker == self.call_close
+            elif (yield from self._ends_text(reading, marker, open_keys, value)):
                 text = "".join(chunks)
                 if not cursor.take(len(marker) if marker == self.parameter_close else 0):
                     text = text.removesuffix("\n" if self.lines == "paired" else "")
@@ -456,7 +464,9 @@ class CallTags:
                 raise Cut
         return found
 
-    def _ends_text(self, reading: Reading, marker: str, open_keys: list[str]) -> Wait[bool]:
+    def _ends_text(
+        self, reading: Reading, marker: str, open_keys: list[str], value: _Value
+    ) -> Wait[bool]:
         """Whether the text after a closing tag shows that the tag ends the value.
 
         Raises Cut if the length limit leaves that open.
@@ -476,9 +486,8 @@ class CallTags:
             if marker == self.call:
                 return False
             yield from self._gap(cursor)
-            if not (yield from cursor.more()) and (
-                marker != self.parameter_close or not reading.was_cut()
-            ):
+            ends = marker != self.parameter_close and not value.quotes
+            if not (yield from cursor.more()) and (ends or not reading.was_cut()):
                 return True
             if marker == self.parameter_close:
                 following.append(self.parameter)

@@ -15,10 +15,19 @@ class TextBlock(Strict):
     text: str
 
 
-class Base64Source(Strict):
+class _Data(Strict):
     type: Literal["base64"]
-    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    media_type: str
     data: str
+
+    @property
+    def url(self) -> str:
+        """The same as a data URI."""
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class Base64Source(_Data):
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
 
 
 class UrlSource(Strict):
@@ -28,17 +37,18 @@ class UrlSource(Strict):
     url: str
 
 
+ImageSource = Annotated[Base64Source | UrlSource, OneOf("an image source")]
+
+
 class ImageBlock(Strict):
     type: Literal["image"]
-    source: Annotated[Base64Source | UrlSource, OneOf("an image source")]
+    source: ImageSource
 
 
-class Base64VideoSource(Strict):
-    type: Literal["base64"]
+class Base64VideoSource(_Data):
     media_type: Literal[
         "video/mp4", "video/quicktime", "video/webm", "video/x-matroska", "video/x-msvideo"
     ]
-    data: str
 
 
 class VideoBlock(Strict):
@@ -93,16 +103,16 @@ _INSTEAD = {
     "document": "send the text of the document in a text block",
     "search_result": "send the text of the result in a text block",
 }
-_Block = Annotated[
+Block = (
     TextBlock
     | ImageBlock
     | VideoBlock
     | ToolUseBlock
     | ToolResultBlock
     | ThinkingBlock
-    | RedactedThinkingBlock,
-    OneOf("a content block", instead=_INSTEAD, otherwise=as_text("text")),
-]
+    | RedactedThinkingBlock
+)
+_Block = Annotated[Block, OneOf("a content block", instead=_INSTEAD, otherwise=as_text("text"))]
 Content = Annotated[list[_Block], TextAs(_text_block)]
 _SystemBlock = Annotated[TextBlock, OneOf("a system block", otherwise=as_text("text"))]
 SystemContent = Annotated[list[_SystemBlock], TextAs(_text_block)]

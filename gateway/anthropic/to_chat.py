@@ -3,7 +3,6 @@
 Sampling, tools, images and formats are thus handled in one place, gateway/openai. These rules of
 Anthropic's have no field in chat requests:
 
-- A failed tool result (`is_error`) begins with "Error:", because chat templates show text only.
 - `input_examples` of a tool become `examples` of its schema, which chat templates show.
 - A system message after the beginning becomes a user message: many chat templates refuse it there,
 and the model has to answer one at the end. The next turn's prompt then begins with this turn's.
@@ -13,16 +12,16 @@ and the model has to answer one at the end. The next turn's prompt then begins w
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from gateway.anthropic.blocks import (
+    Block,
     ImageBlock,
+    RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
-    UrlSource,
     VideoBlock,
 )
 from gateway.anthropic.request import (
@@ -34,9 +33,9 @@ from gateway.anthropic.request import (
     Tool,
     Turn,
 )
-from gateway.errors import ApiError, bad_field
+from gateway.errors import bad_field
 from gateway.openai.sampling_to_wire import agreed
-from gateway.openai.translation import Conversation, Part, Translation, translate
+from gateway.openai.translation import Conversation, Translation, translate
 
 Json = dict[str, Any]
 
@@ -72,7 +71,7 @@ def chat_request(request: CountTokensRequest) -> Translation:
         fields["enable_thinking"] = request.thinking.type == "enabled"
         fields["thinking_budget"] = getattr(request.thinking, "budget_tokens", None)
     if request.messages[-1].role == "assistant":
-        _require_begun(conversation.messages[-1], len(request.messages) - 1)
+        _require_begun(request.messages[-1], f"messages[{len(request.messages) - 1}]")
         fields["continue_final_message"] = True
     config = request.output_config or OutputConfig()
     fields["reasoning_effort"] = config.effort
@@ -89,12 +88,12 @@ def chat_request(request: CountTokensRequest) -> Translation:
     return translate(fields, places)
 
 
-def _require_begun(message: Json, index: int) -> None:
-    if "tool_calls" in message or not message["content"]:
-        last = f"messages[{index}]"
+def _require_begun(turn: Turn, place: str) -> None:
+    texts = [block.text for block in turn.content if isinstance(block, TextBlock)]
+    if not any(texts) or any(isinstance(block, ToolUseBlock) for block in turn.content):
         raise bad_field(
-            last,
-            f"{last} cannot be continued: end messages with a user turn, or with an assistant's"
+            place,
+            f"{place} cannot be continued: end messages with a user turn, or with an assistant's"
             " text to continue",
         )
 
@@ -110,92 +109,47 @@ def _conversation(request: CountTokensRequest) -> Conversation:
     if system:
         conversation.system(system, "system" if request.system else "messages[0]")
     for index in range(leading, len(turns)):
-        place = f"messages[{index}]"
-        if turns[index].role == "assistant":
-            conversation.add(_assistant(turns[index], index), place)
-        else:
-            _user(conversation, turns[index], place)
+        conversation.add(_message(turns[index]), f"messages[{index}]")
     return conversation
 
 
-def _user(conversation: Conversation, turn: Turn, place: str) -> None:
-    """Tool results become messages of their own; the parts between them stay together."""
-    parts: list[Part] = []
-    for at, block in enumerate(turn.content):
-        origin = f"{place}.content[{at}]"
-        if isinstance(block, TextBlock | ImageBlock | VideoBlock):
-            parts.append((_part(block), origin))
-        elif isinstance(block, ToolResultBlock):
-            if parts:
-                conversation.user(parts, place)
-                parts = []
-            inner = [(_part(one), f"{origin}.content[{i}]") for i, one in enumerate(block.content)]
-            failed = "Error: " if block.is_error else ""
-            conversation.result(block.tool_use_id, inner, origin, failed)
-        else:
-            raise _misplaced(block.type, "a user", origin)
-    if parts or not turn.content:
-        conversation.user(parts, place)
+def _message(turn: Turn) -> Json:
+    return {
+        "role": "assistant" if turn.role == "assistant" else "user",
+        "content": [_part(block) for block in turn.content],
+        "reasoning_content": "".join(
+            block.thinking for block in turn.content if isinstance(block, ThinkingBlock)
+        ),
+    }
 
 
-def _assistant(turn: Turn, index: int) -> Json:
-    text, reasoning, calls = "", "", []
-    for at, block in enumerate(turn.content):
-        if isinstance(block, TextBlock):
-            text += block.text
-        elif isinstance(block, ThinkingBlock):
-            reasoning += block.thinking
-        elif isinstance(block, ToolUseBlock):
-            arguments = json.dumps(block.input, ensure_ascii=False)
-            function = {"name": block.name, "arguments": arguments}
-            calls.append({"id": block.id, "type": "function", "function": function})
-        elif isinstance(block, ImageBlock | VideoBlock | ToolResultBlock):
-            raise _misplaced(block.type, "an assistant", f"messages[{index}].content[{at}]")
-    message: Json = {"role": "assistant", "content": text}
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    if calls:
-        message["tool_calls"] = calls
-    return message
-
-
-def _part(block: TextBlock | ImageBlock | VideoBlock) -> Json:
-    if isinstance(block, TextBlock):
-        return {"type": "text", "text": block.text}
-    source = block.source
-    url = (
-        source.url
-        if isinstance(source, UrlSource)
-        else f"data:{source.media_type};base64,{source.data}"
-    )
-    kind = f"{block.type}_url"
-    return {"type": kind, kind: {"url": url}}
+def _part(block: Block) -> Json:
+    """The part of a chat message at the same place."""
+    if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
+        return {"type": "text", "text": ""}  # thinking is no part of the content
+    if isinstance(block, ImageBlock | VideoBlock):
+        kind = f"{block.type}_url"
+        return {"type": kind, kind: {"url": block.source.url}}
+    part = block.model_dump(exclude={"caller", "content"})
+    if isinstance(block, ToolResultBlock):
+        part["content"] = [_part(inner) for inner in block.content]
+    return part
 
 
 def _texts(turn: Turn, index: int) -> list[str]:
     texts = []
     for at, block in enumerate(turn.content):
         if not isinstance(block, TextBlock):
-            raise _misplaced(block.type, "a system", f"messages[{index}].content[{at}]")
+            place = f"messages[{index}].content[{at}]"
+            raise bad_field(place, f"{place}: {block.type} is not allowed in a system message")
         texts.append(block.text)
     return texts
 
 
-def _misplaced(kind: str, role: str, place: str) -> ApiError:
-    return bad_field(place, f"{place}: {kind} is not allowed in {role} message")
-
-
 def _tool(tool: Tool) -> Json:
-    parameters = tool.input_schema
-    if tool.input_examples:
-        parameters = parameters | {"examples": tool.input_examples}
-    function = {
-        "name": tool.name,
-        "parameters": parameters,
-        "description": tool.description,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": function}
+    examples = {"examples": tool.input_examples} if tool.input_examples else {}
+    function = tool.model_dump(include={"name", "description", "strict"})
+    return {"type": "function", "function": function | {"parameters": tool.input_schema | examples}}
 
 
 def _choice(request: CountTokensRequest) -> Json:

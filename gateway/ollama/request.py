@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 from gateway.errors import bad_field
 from gateway.images import is_video
 from gateway.openai.base import Request, Strict
+from gateway.openai.messages import ToolCall
 from gateway.openai.sampling_fields import Options
 from gateway.openai.thinking_fields import ReasoningEffort
 from gateway.openai.tools import AnyTool
@@ -20,20 +21,6 @@ Json = dict[str, Any]
 ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
 
 
-class Called(Strict):
-    """A function and its arguments; `index`, its position among the calls, is ignored."""
-
-    name: str
-    arguments: Json = Field(default_factory=dict)
-    index: int | None = None
-
-
-class Call(Strict):
-    id: str = ""
-    type: Literal["function"] = "function"
-    function: Called
-
-
 class Turn(Strict):
     """One message; images are in base64, and may include videos."""
 
@@ -41,7 +28,7 @@ class Turn(Strict):
     content: str = ""
     images: list[str] | None = None
     thinking: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[ToolCall] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
@@ -117,15 +104,11 @@ def _message(turn: Turn) -> Json:
     for image in turn.images or ():
         kind = "video_url" if is_video(image) else "image_url"
         parts.append({"type": kind, kind: {"url": image}})
-    message: Json = {"role": turn.role, "content": parts if turn.images else turn.content}
-    if turn.tool_name:
-        message["name"] = turn.tool_name
-    if turn.tool_call_id:
-        message["tool_call_id"] = turn.tool_call_id
-    if turn.thinking:
-        message["reasoning_content"] = turn.thinking
-    if turn.tool_calls:
-        message["tool_calls"] = [
-            call.model_dump(exclude={"function": {"index"}}) for call in turn.tool_calls
-        ]
-    return message
+    return {
+        "role": turn.role,
+        "content": parts if turn.images else turn.content,
+        "name": turn.tool_name,
+        "tool_call_id": turn.tool_call_id,
+        "reasoning_content": turn.thinking,
+        "tool_calls": [call.model_dump(exclude_none=True) for call in turn.tool_calls or ()],
+    }

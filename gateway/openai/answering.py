@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
-from functools import partial
 
 from gateway import exchange
 from gateway.asking import ask
 from gateway.context import Gateway
-from gateway.errors import ApiError
+from gateway.errors import ApiError, Names
 from gateway.generation import Done, Event, generate_all
 from gateway.metrics import AnswerTimes
 from gateway.models.config import ModelConfig
@@ -40,7 +39,11 @@ async def events_of(
             options.ModelIdentity = lease.identity
         times = [AnswerTimes(gateway.metrics, lease.config.name, since) for _ in wanted]
         limit = gateway.settings.request_timeout
-        names = partial(names_of, request)
+        first = names_of(request)  # once: a long conversation takes a while
+
+        def names(choice: int) -> Names:
+            return names_of(request, choice) if isinstance(request, CompletionRequest) else first
+
         answers = generate_all(lease.stub, wanted, seconds=limit, names=names)
         async with aclosing(answers) as events:
             async for index, event in events:

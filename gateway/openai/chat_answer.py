@@ -9,19 +9,22 @@ from typing import Any
 from gateway.generation import Done, Event, ToolCallPiece, WholeAnswer
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.envelope import usage_of
+from gateway.openai.tools import CustomTool
 from gateway.openai.tools_to_wire import is_legacy
+from gateway.text_input import TextInput
 
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
     """Options of the answer's form.
 
-    legacy: calls as function_call. usage: a stream ends with a usage chunk. progress: a stream
-    reports how much of the prompt was prefilled, as llama.cpp's server does.
+    legacy: calls as function_call. custom: the names of tools that take text. usage: a stream ends
+    with a usage chunk. progress: a stream reports prefilled parts of the prompt, as llama.cpp does.
     """
 
     choices: int = 1
     legacy: bool = False
+    custom: frozenset[str] = frozenset()
     reasoning: bool = True
     logprobs: bool = False
     usage: bool = False
@@ -33,6 +36,7 @@ def form_of(request: ChatCompletionRequest) -> ChatForm:
     return ChatForm(
         choices=request.n or 1,
         legacy=is_legacy(request),
+        custom=frozenset(t.custom.name for t in request.tools or () if isinstance(t, CustomTool)),
         reasoning=request.include_reasoning is not False,
         logprobs=wants_logprobs(request),
         usage=options is not None and options.include_usage is True,
@@ -105,10 +109,16 @@ def _message(answer: WholeAnswer, calls: list[ToolCallPiece], form: ChatForm) ->
     if calls and form.legacy:
         message["function_call"] = _function(calls[0])
     elif calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": _function(call)} for call in calls
-        ]
+        message["tool_calls"] = [_call(call, form) for call in calls]
     return message
+
+
+def _call(call: ToolCallPiece, form: ChatForm) -> Json:
+    if call.name not in form.custom:
+        return {"id": call.id, "type": "function", "function": _function(call)}
+    text = TextInput()
+    custom = {"name": call.name, "input": text.add(call.arguments) + text.rest()}
+    return {"id": call.id, "type": "custom", "custom": custom}
 
 
 def _function(call: ToolCallPiece) -> Json:

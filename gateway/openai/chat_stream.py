@@ -15,6 +15,7 @@ from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, is_w
 from gateway.openai.chat_answer import ChatForm, chat_logprobs, finish_reason
 from gateway.openai.envelope import ChunkWriter, usage_of
 from gateway.sse import DONE
+from gateway.text_input import TextInput
 
 Delta = dict[str, Any]
 
@@ -62,6 +63,7 @@ class _Choice:
         self._form = form
         self._begun = False
         self._calls: dict[int, list[str]] = {}  # the arguments of calls whose names have been sent
+        self._inputs: dict[int, TextInput] = {}  # of the calls of custom tools
         self._logprobs: list[dict[str, Any]] = []
 
     def begin(self) -> list[dict[str, Any]]:
@@ -81,8 +83,13 @@ class _Choice:
             for delta in self._deltas(event):
                 yield self._choice(delta, None)
             return
-        called = any(is_whole("".join(texts)) for texts in self._calls.values())
-        reason = finish_reason(event.finish_reason, called=called, legacy=self._form.legacy)
+        whole = [index for index, texts in self._calls.items() if is_whole("".join(texts))]
+        for index in self._inputs.keys() & whole:
+            if text := self._inputs[index].rest():
+                yield self._choice(
+                    {"tool_calls": [{"index": index, "custom": {"input": text}}]}, None
+                )
+        reason = finish_reason(event.finish_reason, called=bool(whole), legacy=self._form.legacy)
         yield self._choice({}, reason)
 
     def _choice(self, delta: Delta, reason: str | None) -> dict[str, Any]:
@@ -102,12 +109,16 @@ class _Choice:
 
     def _call(self, part: ToolCallPiece) -> Delta:
         """A part of a call. Every part has the index; only the first has id, type and name."""
-        function = {"arguments": part.arguments}
         first = part.index not in self._calls
         self._calls.setdefault(part.index, []).append(part.arguments)
+        kind, called = "function", {"arguments": part.arguments}
+        if first and part.name in self._form.custom:
+            self._inputs[part.index] = TextInput()
+        if part.index in self._inputs:
+            kind, called = "custom", {"input": self._inputs[part.index].add(part.arguments)}
         if first:
-            function = {"name": part.name, "arguments": part.arguments}
+            called = {"name": part.name, **called}
         if self._form.legacy:
-            return {"function_call": function}
-        named = {"id": part.id, "type": "function"} if first else {}
-        return {"tool_calls": [{"index": part.index, **named, "function": function}]}
+            return {"function_call": called}
+        named = {"id": part.id, "type": kind} if first else {}
+        return {"tool_calls": [{"index": part.index, **named, kind: called}]}

@@ -26,12 +26,8 @@ class LegacyLogprobs:
 
     def convert(self, entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
         """The lists for the next entries; a prompt's entries have the text that they add."""
-        lists: dict[str, list[Any]] = {
-            "tokens": [],
-            "token_logprobs": [],
-            "top_logprobs": [],
-            "text_offset": [],
-        }
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        lists: dict[str, list[Any]] = {name: [] for name in names}
         for entry in entries:
             lists["tokens"].append(entry["token"])
             lists["token_logprobs"].append(entry["logprob"])

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.format_to_wire import constraint_of
+from gateway.openai.messages import ContentPart
 from gateway.openai.thinking_fields import BUDGETS
+from gateway.openai.turns import turns_of
 
 # If there are several names, the first one that was sent is used.
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -43,7 +45,7 @@ def names_of(
     constraint = constraint_of(request)
     names["Grammar"] = constraint.field if constraint is not None else "response_format"
     if isinstance(request, ChatCompletionRequest):
-        return names | dict.fromkeys(_PROMPT, "messages") | _media(request)
+        return names | dict.fromkeys(_PROMPT, "messages") | _places(request)
     names["Metadata mlx.infill"] = "suffix" if request.suffix else "input_suffix"
     place = "prompt"
     if isinstance(request.prompt, list) and not isinstance(request.prompt[0], int):
@@ -51,16 +53,17 @@ def names_of(
     return names | dict.fromkeys(_PROMPT, place)
 
 
-def _media(request: ChatCompletionRequest) -> dict[str, str]:
-    """The path of every image, video and sound; the bare name of a kind means its first."""
+def _places(request: ChatCompletionRequest) -> dict[str, str]:
+    """The path of every message, image, video and sound; a kind's bare name means its first."""
     found: dict[str, str] = {}
-    fields = {"image_url": "Images", "video_url": "Videos", "input_audio": "Audios"}
-    counts = dict.fromkeys(fields.values(), 0)
-    for index, message in enumerate(request.messages):
-        parts = message.content if isinstance(message.content, list) else ()
-        for place, part in enumerate(parts):
-            if wire := fields.get(part.field):
-                path = f"messages[{index}].content[{place}].{part.field}"
+    kinds = {"source": "Images", "image_url": "Images", "video_url": "Videos"}
+    kinds["input_audio"] = "Audios"
+    counts = dict.fromkeys(kinds.values(), 0)
+    for at, turn in enumerate(turns_of(request.messages)):
+        found[f"Messages[{at}]"] = turn.place
+        for place, part in turn.parts:
+            if isinstance(part, ContentPart) and (wire := kinds.get(part.field)):
+                path = f"{place}.{part.field}"
                 found.setdefault(wire, path)
                 found[f"{wire}[{counts[wire]}]"] = path
                 counts[wire] += 1

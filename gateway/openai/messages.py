@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from gateway.anthropic.blocks import ImageSource, ToolUseBlock
 from gateway.openai.base import Strict
 from gateway.tagged import OneOf, as_text
 
@@ -29,10 +30,13 @@ class InputAudio(Strict):
 
 
 class ContentPart(Strict):
-    type: Literal["text", "image_url", "video_url", "input_video", "input_audio", "file", "refusal"]
+    type: Literal[
+        "text", "image_url", "image", "video_url", "input_video", "input_audio", "file", "refusal"
+    ]
     text: str | None = None
     refusal: str | None = None
     image_url: MediaUrl | str | None = None
+    source: ImageSource | None = Field(None, description="Of parts of the type image.")
     video_url: MediaUrl | str | None = Field(
         None, description="Of parts of the types video_url and input_video."
     )
@@ -42,10 +46,13 @@ class ContentPart(Strict):
     @property
     def field(self) -> str:
         """The field in which a part of this type has its content."""
-        return "video_url" if self.type == "input_video" else self.type
+        return {"input_video": "video_url", "image": "source"}.get(self.type, self.type)
 
-
-Part = Annotated[ContentPart, OneOf("a part", otherwise=as_text("text"))]
+    @property
+    def url(self) -> str | None:
+        """The URL of an image or a video."""
+        given = self.image_url or self.source or self.video_url
+        return given if given is None or isinstance(given, str) else given.url
 
 
 class CalledFunction(Strict):
@@ -53,14 +60,7 @@ class CalledFunction(Strict):
 
     name: str
     arguments: str | dict[str, Any] = ""
-
-
-class ToolCall(Strict):
-    """A call that the assistant made earlier in the conversation."""
-
-    id: str = ""
-    type: Literal["function"] = "function"
-    function: CalledFunction
+    index: int | None = Field(default=None, description="Ollama: its position; not read.")
 
 
 def _custom_call(call: dict[str, Any]) -> dict[str, Any]:
@@ -72,12 +72,40 @@ def _custom_call(call: dict[str, Any]) -> dict[str, Any]:
     return {"id": call.get("id") or "", "type": "function", "function": function}
 
 
+class ToolCall(Strict):
+    """A call that the assistant made earlier in the conversation."""
+
+    id: str = ""
+    type: Literal["function", "custom"] = "function"
+    function: CalledFunction
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, call: Any) -> Any:
+        return _custom_call(call) if isinstance(call, dict) and "custom" in call else call
+
+
+_PLAIN = OneOf("a part", otherwise=as_text("text"))
+
+
+class ResultPart(Strict):
+    """Anthropic's form of the result of a call, among the parts of a user's content."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | list[Annotated[ContentPart, _PLAIN]] | None = None
+    is_error: bool | None = None
+
+
+Part = ContentPart | ToolUseBlock | ResultPart
+
+
 Call = Annotated[ToolCall, OneOf("a call", default="function", otherwise=_custom_call)]
 
 
 class ChatMessage(Strict):
     role: Role
-    content: str | list[Part] | None = None
+    content: str | list[Annotated[Part, _PLAIN]] | None = None
     name: str | None = None
     tool_calls: list[Call] | None = Field(None, description="Assistant: the calls it made.")
     tool_call_id: str | None = Field(None, description="Tool: which call this is the result of.")

@@ -15,8 +15,16 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gateway import images
+from gateway.anthropic.blocks import ToolUseBlock
 from gateway.errors import ApiError, bad_field
-from gateway.openai.messages import ChatMessage, ContentPart, MediaUrl, ToolCall
+from gateway.openai.messages import (
+    ChatMessage,
+    ContentPart,
+    Part,
+    ResultPart,
+    ToolCall,
+)
+from gateway.openai.turns import RESULTS, Turn, turns_of
 from gateway.remote_images import Fetched
 from gateway.settings import GatewaySettings
 from wire import backend_pb2 as pb
@@ -29,7 +37,6 @@ _ASSISTANT = (
 refusal".split()
 )
 _OF_ROLE = dict.fromkeys(_ASSISTANT, "assistant") | {"tool_call_id": "tool"}
-_RESULTS = ("tool", "function")
 _AT_ONCE = 500  # messages
 Kind = Literal["image", "video", "audio"]
 
@@ -40,7 +47,7 @@ class WireMessages:
 
     messages: the list inside the request's protobuf message, because copying a long text takes time
     and memory. media: for each kind the data URIs, each with the index of its message. results:
-    those of tools' results, which the next user message gets, because templates allow no others.
+    those of tools' results, which the next user message gets.
     """
 
     messages: MutableSequence[pb.Message]
@@ -50,12 +57,10 @@ class WireMessages:
     results: list[tuple[Kind, str]] = field(default_factory=list)
     fetched: int = 0  # bytes of fetched images and videos
 
-    def give_to_user(self, *, new: bool) -> None:
-        """Attach the media of results to the user message that comes next, or to a new one."""
-        if self.results and new:
-            self.messages.append(pb.Message(role="user"))
+    def give_to_user(self) -> None:
+        """Attach the media of results to the user message that comes next."""
         for kind, content in self.results:
-            self.media[kind].append((len(self.messages) - new, content))
+            self.media[kind].append((len(self.messages), content))
         self.results.clear()
 
     def count_fetched(self, url: str, content: str, settings: GatewaySettings) -> None:
@@ -73,18 +78,19 @@ async def wire_messages(
 ) -> WireMessages:
     """Write the messages one by one into `options`. Raises ApiError with the path at fault."""
     found = WireMessages(options.Messages)
-    _require_few_remote(messages)
+    turns = list(turns_of(messages))
+    _require_few_remote(turns)
     names: dict[str, str] = {}  # names of the called functions so far, by call id
-    for index, message in enumerate(messages):
+    for index, turn in enumerate(turns):
         if index % _AT_ONCE == _AT_ONCE - 1:
             await asyncio.sleep(0)  # let other tasks run, such as streams
-        place = f"messages[{index}]"
-        if message.role not in _RESULTS:
-            found.give_to_user(new=message.role != "user")
-        _require_fitting(message, place)
+        message = turn.message
+        if message.role == "user":
+            found.give_to_user()
+        _require_fitting(message, turn.place)
         calls = _calls(message, index)
         names.update((call.id, call.function.name) for call in calls)
-        content = await _content(message, place, found, settings)
+        content = await _content(turn, found, settings)
         options.Messages.add(
             role=_ROLES.get(message.role, message.role),
             content=content,
@@ -93,25 +99,19 @@ async def wire_messages(
             reasoning_content=message.thought,
             tool_calls=json.dumps([_call(call) for call in calls]) if calls else "",
         )
-    found.give_to_user(new=True)
     return found
 
 
-def _require_few_remote(messages: Sequence[ChatMessage]) -> None:
+def _require_few_remote(turns: Sequence[Turn]) -> None:
     remote = 0
-    for index, message in enumerate(messages):
-        parts = message.content if isinstance(message.content, list) else ()
-        for part, content in enumerate(parts):
-            given = content.image_url or content.video_url
-            remote += given is not None and images.is_remote(_url(given))
-            if remote > images.MOST_REMOTE:
-                place = f"messages[{index}].content[{part}].{content.field}"
-                sentence = f"{place}: at most {images.MOST_REMOTE} images and videos are fetched"
-                raise bad_field(place, f"{sentence}: send the others as data URIs")
-
-
-def _url(given: MediaUrl | str) -> str:
-    return given if isinstance(given, str) else given.url
+    for path, part in (each for turn in turns for each in turn.parts):
+        if not isinstance(part, ContentPart) or part.url is None:
+            continue
+        remote += images.is_remote(part.url)
+        if remote > images.MOST_REMOTE:
+            place = f"{path}.{part.field}"
+            sentence = f"{place}: at most {images.MOST_REMOTE} images and videos are fetched"
+            raise bad_field(place, f"{sentence}: send the others as data URIs")
 
 
 def _require_fitting(message: ChatMessage, place: str) -> None:
@@ -128,27 +128,22 @@ def _require_fitting(message: ChatMessage, place: str) -> None:
         )
 
 
-async def _content(
-    message: ChatMessage, place: str, found: WireMessages, settings: GatewaySettings
-) -> str:
-    if message.content is None:
-        return message.refusal or ""
-    if isinstance(message.content, str):
-        return message.content
-    texts = []
-    for index, part in enumerate(message.content):
-        texts.append(await _part(message, part, f"{place}.content[{index}]", found, settings))
-    return "".join(texts)
+async def _content(turn: Turn, found: WireMessages, settings: GatewaySettings) -> str:
+    message = turn.message
+    if not isinstance(message.content, list):
+        return turn.before + (message.content or message.refusal or "")
+    texts = [await _part(message, part, path, found, settings) for path, part in turn.parts]
+    between = "\n" if message.role in RESULTS else ""
+    return turn.before + between.join(filter(None, texts))
 
 
 async def _part(
-    message: ChatMessage,
-    part: ContentPart,
-    place: str,
-    found: WireMessages,
-    settings: GatewaySettings,
+    message: ChatMessage, part: Part, place: str, found: WireMessages, settings: GatewaySettings
 ) -> str:
     """The text of one part; its media are collected."""
+    if isinstance(part, ToolUseBlock | ResultPart):
+        owner = "assistant" if isinstance(part, ToolUseBlock) else "user"
+        raise _refused(place, f"{part.type} parts belong to messages of the role {owner}")
     _require_one_kind(part, place)
     value = getattr(part, part.field)
     if value is None:
@@ -157,7 +152,7 @@ async def _part(
         return str(value)
     if part.type == "file":
         raise _refused(place, "files are not read; send their text")
-    if message.role not in ("user", *_RESULTS):
+    if message.role not in ("user", *RESULTS):
         raise _refused(place, f"messages of the role {message.role} have no media")
     try:
         kind, content = await _medium(part, found, settings)
@@ -177,10 +172,9 @@ async def _medium(
     if (sound := part.input_audio) is not None:
         return "audio", images.audio(sound.data, sound.format, settings)
     what: Fetched = "image" if part.video_url is None else "video"
-    given = part.image_url or part.video_url
-    assert given is not None
-    content = await images.media(_url(given), settings, what)
-    found.count_fetched(_url(given), content, settings)
+    assert part.url is not None
+    content = await images.media(part.url, settings, what)
+    found.count_fetched(part.url, content, settings)
     return what, content
 
 
@@ -218,7 +212,7 @@ def _legacy_id(name: str) -> str:
 
 def _call(call: ToolCall) -> dict[str, object]:
     given = call.function.arguments
-    arguments = given if isinstance(given, str) else json.dumps(given)
+    arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 

@@ -1,120 +1,65 @@
-"""The schemas of answers in the OpenAPI document. The answers themselves are plain dicts."""
+"""The schemas of OpenAI's answers in the OpenAPI document. The answers themselves are dicts."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from gateway.refusals import INTEGER, NUMBER, TEXT, TEXT_OR_NULL, list_of, one_of, schema_of
 
-from pydantic import BaseModel, Field
-
-FinishReason = Literal["stop", "length", "tool_calls", "function_call"]
-
-
-class CachedTokens(BaseModel):
-    """How much of the prompt was cached."""
-
-    cached_tokens: int
-
-
-class ReasoningTokens(BaseModel):
-    """How much of the answer was reasoning."""
-
-    reasoning_tokens: int
-
-
-class UsageObject(BaseModel):
-    """Token counts; `prompt_tokens` counts each prompt once."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens
-
-
-class TopLogprob(BaseModel):
-    """An alternative to the chosen token."""
-
-    token: str
-    bytes: list[int]
-    logprob: float
+CACHED = schema_of(cached_tokens=INTEGER)
+THOUGHT = schema_of(reasoning_tokens=INTEGER)
+_USAGE = schema_of(
+    prompt_tokens=INTEGER | {"description": "Each prompt counts once."},
+    completion_tokens=INTEGER,
+    total_tokens=INTEGER,
+    prompt_tokens_details=CACHED,
+    completion_tokens_details=THOUGHT,
+)
+_TOKEN = {"token": TEXT, "bytes": list_of(INTEGER), "logprob": NUMBER}
+_TOKENS = list_of(schema_of(**_TOKEN, top_logprobs=list_of(schema_of(**_TOKEN))))
+_NULL = {"type": "null"}
+_FUNCTION = schema_of(name=TEXT, arguments=TEXT | {"description": "JSON."})
+_CALL = schema_of(id=TEXT, type=one_of("function"), function=_FUNCTION)
+_CUSTOM = schema_of(id=TEXT, type=one_of("custom"), custom=schema_of(name=TEXT, input=TEXT))
+_MESSAGE = schema_of(
+    {
+        "reasoning_content": TEXT | {"description": "What the model thought."},
+        "tool_calls": list_of({"oneOf": [_CALL, _CUSTOM]}),
+        "function_call": _FUNCTION | {"description": "Legacy: the call."},
+    },
+    role=one_of("assistant"),
+    content=TEXT_OR_NULL,
+    refusal=_NULL,
+    annotations=list_of({"type": "object"}),
+)
 
 
-class TokenLogprob(TopLogprob):
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(BaseModel):
-    content: list[TokenLogprob]
-    refusal: None = None
-
-
-class FunctionOfCall(BaseModel):
-    """The called function, with arguments as JSON text."""
-
-    name: str
-    arguments: str
-
-
-class ToolCallObject(BaseModel):
-    id: str
-    type: Literal["function"]
-    function: FunctionOfCall
-
-
-class AnswerMessage(BaseModel):
-    """The message; absent members do not apply."""
-
-    role: Literal["assistant"]
-    content: str | None
-    refusal: None
-    annotations: list[dict[str, Any]]
-    reasoning_content: str = Field("", description="What the model thought.")
-    tool_calls: list[ToolCallObject] = []
-    function_call: FunctionOfCall = Field(
-        default=FunctionOfCall(name="", arguments=""), description="Legacy: the call."
+def _answer(kind: str, **choice: object) -> dict[str, object]:
+    return schema_of(
+        id=TEXT,
+        object=one_of(kind),
+        created=INTEGER,
+        model=TEXT,
+        system_fingerprint=TEXT,
+        choices=list_of(schema_of(index=INTEGER, **choice)),
+        usage=_USAGE,
     )
 
 
-class ChatChoice(BaseModel):
-    index: int
-    message: AnswerMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
-
-
-class ChatCompletion(BaseModel):
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[ChatChoice]
-    usage: UsageObject
-
-
-class CompletionLogprobs(BaseModel):
-    """The legacy form: four lists of one length. The first token of a prompt has no probability."""
-
-    tokens: list[str]
-    token_logprobs: list[float | None]
-    top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
-
-
-class CompletionChoice(BaseModel):
-    """One of `n` answers to one of the prompts: index is prompt · n + answer."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: Literal["stop", "length"]
-
-
-class Completion(BaseModel):
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    system_fingerprint: str
-    choices: list[CompletionChoice]
-    usage: UsageObject
+CHAT_COMPLETION = _answer(
+    "chat.completion",
+    message=_MESSAGE,
+    logprobs={"anyOf": [schema_of(content=_TOKENS, refusal=_NULL), _NULL]},
+    finish_reason=one_of("stop", "length", "tool_calls", "function_call"),
+)
+# The legacy form: four lists of one length. The first token of a prompt has no probability.
+_LISTS = schema_of(
+    tokens=list_of(TEXT),
+    token_logprobs=list_of({"type": ["number", "null"]}),
+    top_logprobs=list_of({"type": ["object", "null"], "additionalProperties": NUMBER}),
+    text_offset=list_of(INTEGER),
+)
+COMPLETION = _answer(
+    "text_completion",
+    text=TEXT,
+    logprobs={"anyOf": [_LISTS, _NULL]},
+    finish_reason=one_of("stop", "length"),
+)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
+from gateway import exchange
 from gateway.openai.base import Strict
 from gateway.tagged import OneOf, drop, rather
 
@@ -20,25 +21,60 @@ class FunctionDefinition(Strict):
 
 
 def _nested(flat: dict[str, Any]) -> dict[str, Any] | None:
-    """A tool, or a choice of one, with its name at the top, as Anthropic's API has it."""
-    if "function" in flat or "name" not in flat:
+    """A tool, or a choice of one, with its name at the top, as in Anthropic's API and Responses."""
+    kind = "custom" if flat.get("type") == "custom" else "function"
+    if kind in flat or "name" not in flat:
         return None
-    function = {name: value for name, value in flat.items() if name != "type"}
-    if "input_schema" in function:
-        function["parameters"] = function.pop("input_schema")
-    return {"type": "function", "function": function}
+    inner = {name: value for name, value in flat.items() if name != "type"}
+    if "input_schema" in inner:
+        inner["parameters"] = inner.pop("input_schema")
+    return {"type": kind, kind: inner}
 
 
 class Tool(Strict):
-    """A tool; functions are the only kind."""
-
     type: Literal["function"] = "function"
     function: FunctionDefinition
 
     _flat = rather(_nested, "function is missing: send name and the rest inside it")
 
 
-AnyTool = Annotated[Tool, OneOf("a tool", default="function", otherwise=drop)]
+class CustomDefinition(Strict):
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    format: dict[str, Any] | None = Field(None, description="Shown to the model, not enforced.")
+
+
+class CustomTool(Strict):
+    """A tool that takes plain text."""
+
+    type: Literal["custom"]
+    custom: CustomDefinition
+
+    _flat = rather(_nested, "custom is missing: send name and the rest inside it")
+
+    @property
+    def function(self) -> FunctionDefinition:
+        """The function that replaces it: its text is the only argument."""
+        texts = [self.custom.description or ""]
+        form = self.custom.format or {}
+        form = form.get("grammar") or form  # as in chats, or in Responses
+        if isinstance(form, dict) and isinstance(form.get("definition"), str):
+            grammar = form["definition"]
+            texts.append(f"Its input follows this grammar ({form.get('syntax')}):\n{grammar}")
+            exchange.current().ignore("tools[].format")
+        return FunctionDefinition(
+            name=self.custom.name,
+            description="\n\n".join(filter(None, texts)),
+            strict=None,
+            parameters={
+                "type": "object",
+                "properties": {"input": {"type": "string"}},
+                "required": ["input"],
+            },
+        )
+
+
+AnyTool = Annotated[Tool | CustomTool, OneOf("a tool", default="function", otherwise=drop)]
 
 
 class FunctionName(Strict):
@@ -46,8 +82,14 @@ class FunctionName(Strict):
 
 
 class NamedTool(Strict):
-    type: Literal["function"]
-    function: FunctionName
+    type: Literal["function", "custom"]
+    function: FunctionName | None = None
+    custom: FunctionName | None = None
+
+    @property
+    def name(self) -> str:
+        named = self.function or self.custom
+        return named.name if named is not None else ""
 
 
 class AllowedTools(Strict):
@@ -59,11 +101,10 @@ class AllowedTools(Strict):
     )
 
 
-class ToolChoiceObject(Strict):
+class ToolChoiceObject(NamedTool):
     """The tool that must be called, or those that may be."""
 
-    type: Literal["function", "allowed_tools"]
-    function: FunctionName | None = None
+    type: Literal["function", "custom", "allowed_tools"]  # type: ignore[assignment]
     allowed_tools: AllowedTools | None = None
 
     _flat = rather(_nested, "function is missing: send name inside it")

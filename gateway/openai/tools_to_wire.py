@@ -42,13 +42,13 @@ def offer_of(request: ChatCompletionRequest) -> Offer:
     if choice.type == "allowed_tools":
         if choice.allowed_tools is None:
             raise _missing("tool_choice.allowed_tools")
-        names = [entry.function.name for entry in choice.allowed_tools.tools]
+        names = [entry.name for entry in choice.allowed_tools.tools]
         _require_known(tools, names, "tool_choice.allowed_tools.tools")
         allowed = tuple(tool for tool in tools if tool["function"]["name"] in names)
         return Offer(allowed, choice.allowed_tools.mode)
-    if choice.function is None:
-        raise _missing("tool_choice.function")
-    return _checked(Offer(tools, "required", choice.function.name), "tool_choice.function.name")
+    if not choice.name:
+        raise _missing(f"tool_choice.{choice.type}")
+    return _checked(Offer(tools, "required", choice.name), f"tool_choice.{choice.type}.name")
 
 
 def is_legacy(request: ChatCompletionRequest) -> bool:

@@ -18,7 +18,6 @@ from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.problems import likeliest
 
 Json = dict[str, Any]
-Part = tuple[Json, str]  # a part of a chat message's content, and where it came from
 
 
 class Conversation:
@@ -32,26 +31,18 @@ class Conversation:
         """One system message of several texts: many templates allow one, at the beginning."""
         self.add({"role": "system", "content": "\n\n".join(texts)}, place)
 
-    def user(self, parts: Sequence[Part], place: str) -> None:
-        """A user message with text and image parts."""
-        self.add({"role": "user", "content": self._content(parts)}, place)
-
-    def result(self, call_id: str, parts: Sequence[Part], place: str, before: str = "") -> None:
-        """The result of a call; its text begins with `before`."""
-        texts = [part["text"] for part, _ in parts if part["type"] == "text"]
-        content: str | list[Json] = before + "\n".join(texts)
-        if images := [(part, at) for part, at in parts if part["type"] != "text"]:
-            content = self._content([({"type": "text", "text": content}, place), *images])
-        self.add({"role": "tool", "tool_call_id": call_id, "content": content}, place)
-
-    def add(self, message: Json, place: str) -> None:
-        self.places[f"messages[{len(self.messages)}]"] = place
+    def add(self, message: Json, place: str, content: str = "content") -> None:
+        """Add a message; `content` is the name of its content in the client's body."""
+        here = f"messages[{len(self.messages)}]"
+        self.places[here] = place
+        if isinstance(message["content"], list):
+            self._note(message["content"], f"{here}.content", f"{place}.{content}")
         self.messages.append(message)
 
-    def _content(self, parts: Sequence[Part]) -> str | list[Json]:
-        for at, (_, origin) in enumerate(parts):
-            self.places[f"messages[{len(self.messages)}].content[{at}]"] = origin
-        return [part for part, _ in parts] or ""
+    def _note(self, parts: Sequence[Json], here: str, place: str) -> None:
+        for at, part in enumerate(parts):
+            self.places[f"{here}[{at}]"] = f"{place}[{at}]"
+            self._note(part.get("content", ()), f"{here}[{at}].content", f"{place}[{at}].content")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,16 +11,17 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic_core import from_json
-
 from gateway.errors import ApiError
 from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage, is_whole
 from gateway.models.config import Parameters
 from gateway.openai.chat_answer import token_logprob
 from gateway.responses.echo import echo_of
 from gateway.responses.request import CustomTool, ResponsesRequest, offered
+from gateway.text_input import TextInput
 
 Json = dict[str, Any]
+# Kinds of calls: the prefix of their ids, and the field of what they are called with.
+_CALLS = {"function_call": ("fc", "arguments"), "custom_tool_call": ("ctc", "input")}
 _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
 
@@ -35,7 +36,7 @@ class Answer:
         self._output: list[Json] = []
         self._open: str | int | None = None  # kind of the open item, or the index of its call
         self._parts: list[str] = []
-        self._arguments = ""  # of the open item, if it is a call of a custom tool
+        self._text_input = TextInput()  # of the open item, if it is a call of a custom tool
         self._logprobs: list[Json] = []
         self._before: Sequence[Json] = ()  # log-probabilities sent before the first text
         self._number = 0
@@ -114,28 +115,22 @@ class Answer:
             called = self._tools.get(call.name)
             if called is not None and called.namespace:
                 fields |= {"name": called.tool.name, "namespace": called.namespace}
-            if called is not None and isinstance(called.tool, CustomTool):
-                events += self._add("custom_tool_call", "ctc", fields | {"input": ""})
-            else:
-                events += self._add("function_call", "fc", fields | {"arguments": ""})
+            custom = called is not None and isinstance(called.tool, CustomTool)
+            kind = "custom_tool_call" if custom else "function_call"
+            prefix, field = _CALLS[kind]
+            events += self._add(kind, prefix, fields | {field: ""})
             self._open = call.index
-        if call.arguments and self._output[-1]["type"] == "function_call":
-            self._parts.append(call.arguments)
-            name = "response.function_call_arguments.delta"
-            events.append(self._of_item(name, delta=call.arguments))
-        elif call.arguments:
-            self._arguments += call.arguments
-            events += self._input(_text_in(self._arguments) or "")
-        return events
+        if self._output[-1]["type"] == "function_call":
+            return events + self._argument(call.arguments)
+        return events + self._argument(self._text_input.add(call.arguments))
 
-    def _input(self, text: str) -> list[Json]:
-        """A delta of a custom tool's text."""
-        sent = "".join(self._parts)
-        if len(text) <= len(sent):
+    def _argument(self, text: str) -> list[Json]:
+        """A delta of the open call."""
+        if not text:
             return []
-        self._parts.append(text[len(sent) :])
-        name = "response.custom_tool_call_input.delta"
-        return [self._of_item(name, delta=self._parts[-1])]
+        self._parts.append(text)
+        kind = self._output[-1]["type"]
+        return [self._of_item(f"response.{kind}_{_CALLS[kind][1]}.delta", delta=text)]
 
     def _add(self, kind: str, prefix: str, fields: Json) -> list[Json]:
         events = self._close("completed")
@@ -149,17 +144,13 @@ class Answer:
         """Send the open item in full."""
         if self._open is None:
             return []
-        rest = []
-        if status == "completed" and not self._parts and _text_in(self._arguments) is None:
-            # Arguments of another form are sent as the model generated them.
-            rest = self._input(self._arguments)
+        rest = self._argument(self._text_input.rest()) if status == "completed" else []
         item = self._drop_open(status)
-        if item["type"] == "function_call":
-            name = "response.function_call_arguments.done"
-            done = [self._of_item(name, name=item["name"], arguments=item["arguments"])]
-        elif item["type"] == "custom_tool_call":
-            name = "response.custom_tool_call_input.done"
-            done = [*rest, self._of_item(name, input=item["input"])]
+        if (kind := item["type"]) in _CALLS:
+            field = _CALLS[kind][1]
+            named = {"name": item["name"]} if kind == "function_call" else {}
+            name = f"response.{kind}_{field}.done"
+            done = [*rest, self._of_item(name, **named, **{field: item[field]})]
         else:
             part = item["content"][0]
             fields: Json = {"content_index": 0, "text": part["text"]}
@@ -176,16 +167,14 @@ class Answer:
         # A new object, because the one that was announced has been returned in an event.
         item = self._output[-1] | {"status": status}
         text = "".join(self._parts)
-        if item["type"] == "function_call":
-            item["arguments"] = text
-        elif item["type"] == "custom_tool_call":
-            item["input"] = text
+        if item["type"] in _CALLS:
+            item[_CALLS[item["type"]][1]] = text
         elif item["type"] == "reasoning":
             item["content"] = [{"type": "reasoning_text", "text": text}]
         else:
             item["content"] = [_output_text(text, self._logprobs)]
         self._output[-1] = item
-        self._open, self._parts, self._logprobs, self._arguments = None, [], [], ""
+        self._open, self._parts, self._logprobs, self._text_input = None, [], [], TextInput()
         return item
 
     def _end(self, done: Done) -> list[Json]:
@@ -193,7 +182,7 @@ class Answer:
         status = "incomplete" if cut else "completed"
         # The limit may be reached directly after a complete call.
         in_call = isinstance(self._open, int)
-        complete = in_call and is_whole(self._arguments or "".join(self._parts))
+        complete = in_call and is_whole(self._text_input.arguments or "".join(self._parts))
         events = self._close("completed" if complete else status)
         self._last = self._response(
             status,
@@ -236,16 +225,6 @@ class Answer:
         event = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
         return event
-
-
-def _text_in(arguments: str) -> str | None:
-    """The text in a custom tool's arguments, as far as it was generated; None if there is none."""
-    try:
-        found = from_json(arguments, allow_partial="trailing-strings")
-    except ValueError:
-        return None
-    text = found.get("input") if isinstance(found, dict) else None
-    return text if isinstance(text, str) else None
 
 
 def of_text(text: str, before: Sequence[Json], beside: Sequence[Json]) -> Sequence[Json]:

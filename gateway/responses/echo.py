@@ -8,6 +8,11 @@ from gateway.models.config import Parameters
 from gateway.responses.request import CustomTool, FunctionTool, NamespaceTool, ResponsesRequest
 
 Json = dict[str, Any]
+_AS_SENT = (
+    "instructions previous_response_id max_output_tokens max_tool_calls user safety_identifier"
+    " prompt_cache_key".split()
+)
+_SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
 
 def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
@@ -16,8 +21,8 @@ def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
     reasoning = request.reasoning
     form = text.format if text is not None and text.format is not None else None
     return {
-        "instructions": request.instructions,
-        "previous_response_id": request.previous_response_id,
+        **{name: getattr(request, name) for name in _AS_SENT},
+        **{name: defaults.chosen(name, getattr(request, name)) for name in _SAMPLING},
         "tools": [_tool(tool) for tool in request.tools or ()],
         "tool_choice": _plain(request.tool_choice) or "auto",
         "parallel_tool_calls": request.parallel_tool_calls is not False,
@@ -29,34 +34,19 @@ def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
             "effort": reasoning.effort if reasoning is not None else None,
             "summary": None,
         },
-        "max_output_tokens": request.max_output_tokens,
-        "max_tool_calls": request.max_tool_calls,
-        "temperature": defaults.chosen("temperature", request.temperature),
-        "top_p": defaults.chosen("top_p", request.top_p),
-        "presence_penalty": defaults.chosen("presence_penalty", request.presence_penalty),
-        "frequency_penalty": defaults.chosen("frequency_penalty", request.frequency_penalty),
         "top_logprobs": request.top_logprobs or 0,
         "truncation": "disabled",
         "background": False,
         "store": request.store is not False,
         "service_tier": "default",
         "metadata": request.metadata or {},
-        "user": request.user,
-        "safety_identifier": request.safety_identifier,
-        "prompt_cache_key": request.prompt_cache_key,
     }
 
 
 def _tool(tool: FunctionTool | CustomTool | NamespaceTool) -> Json:
-    if not isinstance(tool, FunctionTool):
-        return tool.model_dump(exclude_none=True)
-    return {
-        "type": "function",
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-        "strict": bool(tool.strict),
-    }
+    if isinstance(tool, FunctionTool):
+        return tool.model_dump() | {"strict": bool(tool.strict)}
+    return tool.model_dump(exclude_none=True)
 
 
 def _plain(value: Any) -> Any:

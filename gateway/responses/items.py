@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 
 from gateway.openai.base import Strict
+from gateway.openai.messages import MediaUrl
 from gateway.tagged import OneOf, TextAs, as_text, drop
 
 
@@ -34,8 +35,8 @@ class Refusal(Strict):
 class InputImage(Strict):
     """An image as a data URI, or as a URL if the gateway may fetch it."""
 
-    type: Literal["input_image"]
-    image_url: str
+    type: Literal["input_image", "image_url"]
+    image_url: MediaUrl | str
 
 
 class InputVideo(Strict):
@@ -88,12 +89,7 @@ class FunctionCallOutput(_Item):
 
 
 class ReasoningText(Strict):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class SummaryText(Strict):
-    type: Literal["summary_text"]
+    type: Literal["reasoning_text", "summary_text", "text"]
     text: str
 
 
@@ -101,7 +97,7 @@ class Reasoning(_Item):
     """Reasoning of an earlier answer: its content, else its summary, is shown to the model."""
 
     type: Literal["reasoning"]
-    summary: list[SummaryText] = Field(default_factory=list)
+    summary: list[ReasoningText] = Field(default_factory=list)
     content: list[ReasoningText] | None = None
     encrypted_content: str | None = None
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from gateway.errors import bad_field
 from gateway.openai.base import Request, Strict
 from gateway.openai.refused import RESPONSES
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS
 from gateway.openai.thinking_fields import Budget, ReasoningEffort
+from gateway.openai.tools import CustomDefinition, FunctionDefinition
 from gateway.responses.items import Input
 from gateway.tagged import OneOf, drop, rather
 from gateway.tolerance import known
@@ -27,25 +29,18 @@ def _flat(nested: dict[str, Any]) -> dict[str, Any] | None:
     return {**function, "type": "function"} if isinstance(function, dict) else None
 
 
-class FunctionTool(Strict):
+class FunctionTool(FunctionDefinition):
     """A function that the client runs."""
 
     type: Literal["function"]
-    name: str = Field(min_length=1, max_length=256)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
     _nested = rather(_flat, "name is missing: send the fields of function beside the type")
 
 
-class CustomTool(Strict):
-    """A tool that takes plain text; its grammar is shown to the model, but not enforced."""
+class CustomTool(CustomDefinition):
+    """A tool that takes plain text."""
 
     type: Literal["custom"]
-    name: str = Field(min_length=1, max_length=256)
-    description: str | None = None
-    format: dict[str, Any] | None = None
 
 
 _Own = FunctionTool | CustomTool
@@ -95,13 +90,11 @@ def offered(tools: Sequence[_Own | NamespaceTool] | None) -> Iterator[Offered]:
             yield Offered(tool, place)
 
 
-class AllowedFunction(Strict):
+class ChooseFunction(Strict):
+    """The model must, or may, call this tool."""
+
     type: Literal["function", "custom"]
     name: str
-
-
-class ChooseFunction(AllowedFunction):
-    """The model must call this tool."""
 
     _nested = rather(_flat, "name is missing: send it beside the type")
 
@@ -111,7 +104,7 @@ class ChooseAmong(Strict):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: list[Annotated[AllowedFunction, OneOf("an allowed tool", otherwise=drop)]] = Field(
+    tools: list[Annotated[ChooseFunction, OneOf("an allowed tool", otherwise=drop)]] = Field(
         min_length=1
     )
 
@@ -126,12 +119,8 @@ ToolChoice = Annotated[
 ]
 
 
-class TextFormat(Strict):
-    type: Literal["text"] = "text"
-
-
-class JsonObjectFormat(Strict):
-    type: Literal["json_object"]
+class PlainFormat(Strict):
+    type: Literal["text", "json_object"] = "text"
 
 
 class JsonSchemaFormat(Strict):
@@ -144,7 +133,7 @@ class JsonSchemaFormat(Strict):
     strict: bool | None = None
 
 
-Format = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, OneOf("a format")]
+Format = Annotated[PlainFormat | JsonSchemaFormat, OneOf("a format")]
 
 
 class TextConfig(Strict):
@@ -173,7 +162,9 @@ class PromptRequest(Request):
 
     refused = RESPONSES
 
-    input: Input = Field(min_length=1)
+    input: Input = Field(
+        default_factory=list, description="May be missing beside previous_response_id."
+    )
     instructions: str | None = Field(
         None, description="A system message before the input; not inherited by the next response."
     )
@@ -184,6 +175,13 @@ class PromptRequest(Request):
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
     truncation: Annotated[Literal["disabled"] | None, known(("disabled",))] = None
+
+    @model_validator(mode="after")
+    def _asks(self) -> Self:
+        if not self.input and not self.previous_response_id:
+            sentence = "input is missing or empty: send it, or previous_response_id"
+            raise bad_field("input", sentence, "missing_required_parameter")
+        return self
 
 
 class ResponsesRequest(PromptRequest):

@@ -6,13 +6,11 @@ then text, then calls. An item out of that order begins another message.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
-from gateway import exchange
 from gateway.errors import bad_field
-from gateway.openai.translation import Conversation, Part, Translation, translate
+from gateway.openai.translation import Conversation, Translation, translate
 from gateway.responses.items import (
     AnyPart,
     CustomCall,
@@ -28,7 +26,6 @@ from gateway.responses.items import (
 from gateway.responses.request import (
     ChooseAmong,
     ChooseFunction,
-    CustomTool,
     JsonSchemaFormat,
     Offered,
     PromptRequest,
@@ -129,9 +126,14 @@ def _conversation(
 
 def _add(conversation: Conversation, item: Item, place: str) -> None:
     if isinstance(item, FunctionCallOutput):
-        conversation.result(item.call_id, _parts(item.output, f"{place}.output"), place)
+        result = {
+            "role": "tool",
+            "tool_call_id": item.call_id,
+            "content": [*map(_part, item.output)],
+        }
+        conversation.add(result, place, "output")
     elif isinstance(item, Message) and item.role == "user":
-        conversation.user(_parts(item.content, f"{place}.content"), place)
+        conversation.add({"role": "user", "content": [*map(_part, item.content)]}, place)
     elif isinstance(item, Message) and item.role != "assistant":
         conversation.system([_text(item.content, place)], place)
     elif not (isinstance(item, Reasoning) and not _thought(item)):
@@ -157,33 +159,22 @@ def _assistant(
         last["content"] = _text(item.content, place)
     else:
         name = full_name(item.namespace or "", item.name)
-        function = {"name": name, "arguments": _arguments(item)}
-        call = {"id": item.call_id, "type": "function", "function": function}
+        custom = isinstance(item, CustomCall)
+        kind, field = ("custom", "input") if custom else ("function", "arguments")
+        called = {"name": name, field: getattr(item, field)}
+        call = {"id": item.call_id, "type": kind, kind: called}
         last.setdefault("tool_calls", []).append(call)
-
-
-def _arguments(call: FunctionCall | CustomCall) -> str:
-    if isinstance(call, FunctionCall):
-        return call.arguments
-    return json.dumps({"input": call.input}, ensure_ascii=False)
 
 
 def _thought(item: Reasoning) -> str:
     return "".join(part.text for part in item.content or item.summary)
 
 
-def _parts(content: Sequence[AnyPart], place: str) -> list[Part]:
-    parts: list[Part] = []
-    for at, part in enumerate(content):
-        if isinstance(part, InputImage):
-            content_part: Json = {"type": "image_url", "image_url": {"url": part.image_url}}
-        elif isinstance(part, InputVideo):
-            content_part = {"type": "video_url", "video_url": {"url": part.video_url}}
-        else:
-            text = part.refusal if isinstance(part, Refusal) else part.text
-            content_part = {"type": "text", "text": text}
-        parts.append((content_part, f"{place}[{at}]"))
-    return parts
+def _part(part: AnyPart) -> Json:
+    if isinstance(part, InputImage | InputVideo):
+        kind = "image_url" if isinstance(part, InputImage) else "video_url"
+        return part.model_dump(include={kind}) | {"type": kind}
+    return {"type": "text", "text": part.refusal if isinstance(part, Refusal) else part.text}
 
 
 def _text(content: Sequence[AnyPart], place: str) -> str:
@@ -197,31 +188,9 @@ def _text(content: Sequence[AnyPart], place: str) -> str:
 
 
 def _tool(each: Offered) -> Json:
-    tool = each.tool
-    if isinstance(tool, CustomTool):
-        function = _taking_text(tool)
-    else:
-        function = tool.model_dump(exclude_none=True, exclude={"type"})
-    return {"type": "function", "function": function | {"name": each.name}}
-
-
-def _taking_text(tool: CustomTool) -> Json:
-    """The function that replaces a custom tool: its text is the only argument."""
-    texts = [tool.description or ""]
-    form = tool.format or {}
-    if isinstance(form.get("definition"), str):
-        texts.append(
-            f"Its input follows this grammar ({form.get('syntax')}):\n{form['definition']}"
-        )
-        exchange.current().ignore("tools[].format")
-    return {
-        "description": "\n\n".join(filter(None, texts)),
-        "parameters": {
-            "type": "object",
-            "properties": {"input": {"type": "string"}},
-            "required": ["input"],
-        },
-    }
+    kind = each.tool.type
+    definition = each.tool.model_dump(exclude_none=True, exclude={"type"})
+    return {"type": kind, kind: definition | {"name": each.name}}
 
 
 def _choice(choice: str | ChooseFunction | ChooseAmong) -> str | Json:

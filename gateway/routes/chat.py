@@ -15,7 +15,7 @@ from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_stream import ChatStream
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.envelope import head_of
-from gateway.openai.response_models import ChatCompletion
+from gateway.openai.response_models import CHAT_COMPLETION
 from gateway.openapi import documented
 from gateway.sse import EventStream
 
@@ -24,7 +24,9 @@ router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
 @router.post(
     "/chat/completions",
-    responses=documented(ChatCompletion, "`chat.completion.chunk` objects, then `[DONE]`."),
+    responses=documented(
+        "ChatCompletion", CHAT_COMPLETION, "`chat.completion.chunk` objects, then `[DONE]`."
+    ),
 )
 async def chat_completions(body: ChatCompletionRequest, gateway: GatewayDep) -> Response:
     """An answer to a conversation, in one piece or as a stream of server-sent events."""

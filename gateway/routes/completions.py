@@ -14,7 +14,7 @@ from gateway.openai.completion_answer import CompletionStream, completion
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
 from gateway.openai.envelope import head_of
-from gateway.openai.response_models import Completion
+from gateway.openai.response_models import COMPLETION
 from gateway.openapi import documented
 from gateway.sse import EventStream
 
@@ -22,7 +22,8 @@ router = APIRouter(tags=["completions"], route_class=JsonRoute)
 
 
 @router.post(
-    "/completions", responses=documented(Completion, "`text_completion` objects, then `[DONE]`.")
+    "/completions",
+    responses=documented("Completion", COMPLETION, "`text_completion` objects, then `[DONE]`."),
 )
 async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
     """The continuation of a text, or of each of several, in one piece or as a stream."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, Field, PlainValidator
+from pydantic import Field, PlainValidator
 from pydantic_core import to_json
 
 from gateway import exchange
@@ -21,6 +21,8 @@ from gateway.context import Gateway, GatewayDep
 from gateway.errors import Names, bad_field
 from gateway.limits import JsonRoute
 from gateway.openai.base import Request
+from gateway.openapi import documented
+from gateway.refusals import INTEGER, NUMBER, TEXT, list_of, one_of, schema_of
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -70,25 +72,13 @@ class EmbeddingRequest(Request):
     )
 
 
-class Embedding(BaseModel):
-    object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: list[float] | str
+USAGE = schema_of(prompt_tokens=INTEGER, total_tokens=INTEGER)
+_VECTOR = {"anyOf": [list_of(NUMBER), TEXT]}
+_ENTRY = schema_of(object=one_of("embedding"), index=INTEGER, embedding=_VECTOR)
+_ANSWER = schema_of(object=one_of("list"), data=list_of(_ENTRY), model=TEXT, usage=USAGE)
 
 
-class PromptUsage(BaseModel):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingResponse(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[Embedding]
-    model: str
-    usage: PromptUsage
-
-
-@router.post("/embeddings", responses={200: {"model": EmbeddingResponse}})
+@router.post("/embeddings", responses=documented("EmbeddingResponse", _ANSWER))
 async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
     """The vectors of texts, each a separate call, which the backend may batch."""
     vectors, tokens = await vectors_of(body, gateway)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 
 from gateway import sse
 from gateway.anthropic import errors
@@ -18,54 +16,38 @@ from gateway.context import GatewayDep
 from gateway.limits import JsonRoute
 from gateway.openai.answering import answer, count_prompt, question_of
 from gateway.openapi import documented
-from gateway.refusals import FORMS
+from gateway.refusals import FORMS, INTEGER, TEXT, TEXT_OR_NULL, list_of, one_of, schema_of
 
 router = APIRouter(tags=["anthropic"], route_class=JsonRoute)
 FORMS["messages"] = errors.ERRORS
-
-
-class ContentBlock(BaseModel):
-    """A block of the answer; its other fields depend on its type."""
-
-    type: Literal["text", "thinking", "tool_use"]
-
-
-class Usage(BaseModel):
-    """Tokens of the request; the first three fields together count the prompt."""
-
-    input_tokens: int
-    cache_creation_input_tokens: int
-    cache_read_input_tokens: int
-    output_tokens: int
-    output_tokens_details: dict[str, int]
-    cache_creation: dict[str, int]
-    server_tool_use: None
-    service_tier: Literal["standard"]
-    inference_geo: None
-
-
-class AnthropicMessage(BaseModel):
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[ContentBlock]
-    stop_reason: Literal[
+_COUNT = schema_of(input_tokens=INTEGER)
+_NULL = {"type": "null"}
+_USAGE = schema_of(
+    input_tokens=INTEGER | {"description": "Of the prompt, apart from those of the next two."},
+    cache_creation_input_tokens=INTEGER,
+    cache_read_input_tokens=INTEGER,
+    output_tokens=INTEGER,
+    **{name: {"type": "object"} for name in ("output_tokens_details", "cache_creation")},
+    **dict.fromkeys(("server_tool_use", "inference_geo"), _NULL),
+    service_tier=one_of("standard"),
+)
+# Other fields of a block depend on its type.
+_BLOCK = schema_of(type=one_of("text", "thinking", "tool_use")) | {"additionalProperties": True}
+_MESSAGE = schema_of(
+    **dict.fromkeys(("id", "model"), TEXT),
+    type=one_of("message"),
+    role=one_of("assistant"),
+    content=list_of(_BLOCK),
+    stop_reason=one_of(
         "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
-    ]
-    stop_sequence: str | None
-    stop_details: None
-    container: None
-    usage: Usage
+    ),
+    stop_sequence=TEXT_OR_NULL,
+    **dict.fromkeys(("stop_details", "container"), _NULL),
+    usage=_USAGE,
+)
 
 
-class TokenCount(BaseModel):
-    """Tokens of the rendered prompt."""
-
-    input_tokens: int
-
-
-@router.post("/messages", responses=documented(AnthropicMessage, "Anthropic's events."))
+@router.post("/messages", responses=documented("AnthropicMessage", _MESSAGE, "Anthropic's events."))
 async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response:
     """The next message of a conversation, in one piece or as a stream of server-sent events."""
     question = await question_of(chat_request(body), gateway, prompt_only=body.max_tokens == 0)
@@ -85,7 +67,7 @@ async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response
     return JSONResponse(reply.message())
 
 
-@router.post("/messages/count_tokens", responses=documented(TokenCount))
+@router.post("/messages/count_tokens", responses=documented("TokenCount", _COUNT))
 async def count_tokens(body: CountTokensRequest, gateway: GatewayDep) -> Response:
     """How many tokens the prompt has, as the model's chat template renders it."""
     return JSONResponse({"input_tokens": await count_prompt(chat_request(body), gateway)})

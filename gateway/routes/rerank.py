@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter
-from pydantic import BaseModel, BeforeValidator, Field
+from fastapi.responses import JSONResponse
+from pydantic import BeforeValidator, Field
 
 from gateway import exchange
 from gateway.asking import ask_once
@@ -13,7 +14,9 @@ from gateway.calls import ask
 from gateway.context import GatewayDep
 from gateway.limits import JsonRoute
 from gateway.openai.base import Request, Strict
-from gateway.routes.embeddings import PromptUsage
+from gateway.openapi import documented
+from gateway.refusals import INTEGER, NUMBER, TEXT, list_of, one_of, schema_of
+from gateway.routes.embeddings import USAGE
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -45,23 +48,12 @@ class RerankRequest(Request):
     )
 
 
-class Ranked(BaseModel):
-    """A document's index in the request, and its relevance to the query."""
-
-    index: int
-    relevance_score: float
-    document: Document | None = None
+_RANKED = schema_of({"document": schema_of(text=TEXT)}, index=INTEGER, relevance_score=NUMBER)
+_ANSWER = schema_of(object=one_of("list"), model=TEXT, results=list_of(_RANKED), usage=USAGE)
 
 
-class RerankResponse(BaseModel):
-    object: Literal["list"] = "list"
-    model: str
-    results: list[Ranked]
-    usage: PromptUsage
-
-
-@router.post("/rerank", response_model_exclude_none=True)
-async def rerank(body: RerankRequest, gateway: GatewayDep) -> RerankResponse:
+@router.post("/rerank", responses=documented("RerankResponse", _ANSWER))
+async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
     """The documents in the order of their relevance to the query."""
     texts = [document.text for document in body.documents]
     bare = body.return_documents is False
@@ -80,15 +72,11 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> RerankResponse:
     read = reply.usage.prompt_tokens
     exchange.current().count_tokens(read, 0)
     best = sorted(reply.results, key=lambda result: -result.relevance_score)[: body.top_n]
-    return RerankResponse(
-        model=body.model or config.name,
-        results=[
-            Ranked(
-                index=result.index,
-                relevance_score=result.relevance_score,
-                document=None if bare else Document(text=texts[result.index]),
-            )
-            for result in best
-        ],
-        usage=PromptUsage(prompt_tokens=read, total_tokens=reply.usage.total_tokens),
-    )
+    results = [
+        {"index": result.index, "relevance_score": result.relevance_score}
+        | ({} if bare else {"document": {"text": texts[result.index]}})
+        for result in best
+    ]
+    usage = {"prompt_tokens": read, "total_tokens": reply.usage.total_tokens}
+    answer = {"object": "list", "model": body.model or config.name}
+    return JSONResponse(answer | {"results": results, "usage": usage})

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 
 from gateway import exchange, sse
 from gateway.context import GatewayDep
@@ -17,8 +16,9 @@ from gateway.errors import ApiError, bad_field
 from gateway.generation import Done, Event
 from gateway.limits import JsonRoute
 from gateway.openai.answering import answer, count_prompt, question_of
-from gateway.openai.response_models import CachedTokens, ReasoningTokens
+from gateway.openai.response_models import CACHED, THOUGHT
 from gateway.openapi import documented
+from gateway.refusals import INTEGER, TEXT, TEXT_OR_NULL, list_of, one_of, schema_of
 from gateway.responses.answer import Answer
 from gateway.responses.items import ITEMS
 from gateway.responses.request import PromptRequest, ResponsesRequest
@@ -62,64 +62,41 @@ async def _store(request: Request, gateway: GatewayDep) -> Store:
 StoreDep = Annotated[Store, Depends(_store)]
 
 
-class OutputItem(BaseModel):
-    """An item; its other fields depend on its type."""
-
-    id: str
-    type: Literal[
-        "reasoning",
-        "message",
-        "function_call",
-        "function_call_output",
-        "custom_tool_call",
-        "custom_tool_call_output",
-    ]
-    status: Literal["in_progress", "completed", "incomplete"]
-
-
-class ResponseUsage(BaseModel):
-    input_tokens: int
-    input_tokens_details: CachedTokens
-    output_tokens: int
-    output_tokens_details: ReasoningTokens
-    total_tokens: int
-
-
-class ResponseObject(BaseModel):
-    """A response, with fields of its request."""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    completed_at: int | None
-    status: Literal["completed", "incomplete"]
-    model: str
-    output: list[OutputItem]
-    usage: ResponseUsage
+_CALLS = ("function_call", "custom_tool_call")
+# Other fields of an item depend on its type, and those of a response on its request.
+_ITEM = schema_of(
+    id=TEXT,
+    type=one_of("reasoning", "message", *_CALLS, *(f"{call}_output" for call in _CALLS)),
+    status=one_of("in_progress", "completed", "incomplete"),
+) | {"additionalProperties": True}
+_USAGE = schema_of(
+    input_tokens=INTEGER,
+    input_tokens_details=CACHED | {"additionalProperties": True},
+    output_tokens=INTEGER,
+    output_tokens_details=THOUGHT,
+    total_tokens=INTEGER,
+)
+_RESPONSE = schema_of(
+    id=TEXT,
+    object=one_of("response"),
+    created_at=INTEGER,
+    completed_at={"type": ["integer", "null"]},
+    status=one_of("completed", "incomplete"),
+    model=TEXT,
+    output=list_of(_ITEM),
+    usage=_USAGE,
+) | {"additionalProperties": True}
+_COUNT = schema_of(object=one_of("response.input_tokens"), input_tokens=INTEGER)
+_DELETED = schema_of(id=TEXT, object=one_of("response"), deleted={"const": True})
+_INPUT_ITEMS = schema_of(
+    object=one_of("list"),
+    data=list_of(_ITEM),
+    **dict.fromkeys(("first_id", "last_id"), TEXT_OR_NULL),
+    has_more={"type": "boolean"},
+)
 
 
-class InputTokens(BaseModel):
-    """Tokens of the rendered prompt."""
-
-    object: Literal["response.input_tokens"]
-    input_tokens: int
-
-
-class DeletedResponse(BaseModel):
-    id: str
-    object: Literal["response"]
-    deleted: Literal[True]
-
-
-class InputItems(BaseModel):
-    object: Literal["list"]
-    data: list[OutputItem]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-@router.post("/responses", responses=documented(ResponseObject, "OpenAI's events."))
+@router.post("/responses", responses=documented("ResponseObject", _RESPONSE, "OpenAI's events."))
 async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: StoreDep) -> Response:
     """An answer as a list of items, in one piece or as a stream of server-sent events."""
     keep = gateway.settings.keep_responses
@@ -156,7 +133,7 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     return JSONResponse(reply.response)
 
 
-@router.post("/responses/input_tokens", responses=documented(InputTokens))
+@router.post("/responses/input_tokens", responses=documented("InputTokens", _COUNT))
 async def count_input_tokens(
     body: PromptRequest, gateway: GatewayDep, store: StoreDep
 ) -> JSONResponse:
@@ -176,7 +153,9 @@ async def compact() -> None:
 
 
 @router.get(
-    "/responses/{response_id}", responses=documented(ResponseObject), dependencies=[KnownQuery]
+    "/responses/{response_id}",
+    responses=documented("ResponseObject", _RESPONSE),
+    dependencies=[KnownQuery],
 )
 async def get_response(
     response_id: str,
@@ -189,7 +168,7 @@ async def get_response(
     return JSONResponse(store.get(response_id, "response_id").response)
 
 
-@router.delete("/responses/{response_id}", responses=documented(DeletedResponse))
+@router.delete("/responses/{response_id}", responses=documented("DeletedResponse", _DELETED))
 async def delete_response(response_id: str, store: StoreDep) -> JSONResponse:
     """Delete a stored response; responses that continued it stay."""
     store.delete(response_id)
@@ -198,7 +177,7 @@ async def delete_response(response_id: str, store: StoreDep) -> JSONResponse:
 
 @router.get(
     "/responses/{response_id}/input_items",
-    responses=documented(InputItems),
+    responses=documented("InputItems", _INPUT_ITEMS),
     dependencies=[KnownQuery],
 )
 async def list_input_items(

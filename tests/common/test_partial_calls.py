@@ -247,6 +247,50 @@ def test_a_string_of_any_form_is_shown_as_it_is_written(name: str) -> None:
     assert "four" in json.dumps(json.loads(whole))
 
 
+QUOTING = {
+    **{
+        name: render("", "", [("save_note", {"path": "p", "text": "see {} ok"})])
+        for name, render in WRITTEN.items()
+        if name in ("qwen3_xml", "deepseek_v32", "minimax_m2", "glm45")
+    },
+    **{name: FORMS[name].replace("two", "{} or") for name in ("longcat", "muse_spark")},
+}
+
+
+@pytest.mark.parametrize("name", QUOTING)
+def test_a_call_cut_after_a_call_that_its_argument_quotes_is_neither_content_nor_whole(
+    name: str,
+) -> None:
+    inner = QUOTING[name].replace("{}", "it").strip()
+    text = QUOTING[name].replace("{}", inner)
+    format_ = ChatFormat.named(name)
+    whole = parse_chat(text, format_, tools=TOOLS)
+    ((_, arguments),) = plain(whole)[2]
+    assert inner in [*arguments.values()][-1]
+    for end in range(text.index(inner) + len(inner), len(text)):
+        cut = parse_chat(text[:end], format_, tools=TOOLS, reason="length")
+        assert cut.content == "", text[:end]
+        assert plain(cut)[2] in ([], plain(whole)[2]), text[:end]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lfm2", "<|tool_call_start|>[save_note(path='a')]]<|tool_call_end|>"),
+        (
+            "phi4_mini_json",
+            '<|tool_call|>[{"name": "save_note", "arguments": {"path": "a"}}]]<|/tool_call|>',
+        ),
+    ],
+)
+def test_a_bracket_too_many_before_a_cut_marker_is_not_content(name: str, text: str) -> None:
+    whole = parse_chat(text, ChatFormat.named(name), tools=TOOLS)
+    assert plain(whole) == ("", "", [("save_note", {"path": "a"})])
+    for end in range(text.index("]]") + 1, len(text)):
+        cut = parse_chat(text[:end], ChatFormat.named(name), tools=TOOLS, reason="length")
+        assert plain(cut) == plain(whole), text[:end]
+
+
 def test_a_stream_drops_no_marker_after_a_broken_call_that_a_whole_answer_keeps() -> None:
     text = (
         '<|open|>tools<|sep|><|open|>call tool="ferry_times" index="1"<|open|>json type="x"<|sep|>'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,20 @@ from pydantic import ValidationError
 
 from gateway import refusals
 from gateway.context import Gateway
-from gateway.errors import ApiError
+from gateway.errors import ApiError, found_in
 from gateway.exchange import Exchange
+from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.metrics import Metrics
 from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder
 from gateway.openai import refused
-from gateway.openai.chat_answer import form_of
+from gateway.openai.chat_answer import chat_completion, form_of
 from gateway.openai.chat_request import ChatCompletionRequest
+from gateway.openai.chat_stream import ChatStream
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
+from gateway.openai.field_names import names_of
 from gateway.openai.sampling_fields import SamplingFields
 from gateway.openai.sampling_to_wire import seed_of
 from gateway.problems import likeliest
@@ -368,6 +372,8 @@ def part(**fields: Any) -> list[dict[str, Any]]:
 
 
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+USED_BY_A_USER = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+URL_OF_AN_IMAGE = "messages[0].content[0].source.url"
 CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]}
 
 
@@ -397,6 +403,8 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ),
         ({"messages": part(type="input_video")}, "messages[0].content[0].video_url"),
         ({"messages": part(type="video", video="AA")}, "messages[0].content[0].type"),
+        ({"messages": part(**USED_BY_A_USER)}, "messages[0].content[0]"),
+        ({"messages": part(type="image", source={"type": "url"})}, URL_OF_AN_IMAGE),
         (
             {"messages": part(type="input_audio", input_audio={"data": "", "format": "x"})},
             "messages[0].content[0].input_audio.format",
@@ -431,7 +439,13 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
             {"stream": True, "stream_options": {"include_obfuscation": True}},
             "stream_options.include_obfuscation",
         ),
-        ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].custom.name"),
+        ({"tools": [{"googleSearch": {}}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "custom"}, "tools": [WEATHER]}, "tool_choice.custom"),
+        (
+            {"tool_choice": {"type": "custom", "custom": {"name": "g"}}, "tools": [WEATHER]},
+            "tool_choice.custom.name",
+        ),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "perhaps"}, "tool_choice"),
@@ -560,6 +574,123 @@ def test_images_of_results_are_shown_in_a_user_message(
     assert [message.content for message in options.Messages[2:4]] == ["seen", "seen"]
     assert json.loads(options.Metadata["mlx.image_messages"]) == indices
     assert list(options.Images) == [PNG] * len(indices)
+
+
+USED = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "é"}}
+SHOT = {"type": "base64", "media_type": "image/png", "data": PNG.partition(",")[2]}
+SEEN = [{"type": "text", "text": "a"}, {"type": "image", "source": SHOT}]
+FOUND = {"type": "tool_result", "tool_use_id": "t1", "content": [*SEEN, SEEN[0]], "is_error": True}
+BLOCKS: list[dict[str, Any]] = [
+    *user_message("x"),
+    {"role": "assistant", "content": [{"type": "text", "text": "I look."}, USED]},
+    {"role": "user", "content": [FOUND, {"type": "text", "text": "So?"}]},
+]
+
+
+def test_anthropics_calls_and_results_become_calls_and_tool_messages(strict: Exchange) -> None:
+    (options,) = translated({"messages": BLOCKS})
+    _, asked, found, more = options.Messages
+    assert (asked.role, asked.content) == ("assistant", "I look.")
+    function = {"name": "look", "arguments": '{"at": "é"}'}
+    assert json.loads(asked.tool_calls) == [{"id": "t1", "type": "function", "function": function}]
+    assert (found.role, found.tool_call_id, found.name) == ("tool", "t1", "look")
+    assert found.content == "Error: a\na"
+    assert (more.role, more.content) == ("user", "So?")
+    assert list(options.Images) == [PNG]
+    assert json.loads(options.Metadata["mlx.image_messages"]) == [3]
+    assert strict.ignored == {}
+
+
+def test_a_call_that_is_sent_in_both_forms_is_one_call() -> None:
+    call = {"id": "t1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    turn = {"role": "assistant", "content": [USED, USED | {"id": "t2"}], "tool_calls": [call]}
+    (options,) = translated({"messages": [*user_message("x"), turn]})
+    assert [call["id"] for call in json.loads(options.Messages[1].tool_calls)] == ["t1", "t2"]
+
+
+def test_a_backends_messages_have_the_clients_paths() -> None:
+    """Messages behind a result of its own, or behind one added for media, have other indices."""
+    result = {"role": "tool", "tool_call_id": "t1", "content": SEEN}
+    turns = [*BLOCKS[:2], result, *BLOCKS, {"role": "user", "content": SEEN}]
+    request = ChatCompletionRequest.model_validate({"messages": turns})
+    (options,) = translated({"messages": turns})
+    names = names_of(request)
+    places = [names[f"Messages[{at}]"] for at in range(len(options.Messages))]
+    assert places == [
+        *("messages[0]", "messages[1]", "messages[2]"),
+        *("messages[3]", "messages[4]", "messages[5].content[0]", "messages[5]", "messages[6]"),
+    ]
+    turns = [*BLOCKS[:2], result, *BLOCKS[1:2]]
+    names = names_of(ChatCompletionRequest.model_validate({"messages": turns}))
+    assert found_in(names, "Messages[4].tool_calls") == ("messages[3]", ".tool_calls")
+    assert found_in(names, "Images[0]") == ("messages[2].content[1].source", "")
+    assert found_in(names, "Messages") == ("messages", "")
+
+
+PATCH = {"name": "patch", "description": "Edit."}
+LARK = {"syntax": "lark", "definition": "start: /x/"}
+CUSTOM = {"type": "custom", "custom": PATCH | {"format": {"type": "grammar", "grammar": LARK}}}
+
+
+def test_a_custom_tool_is_a_function_with_one_text_argument(strict: Exchange) -> None:
+    call = {"id": "c1", "type": "custom", "custom": {"name": "patch", "input": "a\n"}}
+    turns = [
+        *user_message("x"),
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "ok"},
+    ]
+    choice = {"type": "custom", "custom": {"name": "patch"}}
+    (options,) = translated({"messages": turns, "tools": [CUSTOM], "tool_choice": choice})
+    (tool,) = json.loads(options.Tools)
+    assert (tool["type"], tool["function"]["name"]) == ("function", "patch")
+    assert list(tool["function"]["parameters"]["properties"]) == ["input"]
+    assert "start: /x/" in tool["function"]["description"]
+    assert json.loads(options.ToolChoice)["function"] == {"name": "patch"}
+    (made,) = json.loads(options.Messages[1].tool_calls)
+    assert made["function"] == {"name": "patch", "arguments": json.dumps({"input": "a\n"})}
+    assert list(strict.ignored) == ["tools[].format"]
+    allowed = {"mode": "required", "tools": [choice]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    (options,) = translated({"tools": [CUSTOM, WEATHER], "tool_choice": choice})
+    assert [each["function"]["name"] for each in json.loads(options.Tools)] == ["patch"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [('{"input": "a\\nb"}', "a\nb"), ('{"input": ""}', ""), ('{"in": 1}', '{"in": 1}')],
+)
+def test_a_call_of_a_custom_tool_has_its_text(arguments: str, text: str) -> None:
+    """In one piece, and in a stream that is cut into single characters."""
+    form = form_of(ChatCompletionRequest.model_validate({"messages": user_message("x")} | OFFER))
+    pieces = [Piece(tool_calls=(ToolCallPiece(0, "c1", "patch"),))]
+    pieces += [Piece(tool_calls=(ToolCallPiece(0, arguments=each),)) for each in arguments]
+
+    async def events() -> AsyncGenerator[tuple[int, Event], None]:
+        for piece in pieces:
+            yield 0, piece
+        yield 0, Done("stop", Usage())
+
+    async def streamed() -> list[dict[str, Any]]:
+        chunks = [chunk async for chunk in ChatStream({"id": "a"}, form).chunks(events())]
+        lines = "".join(chunks).replace("data: ", "").split("\n\n")[:-2]
+        return [json.loads(line)["choices"][0] for line in lines]
+
+    answer = asyncio.run(chat_completion(events(), {}, form))["choices"][0]
+    custom = {"name": "patch", "input": text}
+    assert answer["message"]["tool_calls"] == [{"id": "c1", "type": "custom", "custom": custom}]
+    choices = asyncio.run(streamed())
+    parts = [part for each in choices for part in each["delta"].get("tool_calls", ())]
+    assert parts[0] == {
+        "index": 0,
+        "id": "c1",
+        "type": "custom",
+        "custom": {"name": "patch", "input": ""},
+    }
+    assert "".join(part["custom"]["input"] for part in parts) == text
+    assert choices[-1]["finish_reason"] == answer["finish_reason"] == "tool_calls"
+
+
+OFFER = {"tools": [CUSTOM]}
 
 
 def test_a_result_without_content_is_empty() -> None:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from gateway.errors import BACKEND_GONE, ApiError
-from gateway.generation import Done, Event, Piece, generate, generate_all
+from gateway.generation import Done, Event, Piece, WholeAnswer, generate, generate_all
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -32,7 +32,7 @@ class Backend(backend_pb2_grpc.BackendServicer):
             )
 
 
-async def events_of(backend: Backend) -> list[Event]:
+async def events_of(backend: Backend, options: pb.PredictOptions | None = None) -> list[Event]:
     server = grpc.aio.server()
     backend_pb2_grpc.add_BackendServicer_to_server(backend, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -40,7 +40,8 @@ async def events_of(backend: Backend) -> list[Event]:
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             stub = backend_pb2_grpc.BackendStub(channel)
-            options = pb.PredictOptions(Metadata={"mlx.parallel_tool_calls": "false"})
+            single = pb.PredictOptions(Metadata={"mlx.parallel_tool_calls": "false"})
+            options = single if options is None else options
             return [event async for event in generate(stub, options)]
     finally:
         await server.stop(None)
@@ -58,6 +59,38 @@ async def test_a_single_call_is_reported_also_if_two_arrive_together(
     assert (done.finish_reason, done.usage.completion_tokens) == ("stop", tokens)
     calls = [call for piece in pieces if isinstance(piece, Piece) for call in piece.tool_calls]
     assert [(call.index, call.id, call.arguments) for call in calls] == [(0, "call_a", "{}")]
+
+
+def _call(index: int, name: str, arguments: str = "") -> pb.ToolCallDelta:
+    return pb.ToolCallDelta(index=index, id=f"call_{index}", name=name, arguments=arguments)
+
+
+@pytest.mark.parametrize(
+    ("calls", "tokens", "found"),
+    [
+        ([_call(0, "a")], 0, ["{}"]),
+        ([_call(0, "a"), _call(1, "b")], 0, ["{}", "{}"]),
+        ([_call(0, "a"), _call(0, "", "{")], 0, ["{"]),
+        ([_call(0, "a"), _call(1, "b", "{}"), _call(2, "c")], 0, ["{}", "{}", "{}"]),
+        # The length limit may have cut the last one.
+        ([_call(0, "a"), _call(1, "b")], 1, ["{}", ""]),
+    ],
+)
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_call_without_arguments_has_none(
+    calls: list[pb.ToolCallDelta], tokens: int, found: list[str], together: bool
+) -> None:
+    """Some backends send an empty text for them."""
+    replies = [calls] if together else [[call] for call in calls]
+    events = await events_of(Backend(*replies), pb.PredictOptions(Tokens=tokens))
+    parts = [call for each in events if isinstance(each, Piece) for call in each.tool_calls]
+    assert [part.index for part in parts] == sorted(part.index for part in parts)
+    texts = ["".join(p.arguments for p in parts if p.index == at) for at in range(len(found))]
+    assert texts == found
+    whole = WholeAnswer()
+    for event in events:
+        whole.take(event)
+    assert [call.arguments for call in whole.calls()] == [text for text in found if text == "{}"]
 
 
 class Holding(Backend):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -11,7 +13,10 @@ from gateway.anthropic.request import MessagesRequest
 from gateway.anthropic.to_chat import chat_request
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
+from gateway.openai.chat_to_wire import options_of
 from gateway.openai.translation import Translation
+from tests.gateway.test_chat_to_wire import config_of, gateway_of
+from wire import backend_pb2 as pb
 
 Json = dict[str, Any]
 CALL = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
@@ -27,6 +32,15 @@ def translated(*turns: Json, **fields: Any) -> Translation:
 def messages(*turns: Json, **fields: Any) -> list[Json]:
     told = translated(*turns, **fields).chat.messages
     return [message.model_dump(exclude_none=True, exclude_defaults=True) for message in told]
+
+
+def sent(*turns: Json, **fields: Any) -> pb.PredictOptions:
+    """What the backend gets. Raises ApiError, as the endpoint would."""
+    found = translated(*turns, **fields)
+    try:
+        return asyncio.run(options_of(found.chat, config_of(), gateway_of()))[0]
+    except ApiError as error:
+        raise found.named(error) from None
 
 
 def user(content: Any) -> Json:
@@ -51,32 +65,32 @@ def test_an_assistants_blocks_become_one_message() -> None:
         {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "é"}},
     ]
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "a cat", "is_error": True}
-    told = messages(
+    told = sent(
         user("hi"), {"role": "assistant", "content": blocks}, user([result, text("So?")])
-    )
+    ).Messages
+    assert (told[1].role, told[1].content) == ("assistant", "Let me see.")
+    assert told[1].reasoning_content == "hm"
     function = {"name": "look", "arguments": '{"at": "é"}'}
-    assert told[1] == {
-        "role": "assistant",
-        "content": "Let me see.",
-        "reasoning_content": "hm",
-        "tool_calls": [{"id": "t1", "function": function}],
-    }
-    assert told[2] == {"role": "tool", "tool_call_id": "t1", "content": "Error: a cat"}
-    assert told[3]["content"] == [text("So?")]
+    assert json.loads(told[1].tool_calls) == [
+        {"id": "t1", "type": "function", "function": function}
+    ]
+    assert (told[2].role, told[2].tool_call_id, told[2].content) == ("tool", "t1", "Error: a cat")
+    assert (told[3].role, told[3].content) == ("user", "So?")
+    assert len(told) == 4
 
 
-def test_images_in_results_stay_beside_their_text() -> None:
+def test_images_in_results_are_shown_after_their_texts() -> None:
     call = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
-    image = {"type": "image", "source": PNG}
+    image = {"type": "image", "source": {**PNG, "data": "iVBORw0KGgo="}}
     inner = [text("one"), image, text("two")]
     result = {"type": "tool_result", "tool_use_id": "t1", "content": inner, "is_error": True}
-    told = translated(user("hi"), {"role": "assistant", "content": [call]}, user([result]))
-    content = told.chat.messages[2].content
-    assert isinstance(content, list)
-    assert content[0].text == "Error: one\ntwo"
-    assert content[1].type == "image_url"
-    param = "messages[2].content[1].image_url"
-    error = told.named(ApiError(400, f"{param} is bad", param=param))
+    turns = [user("hi"), {"role": "assistant", "content": [call]}, user([result])]
+    wanted = sent(*turns)
+    assert wanted.Messages[2].content == "Error: one\ntwo"
+    assert [message.role for message in wanted.Messages[2:]] == ["tool", "user"]
+    assert json.loads(wanted.Metadata["mlx.image_messages"]) == [3]
+    param = "messages[3].content[0].content[1].image_url"
+    error = translated(*turns, system="s").named(ApiError(400, f"{param} is bad", param=param))
     assert error.param == "messages[2].content[0].content[1]"
 
 
@@ -178,7 +192,7 @@ def test_a_final_assistant_message_is_continued() -> None:
 )
 def test_what_cannot_be_translated_is_refused(turns: list[Json], fields: Json, param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        translated(*turns, **fields)
+        sent(*turns, **fields)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 

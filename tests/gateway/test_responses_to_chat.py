@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
+from gateway.openai.messages import ContentPart
 from gateway.openai.translation import Translation
 from gateway.responses.items import ITEMS
 from gateway.responses.request import ResponsesRequest
@@ -89,7 +90,8 @@ def test_items_of_the_model_become_one_message_until_the_order_restarts() -> Non
         "reasoning_content": "hm",
         "tool_calls": [{"id": "c1", "function": function}],
     }
-    assert converted[2] == {"role": "tool", "tool_call_id": "c1", "content": "blue"}
+    blue = [{"type": "text", "text": "blue"}]
+    assert converted[2] == {"role": "tool", "tool_call_id": "c1", "content": blue}
     assert converted[3]["tool_calls"][0]["id"] == "c2"
     twice = messages(
         [message_item("user", "hi"), message_item("assistant", "a"), message_item("assistant", "b")]
@@ -136,12 +138,46 @@ def test_images_and_their_positions() -> None:
         [{"role": "user", "content": [{"type": "input_text", "text": "see"}, image]}]
     )
     part = converted.chat.model_dump()["messages"][0]["content"][1]
-    assert part["image_url"] == {"url": "data:image/png;base64,QUJD"}
+    assert part["image_url"] == "data:image/png;base64,QUJD"
     error = converted.named(ApiError(400, "bad", param="messages[0].content[1].image_url"))
     assert error.param == "input[0].content[1]"
-    shown = messages([message_item("user", "hi"), CALL, RESULT | {"output": [image]}])
-    assert [message["role"] for message in shown] == ["user", "assistant", "tool"]
-    assert [part["type"] for part in shown[2]["content"]] == ["text", "image_url"]
+    converted = translated([message_item("user", "hi"), CALL, RESULT | {"output": [image]}])
+    result = converted.chat.messages[2]
+    assert (result.role, result.tool_call_id) == ("tool", "c1")
+    assert isinstance(result.content, list)
+    assert [part.type for part in result.content] == ["image_url"]
+    error = converted.named(ApiError(400, "bad", param="messages[2].content[0].image_url"))
+    assert error.param == "input[2].output[0]"
+
+
+@pytest.mark.parametrize("kind", ["input_image", "image_url"])
+def test_an_image_may_be_in_the_form_of_chats(kind: str, strict: Exchange) -> None:
+    url = "data:image/png;base64,QUJD"
+    for given in (url, {"url": url}):
+        part = {"type": kind, "image_url": given}
+        converted = translated([{"role": "user", "content": [part]}])
+        (content,) = converted.chat.messages[0].content or ()
+        assert isinstance(content, ContentPart)
+        assert (content.type, content.url) == ("image_url", url)
+
+
+def test_reasoning_may_be_plain_text(strict: Exchange) -> None:
+    item = {"type": "reasoning", "summary": [], "content": [{"type": "text", "text": "hm"}]}
+    answer = message_item("assistant", "a")
+    converted = messages([message_item("user", "hi"), item, answer, message_item("user", "so?")])
+    assert converted[1]["reasoning_content"] == "hm"
+
+
+def test_only_a_continued_response_needs_no_input() -> None:
+    earlier = [{"type": "message", "role": "user", "content": "hi"}]
+    for none in ({}, {"input": None}, {"input": []}):
+        body = {"model": "m", "previous_response_id": "resp_x", **none}
+        request = ResponsesRequest.model_validate(body)
+        chat = chat_request(request, request.input, ITEMS.validate_python(earlier)).chat
+        assert [message.role for message in chat.messages] == ["user"]
+        with pytest.raises(ApiError, match="input is missing or empty") as caught:
+            ResponsesRequest.model_validate({"model": "m", **none})
+        assert (caught.value.status, caught.value.param) == (400, "input")
 
 
 def test_tools_sampling_and_form() -> None:
@@ -266,4 +302,5 @@ def test_a_custom_tool_is_a_function_with_one_text_argument() -> None:
     made, came = converted.messages[1:]
     assert made.tool_calls is not None
     assert made.tool_calls[0].function.arguments == json.dumps({"input": "a\n"})
-    assert (came.role, came.tool_call_id, came.content) == ("tool", "c1", "ok")
+    assert (came.role, came.tool_call_id) == ("tool", "c1")
+    assert came.model_dump(exclude_none=True)["content"] == [{"type": "text", "text": "ok"}]

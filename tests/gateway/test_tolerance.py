@@ -313,10 +313,22 @@ def test_an_unknown_field_is_listed_or_refused(
     assert passed.status_code == 200, passed.text
 
 
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+@pytest.mark.parametrize("name", ["googleSearch", "google_search", "code_execution"])
+def test_a_hosted_tool_without_a_type_is_left_out(
+    gateway: GatewayProcess, path: str, name: str
+) -> None:
+    """Gemini's form of tools that run at the provider."""
+    body = {"model": "tiny", **SHORT[path], "tools": [{name: {}}]}
+    answer = gateway.client.post(path, json=body)
+    assert (answer.status_code, ignored(answer)) == (200, [f"tools[][{name}]"]), answer.text
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
         (CHAT, {"tools": [NESTED | {"foo": 1}]}, "tools[0].foo"),
+        (CHAT, {"tools": [{"googleSearch": {}}]}, "tools[0].type"),
         (CHAT, {"tools": [{"type": "web_search"}]}, "tools[0].type"),
         (CHAT, {"tools": [{"type": "function", **READ}]}, "tools[0]"),
         (CHAT, {"max_tokens": 4.0}, "max_tokens"),
@@ -425,6 +437,11 @@ def _called(arguments: Any, **fields: Any) -> dict[str, Any]:
     ("sent", "means"),
     [
         ({"tools": [{"type": "function", **READ}]}, {"tools": [NESTED]}),
+        ({"tools": [{"function": READ}]}, {"tools": [NESTED]}),
+        (
+            {"tools": [{"type": "custom", "name": "patch"}]},
+            {"tools": [{"type": "custom", "custom": {"name": "patch"}}]},
+        ),
         ({"tools": [{"name": "read", "input_schema": SCHEMA}]}, None),
         ({"tools": [NESTED], "tool_choice": "any"}, {"tools": [NESTED], "tool_choice": "required"}),
         (
