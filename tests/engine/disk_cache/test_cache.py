@@ -185,6 +185,25 @@ def test_the_bytes_waiting_to_be_restored_are_limited(tmp_path: Path) -> None:
     assert disk.find([*words(100), 1]) is not None
 
 
+def test_a_file_is_read_only_if_memory_is_free_for_it(tmp_path: Path) -> None:
+    model, prompt = model_of("full"), words(600)
+    disk = disk_cache(model, tmp_path)
+    saved(disk, model, prompt[:-1])
+    rounds = Rounds(engine_model(model, disk=disk, memory_limit=kv.cost(model).of(1400)))
+    planner = rounds.scheduler.planner
+    first = disk.find(prompt, room=planner.unused)
+    assert first is not None
+    room = 2 * disk.read_bytes - 1
+    assert disk.find(prompt, room=room) is None, "the first one is still in memory"
+    del first
+    assert disk.find(prompt, room=room) is not None
+    rounds.submit(1, words(900, 5), 60, ignore_eos=True)
+    rounds.step()
+    assert disk.find(prompt, room=planner.unused) is None
+    rounds.drain()
+    assert disk.find(prompt, room=planner.unused) is not None
+
+
 ALL = DiskUse(answer=True)
 
 

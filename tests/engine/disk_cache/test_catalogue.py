@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from pathlib import Path
@@ -52,7 +53,7 @@ def spared(stored: list[int], trimmable: bool, prompt: list[int]) -> int:
 def test_candidates_are_ordered_by_the_tokens_they_save(
     stored: list[tuple[list[int], bool, int]], prompt: list[int], more_than: int
 ) -> None:
-    found = candidates(entries(stored), PrefixKey(prompt), more_than)
+    found = candidates(entries(stored), PrefixKey(prompt), more_than, 1, math.inf)
     lengths = [spared(tokens(entry), entry.prefix.trimmable, prompt) for entry in found]
     expected = [spared(text, trimmable, prompt) for text, trimmable, _ in stored]
     assert lengths == sorted((n for n in expected if n > more_than), reverse=True)
@@ -60,6 +61,16 @@ def test_candidates_are_ordered_by_the_tokens_they_save(
     assert order == sorted(order), "of equals the smaller file comes first"
     for length, entry in zip(lengths, found, strict=True):
         assert entry.prefix.reusable(PrefixKey(prompt)) == length
+
+
+def test_a_file_has_to_spare_more_than_it_costs() -> None:
+    """All of it is read, so a few tokens in common do not pay for a long one."""
+    (long,) = entries([(words(3200), True, 9)])
+    prompt = PrefixKey([*words(3200)[:230], 95, 95])
+    assert candidates([long], prompt, 0, 64, math.inf) == [long]
+    assert candidates([long], prompt, 30, 64, math.inf) == [long]
+    assert candidates([long], prompt, 31, 64, math.inf) == []
+    assert candidates([long], prompt, 0, 64, 8) == [], "it is too large"
 
 
 @given(STORED, TEXTS, st.booleans(), TEXTS)
