@@ -28,6 +28,7 @@ from backend.engine.disk_cache.entry_file import (
     open_entry,
     read_arrays,
     read_head,
+    remove_forgotten,
 )
 from backend.engine.disk_cache.layout import Layout, refusal
 from backend.engine.planning.prefix_index import PrefixKey
@@ -223,10 +224,17 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def make_room(folder: Path, useless: Collection[Path], needed: int, bound: int) -> None:
-    """Remove entries of any model until `needed` more bytes fit. Raises OSError."""
-    for file in to_evict(_stored_files(folder), useless, needed, bound):
+def make_room(folder: Path, useless: Collection[Path], bound: int) -> bool:
+    """Remove entries of any model until the unfinished files of all processes fit.
+
+    False if they cannot. Raises OSError.
+    """
+    unfinished = remove_forgotten(folder)
+    if unfinished > bound:
+        return False
+    for file in to_evict(_stored_files(folder), useless, unfinished, bound):
         remove(file.path)
+    return True
 
 
 def to_evict(

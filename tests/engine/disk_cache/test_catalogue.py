@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from backend.engine.caching import kv
+from backend.engine.disk_cache import writer
 from backend.engine.disk_cache.catalogue import Entry, Prefix, StoredFile, candidates, to_evict
+from backend.engine.disk_cache.layout import PackedRow, buffers
 from backend.engine.planning.prefix_index import PrefixKey
 from common.prefixes import common_prefix
 from tests.engine.disk_cache.rows import (
@@ -253,6 +259,35 @@ def test_two_models_share_a_folder_and_no_entry(tmp_path: Path) -> None:
     assert len(entries_in(tmp_path)) == 2
     assert one.find([*words(64), 1]) is not None
     assert two.find([*words(64), 1]) is not None
+
+
+@pytest.mark.parametrize("room", [1, 2, 3])
+def test_the_limit_includes_what_another_process_is_writing(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process is in the middle of a file while the other looks for room and writes its own."""
+    begun, gate = threading.Event(), threading.Event()
+    model, most = model_of("full"), room * SIZE * 3 // 2
+    one, two = (disk_cache(model, tmp_path, max_bytes=most) for _ in range(2))
+
+    def slowly(packed: PackedRow) -> Iterator[NDArray[Any]]:
+        begun.set()
+        assert gate.wait(PATIENCE)
+        yield from buffers(packed)
+
+    for start in range(1, room):
+        saved(one, model, words(64, start))
+        age(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "buffers", slowly)
+        one.save(words(64, 8), filled(model, words(64, 8)), trimmable=True)
+        assert begun.wait(PATIENCE)
+    saved(two, model, words(64, 9))
+    assert total(tmp_path) <= most
+    gate.set()
+    assert one.drain(PATIENCE)
+    assert total(tmp_path) <= most
+    assert (two.find([*words(64, 9), 1]) is not None) == (room > 1)
 
 
 def test_many_threads_and_two_caches_at_once(tmp_path: Path) -> None:
