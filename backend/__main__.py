@@ -45,8 +45,11 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         return _run(arguments, environ, started)
     except Exception as failure:
-        logs.error("uncaught", traceback=traceback_of(failure))
-        logs.error("exit", cause=f"internal error: {type(failure).__name__}")
+        from backend.engine.errors import refused_by_system
+
+        refusal = refused_by_system(failure)
+        (logs.debug if refusal else logs.error)("uncaught", traceback=traceback_of(failure))
+        logs.error("exit", cause=refusal or f"internal error: {type(failure).__name__}")
         return _FAILED
     finally:
         logs.flush()

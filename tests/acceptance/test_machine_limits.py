@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,8 @@ import grpc
 import psutil
 import pytest
 
-from tests.acceptance.backend import TINY_TEXT, Backend, chat, text_answer
+from tests.acceptance import confined
+from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, text_answer
 from tests.acceptance.confined import OF_CHILDREN
 from tests.rpc.client import failure_of
 from wire import backend_pb2 as pb
@@ -48,6 +50,24 @@ def test_a_start_in_the_odd_state_that_a_host_leaves_succeeds(tmp_path: Path) ->
         assert not blocked
         assert not any(ignored >> (number - 1) & 1 for number in OF_CHILDREN)
         assert text_answer(backend, chat("Hello!", Tokens=4, Grammar='root ::= "yes"')) == "yes"
+
+
+@pytest.mark.parametrize("most", [0, 10])
+def test_a_start_that_may_write_no_file_ends_with_the_name_of_the_limit(most: int) -> None:
+    assert last_line("--file-size", str(most)) == (
+        'level=error event=exit cause="the limit on the size of files is too small for this'
+        ' backend: raise it (`ulimit -f unlimited`)"'
+    )
+
+
+def last_line(*limits: str) -> str:
+    """The last line of a backend that ends at its start, and says nothing but that."""
+    command = [sys.executable, confined.__file__, *limits, "--"]
+    command += [str(ROOT / "run.sh"), "--addr", "127.0.0.1:0"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    return line
 
 
 @contextmanager
