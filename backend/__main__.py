@@ -41,7 +41,13 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the process to its end. Returns the exit code; the last log line is its cause."""
     started = time.monotonic()
     inherited_signals.reset()
-    logs.configure(environ.get(LEVEL, ""))
+    try:
+        logs.configure(environ.get(LEVEL, ""))
+    except RuntimeError:  # there is not even a thread for the log
+        from backend.engine.errors import REFUSED
+
+        os.write(2, f'level=error event=exit cause="{REFUSED}"\n'.encode())
+        return _FAILED
     try:
         return _run(arguments, environ, started)
     except Exception as failure:

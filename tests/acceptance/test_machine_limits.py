@@ -9,7 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import grpc
 import psutil
 import pytest
 
+from backend.engine.errors import REFUSED
 from tests.acceptance import confined
 from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, text_answer
 from tests.acceptance.confined import OF_CHILDREN
@@ -60,11 +61,30 @@ def test_a_start_that_may_write_no_file_ends_with_the_name_of_the_limit(most: in
     )
 
 
-def last_line(*limits: str) -> str:
-    """The last line of a backend that ends at its start, and says nothing but that."""
-    command = [sys.executable, confined.__file__, *limits, "--"]
+@pytest.mark.skipif(os.getuid() != 0, reason="another user's processes are counted")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv changes the user")
+@pytest.mark.parametrize("most", [2, 8, 20, 22, 25])
+def test_a_start_without_its_threads_ends_with_a_sentence(most: int) -> None:
+    """Each number ends it elsewhere. The limit is not observed for root, so the user changes."""
+    rights = "+dac_read_search,+dac_override"  # Python may be in root's home folder
+    user = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={rights}"]
+    assert last_line("--processes", str(most), before=[*user, f"--ambient-caps={rights}"]) == (
+        f'level=error event=exit cause="{REFUSED}"'
+    )
+
+
+def last_line(*limits: str, before: Sequence[str] = ()) -> str:
+    """The last line of a backend that ends at its start, and says nothing but that.
+
+    before: what starts it under these limits.
+    """
+    command = [sys.executable, confined.__file__, *limits, "--", *before]
     command += [str(ROOT / "run.sh"), "--addr", "127.0.0.1:0"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT)
+    preloaded = ("LD_PRELOAD", "LD_LIBRARY_PATH")  # OpenBLAS, for this process: it ends setpriv
+    environ = {name: value for name, value in os.environ.items() if name not in preloaded}
+    ended = subprocess.run(
+        command, env=environ, capture_output=True, text=True, check=False, timeout=WAIT
+    )
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     return line
