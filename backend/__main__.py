@@ -35,12 +35,16 @@ _MISUSED = 2
 # is computed it waits up to that long each time.
 _SWITCH_SECONDS = 0.001
 _STACK_BYTES = 8 << 20
+# gRPC's handlers for forks wait for its threads, and end the process if they cannot start again.
+# Python forks only if the system refuses a quicker way, which it does at a limit of processes.
+_FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the process to its end. Returns the exit code; the last log line is its cause."""
     started = time.monotonic()
     inherited_signals.reset()
+    os.environ[_FORK_SUPPORT] = "0"
     try:
         logs.configure(environ.get(LEVEL, ""))
     except RuntimeError:  # there is not even a thread for the log

@@ -9,7 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +27,14 @@ from wire import backend_pb2 as pb
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="prlimit and cgroups are Linux's")
 MIB = 1 << 20
 LONG = chat("word " * 500_000, Tokens=2)
+# The limit of processes is not observed for root, so the user changes. Python may be in root's home
+# folder.
+_RIGHTS = "caps=+dac_read_search,+dac_override"
+USER = ("setpriv", "--reuid=54321", "--clear-groups", f"--inh-{_RIGHTS}", f"--ambient-{_RIGHTS}")
+NOT_PRELOADED = {"LD_PRELOAD": "", "LD_LIBRARY_PATH": ""}  # OpenBLAS ends setpriv under a limit
+needs_user = pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root can change the user"
+)
 GROUPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
 
 
@@ -61,29 +69,40 @@ def test_a_start_that_may_write_no_file_ends_with_the_name_of_the_limit(most: in
     )
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="another user's processes are counted")
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv changes the user")
+@needs_user
 @pytest.mark.parametrize("most", [2, 8, 20, 22, 25])
 def test_a_start_without_its_threads_ends_with_a_sentence(most: int) -> None:
-    """Each number ends it elsewhere. The limit is not observed for root, so the user changes."""
-    rights = "+dac_read_search,+dac_override"  # Python may be in root's home folder
-    user = ["setpriv", "--reuid=54321", "--clear-groups", f"--inh-caps={rights}"]
-    assert last_line("--processes", str(most), before=[*user, f"--ambient-caps={rights}"]) == (
+    """Each number ends it elsewhere."""
+    assert last_line("--processes", str(most), "--", *USER) == (
         f'level=error event=exit cause="{REFUSED}"'
     )
 
 
-def last_line(*limits: str, before: Sequence[str] = ()) -> str:
-    """The last line of a backend that ends at its start, and says nothing but that.
+@needs_user
+def test_a_grammar_under_a_limit_of_processes_is_refused_and_ends_nothing() -> None:
+    with started("--processes", "1000", "--", *USER, **NOT_PRELOADED) as backend:
+        backend.load()
+        limit = ["prlimit", "--pid", str(backend.child.pid), "--nproc=1:1"]
+        subprocess.run([*USER, *limit], env=os.environ | NOT_PRELOADED, check=True)
+        for _ in range(2):
+            asked = chat("Hello!", Tokens=4, Grammar='root ::= "yes"')
+            failure = failure_of(lambda asked=asked: backend.stub.Predict(asked, timeout=WAIT))
+            assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert failure.sentence == REFUSED
+        assert text_answer(backend, chat("Hello!", Tokens=4))
 
-    before: what starts it under these limits.
-    """
-    command = [sys.executable, confined.__file__, *limits, "--", *before]
+
+def last_line(*limits: str) -> str:
+    """The last line of a backend that ends at its start, and says nothing but that."""
+    command = [sys.executable, confined.__file__, *limits, "--"]
     command += [str(ROOT / "run.sh"), "--addr", "127.0.0.1:0"]
-    preloaded = ("LD_PRELOAD", "LD_LIBRARY_PATH")  # OpenBLAS, for this process: it ends setpriv
-    environ = {name: value for name, value in os.environ.items() if name not in preloaded}
     ended = subprocess.run(
-        command, env=environ, capture_output=True, text=True, check=False, timeout=WAIT
+        command,
+        env=os.environ | NOT_PRELOADED,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT,
     )
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
@@ -91,8 +110,8 @@ def last_line(*limits: str, before: Sequence[str] = ()) -> str:
 
 
 @contextmanager
-def started(*limits: str) -> Iterator[Backend]:
-    backend = Backend(limits)
+def started(*limits: str, **environ: str) -> Iterator[Backend]:
+    backend = Backend(limits, **environ)
     try:
         yield backend
     finally:
