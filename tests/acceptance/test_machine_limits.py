@@ -84,9 +84,9 @@ def test_a_grammar_under_a_limit_of_processes_is_refused_and_ends_nothing() -> N
         backend.load()
         limit = ["prlimit", "--pid", str(backend.child.pid), "--nproc=1:1"]
         subprocess.run([*USER, *limit], env=os.environ | NOT_PRELOADED, check=True)
+        asked = chat("Hello!", Tokens=4, Grammar='root ::= "yes"')
         for _ in range(2):
-            asked = chat("Hello!", Tokens=4, Grammar='root ::= "yes"')
-            failure = failure_of(lambda asked=asked: backend.stub.Predict(asked, timeout=WAIT))
+            failure = failure_of(lambda: backend.stub.Predict(asked, timeout=WAIT))
             assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert failure.sentence == REFUSED
         assert text_answer(backend, chat("Hello!", Tokens=4))
