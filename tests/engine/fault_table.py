@@ -265,7 +265,7 @@ EDGES: dict[str, list[Edge]] = {
         ),
         Edge(
             "a limit on threads or on the size of files that a start does not fit in",
-            "the process exits, with a sentence that names the limit as its last line",
+            "the process exits; its last line says which limits to raise",
             f"{_ACCEPTANCE}machine_limits.py::test_a_start_without_its_threads_ends_with_a_sentence",
         ),
         Edge(
