@@ -35,18 +35,31 @@ _MISUSED = 2
 # is computed it waits up to that long each time.
 _SWITCH_SECONDS = 0.001
 _STACK_BYTES = 8 << 20
+# gRPC's handlers for forks wait for its threads, and end the process if they cannot start again.
+# Python forks only if the system refuses a quicker way, which it does at a limit of processes.
+_FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run the process to its end. Returns the exit code; the last log line is its cause."""
     started = time.monotonic()
     inherited_signals.reset()
-    logs.configure(environ.get(LEVEL, ""))
+    os.environ[_FORK_SUPPORT] = "0"
+    try:
+        logs.configure(environ.get(LEVEL, ""))
+    except RuntimeError:  # there is not even a thread for the log
+        from backend.engine.errors import REFUSED
+
+        os.write(2, f'level=error event=exit cause="{REFUSED}"\n'.encode())
+        return _FAILED
     try:
         return _run(arguments, environ, started)
     except Exception as failure:
-        logs.error("uncaught", traceback=traceback_of(failure))
-        logs.error("exit", cause=f"internal error: {type(failure).__name__}")
+        from backend.engine.errors import refused_by_system
+
+        refusal = refused_by_system(failure)
+        (logs.debug if refusal else logs.error)("uncaught", traceback=traceback_of(failure))
+        logs.error("exit", cause=refusal or f"internal error: {type(failure).__name__}")
         return _FAILED
     finally:
         logs.flush()

@@ -17,7 +17,10 @@ REFUSED = (
     "the system gives this backend no more threads, processes, files or memory: try again later, or"
     " raise its limits (`ulimit -a`, or those of its container)"
 )
-_REFUSALS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EFBIG)
+FILES_TOO_SMALL = (
+    "the limit on the size of files is too small for this backend: raise it (`ulimit -f unlimited`)"
+)
+_REFUSALS = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 
 
 class EngineError(Exception):
@@ -118,6 +121,8 @@ class NotQuick(Exception):
 
 def refused_by_system(fault: BaseException) -> Overloaded | None:
     """The error if the system has refused a thread, a process, a file or memory; otherwise None."""
+    if isinstance(fault, OSError) and fault.errno == errno.EFBIG:
+        return Overloaded(FILES_TOO_SMALL)
     no_thread = isinstance(fault, RuntimeError) and str(fault).startswith("can't start new thread")
     refused = isinstance(fault, OSError) and fault.errno in _REFUSALS
     return Overloaded(REFUSED) if no_thread or refused or isinstance(fault, MemoryError) else None

@@ -225,7 +225,10 @@ class Preparer:
         if served.disk is None or request.prompt_logprobs is not None:
             return None
         return served.disk.find(
-            prompt, path=request.disk.path, in_memory=self._worker.in_memory(prompt)
+            prompt,
+            path=request.disk.path,
+            in_memory=self._worker.in_memory(prompt),
+            room=self._worker.room_for_files(),
         )
 
 

@@ -386,14 +386,15 @@ class Scheduler:
         self.executor.prompt_tokens = 0
         gauges.preemptions = self.planner.preemptions
         self._show_guessing()
-        if self.planner.entries.unstored > gauges.unstored:
+        unstored = self.planner.entries.unstored
+        if unstored.bit_length() > gauges.unstored.bit_length():  # at 1, 2, 4, 8 …
             _log.warning(
                 "the KV of %d answers was larger than the whole prompt cache (%d MiB) and is not"
                 " stored: their next turns are computed from the beginning; raise prompt_cache_mib",
-                self.planner.entries.unstored,
+                unstored,
                 self._model.prompt_cache_bytes // MIB,
             )
-        gauges.unstored = self.planner.entries.unstored
+        gauges.unstored = unstored
         if not self.busy:
             gauges.tokens_per_second = 0.0
             self.executor.rest()

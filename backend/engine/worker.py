@@ -85,6 +85,11 @@ class Worker:
             else scheduler.planner.entries.index.find(PrefixKey(prompt)).length
         )
 
+    def room_for_files(self) -> int:
+        """Bytes of KV that may be read from disk; the number may be outdated."""
+        scheduler = self._scheduler
+        return 0 if scheduler is None else scheduler.planner.unused
+
     def join(self, timeout: float) -> bool:
         """Wait until the thread has ended; False if it is still running."""
         self._thread.join(timeout)

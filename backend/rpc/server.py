@@ -8,6 +8,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from backend.engine.engine import Engine
+from backend.engine.threads import require_threads
 from backend.rpc import reflection
 from backend.rpc.address import Address, AddressInUse, require_free
 from backend.rpc.identity import Identity
@@ -32,13 +33,19 @@ _OPTIONS = (
     ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
     ("grpc.server_max_unrequested_time_in_server", 600),  # seconds
 )
+# gRPC starts 4 to 16 threads of its own, by the number of processors, and a few for other work.
+_GRPC_THREADS = min(max(os.cpu_count() or 16, 4), 16) + 4
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 class Server:
-    """`backend.Backend`, grpc.health.v1 and reflection on one port."""
+    """`backend.Backend`, grpc.health.v1 and reflection on one port.
+
+    Creating it raises Overloaded if the system does not allow gRPC's threads.
+    """
 
     def __init__(self, engine: Engine, token: str = "") -> None:
+        require_threads(_GRPC_THREADS)  # without them, gRPC crashes the process or hangs
         identity = Identity()
         self._calls = CallInterceptor(identity, engine.require_room)
         guards = [TokenInterceptor(token)] if token else []

@@ -33,7 +33,7 @@ class Watchdog:
         self._heartbeat = heartbeat
         self._hangs = hangs
         self._file = unnamed_file("heartbeat")
-        os.write(self._file, bytes(BYTES))
+        os.ftruncate(self._file, BYTES)
         self._monitor: subprocess.Popen[bytes] | None = None
         heartbeat.move(mmap.mmap(self._file, BYTES))
 

@@ -22,6 +22,8 @@ def _main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--files", type=int, nargs=2, help="soft and hard limit of open files")
     parser.add_argument("--address-space", type=int, help="its limit in bytes")
+    parser.add_argument("--file-size", type=int, help="its limit in bytes")
+    parser.add_argument("--processes", type=int, help="its limit, which counts threads")
     parser.add_argument("--group", type=Path, help="the folder of a control group to enter")
     parser.add_argument("--leftovers", type=Path, help="a folder to start in, and to remove")
     parser.add_argument("command", nargs="+")
@@ -35,6 +37,10 @@ def _main() -> None:
         ctypes.CDLL(None).prctl(_DROP_FROM_BOUNDS, _MAY_RAISE_LIMITS, 0, 0, 0)
     if chosen.address_space:
         resource.setrlimit(resource.RLIMIT_AS, (chosen.address_space,) * 2)
+    if chosen.file_size is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (chosen.file_size,) * 2)
+    if chosen.processes:
+        resource.setrlimit(resource.RLIMIT_NPROC, (chosen.processes,) * 2)
     if chosen.group:
         (chosen.group / "cgroup.procs").write_text(str(os.getpid()))
     if chosen.leftovers:
@@ -44,7 +50,7 @@ def _main() -> None:
         for number in OF_CHILDREN:
             signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    os.execv(chosen.command[0], chosen.command)
+    os.execvp(chosen.command[0], chosen.command)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ import grpc
 import psutil
 import pytest
 
-from tests.acceptance.backend import TINY_TEXT, Backend, chat, text_answer
+from backend.engine.errors import REFUSED
+from tests.acceptance import confined
+from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, text_answer
 from tests.acceptance.confined import OF_CHILDREN
 from tests.rpc.client import failure_of
 from wire import backend_pb2 as pb
@@ -24,6 +27,14 @@ from wire import backend_pb2 as pb
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="prlimit and cgroups are Linux's")
 MIB = 1 << 20
 LONG = chat("word " * 500_000, Tokens=2)
+# The limit of processes is not observed for root, so the user changes. Python may be in root's home
+# folder.
+_RIGHTS = "caps=+dac_read_search,+dac_override"
+USER = ("setpriv", "--reuid=54321", "--clear-groups", f"--inh-{_RIGHTS}", f"--ambient-{_RIGHTS}")
+NOT_PRELOADED = {"LD_PRELOAD": "", "LD_LIBRARY_PATH": ""}  # OpenBLAS ends setpriv under a limit
+needs_user = pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root can change the user"
+)
 GROUPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
 
 
@@ -50,9 +61,57 @@ def test_a_start_in_the_odd_state_that_a_host_leaves_succeeds(tmp_path: Path) ->
         assert text_answer(backend, chat("Hello!", Tokens=4, Grammar='root ::= "yes"')) == "yes"
 
 
+@pytest.mark.parametrize("most", [0, 10])
+def test_a_start_that_may_write_no_file_ends_with_the_name_of_the_limit(most: int) -> None:
+    assert last_line("--file-size", str(most)) == (
+        'level=error event=exit cause="the limit on the size of files is too small for this'
+        ' backend: raise it (`ulimit -f unlimited`)"'
+    )
+
+
+@needs_user
+@pytest.mark.parametrize("most", [2, 8, 20, 22, 25])
+def test_a_start_without_its_threads_ends_with_a_sentence(most: int) -> None:
+    """Each number ends it elsewhere."""
+    assert last_line("--processes", str(most), "--", *USER) == (
+        f'level=error event=exit cause="{REFUSED}"'
+    )
+
+
+@needs_user
+def test_a_grammar_under_a_limit_of_processes_is_refused_and_ends_nothing() -> None:
+    with started("--processes", "1000", "--", *USER, **NOT_PRELOADED) as backend:
+        backend.load()
+        limit = ["prlimit", "--pid", str(backend.child.pid), "--nproc=1:1"]
+        subprocess.run([*USER, *limit], env=os.environ | NOT_PRELOADED, check=True)
+        asked = chat("Hello!", Tokens=4, Grammar='root ::= "yes"')
+        for _ in range(2):
+            failure = failure_of(lambda: backend.stub.Predict(asked, timeout=WAIT))
+            assert failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert failure.sentence == REFUSED
+        assert text_answer(backend, chat("Hello!", Tokens=4))
+
+
+def last_line(*limits: str) -> str:
+    """The last line of a backend that ends at its start, and says nothing but that."""
+    command = [sys.executable, confined.__file__, *limits, "--"]
+    command += [str(ROOT / "run.sh"), "--addr", "127.0.0.1:0"]
+    ended = subprocess.run(
+        command,
+        env=os.environ | NOT_PRELOADED,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=WAIT,
+    )
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    return line
+
+
 @contextmanager
-def started(*limits: str) -> Iterator[Backend]:
-    backend = Backend(limits)
+def started(*limits: str, **environ: str) -> Iterator[Backend]:
+    backend = Backend(limits, **environ)
     try:
         yield backend
     finally:

@@ -264,6 +264,11 @@ EDGES: dict[str, list[Edge]] = {
             "engine/test_threads.py::test_requests_are_answered_by_the_threads_of_the_start",
         ),
         Edge(
+            "a limit on threads or on the size of files that a start does not fit in",
+            "the process exits; its last line says which limits to raise",
+            f"{_ACCEPTANCE}machine_limits.py::test_a_start_without_its_threads_ends_with_a_sentence",
+        ),
+        Edge(
             "the gateway's warden process is killed",
             "its backends end, and the next load starts another warden",
             "gateway/test_supervisor_warden.py::test_a_killed_warden_ends_the_backend_and_is_replaced",

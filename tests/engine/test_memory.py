@@ -72,16 +72,19 @@ def test_the_parts_of_status_equal_what_mlx_holds(kind: str) -> None:
 @pytest.mark.usefixtures("guesses_always")
 def test_the_kv_of_a_draft_model_is_a_part_of_status() -> None:
     model, draft = kv_model("attention", **WIDE["attention"]), _draft_model()
-    pace = Pace(512, 250)
+    # Both texts decode together: each prompt has a pass or two, and the first answer is so long
+    # that these get their turns. With short passes, it may end before the other begins.
+    pause = 3_600_000
+    pace = Pace(512, pause)
     drafting = Drafting(
         4, lambda: [ModelGuesser(draft, pace, least_probability=0.0)], cost=draft.cost
     )
     gc.collect()
     mx.synchronize()
     before = mx.get_active_memory()
-    rounds = Rounds(engine_model(model, drafting=drafting))
-    rounds.submit(1, words(300, 1), 150, ignore_eos=True)
-    rounds.submit(2, words(280, 2), 150, ignore_eos=True)
+    rounds = Rounds(engine_model(model, drafting=drafting, stall_ms=pause, prefill_chunk=512))
+    rounds.submit(1, words(300, 1), 500, ignore_eos=True)
+    rounds.submit(2, words(280, 2), 500, ignore_eos=True)
     most = 0
     while rounds.scheduler.busy:
         rounds.step()

@@ -380,3 +380,14 @@ def test_a_grammar_that_ends_with_the_last_token_is_a_stop_in_any_batch(limit: i
         assert received.finished is not None
         assert len(received.tokens) == limit
         assert received.finished.reason == "stop"
+
+
+def test_the_log_mentions_answers_that_are_not_stored_less_and_less_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rounds = Rounds(engine_model(random_model("full"), prompt_cache_bytes=1))
+    for ticket in range(1, 41):
+        rounds.submit(ticket, LONG[:100], 2, ignore_eos=True)
+        rounds.drain()
+    counts = [record.args[0] for record in caplog.records if isinstance(record.args, tuple)]
+    assert counts == [1, 2, 4, 8, 16, 32]

@@ -10,6 +10,7 @@ All of this is optional work: any failure is a cache miss and at most one line i
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import weakref
 from collections.abc import Sequence
@@ -100,20 +101,27 @@ class DiskCache:
         return self._folder is not None or path is not None
 
     def find(
-        self, prompt: Sequence[int], *, path: Path | None = None, in_memory: int = 0
+        self,
+        prompt: Sequence[int],
+        *,
+        path: Path | None = None,
+        in_memory: int = 0,
+        room: float = math.inf,
     ) -> StoredPrefix | None:
         """The longest prefix of a prompt in an intact file of this model. For prompt threads.
 
         path: the request's own file, used in addition to the folder. in_memory: tokens whose KV is
-        already in memory; a file is read only if it has at least LEAST_TOKENS more.
+        already in memory. room: free bytes of memory, of which files that were read already have
+        taken some. `candidates` says which files are worth reading.
         """
         try:
             key = PrefixKey(prompt)
             entries = list(self._catalogue.refresh())
             if path is not None and (own := self._catalogue.look_at(path)):
                 entries.append(own)
-            for entry in candidates(entries, key, in_memory + LEAST_TOKENS - 1):
-                if entry.size > self._max_bytes or not self._reserve(entry.size):
+            most = min(room, self._max_bytes)
+            for entry in candidates(entries, key, in_memory, LEAST_TOKENS, most):
+                if not self._reserve(entry.size, room):
                     continue
                 if stored := self._read(entry, key):
                     _log.debug("the disk cache has %d of %d tokens", stored.length, len(key))
@@ -177,10 +185,11 @@ class DiskCache:
         """
         self._writer.close(timeout)
 
-    def _reserve(self, size: int) -> bool:
-        """Reserve bytes for KV that waits to be restored; a single entry may have any size."""
+    def _reserve(self, size: int, room: float) -> bool:
+        """Reserve bytes for KV that waits to be restored; a single entry may take all the room."""
         with self._read_lock:
-            if self._read_bytes and self._read_bytes + size > self._max_waiting:
+            most = min(room, self._max_waiting) if self._read_bytes else room
+            if self._read_bytes + size > most:
                 return False
             self._read_bytes += size
             return True

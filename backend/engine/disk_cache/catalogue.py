@@ -28,6 +28,7 @@ from backend.engine.disk_cache.entry_file import (
     open_entry,
     read_arrays,
     read_head,
+    remove_forgotten,
 )
 from backend.engine.disk_cache.layout import Layout, refusal
 from backend.engine.planning.prefix_index import PrefixKey
@@ -37,6 +38,8 @@ _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.mlxkv")
 _MOST_REMEMBERED = 1000
+# of a file's tokens that it has to spare: all of them are read, checked and copied
+_LEAST_SHARE = 1 / 16
 
 FileState = tuple[int, int, int]  # inode, size, time of change in ns
 
@@ -191,10 +194,21 @@ class Catalogue:
         _log.warning("prompt cache %s is not used: %s", shown(path.name), reason)
 
 
-def candidates(entries: Iterable[Entry], prompt: PrefixKey, more_than: int) -> list[Entry]:
-    """The entries that spare more than `more_than` tokens: most tokens first, then by size."""
-    spared = [(entry.prefix.reusable(prompt), entry) for entry in entries]
-    serving = [(length, entry) for length, entry in spared if length > more_than]
+def candidates(
+    entries: Iterable[Entry], prompt: PrefixKey, in_memory: int, least: int, most_bytes: float
+) -> list[Entry]:
+    """The entries worth reading: those that spare most tokens first, then by size.
+
+    They spare at least `least` tokens beyond the `in_memory` ones, and so many of their own that
+    reading takes less time than computing. most_bytes: that a file may have.
+    """
+
+    def pays(entry: Entry, length: int) -> bool:
+        return length - in_memory >= max(least, _LEAST_SHARE * len(entry.prefix.key))
+
+    fitting = [entry for entry in entries if entry.size <= most_bytes]
+    spared = [(entry.prefix.reusable(prompt), entry) for entry in fitting]
+    serving = [(length, entry) for length, entry in spared if pays(entry, length)]
     return [entry for _, entry in sorted(serving, key=lambda pair: (-pair[0], pair[1].size))]
 
 
@@ -210,10 +224,17 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def make_room(folder: Path, useless: Collection[Path], needed: int, bound: int) -> None:
-    """Remove entries of any model until `needed` more bytes fit. Raises OSError."""
-    for file in to_evict(_stored_files(folder), useless, needed, bound):
+def make_room(folder: Path, useless: Collection[Path], bound: int) -> bool:
+    """Remove entries of any model until the unfinished files of all processes fit.
+
+    False if they cannot. Raises OSError.
+    """
+    unfinished = remove_forgotten(folder)
+    if unfinished > bound:
+        return False
+    for file in to_evict(_stored_files(folder), useless, unfinished, bound):
         remove(file.path)
+    return True
 
 
 def to_evict(

@@ -41,7 +41,7 @@ _HEAD_LIMIT = 8 << 20
 _PIECE = 8 << 20  # bytes between two calls of `give_up`
 _MOST = 1 << 48  # maximum of any number in a head: no file is larger
 _UNFINISHED = re.compile(r"\.mlxkv-[0-9a-f]{16}\.part")
-_FORGOTTEN = 3600.0  # seconds after which an unfinished file is certainly abandoned
+_FORGOTTEN = 600.0  # seconds without a write after which an unfinished file counts as abandoned
 _CARRIERS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 
@@ -50,7 +50,7 @@ class BadEntry(Exception):
 
 
 class Abandoned(Exception):
-    """The write was abandoned because the process is stopping."""
+    """Why a write was abandoned: a clause for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +88,22 @@ def write_entry(
     tokens: Tokens,
     arrays: Iterable[NDArray[Any]],
     give_up: Callable[[], bool] = lambda: False,
+    has_room: Callable[[], bool] = lambda: True,
 ) -> None:
     """Write an entry to a temporary file in the same folder, then rename it to `path`.
 
     After any error or crash, `path` is either unchanged or complete. give_up: called between two
-    pieces; True abandons the write. Raises OSError, Abandoned.
+    pieces; True abandons the write. has_room: called when the temporary file has its full length
+    but no contents; False abandons the write. Of two processes that write at the same time, at
+    least one therefore counts the file of the other. Raises OSError, Abandoned.
     """
     beside = path.parent / f".mlxkv-{secrets.token_hex(8)}.part"
     handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(handle, "wb") as file:
+            os.ftruncate(handle, entry_size(head, tokens))
+            if not has_room():
+                raise Abandoned("no room")
             _write(file, head, tokens, arrays, give_up)
         beside.replace(path)
     except BaseException:
@@ -106,15 +112,23 @@ def write_entry(
     _keep_name(path.parent)
 
 
-def remove_forgotten(folder: Path) -> None:
-    """Remove unfinished files of processes that were killed. Raises OSError."""
+def remove_forgotten(folder: Path) -> int:
+    """Remove unfinished files of processes that were killed. Raises OSError.
+
+    Returns the bytes of the other unfinished files.
+    """
+    nbytes = 0
     with os.scandir(folder) as found:
         for file in found:
             if not _UNFINISHED.fullmatch(file.name):
                 continue
             with contextlib.suppress(FileNotFoundError):
-                if time.time() - file.stat(follow_symlinks=False).st_mtime > _FORGOTTEN:
+                facts = file.stat(follow_symlinks=False)
+                if time.time() - facts.st_mtime > _FORGOTTEN:
                     Path(file.path).unlink()
+                else:
+                    nbytes += facts.st_size
+    return nbytes
 
 
 def open_entry(path: Path) -> BufferedReader:
@@ -193,14 +207,14 @@ def _write(
         data = array.reshape(-1).view(np.uint8).data
         for start in range(0, len(data), _PIECE):
             if give_up():
-                raise Abandoned
+                raise Abandoned("the process ends")
             piece = data[start : start + _PIECE]
             checksum = zlib.crc32(piece, checksum)
             file.write(piece)
     file.write(checksum.to_bytes(4, "little"))
     file.flush()
     if give_up():
-        raise Abandoned
+        raise Abandoned("the process ends")
     os.fsync(file.fileno())
 
 

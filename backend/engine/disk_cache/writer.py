@@ -157,8 +157,7 @@ class Writer:
         """The first task: create the folder, and evict until it is within its limit."""
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            remove_forgotten(folder)
-            make_room(folder, (), 0, self._max_bytes)
+            make_room(folder, (), self._max_bytes)
             self._catalogue.refresh()
         except OSError as fault:
             self._failed(folder, fault)
@@ -172,8 +171,8 @@ class Writer:
             else:
                 self._write_entry(save, target)
             self._failing = False
-        except Abandoned:
-            _log.debug("a prefix is not stored on disk: the process ends")
+        except Abandoned as why:
+            _log.debug("a prefix is not stored on disk: %s", why)
         except OSError as fault:
             self._failed(target, fault)
         except Exception:
@@ -196,15 +195,15 @@ class Writer:
                 touch(entry.path)
                 return
         useless = [entry.path for entry in entries if save.prefix.replaces(entry.prefix)]
-        make_room(folder, useless, save.size, self._max_bytes)
-        self._put(save, folder / self._catalogue.name_of(save.prefix))
+        has_room = partial(make_room, folder, useless, self._max_bytes)
+        self._put(save, folder / self._catalogue.name_of(save.prefix), has_room)
         for path in useless:
             remove(path)
         self._catalogue.refresh()
 
-    def _put(self, save: Save, path: Path) -> None:
-        tokens = save.prefix.key.tokens
-        write_entry(path, save.head, tokens, buffers(save.packed), self._abandoned.is_set)
+    def _put(self, save: Save, path: Path, has_room: Callable[[], bool] = lambda: True) -> None:
+        tokens, give_up = save.prefix.key.tokens, self._abandoned.is_set
+        write_entry(path, save.head, tokens, buffers(save.packed), give_up, has_room)
 
     def _failed(self, target: Path, fault: OSError) -> None:
         """Log a failed write; only the first of several in a row is a warning."""

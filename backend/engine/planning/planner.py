@@ -60,7 +60,8 @@ class Planner:
 
     sequences: all that wait or run. entries: the prompt cache. pace, widths, masks: decide how long
     a prefill pass may be, how many guesses pay, and whose grammars are too costly. preemptions:
-    number of sequences that were preempted to free memory.
+    number of sequences that were preempted to free memory. unused: bytes of the room that no
+    sequence is charged for, after the latest plan; entries give way to a file that is read.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -74,6 +75,7 @@ class Planner:
         self.widths = GuessWidth(limits.guesses)
         self.masks = MaskShare(limits.stall_ms / 1e3)
         self.preemptions = 0
+        self.unused = limits.room
         self._leaving: list[Leave] = []
         self._steps = 0
         self._batches = 0
@@ -122,6 +124,7 @@ class Planner:
         rows = self._rows(left, guess)
         leave, self._leaving = self._leaving, []
         unread, self._unread = self._unread, []
+        self.unused = self.limits.room - self._used()
         return StepPlan(
             number=self._steps,
             features=features,

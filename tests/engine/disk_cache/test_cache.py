@@ -14,11 +14,14 @@ from backend.engine.caching import kv
 from backend.engine.commands import Submit
 from backend.engine.disk_cache import cache as cache_module
 from backend.engine.disk_cache import writer
-from backend.engine.disk_cache.cache import LEAST_TOKENS, DiskCache
+from backend.engine.disk_cache.cache import LEAST_TOKENS, DiskCache, StoredPrefix
 from backend.engine.disk_cache.entry_file import write_entry
 from backend.engine.disk_cache.use import DiskUse
+from backend.engine.engine import Engine
+from backend.engine.load_request import LoadRequest
 from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.request import GenerationRequest, RawPrompt
+from backend.engine.units import MIB
 from tests.engine.disk_cache.rows import (
     KINDS,
     PATIENCE,
@@ -185,6 +188,26 @@ def test_the_bytes_waiting_to_be_restored_are_limited(tmp_path: Path) -> None:
     assert disk.find([*words(100), 1]) is not None
 
 
+def test_a_file_is_read_only_if_memory_is_free_for_it(tmp_path: Path) -> None:
+    model, prompt = model_of("full"), words(600)
+    disk = disk_cache(model, tmp_path)
+    saved(disk, model, prompt[:-1])
+    rounds = Rounds(engine_model(model, disk=disk, memory_limit=kv.cost(model).of(1400)))
+    planner = rounds.scheduler.planner
+    first = disk.find(prompt, room=planner.unused)
+    assert first is not None
+    room = 2 * disk.read_bytes - 1
+    assert disk.find(prompt, room=room) is None, "the first one is still in memory"
+    del first
+    assert disk.find(prompt, room=room) is not None
+    rounds.submit(1, words(900, 5), 60, ignore_eos=True)
+    rounds.step()
+    assert disk.find(prompt, room=planner.unused) is None
+    rounds.drain()
+    assert disk.find(prompt, room=planner.unused) is not None
+
+
+TINY = Path(__file__).parents[2] / "models" / "tiny_text"
 ALL = DiskUse(answer=True)
 
 
@@ -289,3 +312,28 @@ def test_a_prompt_that_had_to_wait_may_leave_no_room_beside_its_file(tmp_path: P
     assert disk.read_bytes == 0
     assert rounds.received[2].tokens == alone(engine_model(model), prompt, 5).tokens
     assert cached(rounds.received[2]) == 599
+
+
+async def test_the_engine_says_how_much_memory_is_free_for_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms: list[float] = []
+    find = DiskCache.find
+
+    def noted(disk: DiskCache, prompt: Sequence[int], **known: Any) -> StoredPrefix | None:
+        rooms.append(known["room"])
+        return find(disk, prompt, **known)
+
+    monkeypatch.setattr(DiskCache, "find", noted)
+    settings = {"prompt_cache_dir": str(tmp_path), "memory_limit_mib": 100}
+    engine = Engine()
+    engine.start()
+    try:
+        await engine.load(LoadRequest("tiny", str(TINY), settings=settings))
+        request = GenerationRequest("one", RawPrompt("Hello!"), max_tokens=4)
+        async with engine.submit(request) as generation:
+            assert [event async for event in generation]
+    finally:
+        await engine.stop(10)
+    assert len(rooms) == 1
+    assert 0 < rooms[0] < 100 * MIB

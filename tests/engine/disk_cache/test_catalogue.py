@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from backend.engine.caching import kv
+from backend.engine.disk_cache import writer
 from backend.engine.disk_cache.catalogue import Entry, Prefix, StoredFile, candidates, to_evict
+from backend.engine.disk_cache.layout import PackedRow, buffers
 from backend.engine.planning.prefix_index import PrefixKey
 from common.prefixes import common_prefix
 from tests.engine.disk_cache.rows import (
@@ -52,7 +59,7 @@ def spared(stored: list[int], trimmable: bool, prompt: list[int]) -> int:
 def test_candidates_are_ordered_by_the_tokens_they_save(
     stored: list[tuple[list[int], bool, int]], prompt: list[int], more_than: int
 ) -> None:
-    found = candidates(entries(stored), PrefixKey(prompt), more_than)
+    found = candidates(entries(stored), PrefixKey(prompt), more_than, 1, math.inf)
     lengths = [spared(tokens(entry), entry.prefix.trimmable, prompt) for entry in found]
     expected = [spared(text, trimmable, prompt) for text, trimmable, _ in stored]
     assert lengths == sorted((n for n in expected if n > more_than), reverse=True)
@@ -60,6 +67,16 @@ def test_candidates_are_ordered_by_the_tokens_they_save(
     assert order == sorted(order), "of equals the smaller file comes first"
     for length, entry in zip(lengths, found, strict=True):
         assert entry.prefix.reusable(PrefixKey(prompt)) == length
+
+
+def test_a_file_has_to_spare_more_than_it_costs() -> None:
+    """All of it is read, so a few tokens in common do not pay for a long one."""
+    (long,) = entries([(words(3200), True, 9)])
+    prompt = PrefixKey([*words(3200)[:230], 95, 95])
+    assert candidates([long], prompt, 0, 64, math.inf) == [long]
+    assert candidates([long], prompt, 30, 64, math.inf) == [long]
+    assert candidates([long], prompt, 31, 64, math.inf) == []
+    assert candidates([long], prompt, 0, 64, 8) == [], "it is too large"
 
 
 @given(STORED, TEXTS, st.booleans(), TEXTS)
@@ -242,6 +259,35 @@ def test_two_models_share_a_folder_and_no_entry(tmp_path: Path) -> None:
     assert len(entries_in(tmp_path)) == 2
     assert one.find([*words(64), 1]) is not None
     assert two.find([*words(64), 1]) is not None
+
+
+@pytest.mark.parametrize("room", [1, 2, 3])
+def test_the_limit_includes_what_another_process_is_writing(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process is in the middle of a file while the other looks for room and writes its own."""
+    begun, gate = threading.Event(), threading.Event()
+    model, most = model_of("full"), room * SIZE * 3 // 2
+    one, two = (disk_cache(model, tmp_path, max_bytes=most) for _ in range(2))
+
+    def slowly(packed: PackedRow) -> Iterator[NDArray[Any]]:
+        begun.set()
+        assert gate.wait(PATIENCE)
+        yield from buffers(packed)
+
+    for start in range(1, room):
+        saved(one, model, words(64, start))
+        age(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "buffers", slowly)
+        one.save(words(64, 8), filled(model, words(64, 8)), trimmable=True)
+        assert begun.wait(PATIENCE)
+    saved(two, model, words(64, 9))
+    assert total(tmp_path) <= most
+    gate.set()
+    assert one.drain(PATIENCE)
+    assert total(tmp_path) <= most
+    assert (two.find([*words(64, 9), 1]) is not None) == (room > 1)
 
 
 def test_many_threads_and_two_caches_at_once(tmp_path: Path) -> None:
