@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
-from gateway.openai.messages import ContentPart
 from gateway.openai.translation import Translation
 from gateway.responses.items import ITEMS
 from gateway.responses.request import ResponsesRequest
@@ -156,8 +155,9 @@ def test_an_image_may_be_in_the_form_of_chats(kind: str, strict: Exchange) -> No
     for given in (url, {"url": url}):
         part = {"type": kind, "image_url": given}
         converted = translated([{"role": "user", "content": [part]}])
-        (content,) = converted.chat.messages[0].content or ()
-        assert isinstance(content, ContentPart)
+        contents = converted.chat.messages[0].content
+        assert isinstance(contents, list)
+        (content,) = contents
         assert (content.type, content.url) == ("image_url", url)
 
 
@@ -170,10 +170,12 @@ def test_reasoning_may_be_plain_text(strict: Exchange) -> None:
 
 def test_only_a_continued_response_needs_no_input() -> None:
     earlier = [{"type": "message", "role": "user", "content": "hi"}]
-    for none in ({}, {"input": None}, {"input": []}):
+    absent: tuple[dict[str, Any], ...] = ({}, {"input": None}, {"input": []})
+    for none in absent:
         body = {"model": "m", "previous_response_id": "resp_x", **none}
         request = ResponsesRequest.model_validate(body)
-        chat = chat_request(request, request.input, ITEMS.validate_python(earlier)).chat
+        assert request.input == []
+        chat = chat_request(request, [], ITEMS.validate_python(earlier)).chat
         assert [message.role for message in chat.messages] == ["user"]
         with pytest.raises(ApiError, match="input is missing or empty") as caught:
             ResponsesRequest.model_validate({"model": "m", **none})
@@ -207,7 +209,9 @@ def test_tools_sampling_and_form() -> None:
     assert not isinstance(choice, str)
     assert choice is not None
     assert choice.allowed_tools is not None
-    assert choice.allowed_tools.tools[0].function.name == "look"
+    (allowed,) = choice.allowed_tools.tools
+    assert allowed.function is not None
+    assert allowed.function.name == "look"
     assert converted.parallel_tool_calls is False
     assert converted.response_format is not None
     assert converted.response_format.json_schema is not None
