@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from gateway.errors import ApiError
 from gateway.exchange import Exchange
+from gateway.openai.messages import ContentPart
 from gateway.openai.translation import Translation
 from gateway.responses.items import ITEMS
 from gateway.responses.request import ResponsesRequest
@@ -158,6 +159,7 @@ def test_an_image_may_be_in_the_form_of_chats(kind: str, strict: Exchange) -> No
         contents = converted.chat.messages[0].content
         assert isinstance(contents, list)
         (content,) = contents
+        assert isinstance(content, ContentPart)
         assert (content.type, content.url) == ("image_url", url)
 
 
