@@ -16,11 +16,10 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     GetCoreSchemaHandler,
-    PlainValidator,
     ValidationError,
     model_validator,
 )
-from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from gateway.tolerance import DROPPED, tolerable
 
@@ -54,10 +53,15 @@ class OneOf:
             for kind in _literals(member.model_fields["type"].annotation)
         }
         words = [word for member in members for word in _literals(member)]
-        check = PlainValidator(
-            lambda value: self._checked(value, kinds, words), json_schema_input_type=source
+        schema = handler(source)
+        return core_schema.no_info_plain_validator_function(
+            lambda value: self._checked(value, kinds, words),
+            json_schema_input_schema=schema,
+            # pydantic's PlainValidator serialises twice, and warns that a part is not one any more.
+            serialization=core_schema.wrap_serializer_function_ser_schema(
+                lambda value, serialize: serialize(value), schema=schema
+            ),
         )
-        return check.__get_pydantic_core_schema__(source, handler)
 
     def _checked(
         self, value: Any, kinds: Mapping[str, type[BaseModel]], words: list[str]

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from gateway import asking
 from gateway.asking import Suspects, ask
 from gateway.errors import BACKEND_GONE, NOT_LOADED, SERVER, ApiError, backend_gone
+from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.supervisor.supervisor import Lease
 
 
@@ -115,6 +116,18 @@ async def test_other_requests_are_not_suspected(suspects: Suspects) -> None:
     await failure_of(place, place.dying(pieces=1))
     assert (await failure_of(place, place.dying(pieces=1), Asked(prompt="other"))).status == 503
     suspects.check(Asked(prompt="other"))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_deadly_request_may_have_parts() -> None:
+    """To serialise them gives no warning, which would be in the gateway's log."""
+    part = {"type": "text", "text": "deadly"}
+    body = {"model": "m", "messages": [{"role": "user", "content": [part]}]}
+    suspects = Suspects()
+    for _ in range(2):
+        suspects.note(ChatCompletionRequest.model_validate(body))
+    with pytest.raises(ApiError, match="died 2 times"):
+        suspects.check(ChatCompletionRequest.model_validate(body))
 
 
 async def test_a_backend_that_lost_its_model_has_not_died() -> None:
