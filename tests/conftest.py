@@ -6,7 +6,6 @@ The files that take longest come first, so that all workers stay busy.
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Generator
 from pathlib import Path
 
@@ -48,11 +47,6 @@ LONG = (
     "engine/test_parity.py",
     "acceptance/test_restart.py",
 )
-
-
-def pytest_xdist_auto_num_workers() -> int:
-    """One worker more than cores, because a quarter of the time tests wait for processes."""
-    return 1 + (os.cpu_count() or 1)
 
 
 def pytest_sessionstart() -> None:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from gateway.openai.anthropic_parts import Base64Data, ImageSource, ToolUseBlock, UrlSource
 from gateway.openai.base import Strict
 from gateway.tagged import OneOf, TextAs, as_text
 
@@ -15,37 +16,12 @@ class TextBlock(Strict):
     text: str
 
 
-class _Data(Strict):
-    type: Literal["base64"]
-    media_type: str
-    data: str
-
-    @property
-    def url(self) -> str:
-        """The same as a data URI."""
-        return f"data:{self.media_type};base64,{self.data}"
-
-
-class Base64Source(_Data):
-    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
-
-
-class UrlSource(Strict):
-    """An image or a video to fetch, where the gateway allows that."""
-
-    type: Literal["url"]
-    url: str
-
-
-ImageSource = Annotated[Base64Source | UrlSource, OneOf("an image source")]
-
-
 class ImageBlock(Strict):
     type: Literal["image"]
     source: ImageSource
 
 
-class Base64VideoSource(_Data):
+class Base64VideoSource(Base64Data):
     media_type: Literal[
         "video/mp4", "video/quicktime", "video/webm", "video/x-matroska", "video/x-msvideo"
     ]
@@ -56,16 +32,6 @@ class VideoBlock(Strict):
 
     type: Literal["video"]
     source: Annotated[Base64VideoSource | UrlSource, OneOf("a video source")]
-
-
-class ToolUseBlock(Strict):
-    """A call that the model made in an earlier turn; `caller` is ignored."""
-
-    type: Literal["tool_use"]
-    id: str
-    name: str
-    input: dict[str, Any]
-    caller: dict[str, Any] | None = None
 
 
 class ThinkingBlock(Strict):

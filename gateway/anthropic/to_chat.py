@@ -5,7 +5,7 @@ Anthropic's have no field in chat requests:
 
 - `input_examples` of a tool become `examples` of its schema, which chat templates show.
 - A system message after the beginning becomes a user message: many chat templates refuse it there,
-and the model has to answer one at the end. The next turn's prompt then begins with this turn's.
+  and the model has to answer one at the end. The next turn's prompt then begins with this turn's.
 - The answer continues the last message if it is the assistant's.
 - `thinking: adaptive`, or none at all, leaves it to the model and its settings.
 """
@@ -21,7 +21,6 @@ from gateway.anthropic.blocks import (
     TextBlock,
     ThinkingBlock,
     ToolResultBlock,
-    ToolUseBlock,
     VideoBlock,
 )
 from gateway.anthropic.request import (
@@ -34,6 +33,7 @@ from gateway.anthropic.request import (
     Turn,
 )
 from gateway.errors import bad_field
+from gateway.openai.anthropic_parts import ToolUseBlock
 from gateway.openai.sampling_to_wire import agreed
 from gateway.openai.translation import Conversation, Translation, translate
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from gateway.anthropic.blocks import ImageSource, ToolUseBlock
+from gateway.openai.anthropic_parts import ImageSource, ToolUseBlock
 from gateway.openai.base import Strict
 from gateway.tagged import OneOf, as_text
 

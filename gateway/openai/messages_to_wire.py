@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gateway import images
-from gateway.anthropic.blocks import ToolUseBlock
 from gateway.errors import ApiError, bad_field
+from gateway.openai.anthropic_parts import ToolUseBlock
 from gateway.openai.messages import (
     ChatMessage,
     ContentPart,

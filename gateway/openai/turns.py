@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gateway.anthropic.blocks import ToolUseBlock
+from gateway.openai.anthropic_parts import ToolUseBlock
 from gateway.openai.messages import CalledFunction, ChatMessage, Part, ResultPart, ToolCall
 
 RESULTS = ("tool", "function")

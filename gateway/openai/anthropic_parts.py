@@ -1,0 +1,43 @@
+"""Parts of Anthropic's messages that chats may have too, because clients mix the two forms."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from gateway.openai.base import Strict
+from gateway.tagged import OneOf
+
+
+class Base64Data(Strict):
+    type: Literal["base64"]
+    media_type: str
+    data: str
+
+    @property
+    def url(self) -> str:
+        """The same as a data URI."""
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class Base64Source(Base64Data):
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+
+
+class UrlSource(Strict):
+    """An image or a video to fetch, where the gateway allows that."""
+
+    type: Literal["url"]
+    url: str
+
+
+ImageSource = Annotated[Base64Source | UrlSource, OneOf("an image source")]
+
+
+class ToolUseBlock(Strict):
+    """A call that the model made in an earlier turn; `caller` is ignored."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: dict[str, Any] | None = None
