@@ -120,9 +120,11 @@ def answer_of(
 ) -> dict[str, Any]:
     """`Trial.attempt` in a fork that `child` has made."""
     reply = b""
-    with fork.makefile("rb") as replies, suppress(OSError):
-        fork.sendall(json.dumps({"quick": quick, **request}).encode() + b"\n")
-        reply = replies.readline()
+    with fork.makefile("rb") as replies:
+        with suppress(OSError):  # a fork that the system refuses has ended before it is asked
+            fork.sendall(json.dumps({"quick": quick, **request}).encode() + b"\n")
+        with suppress(OSError):
+            reply = replies.readline()
     answer: dict[str, Any] = json.loads(reply) if reply else {"ended": child.wait()}
     if (code := answer.get("ended")) is None:
         return answer

@@ -6,6 +6,9 @@ import gc
 import json
 import os
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -22,8 +25,9 @@ from tokenizers import Tokenizer, normalizers
 from backend.engine.constraints import trial
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.constraints.constraint import words
-from backend.engine.constraints.grammar_limits import MEMORY_KEPT
+from backend.engine.constraints.grammar_limits import MEMORY_KEPT, NO_PROCESS
 from backend.engine.constraints.spec import ConstraintSpec, Kind
+from backend.engine.constraints.trial import answer_of
 from backend.engine.errors import InvalidRequest, Overloaded
 from backend.engine.units import MIB
 from common.chat_format import ChatFormat
@@ -142,6 +146,15 @@ def test_a_grammar_is_refused_while_the_system_allows_no_more_processes(
         with pytest.raises(Overloaded):
             compiler.compile(ConstraintSpec("regex", "a+"))
     compiler.close()
+
+
+def test_a_refusal_that_comes_before_the_request_is_read() -> None:
+    own, fork = socket.socketpair()
+    with own, subprocess.Popen([sys.executable, "-c", ""]) as child:
+        with fork:
+            fork.sendall(json.dumps({"ended": NO_PROCESS}).encode() + b"\n")
+        with pytest.raises(Overloaded):
+            answer_of(own, child, "the grammar", {}, quick=True)
 
 
 def test_a_grammar_that_was_compiled_is_not_tried_again() -> None:
