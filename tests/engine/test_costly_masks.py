@@ -78,7 +78,7 @@ def test_a_plain_row_continues_while_costly_ones_pause(kind: str) -> None:
 
 
 class Turning(Costly):
-    """Costs nothing until `turned` is set, then two masks are costly."""
+    """Costs nothing until `turned` is set, then three masks are costly."""
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -86,7 +86,7 @@ class Turning(Costly):
         self.costly_fills = 0
 
     def fill(self, allowed: np.ndarray) -> None:
-        costly = self.turned and self.costly_fills < 2
+        costly = self.turned and self.costly_fills < 3
         self.costly_fills += costly
         self._seconds = SECONDS if costly else 0
         super().fill(allowed)
@@ -121,7 +121,7 @@ def test_rows_that_turn_costly_at_once_do_not_share_one_step(
     for number, rule in rules.items():
         rounds.submit(number, [number, *range(20, 45)], 40, grammar=rule)
     fills = [0]
-    while any(rule.costly_fills < 2 for rule in rules.values()):
+    while any(rule.costly_fills < 3 for rule in rules.values()):
         if all(rule.fills >= cheap for rule in rules.values()):
             for rule in rules.values():
                 rule.turned = True
