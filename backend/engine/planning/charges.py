@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from backend.engine.planning.guess_width import MOST_AGAIN
 from backend.engine.planning.plan import Limits
@@ -22,7 +22,7 @@ class Charges:
         admitted = sequences.admitted.values()
         used = sum(map(self.rectangle, (*sequences.groups(), *sequences.batches().values())))
         used += sum(one.arrived.beside for one in admitted)
-        return used + self.snapshots(admitted) + self.least_pass(sequences)
+        return used + self.snapshots(admitted) + self.least_pass(sequences.of("prefill"))
 
     def newcomer(self, one: SequenceState, *, alone: bool) -> int:
         """Bytes needed to admit one more sequence.
@@ -65,9 +65,9 @@ class Charges:
 
     # Passes.
 
-    def least_pass(self, sequences: SequenceTable) -> int:
-        """Bytes that let every sequence in prefill proceed, one at a time."""
-        return max(map(self.smallest_pass, sequences.of("prefill")), default=0)
+    def least_pass(self, filling: Iterable[SequenceState]) -> int:
+        """Bytes that let every one of these sequences in prefill proceed, one at a time."""
+        return max(map(self.smallest_pass, filling), default=0)
 
     def smallest_pass(self, one: SequenceState) -> int:
         tokens = max(min(one.least, one.target - one.filled), one.fewest)

@@ -108,15 +108,16 @@ class Planner:
         decode = {
             number: len(members) for number, members in sorted(self.sequences.batches().items())
         }
-        least = self._charges.least_pass(self.sequences)
-        left = self._room - self._used() + least - self.entries.storing_bytes
+        used = self._used()
+        left = self._room - used - self.entries.storing_bytes
+        prefilling = self.sequences.of("prefill")
+        left += self._charges.least_pass(prefilling)
         prefill, score, computing = self._turns.choose(
-            self.sequences.of("prefill"),
-            now,
-            left - self.entries.copied_bytes,
-            running=bool(decode),
+            prefilling, now, left - self.entries.copied_bytes, running=bool(decode)
         )
-        left -= max(computing, self._charges.least_pass(self.sequences))
+        left -= max(computing, self._charges.least_pass(prefilling))
+        if prefilling:
+            used = self._used()  # a shared pass makes them one rectangle
         self._shrink(left)
         features = self._shrink_features(left - self.entries.index.nbytes)
         left -= self.entries.index.nbytes + self._features
@@ -124,7 +125,7 @@ class Planner:
         rows = self._rows(left, guess)
         leave, self._leaving = self._leaving, []
         unread, self._unread = self._unread, []
-        self.unused = self.limits.room - self._used()
+        self.unused = self.limits.room - used
         return StepPlan(
             number=self._steps,
             features=features,
@@ -310,7 +311,7 @@ class Planner:
         # sequences that keep a slot while they wait for a prefix that is being prefilled
         expecting = 0
         slots = self.limits.slots - len(self.sequences.admitted)
-        if slots <= 0:
+        if slots <= 0 or not self.sequences.waiting:
             return starts, refused
         storing = self.entries.storing_bytes
         used = self._used() + storing
