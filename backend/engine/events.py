@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -61,6 +62,27 @@ class TextDelta:
         return self.joined or ((self.text, self.usage.completion_tokens),)
 
 
+@dataclass(eq=False, slots=True)
+class GrowingText:
+    """Text of an answer that waits to be delivered; until then, later pieces are added to it.
+
+    usage: returns the running totals. pieces: each with the completion tokens up to then. logprobs:
+    as in TextDelta.
+    """
+
+    usage: Callable[[], Usage]
+    pieces: list[tuple[str, int]]
+    logprobs: list[TokenLogprob]
+    closed: bool = False
+
+    def close(self) -> TextDelta:
+        """The text as an event, to which nothing is added any more."""
+        self.closed = True
+        text = "".join(text for text, _ in self.pieces)
+        joined = tuple(self.pieces) if len(self.pieces) > 1 else ()
+        return TextDelta(text, self.usage(), tuple(self.logprobs), joined)
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The last event of a successful generation.
@@ -94,3 +116,4 @@ class Progress:
 
 
 Event = Progress | TextDelta | Finished
+Undelivered = Progress | GrowingText | Finished

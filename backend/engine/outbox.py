@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 from backend.engine.embedding.encoding import Encoded
 from backend.engine.errors import EngineError
-from backend.engine.events import Event, TextDelta
+from backend.engine.events import Event, GrowingText, Undelivered
 
-PER_ANSWER = 2e-3  # seconds; a Reply takes the event loop and the host about 0.1 ms of this each
+PER_ANSWER = 4e-3  # seconds; a Reply takes the event loop and the host about 0.1 ms of this each
 
 Publication: TypeAlias = tuple[int, Event | Encoded | EngineError]
 
@@ -26,7 +26,7 @@ class Outbox:
     deliver: called with publications, in order. clock: returns seconds. interval: minimum seconds
     between two deliveries of text; it is raised to PER_ANSWER for each streaming answer. 0 delivers
     every token by itself. The first text of an answer, its end and an error are delivered at once,
-    together with any text that is waiting.
+    together with any text that is waiting. Text can grow until it is delivered.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class Outbox:
     ) -> None:
         self._deliver = deliver
         self._clock = clock
-        self._waiting: list[Publication] = []
+        self._waiting: list[tuple[int, Undelivered | Encoded | EngineError]] = []
         self._begun: set[int] = set()  # tickets whose first text was published
         self._urgent = False
         self._flushed_at = float("-inf")
         self.interval = 0.0
 
-    def publish(self, ticket: int, what: Event | Encoded | EngineError) -> None:
+    def publish(self, ticket: int, what: Undelivered | Encoded | EngineError) -> None:
         self._waiting.append((ticket, what))
-        if not isinstance(what, TextDelta):
+        if not isinstance(what, GrowingText):
             self._begun.discard(ticket)
             self._urgent = True
         elif ticket not in self._begun:
@@ -62,6 +62,11 @@ class Outbox:
         now = self._clock()
         interval = self.interval and max(self.interval, PER_ANSWER * len(self._begun))
         if everything or self._urgent or now - self._flushed_at >= interval:
-            publications, self._waiting = self._waiting, []
+            waiting, self._waiting = self._waiting, []
             self._urgent, self._flushed_at = False, now
-            self._deliver(publications)
+            self._deliver(
+                [
+                    (ticket, what.close() if isinstance(what, GrowingText) else what)
+                    for ticket, what in waiting
+                ]
+            )

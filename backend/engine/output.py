@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from backend.engine.events import (
-    Event,
     Finished,
     FinishReason,
+    GrowingText,
     Progress,
     PromptLogprobs,
-    TextDelta,
     TokenLogprob,
+    Undelivered,
     Usage,
 )
 from backend.engine.executing.executor_sequence import ExecutorSequence
@@ -23,42 +23,60 @@ from common.stop_strings import StopMatcher
 
 
 @dataclass(eq=False, slots=True)
+class _Totals:
+    """The running totals of one answer, which text that waits for its delivery refers to.
+
+    They are apart from the answer, so that such text does not keep its KV in memory.
+    """
+
+    prompt_tokens: int
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    started_at: float = 0.0
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+
+    def usage(self) -> Usage:
+        first = self.first_token_at or time.perf_counter()
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            completion_tokens=self.completion_tokens,
+            prefill_ms=(first - self.started_at) * 1e3,
+            decode_ms=(self.last_token_at - first) * 1e3 if self.first_token_at else 0.0,
+        )
+
+
+@dataclass(eq=False, slots=True)
 class Output:
     """The answer of one sequence. ended: its finish reason; None while it runs.
 
-    guard: ends a repetitive answer. reused: prompt tokens whose KV was computed earlier.
+    guard: ends a repetitive answer.
     """
 
     sequence: ExecutorSequence
     text: TextStream
     stop: StopMatcher
     guard: RepetitionGuard | None = None
-    clock: Callable[[], float] = time.perf_counter
-    reused: int = 0
     generated: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     ended: FinishReason | None = None
-    _delivered_logprobs: int = 0
+    _totals: _Totals = field(init=False)
+    _shown: GrowingText | None = None  # the latest text
+    _shown_logprobs: int = 0
     _processed: int = 0
-    _started_at: float = 0.0
-    _first_token_at: float = 0.0
-    _last_token_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._totals = _Totals(len(self.sequence.prompt))
 
     def started(self, reused: int) -> None:
-        """Record the admission. A sequence that restarts after a preemption keeps its figures."""
-        if not self._started_at:
-            self._started_at = self.clock()
-            self.reused = reused
+        """Record the admission. A sequence that restarts after a preemption keeps its figures.
 
-    def usage(self) -> Usage:
-        first = self._first_token_at or self.clock()
-        return Usage(
-            prompt_tokens=len(self.sequence.prompt),
-            cached_tokens=self.reused,
-            completion_tokens=len(self.generated),
-            prefill_ms=(first - self._started_at) * 1e3,
-            decode_ms=(self._last_token_at - first) * 1e3 if self._first_token_at else 0.0,
-        )
+        reused: prompt tokens whose KV was computed earlier.
+        """
+        if not self._totals.started_at:
+            self._totals.started_at = time.perf_counter()
+            self._totals.cached_tokens = reused
 
     def progress(self) -> Progress | None:
         """The prompt progress, if it has changed and the owner has requested it."""
@@ -66,9 +84,9 @@ class Output:
         if self.generated or processed <= self._processed:
             return None
         self._processed = processed
-        return Progress(self.usage(), processed)
+        return Progress(self._totals.usage(), processed)
 
-    def finish_unstarted(self) -> Sequence[Event]:
+    def finish_unstarted(self) -> Sequence[Undelivered]:
         """The end of a sequence that generates no token.
 
         Either only its prompt was requested, or its grammar matches nothing but the empty text.
@@ -82,19 +100,23 @@ class Output:
         logprob: TokenLogprob | None = None,
         *,
         over: bool = False,
-    ) -> Sequence[Event]:
-        """Account for one generated token; returns the events for its owner, in order.
+    ) -> Sequence[Undelivered]:
+        """Account for one generated token; returns what is new for its owner, in order.
+
+        Text is added to earlier text that has not been delivered, and is then not returned.
 
         over: whether the sequence's grammar ends with this token; the sequence then needs no
         end-of-sequence token. An end-of-sequence token is not counted: a natural stop at the limit
         has the finish reason `stop`, as in LocalAI's llama.cpp backend.
         """
         request = self.sequence.request
-        self._last_token_at = self.clock()
-        self._first_token_at = self._first_token_at or self._last_token_at
+        totals = self._totals
+        totals.last_token_at = time.perf_counter()
+        totals.first_token_at = totals.first_token_at or totals.last_token_at
         if token in end_tokens and not request.ignore_eos:
             return self._end("stop", self.stop.feed(self.text.finish()) + self.stop.finish())
         self.generated.append(token)
+        totals.completion_tokens += 1
         if logprob is not None:
             self.logprobs.append(logprob)
         shown = self.stop.feed(self.text.add(token))
@@ -110,27 +132,36 @@ class Output:
             shown += self.stop.feed(self.text.finish())
             reason: FinishReason = "stop" if self.stop.stopped else "length"
             return self._end(reason, shown + self.stop.finish())
-        return (self._delta(shown, self.usage()),) if shown else ()
+        return self._show(shown)
 
-    def _end(self, reason: FinishReason, shown: str, *, repeated: bool = False) -> Sequence[Event]:
+    def _end(
+        self, reason: FinishReason, shown: str, *, repeated: bool = False
+    ) -> Sequence[Undelivered]:
         self.ended = reason
-        usage = self.usage()
         request, scoring = self.sequence.request, self.sequence.scoring
         last = Finished(
             reason,
-            usage,
+            self._totals.usage(),
             None if request.logprobs is None else tuple(self.logprobs),
             self.stop.found,
             self._of_prompt(),
             () if scoring is None else scoring.results(),
             repeated,
         )
-        return (self._delta(shown, usage), last) if shown else (last,)
+        return *self._show(shown), last
 
-    def _delta(self, shown: str, usage: Usage) -> TextDelta:
-        logprobs = tuple(self.logprobs[self._delivered_logprobs :])
-        self._delivered_logprobs = len(self.logprobs)
-        return TextDelta(shown, usage, logprobs)
+    def _show(self, shown: str) -> Sequence[GrowingText]:
+        if not shown:
+            return ()
+        piece = shown, len(self.generated)
+        logprobs = self.logprobs[self._shown_logprobs :]
+        self._shown_logprobs = len(self.logprobs)
+        if self._shown is None or self._shown.closed:
+            self._shown = GrowingText(self._totals.usage, [piece], logprobs)
+            return (self._shown,)
+        self._shown.pieces.append(piece)
+        self._shown.logprobs += logprobs
+        return ()
 
     def _of_prompt(self) -> PromptLogprobs | None:
         if self.sequence.request.prompt_logprobs is None:

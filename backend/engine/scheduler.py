@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from backend.engine.commands import Submit
 from backend.engine.errors import EngineError, EngineFailed, Overloaded
-from backend.engine.events import Event
+from backend.engine.events import Undelivered
 from backend.engine.executing.choosing import Sampled
 from backend.engine.executing.executor import Executor
 from backend.engine.executing.executor_sequence import ExecutorSequence
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-Publish = Callable[[int, Event | EngineError], None]
+Publish = Callable[[int, Undelivered | EngineError], None]
 
 
 class Flush(Protocol):
@@ -283,7 +283,7 @@ class Scheduler:
         self._events.append(Generated(number, (sampled.token,)))
         self._end_if_over(number, events)
 
-    def _end_if_over(self, number: int, events: Sequence[Event]) -> None:
+    def _end_if_over(self, number: int, events: Sequence[Undelivered]) -> None:
         output = self._outputs[number]
         for event in events:
             self._publish(number, event)

@@ -9,7 +9,7 @@ from typing import Any
 from backend.engine.caching import kv
 from backend.engine.commands import Submit
 from backend.engine.errors import EngineError
-from backend.engine.events import Event, Finished, Progress, TextDelta
+from backend.engine.events import Finished, GrowingText, Progress, Undelivered
 from backend.engine.executing.score_plan import ScorePlan
 from backend.engine.gauges import Gauges
 from backend.engine.model import EngineModel
@@ -117,13 +117,13 @@ class Rounds:
             self.step()
         raise AssertionError(f"rows still run after {most} rounds")
 
-    def _take(self, ticket: int, what: Event | EngineError) -> None:
+    def _take(self, ticket: int, what: Undelivered | EngineError) -> None:
         received = self.received[ticket]
         assert received.finished is None, "an event after the end"
         assert received.error is None, "an event after a failure"
         match what:
-            case TextDelta(text):
-                received.text += text
+            case GrowingText():
+                received.text += what.close().text
             case Finished():
                 received.finished = what
             case Progress():

@@ -6,12 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.engine.errors import Cancelled
-from backend.engine.events import Event, Finished, TextDelta, Usage
+from backend.engine.events import Finished, GrowingText, TextDelta, Undelivered, Usage
 from backend.engine.outbox import PER_ANSWER, Outbox, Publication
 
 INTERVAL = 0.01
-TEXT = TextDelta("a", Usage())
+TEXT = TextDelta("a", Usage())  # as it is delivered
 END = Finished("stop", Usage())
+
+
+def text(piece: str = "a", tokens: int = 0) -> GrowingText:
+    return GrowingText(lambda: Usage(completion_tokens=tokens), [(piece, tokens)], [])
 
 
 class Moment:
@@ -28,55 +32,54 @@ class Moment:
         self.outbox.flush(everything=everything)
         return sum(map(len, self.delivered[before:]))
 
-    def publish(self, *what: tuple[int, Event]) -> None:
+    def publish(self, *what: tuple[int, Undelivered]) -> None:
         for ticket, event in what:
             self.outbox.publish(ticket, event)
 
 
 def test_first_text_is_delivered_at_once_and_later_text_collects() -> None:
     moment = Moment()
-    moment.publish((1, TEXT))
+    moment.publish((1, text()))
     assert moment.flush() == 1
-    moment.publish((1, TEXT))
+    moment.publish((1, text()))
     assert moment.flush(0.004) == 0
-    moment.publish((1, TEXT))
+    moment.publish((1, text()))
     assert moment.flush(0.007) == 2
 
 
 def test_with_more_answers_text_collects_for_longer() -> None:
     moment, answers = Moment(), 16
-    texts = [(ticket, TEXT) for ticket in range(answers)]
-    moment.publish(*texts)
+    moment.publish(*((ticket, text()) for ticket in range(answers)))
     assert moment.flush() == answers
-    moment.publish(*texts)
+    moment.publish(*((ticket, text()) for ticket in range(answers)))
     assert moment.flush(0.9 * answers * PER_ANSWER) == 0
-    moment.publish(*texts)
+    moment.publish(*((ticket, text()) for ticket in range(answers)))
     assert moment.flush(0.2 * answers * PER_ANSWER) == 2 * answers
     moment.publish(*((ticket, END) for ticket in range(1, answers)))
     moment.flush()
-    moment.publish((0, TEXT))
+    moment.publish((0, text()))
     assert moment.flush(1.1 * INTERVAL) == 1
 
 
 def test_urgent_events_take_waiting_text_along_in_order() -> None:
     for urgent in (END, Cancelled("gone")):
         moment = Moment()
-        moment.publish((1, TEXT), (2, TEXT))
+        moment.publish((1, text()), (2, text()))
         moment.flush()
-        moment.publish((1, TEXT))
+        moment.publish((1, text()))
         assert moment.flush(0.001) == 0
         moment.outbox.publish(2, urgent)
         assert moment.flush(0.001) == 2
         assert moment.delivered[-1] == [(1, TEXT), (2, urgent)]
-        moment.publish((1, TEXT), (3, TEXT))
+        moment.publish((1, text()), (3, text()))
         assert moment.flush(0.001) == 2
 
 
 def test_after_a_long_step_nothing_waits() -> None:
     moment = Moment()
-    moment.publish((1, TEXT))
+    moment.publish((1, text()))
     moment.flush()
-    moment.publish((1, TEXT))
+    moment.publish((1, text()))
     assert moment.flush(0.001, everything=True) == 1
 
 
@@ -84,7 +87,7 @@ def test_without_an_interval_every_token_is_delivered_separately() -> None:
     moment = Moment()
     moment.outbox.interval = 0.0
     for _ in range(5):
-        moment.publish((1, TEXT))
+        moment.publish((1, text()))
         assert moment.flush() == 1
 
 
@@ -101,9 +104,8 @@ def test_every_event_is_delivered_once_in_order_and_in_time(
     published: list[Publication] = []
     oldest: float | None = None
     for ticket, kind, after in steps:
-        what: Event = TEXT if kind == "text" else END
-        published.append((ticket, what))
-        moment.publish((ticket, what))
+        published.append((ticket, TEXT if kind == "text" else END))
+        moment.publish((ticket, text() if kind == "text" else END))
         oldest = moment.now if oldest is None else oldest
         if moment.flush(after):
             oldest = None

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from backend.engine.commands import Submit
 from backend.engine.errors import Cancelled, EngineError, NotFinite
-from backend.engine.events import Event
+from backend.engine.events import Undelivered
 from backend.engine.gauges import Gauges
 from backend.engine.loading.stages import Stages
 from backend.engine.model import EngineModel
@@ -36,7 +36,7 @@ def warm_up(model: EngineModel, most_tokens: int, *, begun: bool = False) -> Sta
     """
     broken: list[NotFinite] = []
 
-    def publish(_: int, what: Event | EngineError) -> None:
+    def publish(_: int, what: Undelivered | EngineError) -> None:
         if isinstance(what, NotFinite):
             broken.append(what)
 

@@ -33,7 +33,7 @@ from backend.engine.caching import kv
 from backend.engine.commands import Submit
 from backend.engine.drafting.drafter import GuessRequest
 from backend.engine.errors import EngineError, Overloaded
-from backend.engine.events import Event, Finished, TextDelta, TokenLogprob
+from backend.engine.events import Finished, GrowingText, TokenLogprob, Undelivered
 from backend.engine.gauges import Gauges
 from backend.engine.loading.stages import Stages
 from backend.engine.model import EngineModel
@@ -420,11 +420,11 @@ class _Conversation:
         answers_by_ticket: list[_Answer] = []
         self._answers_by_ticket = answers_by_ticket
 
-        def take(ticket: int, what: Event | EngineError) -> None:
+        def take(ticket: int, what: Undelivered | EngineError) -> None:
             # Not a method: the KV must be freed with the scheduler, without the garbage collector.
             match what:
-                case TextDelta(logprobs=sampled):
-                    answers_by_ticket[ticket].logprobs += sampled
+                case GrowingText():
+                    answers_by_ticket[ticket].logprobs += what.close().logprobs
                 case Finished(logprobs=sampled):
                     answers_by_ticket[ticket].logprobs = list(sampled or ())
                 case Overloaded():
