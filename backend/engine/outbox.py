@@ -16,6 +16,7 @@ from backend.engine.errors import EngineError
 from backend.engine.events import Event, GrowingText, Undelivered
 
 PER_ANSWER = 4e-3  # seconds; a Reply takes the event loop and the host about 0.1 ms of this each
+FOR_ALL = 0.1  # seconds; a reader would notice more
 
 Publication: TypeAlias = tuple[int, Event | Encoded | EngineError]
 
@@ -24,9 +25,10 @@ class Outbox:
     """Events that have not been delivered yet.
 
     deliver: called with publications, in order. clock: returns seconds. interval: minimum seconds
-    between two deliveries of text; it is raised to PER_ANSWER for each streaming answer. 0 delivers
-    every token by itself. The first text of an answer, its end and an error are delivered at once,
-    together with any text that is waiting. Text can grow until it is delivered.
+    between two deliveries of text; many answers that stream raise it to PER_ANSWER for each, but at
+    most to FOR_ALL. 0 delivers every token by itself. The first text of an answer, its end and an
+    error are delivered at once, together with any text that is waiting. Text can grow until it is
+    delivered.
     """
 
     def __init__(
@@ -60,7 +62,8 @@ class Outbox:
         if not self._waiting:
             return
         now = self._clock()
-        interval = self.interval and max(self.interval, PER_ANSWER * len(self._begun))
+        raised = min(PER_ANSWER * len(self._begun), FOR_ALL)
+        interval = self.interval and max(self.interval, raised)
         if everything or self._urgent or now - self._flushed_at >= interval:
             waiting, self._waiting = self._waiting, []
             self._urgent, self._flushed_at = False, now

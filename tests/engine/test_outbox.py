@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.engine.errors import Cancelled
 from backend.engine.events import Finished, GrowingText, TextDelta, Undelivered, Usage
-from backend.engine.outbox import PER_ANSWER, Outbox, Publication
+from backend.engine.outbox import FOR_ALL, PER_ANSWER, Outbox, Publication
 
 INTERVAL = 0.01
 TEXT = TextDelta("a", Usage())  # as it is delivered
@@ -47,14 +48,15 @@ def test_first_text_is_delivered_at_once_and_later_text_collects() -> None:
     assert moment.flush(0.007) == 2
 
 
-def test_with_more_answers_text_collects_for_longer() -> None:
-    moment, answers = Moment(), 16
+@pytest.mark.parametrize(("answers", "seconds"), [(16, 16 * PER_ANSWER), (64, FOR_ALL)])
+def test_with_more_answers_text_collects_for_longer(answers: int, seconds: float) -> None:
+    moment = Moment()
     moment.publish(*((ticket, text()) for ticket in range(answers)))
     assert moment.flush() == answers
     moment.publish(*((ticket, text()) for ticket in range(answers)))
-    assert moment.flush(0.9 * answers * PER_ANSWER) == 0
+    assert moment.flush(0.9 * seconds) == 0
     moment.publish(*((ticket, text()) for ticket in range(answers)))
-    assert moment.flush(0.2 * answers * PER_ANSWER) == 2 * answers
+    assert moment.flush(0.2 * seconds) == 2 * answers
     moment.publish(*((ticket, END) for ticket in range(1, answers)))
     moment.flush()
     moment.publish((0, text()))
