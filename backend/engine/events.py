@@ -116,4 +116,5 @@ class Progress:
 
 
 Event = Progress | TextDelta | Finished
+# what the engine thread publishes; it becomes an Event when it is delivered
 Undelivered = Progress | GrowingText | Finished
