@@ -115,6 +115,7 @@ class FakeExecutor:
         self.seconds = 0.0
         self.other = 0
         self.features = 0
+        self.lacking = 0  # bytes for which texts to embed wait
         self.files: dict[int, int] = {}  # bytes read from disk for waiting sequences, as reported
         self._formed = 0
         self._storing: set[int] = set()
@@ -175,7 +176,7 @@ class FakeExecutor:
             nbytes += score.budget * (passes.per_token + pairs + passes.per_choice)
         return nbytes
 
-    def _check_memory(self, plan: StepPlan) -> None:
+    def _check_memory(self, plan: StepPlan, lendable: int) -> None:
         """Check all limits. An entry that is being stored counts from the next step on.
 
         While a single sequence runs, memory that will soon be free may exceed the limit, but then
@@ -196,7 +197,10 @@ class FakeExecutor:
             assert not plan.score
             assert not stored
             room = self.limits.room
-        assert self.charged + stored + self.features + self._passes(plan) <= room
+        used = self.charged + stored + self.features + self._passes(plan)
+        assert used <= room
+        storing = sum(self.entries[at].nbytes for at in self._storing)
+        assert lendable <= 0 or used + storing + lendable <= room
 
     def end(self, number: int, why: str) -> None:
         assert number not in self.ended, f"sequence {number} ends twice"
@@ -210,8 +214,11 @@ class FakeExecutor:
 
     # Following a plan.
 
-    def follow(self, plan: StepPlan) -> list[PlannerEvent]:
-        """Carry it out; returns what the planner learns of it."""
+    def follow(self, plan: StepPlan, lendable: int = 0) -> list[PlannerEvent]:
+        """Carry it out; returns what the planner learns of it.
+
+        lendable: bytes that are said to be free beside it.
+        """
         self._events = []
         self.seconds = 0.0
         self._storing.clear()
@@ -238,7 +245,7 @@ class FakeExecutor:
         assert len(self.running) <= self.limits.slots
         for join in plan.join:
             self._join(join.sequence, join.batch)
-        self._check_memory(plan)
+        self._check_memory(plan, lendable)
         decoding = {one.batch for one in self.running if one.batch is not None}
         assert decoding <= set(plan.decode) <= decoding | {join.batch for join in plan.join}
         for number, count in plan.decode.items():
@@ -471,4 +478,4 @@ class FakeExecutor:
     def weigh(self, nbytes: int, features: int | None = None) -> list[PlannerEvent]:
         self.other = nbytes
         self.features = self.features if features is None else features
-        return [OtherBytes(nbytes, self.features, sum(self.files.values()))]
+        return [OtherBytes(nbytes, self.features, sum(self.files.values()), self.lacking)]
