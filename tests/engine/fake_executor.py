@@ -32,6 +32,7 @@ from backend.engine.planning.plan import (
     StepPlan,
     Stored,
 )
+from backend.engine.planning.prefill_turns import UNEVEN
 
 WINDOW = 40  # tokens up to which every cache can be cut back to any length
 PREFILL_SECONDS = 0.001  # of a token
@@ -139,7 +140,10 @@ class FakeExecutor:
             homes.setdefault((one.batch, 0 if one.batch is not None else group), []).append(one)
         for members in homes.values():
             used += sum(one.width for one in members) * max(map(self._cost, members))
-        return used + sum(one.arrived.beside for one in self.running)
+        for one in self.running:
+            used += one.arrived.beside
+            used += len(one.snapshots) * self.limits.cost.snapshot(len(one.arrived.tokens))
+        return used
 
     def _cost(self, one: FakeSequence) -> int:
         """Bytes of a row, with what a decode step computes with for it."""
@@ -177,7 +181,7 @@ class FakeExecutor:
         return nbytes
 
     def _check_memory(self, plan: StepPlan, lendable: int) -> None:
-        """Check all limits. An entry that is being stored counts from the next step on.
+        """Check all limits. An entry that is being stored is not yet one of the prompt cache.
 
         While a single sequence runs, memory that will soon be free may exceed the limit, but then
         the plan must start nothing.
@@ -200,7 +204,7 @@ class FakeExecutor:
         used = self.charged + stored + self.features + self._passes(plan)
         assert used <= room
         storing = sum(self.entries[at].nbytes for at in self._storing)
-        assert lendable <= 0 or used + storing + lendable <= room
+        assert used + storing + max(lendable, 0) <= room
 
     def end(self, number: int, why: str) -> None:
         assert number not in self.ended, f"sequence {number} ends twice"
@@ -335,6 +339,7 @@ class FakeExecutor:
             if other.kv is None or other.started_short:
                 one.started_short = True  # it failed in this step: its KV is not there
                 return []
+            assert other.width == 1, "rows of candidates are no prefix"
             entry = self._entry_of(other)
         assert length <= len(entry.kv), "so much is not there"
         assert list(entry.kv[:length]) == one.content[:length], "another text"
@@ -365,6 +370,8 @@ class FakeExecutor:
         width = max(part.end - part.start for part in group)
         assert len({part.sequence for part in group}) == len(group)
         assert len(group) == 1 or self.limits.together
+        ends = [part.end for part in group]
+        assert max(ends) - min(ends) <= UNEVEN, "its KV is copied into rows of the longest"
         self._formed += 1
         for part in group:
             one = self.sequences[part.sequence]

@@ -446,7 +446,6 @@ class Planner:
             one.places, one.snapshots = snapshot_places(
                 expected, known, one.filled, last, most, one.uncut
             )
-        self._shrink(left - (len(one.snapshots) + one.wanted_snapshots) * size)
 
     # Prefill and decode.
 

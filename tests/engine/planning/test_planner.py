@@ -391,6 +391,35 @@ def test_an_image_that_is_being_prefilled_is_not_cut() -> None:
     assert sources(world, first) == [None, Source("sequence", 2, 20)]
 
 
+def test_a_prompt_waits_for_the_snapshot_where_it_parts_from_another() -> None:
+    world = World(limits_of(trims=False, cost=CacheCost(PER_TOKEN, 40)))
+    common = numbered(230)
+    world.arrive([*common, 1, 1])
+    second = world.arrive([*common, 2, 2, 2])
+    world.drain()
+    assert [source and source.length for source in sources(world, second)] == [len(common)]
+
+
+def test_a_prompt_does_not_wait_for_that_of_a_score() -> None:
+    world = World(limits_of())
+    world.arrive(numbered(300), joins=False, scores=True, width=3)
+    second = world.arrive(numbered(200))
+    assert second in {start.sequence for start in world.step().start}
+
+
+def test_an_entry_that_covers_a_prompt_counts_as_used() -> None:
+    world = World(limits_of(max_entries=2))
+    for salt in (1, 2):
+        run_until_over(world, world.arrive(numbered(50, salt), joins=False))
+        world.step()
+    run_until_over(world, world.arrive(numbered(50, 1), joins=False, fresh=True))
+    run_until_over(world, world.arrive(numbered(50, 3), joins=False))
+    world.drain()
+    again = world.arrive(numbered(50, 1), joins=False)
+    world.drain()
+    assert [source and source.length for source in sources(world, again)] == [49]
+
+
 def test_a_sequence_that_does_not_keep_its_kv_takes_no_entry_away() -> None:
     world = World(limits_of())
     run_until_over(world, world.arrive(numbered(200), 1))
@@ -447,14 +476,19 @@ def test_short_prompts_of_similar_length_share_a_pass() -> None:
     world.drain()
 
 
-@pytest.mark.parametrize("room", [200, 12])
-def test_a_steady_stream_of_short_prompts_does_not_starve_a_long_one(room: int) -> None:
+SCORES: dict[str, Any] = {"joins": False, "scores": True, "width": 9}
+
+
+@pytest.mark.parametrize(("room", "fields"), [(200, {}), (12, {}), (20, SCORES)])
+def test_a_steady_stream_of_short_prompts_does_not_starve_a_long_one(
+    room: int, fields: dict[str, Any]
+) -> None:
     unit = STEP * PER_TOKEN
     world = World(limits_of(slots=3, room=room * unit, prompt_cache=0))
     for salt in range(3):
         world.arrive(numbered(20, salt), 40)
     world.step()
-    long = world.arrive(numbered(1500, 99), 5)
+    long = world.arrive(numbered(1500, 99), 5, **fields)
     arrived = world.now
     salt = 3
     while long not in world.executor.ended:
