@@ -408,15 +408,14 @@ class Scheduler:
             self._gauges.guessing = replace(report, guessers=drafting.names)
 
     def lend(self, nbytes: int) -> int:
-        """Reserve memory for other work from the next step on.
+        """Bytes that a batch of texts to embed may use now.
 
-        Returns how many bytes are granted.
+        If there are fewer than the `nbytes` that it needs, later steps make room for it.
         """
-        if nbytes != self.executor.embedding_bytes:
-            self.executor.embedding_bytes = nbytes
-            self._events += self.executor.other_memory_events()
-            return 0
-        return nbytes + self.planner.spare
+        lendable = self.planner.lendable
+        self.executor.lacking_bytes = nbytes if nbytes > lendable else 0
+        self._events += self.executor.other_memory_events()
+        return lendable
 
     def memory(self) -> dict[str, int]:
         """What MLX holds for this model besides its weights, in bytes, between two steps."""

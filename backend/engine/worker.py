@@ -211,7 +211,7 @@ class Worker:
         self._encoder.submit(command)
 
     def _encode_rows(self, encoder: EncodeQueue, *, running: bool) -> None:
-        """Run one batch if the running sequences leave memory for a row."""
+        """Run one batch if the running sequences leave memory for its first row."""
         room = encoder.room
         if self._scheduler is not None:
             room = min(self._scheduler.lend(encoder.needs), room)

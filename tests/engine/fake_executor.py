@@ -32,6 +32,7 @@ from backend.engine.planning.plan import (
     StepPlan,
     Stored,
 )
+from backend.engine.planning.prefill_turns import UNEVEN
 
 WINDOW = 40  # tokens up to which every cache can be cut back to any length
 PREFILL_SECONDS = 0.001  # of a token
@@ -115,6 +116,7 @@ class FakeExecutor:
         self.seconds = 0.0
         self.other = 0
         self.features = 0
+        self.lacking = 0  # bytes for which texts to embed wait
         self.files: dict[int, int] = {}  # bytes read from disk for waiting sequences, as reported
         self._formed = 0
         self._storing: set[int] = set()
@@ -138,7 +140,10 @@ class FakeExecutor:
             homes.setdefault((one.batch, 0 if one.batch is not None else group), []).append(one)
         for members in homes.values():
             used += sum(one.width for one in members) * max(map(self._cost, members))
-        return used + sum(one.arrived.beside for one in self.running)
+        for one in self.running:
+            used += one.arrived.beside
+            used += len(one.snapshots) * self.limits.cost.snapshot(len(one.arrived.tokens))
+        return used
 
     def _cost(self, one: FakeSequence) -> int:
         """Bytes of a row, with what a decode step computes with for it."""
@@ -175,8 +180,8 @@ class FakeExecutor:
             nbytes += score.budget * (passes.per_token + pairs + passes.per_choice)
         return nbytes
 
-    def _check_memory(self, plan: StepPlan) -> None:
-        """Check all limits. An entry that is being stored counts from the next step on.
+    def _check_memory(self, plan: StepPlan, lendable: int) -> None:
+        """Check all limits. An entry that is being stored is not yet one of the prompt cache.
 
         While a single sequence runs, memory that will soon be free may exceed the limit, but then
         the plan must start nothing.
@@ -196,7 +201,10 @@ class FakeExecutor:
             assert not plan.score
             assert not stored
             room = self.limits.room
-        assert self.charged + stored + self.features + self._passes(plan) <= room
+        used = self.charged + stored + self.features + self._passes(plan)
+        assert used <= room
+        storing = sum(self.entries[at].nbytes for at in self._storing)
+        assert used + storing + max(lendable, 0) <= room
 
     def end(self, number: int, why: str) -> None:
         assert number not in self.ended, f"sequence {number} ends twice"
@@ -210,8 +218,11 @@ class FakeExecutor:
 
     # Following a plan.
 
-    def follow(self, plan: StepPlan) -> list[PlannerEvent]:
-        """Carry it out; returns what the planner learns of it."""
+    def follow(self, plan: StepPlan, lendable: int = 0) -> list[PlannerEvent]:
+        """Carry it out; returns what the planner learns of it.
+
+        lendable: bytes that are said to be free beside it.
+        """
         self._events = []
         self.seconds = 0.0
         self._storing.clear()
@@ -238,7 +249,7 @@ class FakeExecutor:
         assert len(self.running) <= self.limits.slots
         for join in plan.join:
             self._join(join.sequence, join.batch)
-        self._check_memory(plan)
+        self._check_memory(plan, lendable)
         decoding = {one.batch for one in self.running if one.batch is not None}
         assert decoding <= set(plan.decode) <= decoding | {join.batch for join in plan.join}
         for number, count in plan.decode.items():
@@ -328,6 +339,7 @@ class FakeExecutor:
             if other.kv is None or other.started_short:
                 one.started_short = True  # it failed in this step: its KV is not there
                 return []
+            assert other.width == 1, "rows of candidates are no prefix"
             entry = self._entry_of(other)
         assert length <= len(entry.kv), "so much is not there"
         assert list(entry.kv[:length]) == one.content[:length], "another text"
@@ -358,6 +370,8 @@ class FakeExecutor:
         width = max(part.end - part.start for part in group)
         assert len({part.sequence for part in group}) == len(group)
         assert len(group) == 1 or self.limits.together
+        ends = [part.end for part in group]
+        assert max(ends) - min(ends) <= UNEVEN, "its KV is copied into rows of the longest"
         self._formed += 1
         for part in group:
             one = self.sequences[part.sequence]
@@ -471,4 +485,4 @@ class FakeExecutor:
     def weigh(self, nbytes: int, features: int | None = None) -> list[PlannerEvent]:
         self.other = nbytes
         self.features = self.features if features is None else features
-        return [OtherBytes(nbytes, self.features, sum(self.files.values()))]
+        return [OtherBytes(nbytes, self.features, sum(self.files.values()), self.lacking)]

@@ -25,7 +25,7 @@ from backend.engine.caching.gather import (
     taken,
 )
 from backend.engine.caching.quantized_kv import QuantizedBatch, QuantizedRow
-from backend.engine.caching.rectangle import Rectangle
+from backend.engine.caching.rectangle import Rectangle, oversized
 from backend.engine.caching.row_shift import BatchShift, RowShift
 from backend.engine.planning.plan import CacheCost
 
@@ -134,15 +134,15 @@ def rewind(cache: RowCache, tokens: int, kept: Snapshot | None) -> bool:
 def trim(cache: RowCache, tokens: int) -> bool:
     """Remove the last `tokens` tokens; False if a layer could not be truncated that far.
 
-    If it is a large part, its memory is released: mlx-lm only changes the offset, and the first
-    write would copy everything.
+    If they are many, their memory is released: mlx-lm only changes the offset, and the first write
+    would copy everything.
     """
     if tokens and not all(layer.trim(tokens) == tokens for layer in cache):
         return False
     for layer in leaves(cache):
         if type(layer) is KVCache and layer.keys is not None:
             # a slice keeps the whole buffer alive
-            copied = 4 * layer.offset < 3 * layer.keys.shape[2]
+            copied = oversized(layer.offset, layer.keys.shape[2])
             layer.keys = layer.keys[..., : layer.offset, :]
             layer.values = layer.values[..., : layer.offset, :]
             if copied:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 from mlx_lm.models.cache import QuantizedKVCache
 
-from backend.engine.caching.rectangle import Parts, Rectangle, appended
+from backend.engine.caching.rectangle import Parts, Rectangle, appended, oversized
 
 # Packed values (uint32), scales and biases, each [sequences, heads, tokens, n].
 Packed = tuple[mx.array, ...]
@@ -38,10 +38,14 @@ class QuantizedRow(QuantizedKVCache):  # type: ignore[misc]  # mlx-lm is untyped
         return _first(self.keys, self.offset, 1), _first(self.values, self.offset, 1)
 
     def release(self) -> None:
-        """Release the unused space after the last token."""
-        if self.keys is not None and self.values is not None:
-            self.keys = _first(self.keys, self.offset, 1)
-            self.values = _first(self.values, self.offset, 1)
+        """Release the unused space after the last token, if it is a large part."""
+        if self.keys is None or self.values is None:
+            return
+        copied = oversized(self.offset, self.keys[0].shape[2])
+        self.keys = _first(self.keys, self.offset, 1)
+        self.values = _first(self.values, self.offset, 1)
+        if copied:
+            self.keys, self.values = map(_copied, (self.keys, self.values))
 
     def size(self) -> int:
         return self.offset
@@ -90,6 +94,13 @@ def _first(packed: Packed, tokens: int, rows: int) -> Packed:
     if packed[0].shape[2] == tokens and packed[0].shape[0] == rows:
         return packed
     return tuple(part[:rows, :, :tokens] for part in packed)
+
+
+def _copied(packed: Packed) -> Packed:
+    """Buffers of their own; a slice keeps the whole buffer alive."""
+    packed = tuple(map(mx.contiguous, packed))
+    mx.async_eval(packed)
+    return packed
 
 
 def _bytes(packed: Packed | None) -> int:

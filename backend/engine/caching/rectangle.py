@@ -311,6 +311,11 @@ def whole_steps(tokens: int) -> int:
     return -(-tokens // STEP) * STEP
 
 
+def oversized(tokens: int, columns: int) -> bool:
+    """Whether a buffer of that many columns is too large for the tokens to be kept as it is."""
+    return columns - tokens >= STEP or 4 * tokens < 3 * columns
+
+
 def appended(old: Parts, new: Parts, at: int) -> Parts:
     """Write `new` after the first `at` columns of the first rows; buffers grow by whole steps."""
     rows, tokens = new[0].shape[0], new[0].shape[2]

@@ -84,7 +84,6 @@ class EncodeQueue:
         self._buckets: dict[int, deque[_Row]] = {}
         self._arrivals = 0
         self._steps = 0
-        self._needs = 0
 
     @property
     def busy(self) -> bool:
@@ -97,8 +96,13 @@ class EncodeQueue:
 
     @property
     def needs(self) -> int:
-        """Bytes needed by the longest row submitted since the queue was last empty."""
-        return self._needs if self._buckets else 0
+        """Bytes that the next step needs at least: those of its first row."""
+        return self._cost.of(1, self._next[0].length) if self._buckets else 0
+
+    @property
+    def _next(self) -> deque[_Row]:
+        """The bucket with the oldest row."""
+        return min(self._buckets.values(), key=lambda rows: rows[0].arrival)
 
     def submit(self, command: Encode) -> None:
         """Queue a request's rows; publish Overloaded if one row alone does not fit in memory."""
@@ -114,7 +118,6 @@ class EncodeQueue:
                 ),
             )
             return
-        self._needs = max(self.needs, needed)
         count = len(command.pieces)
         job = _Job(command.ticket, [None] * count, count)
         for place, piece in enumerate(command.pieces):
@@ -162,13 +165,12 @@ class EncodeQueue:
 
     def _take(self, tokens: int, room: int) -> list[_Row]:
         """Take the rows of the next step: the oldest one and others of its bucket."""
-        bucket = min(self._buckets, key=lambda size: self._buckets[size][0].arrival)
-        waiting = self._buckets[bucket]
+        waiting = self._next
         lengths = (row.length for row in waiting)
         count = rows_that_fit(lengths, tokens, self._cost, room)
         rows = [waiting.popleft() for _ in range(count)]
         if not waiting:
-            del self._buckets[bucket]
+            del self._buckets[bucket_of(rows[0].length)]
         return rows
 
     def _hand_out(self, row: _Row, output: np.ndarray) -> None:

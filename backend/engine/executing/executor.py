@@ -57,7 +57,7 @@ class Executor:
         self._guessed: list[PlannerEvent] = []
         self._only_decodes = False  # whether the step only decodes
         self._other = OtherBytes(0)
-        self.embedding_bytes = 0  # bytes of working memory that a batch of texts to embed needs
+        self.lacking_bytes = 0  # working memory for which a batch of texts to embed waits
         self.sequences: dict[int, ExecutorSequence] = {}
         self.failures: list[Failure] = []
         self.prompt_tokens = 0
@@ -482,9 +482,10 @@ class Executor:
         """Report the memory that neither sequences nor entries use, if it has changed."""
         media, disk = self._model.media, self._model.disk
         other = OtherBytes(
-            self.embedding_bytes + (disk.writing_bytes if disk else 0),
+            disk.writing_bytes if disk else 0,
             features=media.features.nbytes if media else 0,
             files=disk.read_bytes if disk else 0,
+            texts=self.lacking_bytes,
         )
         if other == self._other:
             return []

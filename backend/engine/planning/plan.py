@@ -244,15 +244,16 @@ class Guessed:
 class OtherBytes:
     """Bytes besides the weights that neither sequences nor stored entries hold.
 
-    nbytes: memory that will be free soon: KV on its way to the disk, and the working memory of the
-    next batch of texts to embed. features: features of earlier images and sounds, which are evicted
-    when sequences need the memory. files: KV that was read from disk for sequences that wait; it is
-    free when they start, or when a plan gives it up.
+    nbytes: memory that will be free soon: KV on its way to the disk. features: features of earlier
+    images and sounds, which are evicted when sequences need the memory. files: KV that was read
+    from disk for sequences that wait; it is free when they start, or when a plan gives it up.
+    texts: the working memory for which a batch of texts to embed waits; 0 if none waits.
     """
 
     nbytes: int
     features: int = 0
     files: int = 0
+    texts: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ from backend.engine.planning.sequence_state import SequenceState
 from backend.engine.planning.sequence_table import SequenceTable
 from backend.engine.planning.snapshot_places import snapshot_places
 from backend.engine.planning.stored_entries import StoredEntries
+from backend.engine.planning.text_turn import TextTurn
 
 # seconds after which a sequence that does not fit blocks the admission of those behind it
 _PATIENCE = 10.0
@@ -62,6 +63,7 @@ class Planner:
     a prefill pass may be, how many guesses pay, and whose grammars are too costly. preemptions:
     number of sequences that were preempted to free memory. unused: bytes of the room that no
     sequence is charged for, after the latest plan; entries give way to a file that is read.
+    lendable: bytes that texts to embed may use beside the latest plan.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -74,8 +76,9 @@ class Planner:
         self._turns = PrefillTurns(limits, self._charges, self.pace)
         self.widths = GuessWidth(limits.guesses)
         self.masks = MaskShare(limits.stall_ms / 1e3)
+        self._texts = TextTurn(self.sequences, self._charges, self.pace)
         self.preemptions = 0
-        self.unused = limits.room
+        self.unused = self.lendable = limits.room
         self._leaving: list[Leave] = []
         self._steps = 0
         self._batches = 0
@@ -84,7 +87,7 @@ class Planner:
         self._unread: list[int] = []  # sequences that lose these bytes in this step
         self._features = 0  # bytes of features of earlier images and sounds
         self._step_seconds = 0.0  # of the latest decode step
-        self._spare_bytes = 0  # of spare rows, after the latest plan
+        self._claim = 0  # bytes that sequences leave to texts to embed, in the latest plan
         self._depths: dict[int, int] = {}  # rows of each batch's KV, after the latest plan
 
     @property
@@ -100,6 +103,9 @@ class Planner:
             self._learn(event, now)
         self._steps += 1
         self.entries.copied.clear()
+        self._claim = 0
+        if self._texts.lacking:
+            self._claim = self._texts.claim(now, self._room - self._used())
         preempt, refuse = self._make_room()
         preempt += self._pause_costly_grammars()
         start, unfit = self._admit(now)
@@ -118,11 +124,15 @@ class Planner:
         left -= max(computing, self._charges.least_pass(prefilling))
         if prefilling:
             used = self._used()  # a shared pass makes them one rectangle
+        # Entries give way to texts to embed, if these can then run.
+        lent = 0 if self._claim or self._texts.lacking > left else self._texts.lacking
+        left -= lent
         self._shrink(left)
         features = self._shrink_features(left - self.entries.index.nbytes)
         left -= self.entries.index.nbytes + self._features
         guess = self._guess(left)
         rows = self._rows(left, guess)
+        self.lendable += lent + self._claim
         leave, self._leaving = self._leaving, []
         unread, self._unread = self._unread, []
         self.unused = self.limits.room - used
@@ -142,12 +152,6 @@ class Planner:
             prefill=tuple(prefill),
             score=tuple(score),
         )
-
-    @property
-    def spare(self) -> int:
-        """Bytes that are not in use and not reserved."""
-        entries = self.entries.index.nbytes + self.entries.storing_bytes
-        return self._room - self._used() - self._spare_bytes - entries - self._features
 
     # Learning from events.
 
@@ -194,8 +198,9 @@ class Planner:
                     one.mask_seconds, one.postponed = seconds, postponed
             case Guessed(rows, longest, width, proposed, right, seconds, behind):
                 self.widths.learn(rows, longest, width, proposed, right, seconds, behind)
-            case OtherBytes(nbytes, features, files):
+            case OtherBytes(nbytes, features, files, texts):
                 self._other, self._features, self._files = nbytes, features, files
+                self._texts.lack(texts, now)
             case MemoryShort():
                 self.entries.clear()
 
@@ -212,7 +217,7 @@ class Planner:
 
     @property
     def _room(self) -> int:
-        return self.limits.room - self._other - self._files
+        return self.limits.room - self._other - self._files - self._claim
 
     def _drop_files(self, starting: SequenceState | None = None) -> None:
         """Give up the KV that was read from disk for waiting sequences; it is computed instead.
@@ -240,7 +245,7 @@ class Planner:
         while (used := self._used()) > self._room and (admitted := self.sequences.admitted):
             one = next(reversed(admitted.values()))
             if len(admitted) == 1:
-                if used <= self.limits.room:
+                if used <= self.limits.room - self._claim:
                     break
                 if one.least > 1:
                     one.least = 1
@@ -254,7 +259,7 @@ class Planner:
         preempted: list[Leave] = []
         left = self._room - used - self.entries.storing_bytes
         for one, filled in reversed(computed):
-            size = self.limits.cost.of(filled)
+            size = self._charges.entry(one, filled)
             entry = self.entries.number_for(one, filled) if filled and size <= left else None
             left -= size if entry is not None else 0
             preempted.append(Leave(one.number, entry))
@@ -311,7 +316,7 @@ class Planner:
         # sequences that keep a slot while they wait for a prefix that is being prefilled
         expecting = 0
         slots = self.limits.slots - len(self.sequences.admitted)
-        if slots <= 0 or not self.sequences.waiting:
+        if slots <= 0 or self._claim or not self.sequences.waiting:
             return starts, refused
         storing = self.entries.storing_bytes
         used = self._used() + storing
@@ -442,7 +447,6 @@ class Planner:
             one.places, one.snapshots = snapshot_places(
                 expected, known, one.filled, last, most, one.uncut
             )
-        self._shrink(left - (len(one.snapshots) + one.wanted_snapshots) * size)
 
     # Prefill and decode.
 
@@ -511,7 +515,6 @@ class Planner:
             members = batches[number]
             left -= self._charges.guesses(len(members), width, max(one.total for one in members))
         depths: dict[int, int] = {}
-        self._spare_bytes = 0
         for number, members in sorted(batches.items()):
             most = min(int(len(members) / (1 - _WASTE)), self.limits.slots)
             depth = self._depths.get(number, 0)
@@ -521,6 +524,5 @@ class Planner:
             if len(members) > 1 and nbytes <= left:
                 depths[number] = depth
                 left -= nbytes
-                self._spare_bytes += nbytes
-        self._depths = depths
+        self._depths, self.lendable = depths, left
         return depths

@@ -109,9 +109,11 @@ class SequenceState:
         return length
 
     def wait_again(self, step: int) -> None:
-        """Return to waiting after losing the KV; it will be prefilled with its answer so far."""
+        """Return to waiting after losing the KV; it will be prefilled with its answer so far.
+
+        Its snapshots may be a part of the entry that is stored in this step.
+        """
         self.state, self.filled, self.group, self.known = "waiting", 0, 0, 0
         self.preempted_in = step
         self.least = SMALLEST_STEP
-        self.snapshots.clear()
         self.match = None

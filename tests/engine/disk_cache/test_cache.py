@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import mlx.core as mx
 import pytest
 
 from backend.engine.caching import kv
+from backend.engine.caching.rectangle import STEP
 from backend.engine.commands import Submit
 from backend.engine.disk_cache import cache as cache_module
 from backend.engine.disk_cache import writer
@@ -96,6 +98,27 @@ def test_trimmable_kv_serves_any_common_prefix(kind: str, tmp_path: Path) -> Non
         row, length = restored(disk, model, prompt)
         assert length == (90 if len(prompt) < 100 else 149)
         assert same(row, filled(model, prompt[:length]))
+
+
+@pytest.mark.parametrize("kind", ["full", "quantised", "bfloat16"])
+def test_a_row_from_a_longer_file_holds_no_more_than_its_own_tokens(
+    kind: str, tmp_path: Path
+) -> None:
+    """There may be space for fewer tokens than those by which a cache grows."""
+    model, tokens = model_of(kind), words(1600)
+    disk = disk_cache(model, tmp_path)
+    saved(disk, model, tokens)
+    for length in (500, 1270, 1500, 1599):
+        gc.collect()
+        mx.synchronize()
+        before = mx.get_active_memory()
+        row, reused = restored(disk, model, [*tokens[:length], 5])
+        mx.synchronize()
+        held = mx.get_active_memory() - before
+        assert reused == length
+        assert held <= kv.cost(model).of(length + STEP - 1), kv.nbytes(row)
+        assert same(row, filled(model, tokens[:length]))
+        del row
 
 
 @pytest.mark.parametrize("kind", ["window", "hybrid", "recurrent"])

@@ -63,6 +63,9 @@ class World:
         self.course: list[tuple[float, tuple[PlannerEvent, ...], StepPlan]] = []
         self.numbers = 0
         self.empty = 0
+        self.texts: list[int] = []  # bytes that the texts that wait to be embedded need
+        self.embedded: list[float] = []  # when texts were embedded
+        self.waiting_since = self.patience = 0.0
 
     def arrive(
         self,
@@ -89,9 +92,32 @@ class World:
         plan = self.planner.plan(self.now, events)
         self.course.append((self.now, events, plan))
         self.check(plan)
-        self.events += self.executor.follow(plan)
+        self.events += self.executor.follow(plan, self.planner.lendable)
         self.now += self.executor.seconds or 0.001
+        self.embed()
         return plan
+
+    def embed(self) -> None:
+        """Run the text that waits longest if there is memory for it, as the engine thread does."""
+        needed = self.texts[0] if self.texts else 0
+        lacking = needed if needed > self.planner.lendable else 0
+        if lacking != self.executor.lacking:
+            self.executor.lacking = lacking
+            self.events += self.executor.weigh(self.executor.other)
+        if self.texts and (not lacking or not (self.events or self.planner.busy)):
+            self.texts.pop(0)
+            self.embedded.append(self.now)
+        self.check_wait(lacking)
+
+    def check_wait(self, lacking: int) -> None:
+        """A text waits for twice the time that the tokens in memory take, at most."""
+        if not lacking or lacking + self.executor.other > self.limits.room:
+            self.waiting_since, self.patience = self.now, 0.0
+            return
+        tokens = sum(one.total for one in self.planner.sequences.admitted.values())
+        speed = self.planner.pace.tokens_per_second or float("inf")
+        self.patience = max(self.patience, 1.0, 2 * tokens / speed)
+        assert self.now - self.waiting_since <= self.patience + 2.0, "a text waits for too long"
 
     def check(self, plan: StepPlan) -> None:
         alive = self.executor.sequences.keys() - self.executor.ended.keys()
@@ -123,14 +149,14 @@ class World:
             assert len(members) <= rows <= max(len(members) / 0.75, len(members) + 1)
             longest = max(one.charged for one in members)
             spare += (rows - len(members)) * self.limits.cost.of(longest)
-        assert not spare or self.planner.spare >= 0
+        assert not spare or self.planner.lendable >= 0
 
     def drain(self, most: int = 20_000) -> None:
         """Step until nothing is left to do and all pending removals are done."""
         if self.executor.other:
             self.events += self.executor.weigh(0)
         for _ in range(most):
-            if not self.events and not self.planner.busy:
+            if not (self.events or self.planner.busy or self.texts):
                 break
             self.step()
         else:
@@ -233,6 +259,8 @@ def random_course(seed: int) -> World:
             if dice.random() < 0.1:
                 others = [0, world.limits.room // 8, world.limits.room // 2]
                 world.events += world.executor.weigh(dice.choice(others), dice.choice(others))
+            if dice.random() < 0.1:
+                world.texts.append(dice.randint(1, world.limits.room))
             world.step()
     world.drain()
     return world
@@ -363,6 +391,35 @@ def test_an_image_that_is_being_prefilled_is_not_cut() -> None:
     assert sources(world, first) == [None, Source("sequence", 2, 20)]
 
 
+def test_a_prompt_waits_for_the_snapshot_where_it_parts_from_another() -> None:
+    world = World(limits_of(trims=False, cost=CacheCost(PER_TOKEN, 40)))
+    common = numbered(230)
+    world.arrive([*common, 1, 1])
+    second = world.arrive([*common, 2, 2, 2])
+    world.drain()
+    assert [source and source.length for source in sources(world, second)] == [len(common)]
+
+
+def test_a_prompt_does_not_wait_for_that_of_a_score() -> None:
+    world = World(limits_of())
+    world.arrive(numbered(300), joins=False, scores=True, width=3)
+    second = world.arrive(numbered(200))
+    assert second in {start.sequence for start in world.step().start}
+
+
+def test_an_entry_that_covers_a_prompt_counts_as_used() -> None:
+    world = World(limits_of(max_entries=2))
+    for salt in (1, 2):
+        run_until_over(world, world.arrive(numbered(50, salt), joins=False))
+        world.step()
+    run_until_over(world, world.arrive(numbered(50, 1), joins=False, fresh=True))
+    run_until_over(world, world.arrive(numbered(50, 3), joins=False))
+    world.drain()
+    again = world.arrive(numbered(50, 1), joins=False)
+    world.drain()
+    assert [source and source.length for source in sources(world, again)] == [49]
+
+
 def test_a_sequence_that_does_not_keep_its_kv_takes_no_entry_away() -> None:
     world = World(limits_of())
     run_until_over(world, world.arrive(numbered(200), 1))
@@ -419,14 +476,19 @@ def test_short_prompts_of_similar_length_share_a_pass() -> None:
     world.drain()
 
 
-@pytest.mark.parametrize("room", [200, 12])
-def test_a_steady_stream_of_short_prompts_does_not_starve_a_long_one(room: int) -> None:
+SCORES: dict[str, Any] = {"joins": False, "scores": True, "width": 9}
+
+
+@pytest.mark.parametrize(("room", "fields"), [(200, {}), (12, {}), (20, SCORES)])
+def test_a_steady_stream_of_short_prompts_does_not_starve_a_long_one(
+    room: int, fields: dict[str, Any]
+) -> None:
     unit = STEP * PER_TOKEN
     world = World(limits_of(slots=3, room=room * unit, prompt_cache=0))
     for salt in range(3):
         world.arrive(numbered(20, salt), 40)
     world.step()
-    long = world.arrive(numbered(1500, 99), 5)
+    long = world.arrive(numbered(1500, 99), 5, **fields)
     arrived = world.now
     salt = 3
     while long not in world.executor.ended:
@@ -449,3 +511,32 @@ def test_prompts_and_scoring_take_turns() -> None:
     assert short in world.executor.ended
     assert world.executor.sequences[scoring].scores_left < 287
     world.drain()
+
+
+class OneAtATime(random.Random):
+    """Every decode step gives each sequence one token."""
+
+    def choice(self, options: Any) -> Any:
+        return options[0]
+
+
+def test_texts_that_need_all_memory_share_the_time_with_sequences() -> None:
+    """A turn comes after twice the time that the prompt takes, so it costs less than that."""
+
+    def run(texts: int) -> tuple[float, World]:
+        world = World(limits_of(room=14 * STEP * PER_TOKEN, prompt_cache=0), OneAtATime(1))
+        stream = world.arrive(numbered(500, 1), 500)
+        run_until(world, lambda: bool(world.planner.sequences.of("decode")))
+        world.texts = [world.limits.room] * texts
+        newcomer, since = 0, world.now
+        while stream not in world.executor.ended:
+            if newcomer in world.executor.ended or not newcomer:
+                newcomer, since = world.arrive(numbered(20, 2 + world.numbers), 5), world.now
+            world.step()
+            assert world.now - since < 3
+        return world.now, world
+
+    undisturbed, _ = run(0)
+    shared, world = run(1000)
+    assert len(world.embedded) > 2
+    assert shared < 3 * undisturbed

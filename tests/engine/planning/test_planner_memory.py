@@ -11,6 +11,7 @@ from backend.engine.planning.plan import (
     Arrived,
     CacheCost,
     Ended,
+    Generated,
     Limits,
     OtherBytes,
     PassCost,
@@ -18,6 +19,7 @@ from backend.engine.planning.plan import (
     Prefilled,
     PrefillTimed,
     Started,
+    Stored,
 )
 from backend.engine.planning.planner import Planner
 from backend.engine.planning.prefix_index import PrefixKey
@@ -79,12 +81,63 @@ def test_the_turns_of_a_conversation_do_not_pile_up_snapshots() -> None:
     assert 0 < len(start.snapshots) <= 5
 
 
+def test_snapshots_of_an_entry_that_was_lost_are_forgotten() -> None:
+    planner = Planner(limits(1 << 30, cost=HYBRID, trims=False))
+    tokens = list(range(500))
+    planner.entries.index.add(7, PrefixKey(tokens), 10_000, places=(200, 400))
+    assert planner.plan(0.0, [arrived(1, [*tokens[:400], 1, 2])]).start[0].snapshots
+    planner.plan(0.1, [Started(1, 0)])
+    planner.entries.clear()
+    planner.plan(0.2, [Prefilled(1, 401)])
+    plan = planner.plan(0.3, [Generated(1, (1,)), arrived(2, [*tokens[:300], 3])])
+    assert [start.source for start in plan.start] == [None]
+
+
+def test_an_entry_that_is_larger_than_the_prompt_cache_is_dropped_alone() -> None:
+    planner = Planner(limits(1 << 20, prompt_cache=2000))
+    planner.entries.index.add(7, PrefixKey([7] * 500), 512)
+    planner.plan(0.0, [replace(arrived(1, [1] * 300), limit=9)])
+    planner.plan(0.1, [Started(1, 0), Prefilled(1, 300)])
+    (leave,) = planner.plan(0.2, [Ended(1)]).leave
+    assert leave.entry is not None
+    plan = planner.plan(0.3, [Stored(leave.entry, 300, (), 2001, None)])
+    assert plan.evict == (leave.entry,)
+    assert planner.entries.unstored == 1
+
+
 def test_bytes_that_will_soon_be_freed_refuse_no_sequence() -> None:
     planner = Planner(limits(2000))
     plan = planner.plan(0.0, [OtherBytes(1000), arrived(1, [1] * 1000)])
     assert (plan.start, plan.refuse) == ((), ())
     plan = planner.plan(0.1, [OtherBytes(0)])
     assert [start.sequence for start in plan.start] == [1]
+
+
+def test_sequences_give_up_memory_for_a_text_in_one_step() -> None:
+    planner = Planner(limits(3000))
+    assert planner.plan(0.0, [arrived(1, [1] * 1000)]).start
+    waits = arrived(2, [2] * 1000)
+    plan = planner.plan(0.1, [OtherBytes(0, texts=3000), PrefillTimed(512, 0.5), waits])
+    assert (plan.start, plan.preempt) == ((), ())
+    assert planner.lendable < 3000
+    later = OtherBytes(1, texts=3000)  # for as long as before
+    assert planner.plan(2.0, [later]).preempt == ()  # twice the second that the prompt takes
+    planner.plan(2.0, [OtherBytes(0, texts=3000)])
+    plan = planner.plan(2.2, [])
+    assert ([leave.sequence for leave in plan.preempt], plan.start) == ([1], ())
+    assert planner.lendable == 3000
+    plan = planner.plan(2.3, [OtherBytes(0)])
+    assert [start.sequence for start in plan.start] == [1]
+    assert planner.sequences.by_number[2].least == SMALLEST_STEP
+
+
+def test_entries_give_way_to_a_text_that_can_then_run() -> None:
+    planner = Planner(limits(3000))
+    planner.entries.index.add(7, PrefixKey([1] * 1000), 1024)
+    plan = planner.plan(0.0, [arrived(1, [2] * 500), OtherBytes(0, texts=2500)])
+    assert plan.evict == ()
+    assert planner.plan(0.1, [OtherBytes(0, texts=1500)]).evict == (7,)
+    assert planner.lendable >= 1500
 
 
 def test_what_was_read_from_disk_is_given_up_before_anyone_is_preempted() -> None:

@@ -1,0 +1,130 @@
+"""Texts to embed on the engine thread of a model that also generates, where memory is short."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
+from typing import Any, cast
+
+import numpy as np
+
+from backend.engine.commands import Cancel, Command, Encode, Load, Stop, Submit
+from backend.engine.embedding import networks
+from backend.engine.embedding.batch_plan import ActivationCost
+from backend.engine.embedding.encode_queue import EncodeQueue
+from backend.engine.embedding.encoding import Encoded, Piece
+from backend.engine.embedding.pooling_rule import PoolingRule
+from backend.engine.events import Finished, TextDelta
+from backend.engine.model import EngineModel
+from backend.engine.outbox import Publication
+from backend.engine.planning.pace import Pace
+from backend.engine.request import GenerationRequest, RawPrompt
+from backend.engine.served_model import ServedModel
+from backend.engine.worker import Worker
+from tests.engine.kv_models import kv_model, words
+from tests.engine.rounds import MIB, alone, engine_model
+
+ENDLESS = 1 << 30
+STREAM, TEXT, NEWCOMER = 1, 2, 3
+_COST = ActivationCost(4, 1024, 4)
+
+
+class Outcomes:
+    """What the engine thread has published. order: the requests that are over, as they ended."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[list[Publication] | str] = queue.SimpleQueue()
+        self.put = self._queue.put
+        self.tokens: dict[int, int] = {}
+        self.order: list[int] = []
+        self.texts: dict[int, str] = {}
+        self.vectors: dict[int, np.ndarray] = {}
+
+    def take(self) -> None:
+        """Wait for the next publications."""
+        published = self._queue.get(timeout=60)
+        assert not isinstance(published, str), published
+        for ticket, what in published:
+            match what:
+                case TextDelta(text):
+                    self.tokens[ticket] = self.tokens.get(ticket, 0) + 1
+                    self.texts[ticket] = self.texts.get(ticket, "") + text
+                case Finished():
+                    self.order.append(ticket)
+                case Encoded(outputs):
+                    self.order.append(ticket)
+                    self.vectors[ticket] = outputs[0]
+                case _:
+                    raise AssertionError(what)
+
+
+@contextmanager
+def serving(model: EngineModel) -> Iterator[tuple[Worker, Outcomes]]:
+    outcomes = Outcomes()
+    worker = Worker(outcomes.put, outcomes.put)
+    worker.start()
+    run = networks.embedder(
+        networks.causal(model.model), (), PoolingRule("mean", False), pad_token=0
+    )
+    pace = Pace(4096, 250)
+
+    def load() -> Iterator[Any]:
+        def new_encoder(*edges: Any) -> EncodeQueue:
+            return EncodeQueue(run, _COST, pace, model.memory_limit, *edges)
+
+        served = cast(ServedModel, type("Served", (), {"epoch": 1}))
+        return model, new_encoder, served
+        yield
+
+    loaded = Load(cast(Any, load()), Event())
+    worker.send(loaded)
+    loaded.done.result(60)
+    try:
+        yield worker, outcomes
+    finally:
+        worker.send(Stop())
+        assert worker.join(60)
+
+
+def _submit(ticket: int, prompt: list[int], limit: int) -> Command:
+    wanted = GenerationRequest(str(ticket), RawPrompt(""), ignore_eos=True)
+    return Submit(1, ticket, wanted, prompt, limit)
+
+
+def _longest_text(room: int) -> Encode:
+    """A text that needs all of the memory."""
+    length = 1
+    while _COST.of(1, length + 1) <= room:
+        length += 1
+    return Encode(1, TEXT, [Piece(words(length, 1))])
+
+
+def test_a_text_that_needs_all_memory_stops_neither_the_stream_nor_newcomers() -> None:
+    model = engine_model(kv_model("attention"), memory_limit=4 * MIB, prompt_cache_bytes=0)
+    with serving(model) as (worker, outcomes):
+        worker.send(_submit(STREAM, words(900, 2), 5000))
+        while STREAM not in outcomes.tokens:
+            outcomes.take()
+        worker.send(_longest_text(model.memory_limit))
+        worker.send(_submit(NEWCOMER, words(20, 3), 5))
+        while len(outcomes.order) < 2:
+            outcomes.take()
+        assert set(outcomes.order) == {TEXT, NEWCOMER}
+        tokens = outcomes.tokens[STREAM]
+        while outcomes.tokens[STREAM] < tokens + 20:
+            outcomes.take()
+        worker.send(Cancel(STREAM))
+    assert outcomes.texts[NEWCOMER] == alone(model, words(20, 3), 5, ignore_eos=True).text
+    expected = alone(model, words(900, 2), outcomes.tokens[STREAM], ignore_eos=True).text
+    assert outcomes.texts[STREAM] == expected
+    (vector,) = _vectors_alone(model)
+    np.testing.assert_allclose(outcomes.vectors[TEXT], vector, rtol=1e-4, atol=1e-5)
+
+
+def _vectors_alone(model: EngineModel) -> list[np.ndarray]:
+    run = networks.embedder(
+        networks.causal(model.model), (), PoolingRule("mean", False), pad_token=0
+    )
+    return run(_longest_text(model.memory_limit).pieces)
