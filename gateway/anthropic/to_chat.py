@@ -17,9 +17,7 @@ from typing import Any
 from gateway.anthropic.blocks import (
     Block,
     ImageBlock,
-    RedactedThinkingBlock,
     TextBlock,
-    ThinkingBlock,
     ToolResultBlock,
     VideoBlock,
 )
@@ -114,19 +112,12 @@ def _conversation(request: CountTokensRequest) -> Conversation:
 
 
 def _message(turn: Turn) -> Json:
-    return {
-        "role": "assistant" if turn.role == "assistant" else "user",
-        "content": [_part(block) for block in turn.content],
-        "reasoning_content": "".join(
-            block.thinking for block in turn.content if isinstance(block, ThinkingBlock)
-        ),
-    }
+    role = "assistant" if turn.role == "assistant" else "user"
+    return {"role": role, "content": [_part(block) for block in turn.content]}
 
 
 def _part(block: Block) -> Json:
     """The part of a chat message at the same place."""
-    if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
-        return {"type": "text", "text": ""}  # thinking is no part of the content
     if isinstance(block, ImageBlock | VideoBlock):
         kind = f"{block.type}_url"
         return {"type": kind, kind: {"url": block.source.url}}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
 from gateway.openai.base import Strict
-from gateway.tagged import OneOf
+from gateway.tagged import OneOf, text_of
 
 
 class Base64Data(Strict):
@@ -41,3 +43,23 @@ class ToolUseBlock(Strict):
     name: str
     input: dict[str, Any]
     caller: dict[str, Any] | None = None
+
+
+class ThoughtPart(Strict):
+    """The assistant's reasoning in an earlier turn, also in Mistral's and LangChain's forms.
+
+    What only its provider can read is left out of the prompt.
+    """
+
+    type: Literal["thinking", "redacted_thinking", "reasoning"]
+    thinking: str | list[Any] | None = Field(None, description="A text, or parts with texts.")
+    reasoning: str | None = None
+    text: str | None = None
+    summary: list[Any] | None = None
+    signature: str | None = Field(None, description="Not read.")
+    data: str | None = Field(None, description="Not read.")
+
+    @property
+    def thought(self) -> str:
+        given = self.thinking or self.reasoning or self.text or self.summary or ""
+        return given if isinstance(given, str) else "".join(map(text_of, given))
