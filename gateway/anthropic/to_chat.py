@@ -65,8 +65,8 @@ def chat_request(request: CountTokensRequest) -> Translation:
             places[f"tools[{index}].function.parameters"] = f"tools[{index}].input_schema"
     elif request.tool_choice is not None and request.tool_choice.type in ("any", "tool"):
         raise bad_field("tool_choice", "tool_choice: there are no tools to choose from")
-    if request.thinking is not None and request.thinking.type != "adaptive":
-        fields["enable_thinking"] = request.thinking.type == "enabled"
+    if request.thinking is not None:
+        fields["enable_thinking"] = {"enabled": True, "disabled": False}.get(request.thinking.type)
         fields["thinking_budget"] = getattr(request.thinking, "budget_tokens", None)
     if request.messages[-1].role == "assistant":
         _require_begun(request.messages[-1], f"messages[{len(request.messages) - 1}]")

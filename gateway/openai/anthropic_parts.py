@@ -9,6 +9,9 @@ from pydantic import Field
 from gateway.openai.base import Strict
 from gateway.tagged import OneOf, text_of
 
+# Begins reasoning in a signature or in encrypted content, which clients send back unread.
+SEAL = "reasoning:"
+
 
 class Base64Data(Strict):
     type: Literal["base64"]
@@ -56,10 +59,12 @@ class ThoughtPart(Strict):
     reasoning: str | None = None
     text: str | None = None
     summary: list[Any] | None = None
-    signature: str | None = Field(None, description="Not read.")
+    signature: str | None = None
     data: str | None = Field(None, description="Not read.")
 
     @property
     def thought(self) -> str:
-        given = self.thinking or self.reasoning or self.text or self.summary or ""
-        return given if isinstance(given, str) else "".join(map(text_of, given))
+        given = self.thinking or self.reasoning or self.text or self.summary
+        if given is None or isinstance(given, str):
+            return given or (self.signature or "").partition(SEAL)[2]
+        return "".join(map(text_of, given))
