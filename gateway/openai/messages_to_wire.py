@@ -127,7 +127,7 @@ async def _content(turn: Turn, found: WireMessages, settings: GatewaySettings) -
     if not isinstance(message.content, list):
         return turn.before + (message.content or message.refusal or "")
     texts = [await _part(message, part, path, found, settings) for path, part in turn.parts]
-    between = "\n" if message.role in RESULTS else ""
+    between = "" if message.role in ("user", "assistant") else "\n"
     return turn.before + between.join(filter(None, texts))
 
 

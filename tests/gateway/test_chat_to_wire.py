@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from common.messages import template_messages
 from gateway import refusals
 from gateway.context import Gateway
 from gateway.errors import ApiError, found_in
@@ -711,6 +712,16 @@ def test_earlier_reasoning_reaches_the_template(thought: dict[str, Any]) -> None
     turn = {"role": "assistant", "content": "5", **thought}
     told = translated({"messages": [*user_message("x"), turn]})[0].Messages[1]
     assert (told.content, told.reasoning_content) == ("5", "I count.")
+
+
+def test_parts_of_a_system_message_are_lines_of_their_own() -> None:
+    """As claude-code-router sends Claude Code's; the first line is not shown to the model."""
+    texts = ("x-anthropic-billing-header: cc_version=2; cch=1;", "You are an agent.", "\nBe brief.")
+    parts = [{"type": "text", "text": text} for text in texts]
+    turn = {"role": "system", "content": parts}
+    told = translated({"messages": [turn, *user_message("x")]})[0].Messages
+    assert told[0].content == "\n".join(texts)
+    assert template_messages(told)[0]["content"] == "You are an agent.\n\nBe brief."
 
 
 @pytest.mark.parametrize(
