@@ -8,7 +8,7 @@ counting them. A missing closing tag is tolerated if the next element can only f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -50,8 +50,10 @@ class _Value:
         self._text = ""  # text that was read and not sent yet
         self._streams_text: bool | None = None
         self.sent = 0
-        self.depth = 0  # quoted calls that have begun and not ended
+        self.open: list[str] = []  # closing tags of quoted markup that is open
         self.quotes = False  # whether a quoted call has begun
+        self.given: Collection[str] = ()  # keys up to that of the value
+        self.declared: Collection[str] = ()  # keys that the tool declares
 
     def add(self, text: str) -> None:
         if self._streams_text is False:
@@ -182,16 +184,17 @@ class CallTags:
     json_block: str = ""
     """The tags around arguments that are written as one JSON object."""
     json_close: str = ""
-    _ends: Markers = field(init=False, repr=False, compare=False)
+    _closing: Mapping[str, str] = field(init=False, repr=False, compare=False)
+    _tags: Markers = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self,
-            "_ends",
-            Markers(
-                (self.call, self.call_close, self.parameter, self.parameter_close, self.block_close)
-            ),
-        )
+        closing = {
+            self.block: self.block_close,
+            self.call: self.call_close,
+            self.parameter: self.parameter_close,
+        }
+        object.__setattr__(self, "_closing", closing)
+        object.__setattr__(self, "_tags", Markers([*closing, *closing.values()]))
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -341,10 +344,10 @@ class CallTags:
         key = attributes.get(self.parameter_key)
         if key is None:
             raise cursor.unreadable()
-        given = {key, *(k for k, _ in arguments)}
-        open_keys = [k for k in reading.tools.properties(name) if k not in given]
         value = self._value_sender(reading, name, key, attributes, arguments)
-        text = "" if closed else (yield from self._read_text(reading, open_keys, value))
+        value.given = {key, *(k for k, _ in arguments)}
+        value.declared = reading.tools.properties(name)
+        text = "" if closed else (yield from self._read_text(reading, value))
         if self.cdata:
             text = _unwrapped_text(text)
         elif self.lines == "dropped" or (self.lines == "paired" and text.startswith("\n")):
@@ -384,30 +387,28 @@ class CallTags:
             return as_json(text) or reading.tools.typed(name, key, text, "guess")
         return reading.tools.typed(name, key, text, self.undeclared)
 
-    def _read_text(self, reading: Reading, open_keys: list[str], value: _Value) -> Wait[str]:
+    def _read_text(self, reading: Reading, value: _Value) -> Wait[str]:
         """Read a value to its end; quoted calls are skipped, unless no end would remain.
 
-        Where the length limit cuts a value after a complete quoted call, the end is missing.
+        Where the length limit cuts a value after a quoted call, the end is missing.
         """
         cursor = reading.cursor
         place = cursor.save()
         try:
-            return (yield from self._scan_text(reading, open_keys, value))
+            return (yield from self._scan_text(reading, value))
         except Cut:
             value.stop()
-            if reading.was_cut() and not value.depth:
+            if reading.was_cut():
                 raise
             cursor.restore(place)
-            return (yield from self._scan_text(reading, open_keys, value, skips_calls=False))
+            return (yield from self._scan_text(reading, value, skips_calls=False))
         finally:
             cursor.release()
 
-    def _scan_text(
-        self, reading: Reading, open_keys: list[str], value: _Value, *, skips_calls: bool = True
-    ) -> Wait[str]:
+    def _scan_text(self, reading: Reading, value: _Value, *, skips_calls: bool = True) -> Wait[str]:
         cursor = reading.cursor
         chunks: list[str] = []
-        value.depth = 0
+        value.open = []
         section = _Section()
 
         def add(text: str) -> None:
@@ -417,32 +418,43 @@ class CallTags:
                 section.add(text)
 
         while True:
-            marker = yield from cursor.inside(self._ends, add)
+            marker = yield from cursor.inside(self._tags, add)
             if skips_calls and section.inside:
                 # If the section is not closed, the value ends here.
-                if (yield from self._ends_text(reading, marker, open_keys, value)):
+                if (yield from self._ends_text(reading, marker, value)):
                     value.stop()
-            elif skips_calls and marker == self.call:
-                value.depth += yield from self._is_quoted_call(reading)
-                if value.depth:
-                    value.quotes = True
-                    value.stop()
-            elif value.depth:
-                value.depth -= marker == self.call_close
-            elif (yield from self._ends_text(reading, marker, open_keys, value)):
+            elif marker in value.open:
+                while value.open.pop() != marker:
+                    pass  # the closing tags inside are missing
+            elif skips_calls and (yield from self._begins_quote(reading, marker, value)):
+                value.open.append(self._closing[marker])
+                value.quotes = True
+                value.stop()
+            elif (yield from self._ends_text(reading, marker, value)):
+                if skips_calls and value.quotes and marker != self.parameter_close:
+                    raise Cut  # the value's own closing tag was taken for one of the quoted call
                 text = "".join(chunks)
                 if not cursor.take(len(marker) if marker == self.parameter_close else 0):
                     text = text.removesuffix("\n" if self.lines == "paired" else "")
                 return text
             add(cursor.take(len(marker)))
 
-    def _is_quoted_call(self, reading: Reading) -> Wait[bool]:
-        """Whether a call's opening inside a value is followed by the rest of a call.
+    def _begins_quote(self, reading: Reading, marker: str, value: _Value) -> Wait[bool]:
+        """Whether a tag inside a value opens a quoted block, call or parameter.
 
         Raises Cut if the length limit leaves that open.
         """
         cursor = reading.cursor
+        if marker == self.parameter:
+            return bool(value.open) and (yield from self._next_key(reading)) is not None
+        if marker not in (self.block, self.call):
+            return False
         with cursor.ahead():
+            if marker == self.block:
+                cursor.take(len(marker))
+                yield from cursor.space()
+                if not (yield from self._follows(reading, [self.call])):
+                    return False
             cursor.take(len(self.call))
             try:
                 yield from self._read_call_header(cursor)
@@ -452,6 +464,22 @@ class CallTags:
                 return False
             yield from cursor.space()
             return bool((yield from self._follows(reading, [self.parameter, self.call_close])))
+
+    def _next_key(self, reading: Reading) -> Wait[str | None]:
+        """The key of the parameter whose tag comes next; None if its header is not readable.
+
+        Raises Cut if the length limit leaves that open.
+        """
+        cursor = reading.cursor
+        with cursor.ahead():
+            cursor.take(len(self.parameter))
+            try:
+                attributes, _ = yield from self._read_parameter_header(cursor)
+            except Unreadable as error:
+                if isinstance(error, Cut) and reading.was_cut():
+                    raise
+                return None
+            return attributes.get(self.parameter_key)
 
     def _follows(self, reading: Reading, literals: list[str]) -> Wait[str]:
         """The literal that comes next; raises Cut if the length limit leaves that open."""
@@ -464,27 +492,20 @@ class CallTags:
                 raise Cut
         return found
 
-    def _ends_text(
-        self, reading: Reading, marker: str, open_keys: list[str], value: _Value
-    ) -> Wait[bool]:
+    def _ends_text(self, reading: Reading, marker: str, value: _Value) -> Wait[bool]:
         """Whether the text after a closing tag shows that the tag ends the value.
 
         Raises Cut if the length limit leaves that open.
         """
         cursor = reading.cursor
         following = [t for t in (self.call_close, self.block_close, self.block, self.call) if t]
+        if marker == self.parameter:
+            key = yield from self._next_key(reading)
+            return key in value.declared and key not in value.given
+        if marker in (self.block, self.call):
+            return False
         with cursor.ahead():
             cursor.take(len(marker))
-            if marker == self.parameter:
-                try:
-                    attributes, _ = yield from self._read_parameter_header(cursor)
-                except Unreadable as error:
-                    if isinstance(error, Cut) and reading.was_cut():
-                        raise
-                    return False
-                return attributes.get(self.parameter_key) in open_keys
-            if marker == self.call:
-                return False
             yield from self._gap(cursor)
             ends = marker != self.parameter_close and not value.quotes
             if not (yield from cursor.more()) and (ends or not reading.was_cut()):
@@ -495,7 +516,12 @@ class CallTags:
                 following.remove(self.call_close)
             else:
                 following = [t for t in (self.block,) if t]
-            return bool((yield from self._follows(reading, following)))
+            found = yield from self._follows(reading, following)
+            if found != self.parameter:
+                return bool(found)
+            key = yield from self._next_key(reading)
+            # A repeated key is a model's mistake, or belongs to a quoted call.
+            return key is not None and not (value.quotes and key in value.given)
 
 
 def _discard(_text: str) -> None:

@@ -13,10 +13,8 @@ from typing import Any
 
 from gateway.anthropic.request import MessagesRequest
 from gateway.generation import Done, Event, Progress, ToolCallPiece, Usage
+from gateway.openai.anthropic_parts import SEAL
 
-# Clients drop thinking without a signature. There is nothing to sign, because thinking is sent back
-# in plain text and read as such.
-SIGNATURE = "unsigned"
 Json = dict[str, Any]
 
 
@@ -110,9 +108,9 @@ class Answer:
         return events
 
     def _grow(self, kind: str, field: str, text: str, shown: bool = True) -> list[Json]:
+        self._parts.append(text)
         if not shown:
             return []
-        self._parts.append(text)
         delta = {"type": kind, field: text}
         return [{"type": "content_block_delta", "index": len(self._content) - 1, "delta": delta}]
 
@@ -124,14 +122,16 @@ class Answer:
         # A new object, because the one that began the block has been returned in an event.
         block = self._content[index].copy()
         text = "".join(self._parts)
+        if block["type"] == "thinking":
+            # Clients drop thinking without a signature. It has what is not shown, as Anthropic's.
+            hidden, text = ("", text) if self._shows_thinking else (text, "")
+            block["signature"] = SEAL + hidden
+            delta = {"type": "signature_delta", "signature": block["signature"]}
+            events.append({"type": "content_block_delta", "index": index, "delta": delta})
         if block["type"] == "tool_use":
             block["input"] = _arguments(text)
         else:
             block[block["type"]] = text
-        if block["type"] == "thinking":
-            block["signature"] = SIGNATURE
-            delta = {"type": "signature_delta", "signature": SIGNATURE}
-            events.append({"type": "content_block_delta", "index": index, "delta": delta})
         self._content[index] = block
         self._open, self._parts = None, []
         return [*events, {"type": "content_block_stop", "index": index}]

@@ -6,7 +6,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.openai.anthropic_parts import Base64Data, ImageSource, ToolUseBlock, UrlSource
+from gateway.openai.anthropic_parts import (
+    Base64Data,
+    ImageSource,
+    ThoughtPart,
+    ToolUseBlock,
+    UrlSource,
+)
 from gateway.openai.base import Strict
 from gateway.tagged import OneOf, TextAs, as_text
 
@@ -34,21 +40,6 @@ class VideoBlock(Strict):
     source: Annotated[Base64VideoSource | UrlSource, OneOf("a video source")]
 
 
-class ThinkingBlock(Strict):
-    """The model's thinking in an earlier turn; the signature is ignored."""
-
-    type: Literal["thinking"]
-    thinking: str
-    signature: str = ""
-
-
-class RedactedThinkingBlock(Strict):
-    """Thinking that only its own provider can decrypt; it is left out of the prompt."""
-
-    type: Literal["redacted_thinking"]
-    data: str
-
-
 def _text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
@@ -69,15 +60,7 @@ _INSTEAD = {
     "document": "send the text of the document in a text block",
     "search_result": "send the text of the result in a text block",
 }
-Block = (
-    TextBlock
-    | ImageBlock
-    | VideoBlock
-    | ToolUseBlock
-    | ToolResultBlock
-    | ThinkingBlock
-    | RedactedThinkingBlock
-)
+Block = TextBlock | ImageBlock | VideoBlock | ToolUseBlock | ToolResultBlock | ThoughtPart
 _Block = Annotated[Block, OneOf("a content block", instead=_INSTEAD, otherwise=as_text("text"))]
 Content = Annotated[list[_Block], TextAs(_text_block)]
 _SystemBlock = Annotated[TextBlock, OneOf("a system block", otherwise=as_text("text"))]

@@ -58,15 +58,8 @@ ToolChoice = Annotated[ChooseFreely | ChooseTool | ChooseNone, OneOf("a tool_cho
 class ThinkingOn(Strict):
     """Think first; `adaptive` leaves it to the model."""
 
-    type: Literal["enabled"]
+    type: Literal["enabled", "adaptive"]
     budget_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="Most of thinking.")
-    display: str | None = Field(None, description="omitted: thinking is not shown.")
-
-
-class ThinkingAdaptive(Strict):
-    """Think if the model considers it necessary."""
-
-    type: Literal["adaptive"]
     display: str | None = Field(None, description="omitted: thinking is not shown.")
 
 
@@ -74,7 +67,7 @@ class ThinkingOff(Strict):
     type: Literal["disabled"]
 
 
-Thinking = Annotated[ThinkingOn | ThinkingAdaptive | ThinkingOff, OneOf("thinking", otherwise=drop)]
+Thinking = Annotated[ThinkingOn | ThinkingOff, OneOf("thinking", otherwise=drop)]
 
 
 class OutputFormat(Strict):

@@ -17,9 +17,7 @@ from typing import Any
 from gateway.anthropic.blocks import (
     Block,
     ImageBlock,
-    RedactedThinkingBlock,
     TextBlock,
-    ThinkingBlock,
     ToolResultBlock,
     VideoBlock,
 )
@@ -67,8 +65,8 @@ def chat_request(request: CountTokensRequest) -> Translation:
             places[f"tools[{index}].function.parameters"] = f"tools[{index}].input_schema"
     elif request.tool_choice is not None and request.tool_choice.type in ("any", "tool"):
         raise bad_field("tool_choice", "tool_choice: there are no tools to choose from")
-    if request.thinking is not None and request.thinking.type != "adaptive":
-        fields["enable_thinking"] = request.thinking.type == "enabled"
+    if request.thinking is not None:
+        fields["enable_thinking"] = {"enabled": True, "disabled": False}.get(request.thinking.type)
         fields["thinking_budget"] = getattr(request.thinking, "budget_tokens", None)
     if request.messages[-1].role == "assistant":
         _require_begun(request.messages[-1], f"messages[{len(request.messages) - 1}]")
@@ -114,19 +112,12 @@ def _conversation(request: CountTokensRequest) -> Conversation:
 
 
 def _message(turn: Turn) -> Json:
-    return {
-        "role": "assistant" if turn.role == "assistant" else "user",
-        "content": [_part(block) for block in turn.content],
-        "reasoning_content": "".join(
-            block.thinking for block in turn.content if isinstance(block, ThinkingBlock)
-        ),
-    }
+    role = "assistant" if turn.role == "assistant" else "user"
+    return {"role": role, "content": [_part(block) for block in turn.content]}
 
 
 def _part(block: Block) -> Json:
     """The part of a chat message at the same place."""
-    if isinstance(block, ThinkingBlock | RedactedThinkingBlock):
-        return {"type": "text", "text": ""}  # thinking is no part of the content
     if isinstance(block, ImageBlock | VideoBlock):
         kind = f"{block.type}_url"
         return {"type": kind, kind: {"url": block.source.url}}

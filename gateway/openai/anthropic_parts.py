@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
 from gateway.openai.base import Strict
-from gateway.tagged import OneOf
+from gateway.tagged import OneOf, text_of
+
+# Begins reasoning in a signature or in encrypted content, which clients send back unread.
+SEAL = "reasoning:"
 
 
 class Base64Data(Strict):
@@ -41,3 +46,25 @@ class ToolUseBlock(Strict):
     name: str
     input: dict[str, Any]
     caller: dict[str, Any] | None = None
+
+
+class ThoughtPart(Strict):
+    """The assistant's reasoning in an earlier turn, also in Mistral's and LangChain's forms.
+
+    What only its provider can read is left out of the prompt.
+    """
+
+    type: Literal["thinking", "redacted_thinking", "reasoning"]
+    thinking: str | list[Any] | None = Field(None, description="A text, or parts with texts.")
+    reasoning: str | None = None
+    text: str | None = None
+    summary: list[Any] | None = None
+    signature: str | None = None
+    data: str | None = Field(None, description="Not read.")
+
+    @property
+    def thought(self) -> str:
+        given = self.thinking or self.reasoning or self.text or self.summary
+        if given is None or isinstance(given, str):
+            return given or (self.signature or "").partition(SEAL)[2]
+        return "".join(map(text_of, given))

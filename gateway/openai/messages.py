@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from gateway.openai.anthropic_parts import ImageSource, ToolUseBlock
+from gateway.openai.anthropic_parts import ImageSource, ThoughtPart, ToolUseBlock
 from gateway.openai.base import Strict
 from gateway.tagged import OneOf, as_text
 
@@ -97,7 +97,7 @@ class ResultPart(Strict):
     is_error: bool | None = None
 
 
-Part = ContentPart | ToolUseBlock | ResultPart
+Part = ContentPart | ToolUseBlock | ResultPart | ThoughtPart
 
 
 Call = Annotated[ToolCall, OneOf("a call", default="function", otherwise=_custom_call)]
@@ -131,4 +131,6 @@ class ChatMessage(Strict):
             return plain
         pieces = [piece.get("thinking") for piece in self.thinking_blocks or ()]
         pieces = pieces or [piece.get("text") for piece in self.reasoning_details or ()]
+        parts = [part for part in self.content or () if isinstance(part, ThoughtPart)]
+        pieces = pieces or [part.thought for part in parts]
         return "".join(piece for piece in pieces if isinstance(piece, str))

@@ -16,14 +16,8 @@ from typing import Literal
 
 from gateway import images
 from gateway.errors import ApiError, bad_field
-from gateway.openai.anthropic_parts import ToolUseBlock
-from gateway.openai.messages import (
-    ChatMessage,
-    ContentPart,
-    Part,
-    ResultPart,
-    ToolCall,
-)
+from gateway.openai.anthropic_parts import ThoughtPart
+from gateway.openai.messages import ChatMessage, ContentPart, Part, ResultPart, ToolCall
 from gateway.openai.turns import RESULTS, Turn, turns_of
 from gateway.remote_images import Fetched
 from gateway.settings import GatewaySettings
@@ -133,7 +127,7 @@ async def _content(turn: Turn, found: WireMessages, settings: GatewaySettings) -
     if not isinstance(message.content, list):
         return turn.before + (message.content or message.refusal or "")
     texts = [await _part(message, part, path, found, settings) for path, part in turn.parts]
-    between = "\n" if message.role in RESULTS else ""
+    between = "" if message.role in ("user", "assistant") else "\n"
     return turn.before + between.join(filter(None, texts))
 
 
@@ -141,8 +135,10 @@ async def _part(
     message: ChatMessage, part: Part, place: str, found: WireMessages, settings: GatewaySettings
 ) -> str:
     """The text of one part; its media are collected."""
-    if isinstance(part, ToolUseBlock | ResultPart):
-        owner = "assistant" if isinstance(part, ToolUseBlock) else "user"
+    if not isinstance(part, ContentPart):
+        owner = "user" if isinstance(part, ResultPart) else "assistant"
+        if isinstance(part, ThoughtPart) and message.role == owner:
+            return ""
         raise _refused(place, f"{part.type} parts belong to messages of the role {owner}")
     _require_one_kind(part, place)
     value = getattr(part, part.field)

@@ -14,6 +14,7 @@ from typing import Any
 from gateway.errors import ApiError
 from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage, is_whole
 from gateway.models.config import Parameters
+from gateway.openai.anthropic_parts import SEAL
 from gateway.openai.chat_answer import token_logprob
 from gateway.responses.echo import echo_of
 from gateway.responses.request import CustomTool, ResponsesRequest, offered
@@ -32,6 +33,7 @@ class Answer:
         self._id = f"resp_{uuid.uuid4().hex}"
         self._echo = echo_of(request, defaults) | {"model": model}
         self._tools = {each.name: each for each in offered(request.tools)}
+        self._seals = "reasoning.encrypted_content" in (request.include or ())
         self._created = int(time.time())
         self._output: list[Json] = []
         self._open: str | int | None = None  # kind of the open item, or the index of its call
@@ -171,6 +173,7 @@ class Answer:
             item[_CALLS[item["type"]][1]] = text
         elif item["type"] == "reasoning":
             item["content"] = [{"type": "reasoning_text", "text": text}]
+            item |= {"encrypted_content": SEAL + text} if self._seals else {}
         else:
             item["content"] = [_output_text(text, self._logprobs)]
         self._output[-1] = item

@@ -94,7 +94,7 @@ class ReasoningText(Strict):
 
 
 class Reasoning(_Item):
-    """Reasoning of an earlier answer: its content, else its summary, is shown to the model."""
+    """Reasoning of an earlier answer: its content, else what is sealed, else its summary."""
 
     type: Literal["reasoning"]
     summary: list[ReasoningText] = Field(default_factory=list)

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from gateway.errors import ApiError, bad_field
-from gateway.responses.items import ITEMS, Item, ItemReference, Sent
+from gateway.responses.items import ITEMS, Item, ItemReference, Reasoning, Sent
 
 Json = dict[str, Any]
 MOST = 1000  # responses
@@ -110,6 +110,19 @@ class Store:
         items = self.get(next(reversed(holders)), param).conversation()
         return next(item for item in items if item["id"] == name)
 
+    def resolved(self, sent: Sequence[Sent]) -> list[Item]:
+        """The input with the stored items for references. Raises ApiError for an unknown one.
+
+        A reference is also reasoning of which a client kept only the id, as LangChain does.
+        """
+        return [self._known(item, f"input[{index}].id") for index, item in enumerate(sent)]
+
+    def _known(self, item: Sent, place: str) -> Item:
+        bare = isinstance(item, Reasoning) and not (item.content or item.encrypted_content)
+        if isinstance(item, ItemReference) or (bare and item.id in self._holders):
+            return ITEMS.validate_python([self.item(item.id or "", place)])[0]
+        return item
+
     def _drop(self, name: str) -> None:
         stored, freed, _ = self._kept.pop(name)
         self._bytes -= freed
@@ -166,13 +179,3 @@ def _plain(value: Any) -> Any:
 def _stored(item: Json) -> Json:
     fresh = f"{_PREFIXES[item['type']]}_{uuid.uuid4().hex}"
     return {"id": fresh, "status": "completed", **item}
-
-
-def resolved(sent: Sequence[Sent], store: Store) -> list[Item]:
-    """The input with every reference replaced. Raises ApiError for an unknown reference."""
-    return [
-        ITEMS.validate_python([store.item(item.id, f"input[{index}].id")])[0]
-        if isinstance(item, ItemReference)
-        else item
-        for index, item in enumerate(sent)
-    ]

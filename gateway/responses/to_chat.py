@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.errors import bad_field
+from gateway.openai.anthropic_parts import SEAL
 from gateway.openai.translation import Conversation, Translation, translate
 from gateway.responses.items import (
     AnyPart,
@@ -167,7 +168,9 @@ def _assistant(
 
 
 def _thought(item: Reasoning) -> str:
-    return "".join(part.text for part in item.content or item.summary)
+    shown = "".join(part.text for part in item.content or ())
+    sealed = (item.encrypted_content or "").partition(SEAL)
+    return shown or sealed[2] or "".join(part.text for part in item.summary)
 
 
 def _part(part: AnyPart) -> Json:

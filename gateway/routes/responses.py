@@ -22,7 +22,7 @@ from gateway.refusals import INTEGER, TEXT, TEXT_OR_NULL, list_of, one_of, schem
 from gateway.responses.answer import Answer
 from gateway.responses.items import ITEMS
 from gateway.responses.request import PromptRequest, ResponsesRequest
-from gateway.responses.store import Store, Stored, as_stored, resolved
+from gateway.responses.store import Store, Stored, as_stored
 from gateway.responses.to_chat import chat_request
 
 
@@ -107,7 +107,7 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
         )
     else:
         body = body.model_copy(update={"store": False})
-    earlier, given = _earlier(body, store), resolved(body.input, store)
+    earlier, given = _earlier(body, store), store.resolved(body.input)
     translation = chat_request(body, given, ITEMS.validate_python(list(earlier)))
     question = await question_of(translation, gateway)
     reply = Answer(body, question.model, question.config.parameters)
@@ -139,7 +139,7 @@ async def count_input_tokens(
 ) -> JSONResponse:
     """How many tokens the prompt has, as the model's chat template renders it."""
     earlier = ITEMS.validate_python(list(_earlier(body, store)))
-    translation = chat_request(body, resolved(body.input, store), earlier)
+    translation = chat_request(body, store.resolved(body.input), earlier)
     counted = await count_prompt(translation, gateway)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
 

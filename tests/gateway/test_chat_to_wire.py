@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from common.messages import template_messages
 from gateway import refusals
 from gateway.context import Gateway
 from gateway.errors import ApiError, found_in
@@ -709,10 +710,36 @@ def test_a_result_without_content_is_empty() -> None:
 )
 def test_earlier_reasoning_reaches_the_template(thought: dict[str, Any]) -> None:
     turn = {"role": "assistant", "content": "5", **thought}
-    assert (
-        translated({"messages": [*user_message("x"), turn]})[0].Messages[1].reasoning_content
-        == "I count."
-    )
+    told = translated({"messages": [*user_message("x"), turn]})[0].Messages[1]
+    assert (told.content, told.reasoning_content) == ("5", "I count.")
+
+
+def test_parts_of_a_system_message_are_lines_of_their_own() -> None:
+    """As claude-code-router sends Claude Code's; the first line is not shown to the model."""
+    texts = ("x-anthropic-billing-header: cc_version=2; cch=1;", "You are an agent.", "\nBe brief.")
+    parts = [{"type": "text", "text": text} for text in texts]
+    turn = {"role": "system", "content": parts}
+    told = translated({"messages": [turn, *user_message("x")]})[0].Messages
+    assert told[0].content == "\n".join(texts)
+    assert template_messages(told)[0]["content"] == "You are an agent.\n\nBe brief."
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "thinking", "thinking": "I count.", "signature": "s"},
+        {"type": "thinking", "thinking": [{"type": "text", "text": t} for t in ("I ", "count.")]},
+        {"type": "reasoning", "text": "I count."},
+        {"type": "reasoning", "reasoning": "I count.", "index": 0},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "I count."}]},
+    ],
+)
+def test_reasoning_among_the_parts_of_a_message_reaches_the_template(part: dict[str, Any]) -> None:
+    parts = [part, {"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "5"}]
+    test_earlier_reasoning_reaches_the_template({"content": parts})
+    test_earlier_reasoning_reaches_the_template({"content": parts, "reasoning": "I count."})
+    with pytest.raises(ApiError, match="belong to messages of the role assistant"):
+        translated({"messages": [{"role": "user", "content": parts}]})
 
 
 def test_a_bool_is_not_a_number_of_alternatives() -> None:

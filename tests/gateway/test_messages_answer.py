@@ -11,6 +11,7 @@ from hypothesis import given
 from gateway.anthropic.answer import Answer
 from gateway.anthropic.request import MessagesRequest
 from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage
+from gateway.openai.anthropic_parts import ThoughtPart
 from tests.gateway.generated_answers import answers
 
 Json = dict[str, Any]
@@ -121,13 +122,16 @@ def test_an_incomplete_call_is_dropped_from_the_whole_answer(written: str) -> No
     assert (message.message()["content"], message.message()["stop_reason"]) == ([], "max_tokens")
 
 
-def test_omitted_thinking_leaves_an_empty_block() -> None:
+def test_omitted_thinking_leaves_a_block_that_brings_it_back() -> None:
     thinking = {"type": "adaptive", "display": "omitted"}
     message = answer(thinking=thinking)
-    events = message.take(Piece(reasoning="secret", content="open"))
+    events = message.take(Piece(reasoning="I "))
+    events += message.take(Piece(reasoning="count.", content="open"))
     events += message.take(Done("stop", Usage()))
-    assert "secret" not in json.dumps([events, message.message()])
-    assert [block["type"] for block in message.message()["content"]] == ["thinking", "text"]
+    assert not any(event.get("delta", {}).get("thinking") for event in events)
+    hidden, text = message.message()["content"]
+    assert (hidden["thinking"], text["text"]) == ("", "open")
+    assert ThoughtPart(**hidden).thought == "I count."
 
 
 def test_a_message_has_every_field_of_the_api() -> None:

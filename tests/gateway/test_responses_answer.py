@@ -161,6 +161,19 @@ def test_a_failure_during_the_answer_is_a_failed_response() -> None:
     assert response["output"][0]["status"] == "incomplete"
 
 
+def test_reasoning_is_also_encrypted_content_if_that_is_included() -> None:
+    for fields, sealed in (
+        ({"include": ["reasoning.encrypted_content"]}, "reasoning:I count."),
+        ({}, None),
+    ):
+        reply = answer(**fields)
+        events = [*reply.take(Piece(reasoning="I ")), *reply.take(Piece(reasoning="count."))]
+        events += reply.take(Done("stop", Usage()))
+        (done,) = [e["item"] for e in events if e["type"] == "response.output_item.done"]
+        assert reply.response["output"] == [done]
+        assert done.get("encrypted_content") == sealed
+
+
 def test_a_failure_before_the_first_token_is_a_response_too() -> None:
     kinds = [event["type"] for event in answer().fail(ApiError(429, "full"))]
     assert kinds == ["response.created", "response.in_progress", "response.failed"]

@@ -13,7 +13,7 @@ from gateway.models.config import Parameters
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.responses.echo import echo_of
 from gateway.responses.request import ResponsesRequest
-from gateway.responses.store import Store, resolved
+from gateway.responses.store import Store
 from gateway.responses.to_chat import chat_request
 from tests.gateway.requests_begun import begun
 
@@ -78,7 +78,7 @@ def request(**fields: Any) -> ResponsesRequest:
 
 def chat(**fields: Any) -> ChatCompletionRequest:
     asked = request(**fields)
-    return chat_request(asked, resolved(asked.input, Store())).chat
+    return chat_request(asked, Store().resolved(asked.input)).chat
 
 
 def test_every_field_has_a_test() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.errors import ApiError
+from gateway.responses.items import Reasoning
+from gateway.responses.request import ResponsesRequest
 from gateway.responses.store import Store, Stored
 
 Json = dict[str, Any]
@@ -85,6 +87,22 @@ def test_an_item_exists_as_long_as_a_response_that_contains_it() -> None:
         with pytest.raises(ApiError) as caught:
             store.item(name, "input[0].id")
         assert (caught.value.status, caught.value.param) == (400, "input[0].id")
+
+
+def test_reasoning_of_which_only_the_id_came_back_is_the_stored_one() -> None:
+    thought = {"type": "reasoning", "id": "rs_a", "content": [{"type": "text", "text": "hm"}]}
+    store = Store()
+    store.put(Stored({"id": "a", "output": [thought | {"summary": []}]}, (), ()))
+    bare = {"type": "reasoning", "summary": [], "content": [], "status": "in_progress"}
+    for sent, text in (
+        (bare | {"id": "rs_a"}, "hm"),
+        (bare | {"id": "rs_b"}, None),
+        (thought | {"content": [{"type": "text", "text": "mine"}]}, "mine"),
+    ):
+        asked = ResponsesRequest.model_validate({"input": [sent]})
+        (item,) = store.resolved(asked.input)
+        assert isinstance(item, Reasoning)
+        assert (item.content[0].text if item.content else None) == text
 
 
 def test_a_missing_response_is_reported_with_the_field_that_named_it() -> None:

@@ -14,7 +14,7 @@ from gateway.openai.messages import ContentPart
 from gateway.openai.translation import Translation
 from gateway.responses.items import ITEMS
 from gateway.responses.request import ResponsesRequest
-from gateway.responses.store import Store, resolved
+from gateway.responses.store import Store
 from gateway.responses.to_chat import chat_request
 
 Json = dict[str, Any]
@@ -29,7 +29,7 @@ def translated(
     body = {"model": "m", "input": given} | fields
     request = ResponsesRequest.model_validate(body)
     return chat_request(
-        request, resolved(request.input, Store()), ITEMS.validate_python(earlier or [])
+        request, Store().resolved(request.input), ITEMS.validate_python(earlier or [])
     )
 
 
@@ -111,6 +111,8 @@ def test_reasoning_is_its_content_else_its_summary_else_nothing() -> None:
             ]
             == shown
         )
+    ours = {"type": "reasoning", "summary": [], "encrypted_content": "reasoning:I count."}
+    assert messages([ours])[0]["reasoning_content"] == "I count."
     sealed = {"type": "reasoning", "summary": [], "encrypted_content": "x"}
     assert [m["role"] for m in messages([sealed, message_item("user", "hi")])] == ["user"]
 
