@@ -262,6 +262,7 @@ class Leader:
 
     def _next_report(self, rank: int, number: int, cancelled: threading.Event) -> LoadReport:
         """The next report of a rank about a load."""
+        reported = time.monotonic()
         while True:
             self._require_whole()
             if cancelled.is_set():
@@ -271,6 +272,9 @@ class Leader:
             try:
                 report = self._followers[rank].reports.get(timeout=_GLANCE_SECONDS)
             except queue.Empty:
+                if time.monotonic() - reported >= _REPORT_SECONDS:
+                    reported = time.monotonic()
+                    _log.warning("the load waits for %s", self.place.name(rank))
                 continue
             if report.number == number:  # not one of a load that was abandoned
                 return report

@@ -10,11 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from backend.engine.errors import InvalidRequest, ModelRejected, RankLost, ShuttingDown
+from backend.engine.errors import (
+    Cancelled,
+    InvalidRequest,
+    ModelRejected,
+    RankLost,
+    ShuttingDown,
+)
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages, at_once
 from backend.engine.ranks import group, link
+from backend.engine.ranks import leader as leader_module
 from backend.engine.ranks.leader import Leader
 from backend.engine.ranks.link import Link, LinkLost, connect
 from backend.engine.ranks.place import Place
@@ -175,6 +182,28 @@ def test_a_message_that_breaks_its_reader_loses_the_rank(
     monkeypatch.setattr(link, "decode", broken)
     other.send(Formed())
     ranks.until(lambda: not ranks.leader._followers)
+    other.close()
+
+
+def test_a_rank_that_takes_long_to_load_is_named(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk is slow, for example. The load waits as long as its caller does."""
+    said: list[str] = []
+    cancelled = threading.Event()
+
+    def warning(text: str, *arguments: str) -> None:
+        said.append(text % arguments)
+        cancelled.set()
+
+    other = ranks.joined()
+    at_once(ranks.leader.form(threading.Event()))
+    member = ranks.leader.begin(LoadRequest("m"), 7, WAIT, cancelled)
+    monkeypatch.setattr(leader_module, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(leader_module._log, "warning", warning)
+    with pytest.raises(Cancelled):
+        member.agree({})
+    assert said == ["the load waits for rank 1 (b)"]
     other.close()
 
 
