@@ -108,13 +108,15 @@ class Engine:
     def _connect_ranks(self, request: LoadRequest) -> None:
         """Connect to the other ranks that a load names. Raises InvalidRequest."""
         hostfile = request.settings.get("hostfile", "")
-        if not hostfile or self._leader is not None:
-            return
-        from backend.engine.ranks.leader import leader_of
+        transport = request.settings.get("distributed_backend", "")
+        if self._leader is not None:
+            self._leader.require_named(hostfile, transport)
+        elif hostfile:
+            from backend.engine.ranks.leader import leader_of
 
-        leader = leader_of(hostfile, request.settings.get("distributed_backend", ""))
-        leader.open(self._fatal_threadsafe, self.heartbeat)
-        self._leader = leader
+            leader = leader_of(hostfile, transport)
+            leader.open(self._fatal_threadsafe, self.heartbeat)
+            self._leader = leader
 
     @property
     def heartbeat(self) -> Heartbeat:

@@ -188,11 +188,13 @@ class Settings:
         "",
         "Path of a JSON list with the address of every rank, for hosts that start only rank 0 and"
         " cannot change its command line; the first load that sets it makes the process rank 0 for"
-        " the rest of its life. Empty means as the process was started.",
+        " the rest of its life, and later loads may not name other ranks. Empty means as the"
+        " process was started.",
     )
     distributed_backend: str = text(
         "",
-        "Transport of the ranks in hostfile; empty means `MLX_DISTRIBUTED_BACKEND`, or ring.",
+        "Transport of the ranks in hostfile; empty means `MLX_DISTRIBUTED_BACKEND`, or ring. It may"
+        " not differ from that of ranks that are connected. Without ranks it has no effect.",
         ("", "ring", "jaccl", "nccl", "mpi"),
     )
     rank_timeout: int = number(

@@ -72,8 +72,14 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         for warning in warnings:
             logs.warning("load_option", model=request.Model, warning=warning)
         logs.info("load", model=request.Model)
-        facts = await self._load(request.Model, wanted)
-        self._last_load.remember(request)
+        before = self._engine.loaded
+        try:
+            facts = await self._load(request.Model, wanted)
+        finally:
+            if (after := self._engine.loaded) is None:
+                self._last_load.forget()  # it has dropped the model, and failed
+            elif after is not before:
+                self._last_load.remember(request)
         note(type=facts.model_type, context=facts.context_size)
         words = f"loaded {facts.name} ({facts.model_type}, context {facts.context_size} tokens)"
         if facts.division:

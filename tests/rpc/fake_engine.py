@@ -108,7 +108,7 @@ class FakeEngine(Engine):
         self.facts = facts
         self.script = Script()
         self.fault: Exception | None = None
-        self.load_fault: Exception | None = None
+        self.load_fault: BaseException | None = None
         self.hold_load = False
         self.requests: list[GenerationRequest] = []
         self.loads: list[LoadRequest] = []

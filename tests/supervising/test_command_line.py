@@ -35,7 +35,8 @@ def test_local_ranks() -> None:
 def test_rank_0_of_a_hostfile_listens_at_its_address(hostfile: str) -> None:
     plan = plan_of(["--addr", "127.0.0.1:0", "--hostfile", hostfile], SECRET)
     assert plan is not None
-    assert plan.place == Place(0, 2, ("10.0.0.1", 6000), ("10.0.0.1", "10.0.0.2"))
+    names, ports = ("10.0.0.1", "10.0.0.2"), (5000, 5001)
+    assert plan.place == Place(0, 2, ("10.0.0.1", 6000), names, ports=ports)
 
 
 def test_a_worker_as_localai_starts_it(hostfile: str) -> None:
@@ -55,7 +56,7 @@ def test_the_environment_of_mlx_launch(hostfile: str) -> None:
 
 def test_a_rank_survives_the_environment_of_its_process() -> None:
     environ: dict[str, str] = {}
-    place = Place(1, 2, ("h", 1), ("a", "b"), timeout=3)
+    place = Place(1, 2, ("h", 1), ("a", "b"), timeout=3, ports=(2, 3))
     place.write(environ)
     assert Place.read(environ) == place
     assert Place.read({}) is None

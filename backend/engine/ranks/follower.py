@@ -23,6 +23,7 @@ from backend.engine.loading.stages import Stages
 from backend.engine.ranks.link import Link, LinkLost, after, connect
 from backend.engine.ranks.member import Member, Value
 from backend.engine.ranks.place import Place
+from backend.engine.ranks.software import versions
 from backend.engine.ranks.wire import (
     Abandon,
     Add,
@@ -37,6 +38,7 @@ from backend.engine.ranks.wire import (
     Message,
     Open,
     Plain,
+    Software,
     Step,
     Stop,
 )
@@ -87,7 +89,9 @@ def _connected(place: Place, token: str) -> Link:
     host, port = place.control
     while True:
         try:
-            return connect(place.control, token, place.rank, place.size, place.timeout)
+            link = connect(place.control, token, place.rank, place.size, place.timeout)
+            link.send(Software(versions()))
+            return link
         except (OSError, LinkLost) as fault:
             refused = isinstance(fault, LinkLost)
             why = str(fault) if refused else "cannot be reached"

@@ -98,7 +98,8 @@ def place_in(
             f"--backend jaccl needs {_DEVICES[0]}, the file of RDMA devices that"
             " mlx.distributed_config writes"
         )
-    return Place(rank, len(hosts), address, tuple(host for host, _ in hosts), found)
+    names, ports = tuple(host for host, _ in hosts), tuple(port for _, port in hosts)
+    return Place(rank, len(hosts), address, names, found, ports=ports)
 
 
 def transport_environ(place: Place, hostfile: str, environ: Mapping[str, str]) -> dict[str, str]:

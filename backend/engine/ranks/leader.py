@@ -14,7 +14,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -30,7 +30,12 @@ from backend.engine.errors import (
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
-from backend.engine.ranks.hostfile import Misuse, place_in, transport_environ
+from backend.engine.ranks.hostfile import (
+    Misuse,
+    hosts_of,
+    place_in,
+    transport_environ,
+)
 from backend.engine.ranks.link import (
     Link,
     LinkLost,
@@ -42,6 +47,7 @@ from backend.engine.ranks.link import (
 )
 from backend.engine.ranks.member import Member, Value
 from backend.engine.ranks.place import TOKEN, Place
+from backend.engine.ranks.software import require_same
 from backend.engine.ranks.wire import (
     Abandon,
     Agreed,
@@ -52,6 +58,7 @@ from backend.engine.ranks.wire import (
     LoadReport,
     LoadShard,
     Message,
+    Software,
     Step,
     Stop,
 )
@@ -68,9 +75,10 @@ _NAME_SECONDS = 1.0
 
 @dataclass(eq=False, slots=True)
 class _Follower:
-    """Another rank. reports: its reports about loads, except refusals, in order."""
+    """Another rank. versions: of its software. reports: of loads, except refusals, in order."""
 
     link: Link
+    versions: Mapping[str, str]
     reports: queue.SimpleQueue[LoadReport] = field(default_factory=queue.SimpleQueue)
 
 
@@ -96,6 +104,7 @@ class Leader:
         self._followers: dict[int, _Follower] = {}
         self._changed = threading.Condition()
         self._forming = self._formed = self._closing = False
+        self._refused = ""  # the latest connection that was refused, and why
         self._load = 0  # the number of the current load
         self._refusal = ""  # why another rank has refused the current load
 
@@ -139,18 +148,42 @@ class Leader:
 
     # Loads.
 
+    def require_named(self, hostfile: str, transport: str) -> None:
+        """Raise InvalidRequest if a load names other ranks, or another transport, than these.
+
+        MLX can form only one group per process. "" stands for what there is.
+        """
+        place = self.place
+        if transport and transport != place.transport:
+            raise InvalidRequest(
+                f"option distributed_backend is {transport}, but the ranks of this process use"
+                f" {place.transport}: leave it out, or start another process"
+            )
+        if hostfile:
+            with _refusing_misuse():
+                named = hosts_of(hostfile)
+            if named != list(zip(place.hosts, place.ports, strict=False)):
+                raise InvalidRequest(
+                    f"option hostfile names {len(named)} ranks, which are not the {place.size} of"
+                    " this process: leave it out, or start another process"
+                )
+
     def form(self, cancelled: threading.Event) -> Stages[None]:
         """Form the group of ranks; ends on `engine`.
 
-        Raises ShuttingDown if a rank does not join in time.
+        Raises ShuttingDown if a rank does not join in time, and ModelRejected if one has other
+        software.
         """
         yield "files"
         while not self._forming:
             self._wait_for_all(cancelled)
             yield "engine"
             with self._changed:
-                self._forming = not self._missing()
-            if not self._forming:
+                if complete := not self._missing():
+                    software = {rank: one.versions for rank, one in self._followers.items()}
+                    require_same(self.place, software)
+                    self._forming = True
+            if not complete:
                 yield "files"
         yield "engine"
         if self._formed:
@@ -229,6 +262,7 @@ class Leader:
 
     def _next_report(self, rank: int, number: int, cancelled: threading.Event) -> LoadReport:
         """The next report of a rank about a load."""
+        reported = time.monotonic()
         while True:
             self._require_whole()
             if cancelled.is_set():
@@ -238,6 +272,9 @@ class Leader:
             try:
                 report = self._followers[rank].reports.get(timeout=_GLANCE_SECONDS)
             except queue.Empty:
+                if time.monotonic() - reported >= _REPORT_SECONDS:
+                    reported = time.monotonic()
+                    _log.warning("the load waits for %s", self.place.name(rank))
                 continue
             if report.number == number:  # not one of a load that was abandoned
                 return report
@@ -251,7 +288,7 @@ class Leader:
             if now - began >= self.place.join_timeout:
                 raise ShuttingDown(
                     f"{missing} did not join within {self.place.join_timeout:g} s: see that every"
-                    " rank is started, and that it reaches rank 0 and has its token"
+                    f" rank is started, and that it reaches rank 0 and has its token{self._refused}"
                 )
             if now - reported >= _REPORT_SECONDS:
                 reported = now
@@ -319,15 +356,19 @@ class Leader:
             rank, link = accept(
                 connection, self._token, place.size, place.timeout, self._followers.__contains__
             )
+            follower = _Follower(link, _versions_from(link))
         except LinkLost as refusal:
+            with self._changed:
+                self._refused = f"; rank 0 refused a connection from {host}, which {refusal}"
+                self._changed.notify_all()
             _log.warning("refused a connection from %s, which %s", host, refusal)
             connection.close()
             return
-        follower = _Follower(link)
         with self._changed:
             joins = rank not in self._followers and not self._forming
             if joins:
                 self._followers[rank] = follower
+                self._refused = ""
             self._changed.notify_all()
         if not joins:
             _log.warning("refused a second %s, at %s", place.name(rank), host)
@@ -395,15 +436,30 @@ class Leader:
             self._failed(sentence)
 
 
+def _versions_from(link: Link) -> Mapping[str, str]:
+    """What a rank says of its software, which it does before anything else. Raises LinkLost."""
+    first = link.receive()
+    if isinstance(first, Software):
+        return first.versions
+    raise LinkLost(f"sent {type(first).__name__} before the versions of its software")
+
+
 def leader_of(hostfile: str, transport: str) -> Leader:
     """Rank 0 of the ranks in a hostfile, in a process that was started alone.
 
     MLX reads its place from the environment. Raises InvalidRequest.
     """
     chosen = transport or os.environ.get("MLX_DISTRIBUTED_BACKEND") or "ring"
-    try:
+    with _refusing_misuse():
         place = place_in(hostfile, 0, chosen, "", os.environ)
-    except Misuse as misuse:
-        raise InvalidRequest(f"option hostfile: {misuse}") from None
     os.environ |= transport_environ(place, hostfile, os.environ)
     return Leader(place, os.environ.get(TOKEN, ""))
+
+
+@contextlib.contextmanager
+def _refusing_misuse() -> Iterator[None]:
+    """Raise Misuse of a load's hostfile as InvalidRequest."""
+    try:
+        yield
+    except Misuse as misuse:
+        raise InvalidRequest(f"option hostfile: {misuse}") from None

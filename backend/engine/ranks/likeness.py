@@ -1,4 +1,4 @@
-"""What must be the same on every rank: the software, the checkpoint, and the type of the weights.
+"""What must be the same on every rank: the checkpoint, and the type of the weights.
 
 Ranks that differ in one of them would not fail. They would answer wrongly, or wait for each other
 for ever.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 
 from backend.engine.errors import ModelRejected
@@ -16,7 +15,6 @@ from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.shards import PATTERN
 from backend.engine.ranks.member import Value
 from backend.engine.ranks.place import Place
-from common.version import VERSION
 
 _SAMPLE = 1 << 16  # bytes read at the beginning, the middle and the end of a file
 
@@ -24,8 +22,9 @@ _SAMPLE = 1 << 16  # bytes read at the beginning, the middle and the end of a fi
 def likeness(checkpoint: Checkpoint, dtype: str) -> Value:
     """What this rank reports for the comparison. dtype: the type to which it casts the weights."""
     files = [checkpoint.path / "config.json", *sorted(checkpoint.path.glob(PATTERN))]
+    if code := checkpoint.config.get("model_file"):
+        files.append(checkpoint.path / code)
     return {
-        "software": {"mlx-backend": VERSION, "mlx": version("mlx"), "mlx-lm": version("mlx-lm")},
         "files": {path.name: _digest(path) for path in files},
         "dtype": dtype,
     }
@@ -40,13 +39,6 @@ def require_alike(name: str, place: Place, reports: Sequence[Value]) -> None:
     first = reports[0]
     for rank, other in enumerate(reports[1:], 1):
         who = place.name(rank)
-        for package, own in first["software"].items():
-            if (its := other["software"].get(package)) != own:
-                raise ModelRejected.because(
-                    name,
-                    f"{who} has {package} {its} and rank 0 has {own}: install the same version on"
-                    " every rank",
-                )
         for file in sorted(first["files"].keys() | other["files"].keys()):
             if first["files"].get(file) != other["files"].get(file):
                 raise ModelRejected.because(

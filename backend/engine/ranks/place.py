@@ -26,6 +26,7 @@ class Place:
     control: host and port where rank 0 listens for the others. hosts: the name of each rank's host,
     for messages. timeout: seconds of silence after which a rank counts as lost; a loaded model may
     set another value. join_timeout: seconds for which a load waits for ranks that have not joined.
+    ports: of the ranks in the hostfile; none without a hostfile of the user's.
     """
 
     rank: int
@@ -35,6 +36,7 @@ class Place:
     transport: Transport = "ring"
     timeout: float = 10.0
     join_timeout: float = 60.0
+    ports: tuple[int, ...] = ()
 
     def name(self, rank: int) -> str:
         """The rank's number and host, for messages."""
@@ -50,4 +52,5 @@ class Place:
             return None
         values = json.loads(text)
         host, port = values.pop("control")
-        return cls(control=(host, port), hosts=tuple(values.pop("hosts")), **values)
+        hosts, ports = tuple(values.pop("hosts")), tuple(values.pop("ports"))
+        return cls(control=(host, port), hosts=hosts, ports=ports, **values)

@@ -17,7 +17,7 @@ from typing import Any, cast
 from backend.engine.executing.score_plan import ScorePlan
 from backend.engine.planning.plan import StepPlan
 
-VERSION = 3
+VERSION = 4
 
 
 class WireError(Exception):
@@ -117,6 +117,13 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Software:
+    """The first message of a rank. versions: of the packages that must be the same everywhere."""
+
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class Formed:
     """This rank is in the group."""
 
@@ -142,7 +149,7 @@ class Failed:
 
 Message = (
     Beat | Form | LoadShard | Agreed | Abandon | Open | Add | Step | Plain | Clear | Drop | Stop
-    | Formed | LoadReport | Failed
+    | Software | Formed | LoadReport | Failed
 )  # fmt: skip
 _MESSAGES: dict[str, Any] = {kind.__name__: kind for kind in typing.get_args(Message)}
 

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pytest
 
-from backend.engine.errors import ModelRejected, RankLost
+from backend.engine.errors import (
+    Cancelled,
+    InvalidRequest,
+    ModelRejected,
+    RankLost,
+    ShuttingDown,
+)
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages, at_once
 from backend.engine.ranks import group, link
+from backend.engine.ranks import leader as leader_module
 from backend.engine.ranks.leader import Leader
 from backend.engine.ranks.link import Link, LinkLost, connect
 from backend.engine.ranks.place import Place
-from backend.engine.ranks.wire import Form, Formed, LoadReport, LoadShard
+from backend.engine.ranks.software import versions
+from backend.engine.ranks.wire import Form, Formed, LoadReport, LoadShard, Software
 from backend.supervising.supervisor import free_ports
 
 WAIT = 20.0
@@ -34,9 +44,11 @@ class Ranks:
         with self.leader._changed:
             self.leader._changed.notify_all()
 
-    def joined(self) -> Link:
+    def joined(self, **software: str) -> Link:
+        """Rank 1's end of its connection. software: versions that differ from this process's."""
         place = self.leader.place
         other = connect(place.control, "secret", 1, place.size, place.timeout)
+        other.send(Software(versions() | software))
         self.until(lambda: 1 in self.leader._followers)
         return other
 
@@ -54,6 +66,81 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     found.leader.open(found.fail, Heartbeat.fresh())
     yield found
     found.leader.close()
+
+
+@pytest.mark.parametrize("package", ["mlx-backend", "mlx", "mlx-lm"])
+def test_a_rank_of_another_version_is_named_before_it_gets_any_order(
+    package: str, ranks: Ranks
+) -> None:
+    """It may not understand the order to load, and its MLX may not be able to join the group."""
+    other = ranks.joined(**{package: "0.0"})
+    named = rf"rank 1 \(b\) has {package} 0\.0 and rank 0 has {versions()[package]}; install"
+    with pytest.raises(ModelRejected, match=named):
+        at_once(ranks.leader.form(threading.Event()))
+    other.close()
+    ranks.until(lambda: not ranks.leader._followers)
+    other = ranks.joined()
+    at_once(ranks.leader.form(threading.Event()))
+    assert other.receive() == Form()
+    other.close()
+
+
+def test_a_rank_that_says_nothing_of_its_software_does_not_join(ranks: Ranks) -> None:
+    place = ranks.leader.place
+    other = connect(place.control, "secret", 1, place.size, place.timeout)
+    other.send(Formed())
+    with pytest.raises(LinkLost):
+        other.receive()
+    assert not ranks.leader._followers
+    other.close()
+
+
+def test_a_load_that_waits_in_vain_says_why_a_rank_was_refused(ranks: Ranks) -> None:
+    place = ranks.leader.place = replace(ranks.leader.place, join_timeout=0.0)
+    with pytest.raises(LinkLost):
+        connect(place.control, "other", 1, place.size, place.timeout)
+    ranks.until(lambda: ranks.leader._refused)
+    with pytest.raises(ShuttingDown) as waited:
+        at_once(ranks.leader.form(threading.Event()))
+    assert str(waited.value).endswith(
+        "its token; rank 0 refused a connection from 127.0.0.1, which has a different token"
+    )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "transport", "words"),
+    [
+        (["a:5000", "b:5001"], "", ""),
+        (["a:5000", "b:5001"], "ring", ""),
+        (["a:5000", "b:5001"], "jaccl", "distributed_backend is jaccl, .+ use ring: leave"),
+        (["a:5000", "b:5001", "c:5002"], "", "hostfile names 3 ranks, which are not the 2 of"),
+        (["a:5000", "b:6001"], "", "hostfile names 2 ranks, which are not the 2 of"),
+        (["a:5000"], "", "option hostfile: .+ names 1 ranks: it takes two or more"),
+    ],
+)
+def test_a_later_load_may_not_name_other_ranks(
+    hosts: list[str], transport: str, words: str, tmp_path: Path
+) -> None:
+    """They would not be used, because MLX forms one group per process."""
+    hostfile = tmp_path / "hosts.json"
+    hostfile.write_text(json.dumps(hosts))
+    leader = Leader(Place(0, 2, ("a", 6000), ("a", "b"), ports=(5000, 5001)), "secret")
+    if not words:
+        leader.require_named(str(hostfile), transport)
+        return
+    with pytest.raises(InvalidRequest, match=words):
+        leader.require_named(str(hostfile), transport)
+
+
+def test_a_load_may_not_name_ranks_where_the_process_was_started_with_its_own(
+    tmp_path: Path,
+) -> None:
+    hostfile = tmp_path / "hosts.json"
+    hostfile.write_text('["127.0.0.1:5000", "127.0.0.1:5001"]')
+    leader = Leader(Place(0, 2, ("127.0.0.1", 6000), ("127.0.0.1", "127.0.0.1")), "secret")
+    leader.require_named("", "")
+    with pytest.raises(InvalidRequest, match="are not the 2 of this process"):
+        leader.require_named(str(hostfile), "")
 
 
 def test_a_rank_that_leaves_just_before_the_group_is_formed_is_waited_for(ranks: Ranks) -> None:
@@ -95,6 +182,28 @@ def test_a_message_that_breaks_its_reader_loses_the_rank(
     monkeypatch.setattr(link, "decode", broken)
     other.send(Formed())
     ranks.until(lambda: not ranks.leader._followers)
+    other.close()
+
+
+def test_a_rank_that_takes_long_to_load_is_named(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk is slow, for example. The load waits as long as its caller does."""
+    said: list[str] = []
+    cancelled = threading.Event()
+
+    def warning(text: str, *arguments: str) -> None:
+        said.append(text % arguments)
+        cancelled.set()
+
+    other = ranks.joined()
+    at_once(ranks.leader.form(threading.Event()))
+    member = ranks.leader.begin(LoadRequest("m"), 7, WAIT, cancelled)
+    monkeypatch.setattr(leader_module, "_REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(leader_module._log, "warning", warning)
+    with pytest.raises(Cancelled):
+        member.agree({})
+    assert said == ["the load waits for rank 1 (b)"]
     other.close()
 
 

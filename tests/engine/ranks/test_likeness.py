@@ -1,4 +1,4 @@
-"""Ranks that differ in their software, their checkpoint or their weights' type are refused."""
+"""Ranks that differ in their checkpoint or their weights' type are refused."""
 
 from __future__ import annotations
 
@@ -29,10 +29,6 @@ def test_equal_ranks_are_accepted(own: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("differs", "words"),
     [
-        (
-            {"software": {"mlx-backend": "9", "mlx": "9", "mlx-lm": "9"}},
-            r"rank 2 \(10\.0\.0\.3\) has mlx-backend 9 and rank 0 has .+: install the same",
-        ),
         ({"files": {}}, r"its config\.json on rank 2 \(10\.0\.0\.3\) differs from that of rank 0"),
         (
             {"dtype": ""},
@@ -63,3 +59,15 @@ def test_a_changed_byte_is_noticed(at: float, own: dict[str, Any], tmp_path: Pat
     assert {name for name, one in changed["files"].items() if one != own["files"][name]} == {
         file.name
     }
+
+
+def test_changed_code_of_the_checkpoint_is_noticed(tmp_path: Path) -> None:
+    path = write_model(tmp_path)
+    code = path / "own.py"
+    checkpoint = Checkpoint(path, "m", {"model_file": code.name}, 0)
+    found = []
+    for text in ("heads = 2", "heads = 4"):
+        code.write_text(text)
+        found.append(likeness(checkpoint, "float32"))
+    with pytest.raises(ModelRejected, match=r"its own\.py on rank 1 \(10\.0\.0\.2\) differs"):
+        require_alike("m", PLACE, found)

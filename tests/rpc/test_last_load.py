@@ -1,0 +1,64 @@
+"""Which model ranks that are started again load: the one that was served when they ended."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from backend.engine.errors import ModelRejected
+from backend.engine.load_request import LoadRequest
+from backend.engine.served_model import ServedModel
+from backend.rpc.identity import Identity
+from backend.rpc.last_load import FILE, LastLoad
+from backend.rpc.servicer import Servicer
+from tests.rpc.fake_engine import FACTS, FakeEngine
+from wire import backend_pb2 as pb
+
+
+class DroppingEngine(FakeEngine):
+    """As with ranks: a load drops the current model first.
+
+    served: what is served when the load fails; "current" if it is refused before that.
+    """
+
+    served: ServedModel | Literal["current"] | None = "current"
+
+    async def load(self, request: LoadRequest) -> ServedModel:
+        if self.load_fault is None:
+            return await super().load(request)
+        if self.served != "current":
+            self.facts = self.served
+        raise self.load_fault
+
+
+@pytest.mark.parametrize(
+    ("fault", "served", "remembered"),
+    [
+        (ModelRejected("its disk is on fire"), None, None),
+        (ModelRejected("its options are wrong"), "current", "first"),
+        (asyncio.CancelledError(), replace(FACTS), "second"),  # just before the end
+    ],
+)
+def test_ranks_load_again_what_was_served(
+    fault: BaseException,
+    served: ServedModel | Literal["current"] | None,
+    remembered: str | None,
+    tmp_path: Path,
+) -> None:
+    engine = DroppingEngine(None)
+    last_load = LastLoad({FILE: str(tmp_path / "last_load")})
+    servicer = Servicer(engine, Identity(), last_load)
+
+    async def load(model: str) -> None:
+        await servicer.LoadModel(pb.ModelOptions(Model=model), None)  # type: ignore[arg-type]
+
+    asyncio.run(load("first"))
+    engine.served, engine.load_fault = served, fault
+    with pytest.raises(type(fault)):
+        asyncio.run(load("second"))
+    request = last_load.request()
+    assert (request and request.Model) == remembered
