@@ -313,6 +313,27 @@ def test_a_template_file_wins_over_the_configuration(tmp_path: Path) -> None:
     assert _template_of(_loaded(path)) == "new"
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "exaone4", "sliding_window_pattern": "LLLG"},
+        {"model_type": "llama4_text", "attn_temperature_tuning": 4},
+    ],
+    ids=["wrong arithmetic", "wrong type"],
+)
+def test_a_configuration_that_transformers_refuses_has_a_tokenizer(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    path = _folder(tmp_path / "it", _byte_level(), chat_template=TEMPLATE)
+    (path / "config.json").write_text(json.dumps(config))
+    tokenizer = _loaded(path)
+    assert tokenizer.decode(tokenizer.encode("the fox")) == "the fox"
+    assert _template_of(tokenizer) == TEMPLATE
+    (path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a valid tokenizer"):
+        _loaded(path)
+
+
 def test_a_tokenizer_with_its_own_code_is_not_run_without_trust(tmp_path: Path) -> None:
     path = _folder(tmp_path / "it", _byte_level())
     (path / "tokenizer.json").unlink()

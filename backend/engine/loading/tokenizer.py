@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from backend.engine.errors import InvalidRequest, ModelRejected
@@ -30,10 +31,7 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
     A special token that the vocabulary lacks would be added to it, under an id that the model
     never writes and cannot read, so it is refused.
     """
-    from mlx_lm import utils
-
     limit_templates()
-    open_tokenizer: Callable[..., TokenizerWrapper] = utils.load_tokenizer
     extra: dict[str, Any] = {
         "trust_remote_code": settings.trust_remote_code,
         "local_files_only": True,
@@ -47,8 +45,7 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
             checkpoint.name, f"{fault}: put the tokenizer.json of the same model into its folder"
         ) from None
     try:
-        tokenizer = open_tokenizer(checkpoint.path, extra)
-        settle_chats(tokenizer, checkpoint.path)
+        tokenizer = _opened(checkpoint, extra)
     except ImportError:
         raise
     except Exception as fault:
@@ -71,9 +68,33 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
             raise InvalidRequest(
                 f"{name} {shown(token)} is not a token of this model{did_you_mean(token, specials)}"
             )
-    tokenizer = open_tokenizer(checkpoint.path, extra | overrides)
-    settle_chats(tokenizer, checkpoint.path)
+    tokenizer = _opened(checkpoint, extra | overrides)
     remember_no_words(tokenizer)
+    return tokenizer
+
+
+def _opened(checkpoint: Checkpoint, extra: dict[str, Any]) -> TokenizerWrapper:
+    """Open it with transformers, which first checks every value in config.json.
+
+    It refuses some that published models have and mlx-lm takes (Llama 4's attn_temperature_tuning
+    of 4, EXAONE 4's pattern "LLLG"). A tokenizer depends on two of them only, so what fails is
+    tried once more with these.
+    """
+    from mlx_lm import utils
+
+    open_tokenizer: Callable[..., TokenizerWrapper] = utils.load_tokenizer
+    try:
+        tokenizer = open_tokenizer(checkpoint.path, extra)
+    except ImportError:
+        raise
+    except Exception as fault:
+        needed = {key: checkpoint.config.get(key) for key in ("model_type", "tokenizer_class")}
+        given = extra | {"config": SimpleNamespace(**needed)}
+        try:
+            tokenizer = open_tokenizer(checkpoint.path, given)
+        except Exception:
+            raise fault from None
+    settle_chats(tokenizer, checkpoint.path)
     return tokenizer
 
 

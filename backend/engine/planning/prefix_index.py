@@ -181,15 +181,20 @@ class PrefixIndex:
         """Store a sequence of at most `max_bytes`; returns the evicted ids, never the new one.
 
         places: the lengths at which it is usable besides its end; None means any. The new entry
-        replaces entries that would save only a few tokens more than it does; of such an old entry,
-        only the places before its end must be covered. Then the least recently used entries are
-        evicted until the limits hold. Raises ValueError if the id is already stored.
+        replaces entries that would save only a few tokens more than it does. If that is true of an
+        old entry except at its end, the old one is evicted before all others: its end belongs
+        either to an answer that later turns of the same chat render differently, or to another
+        chat. Then the least recently used entries are evicted until the limits hold. Raises
+        ValueError if the id is already stored.
         """
         if entry in self._entries:
             raise ValueError(f"entry {entry} is already stored")
-        replaced = [old for old in self._replaced(key, places) if old not in pinned]
+        replaced, passed = self._replaced(key, places)
+        replaced = [old for old in replaced if old not in pinned]
         for old in replaced:
             self.remove(old)
+        for old in [old for old in reversed(self._entries) if old in passed]:
+            self._entries.move_to_end(old, last=False)
         whole = _Mark(entry, key)
         marks = None
         if places is not None:
@@ -203,19 +208,26 @@ class PrefixIndex:
         self._nbytes += nbytes
         return replaced + self.shrink(self.max_bytes, {*pinned, entry})
 
-    def _replaced(self, key: PrefixKey, places: Collection[int] | None) -> list[int]:
+    def _replaced(
+        self, key: PrefixKey, places: Collection[int] | None
+    ) -> tuple[list[int], set[int]]:
+        """The entries that a new one replaces, and those that it replaces except at their end."""
         known = {*places, len(key)} if places is not None else None
         if known is None:
             replaced = [mark.id for mark in _prefixes(*self._trimmable.closest(key))]
         else:
             replaced = []
+        passed: set[int] = set()
         for old in {mark.id for mark in _prefixes(*self._marks.closest(key))}:
             marks = self._entries[old].marks or ()
             shared = self._entries[old].whole.key.shared(key)
-            lengths = [len(mark.key) for mark in marks]
-            if all(_covers(key, known, shared, at) for at in lengths[:-1] or lengths):
-                replaced.append(old)
-        return replaced
+            *lengths, end = (len(mark.key) for mark in marks)
+            if all(_covers(key, known, shared, at) for at in lengths):
+                if _covers(key, known, shared, end):
+                    replaced.append(old)
+                elif lengths:
+                    passed.add(old)
+        return replaced, passed
 
     def remove(self, entry: int) -> None:
         """Remove an entry. Raises KeyError for an id that is not stored."""

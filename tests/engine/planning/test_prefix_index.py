@@ -125,13 +125,20 @@ class Stored:
 
     def replaces(self, old: Stored) -> bool:
         """Whether it serves everything that an older entry served, or nearly."""
-        shared = common(self.tokens, old.tokens)
         if old.places is None:
-            return self.places is None and shared == len(old.tokens)
-        if not any(place <= shared for place in old.places):
+            return self.places is None and common(self.tokens, old.tokens) == len(old.tokens)
+        return self.nearly_serves_all(old, old.places)
+
+    def passes(self, old: Stored) -> bool:
+        """Whether it does so except at the older entry's end."""
+        before = (old.places or frozenset()) - {len(old.tokens)}
+        return bool(before) and self.nearly_serves_all(old, before)
+
+    def nearly_serves_all(self, old: Stored, places: Collection[int]) -> bool:
+        shared = common(self.tokens, old.tokens)
+        if not any(place <= shared for place in old.places or ()):
             return False
-        served = sorted(old.places)
-        return all(self.nearly_serves(place, shared) for place in served[:-1] or served)
+        return all(self.nearly_serves(place, shared) for place in places)
 
     def nearly_serves(self, place: int, shared: int) -> bool:
         most = min(place, shared)
@@ -172,7 +179,8 @@ class Model:
         }
         for old in replaced:
             del self.entries[old]
-        self.entries[number] = new
+        passed = {old: entry for old, entry in self.entries.items() if new.passes(entry)}
+        self.entries = passed | self.entries | {number: new}
         return replaced | set(self.evict(self.max_bytes, {*pinned, number}))
 
     def evict(self, max_bytes: int, pinned: Collection[int]) -> list[int]:
@@ -345,8 +353,20 @@ def test_an_entry_serves_its_longest_place_within_the_shared_prefix() -> None:
 
 def test_an_entry_with_the_same_places_and_more_replaces_another() -> None:
     index = index_of((range(1, 101), [30, 60]), (range(201, 301), [30]))
-    assert index.add(7, PrefixKey([*range(1, 91), *range(500, 600)]), 10, places=[30, 60]) == [0]
+    assert index.add(7, PrefixKey([*range(1, 101), *range(500, 600)]), 10, places=[30, 60, 99]) == [
+        0
+    ]
     assert index.add(8, PrefixKey([*range(201, 301), 1]), 10, places=[90]) == []
+
+
+def test_a_chat_beside_another_replaces_it_only_if_memory_is_short() -> None:
+    start = [*range(1, 41)]
+    one, other = [*start, *range(500, 600)], [*start, *range(700, 800)]
+    index = index_of((range(2000, 2010), AT_ITS_END), (one, [30, 40]), max_bytes=30)
+    assert index.add(7, PrefixKey(other), 10, places=[30, 40]) == []
+    assert index.find(PrefixKey([*one, 1])).length == len(one)
+    assert index.find(PrefixKey([*other, 1])).length == len(other)
+    assert index.add(8, PrefixKey([3000]), 10) == [1]
 
 
 def test_a_longer_conversation_replaces_its_prefix_unless_that_is_pinned() -> None:
