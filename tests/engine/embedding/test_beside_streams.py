@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from threading import Event
 from typing import Any, cast
@@ -70,13 +70,14 @@ def serving(model: EngineModel) -> Iterator[tuple[Worker, Outcomes]]:
     )
     pace = Pace(4096, 250)
 
-    def load() -> Iterator[Any]:
+    def load() -> Generator[str, None, Any]:
+        yield from ()
+
         def new_encoder(*edges: Any) -> EncodeQueue:
             return EncodeQueue(run, _COST, pace, model.memory_limit, *edges)
 
         served = cast(ServedModel, type("Served", (), {"epoch": 1}))
         return model, new_encoder, served
-        yield
 
     loaded = Load(cast(Any, load()), Event())
     worker.send(loaded)
