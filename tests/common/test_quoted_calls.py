@@ -95,7 +95,8 @@ def _quotations(name: str) -> tuple[list[str], list[str]]:
     call, _ = _calls(name, "it")
     start = min(call.index(opener) for opener in _format(name).grammar.openers if opener in call)
     call = call[start:].strip()
-    clear, left_open = [], []
+    clear: list[str] = []
+    left_open: list[str] = []
     for token in TOKENS.finditer(call):
         text = call[: token.end()]
         if '<|"|>' in text:
