@@ -8,6 +8,7 @@ counting them. A missing closing tag is tolerated if the next element can only f
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -33,6 +34,31 @@ _LINES_BEHIND: Mapping[Lines, int] = {"kept": 0, "dropped": 1, "paired": 2}
 _TYPED_BY = 64  # characters after which a value of undecided type waits for its end
 
 
+class _Quoted:
+    """The quoted markup inside a value that is open, by its closing tags."""
+
+    def __init__(self) -> None:
+        self._tags: list[str] = []
+        self._counts: Counter[str] = Counter()
+
+    def __bool__(self) -> bool:
+        return bool(self._tags)
+
+    def open(self, closing: str) -> None:
+        self._tags.append(closing)
+        self._counts[closing] += 1
+
+    def close(self, closing: str) -> bool:
+        """Close the latest element with this tag, and those inside it; returns whether any is."""
+        if not self._counts[closing]:
+            return False
+        latest = ""
+        while latest != closing:
+            latest = self._tags.pop()
+            self._counts[latest] -= 1
+        return True
+
+
 class _Value:
     """Sends a value while it is read, as soon as it can only be a string.
 
@@ -50,7 +76,7 @@ class _Value:
         self._text = ""  # text that was read and not sent yet
         self._streams_text: bool | None = None
         self.sent = 0
-        self.open: list[str] = []  # closing tags of quoted markup that is open
+        self.quoted = _Quoted()
         self.quotes = False  # whether a quoted call has begun
         self.given: Collection[str] = ()  # keys up to that of the value
         self.declared: Collection[str] = ()  # keys that the tool declares
@@ -408,7 +434,7 @@ class CallTags:
     def _scan_text(self, reading: Reading, value: _Value, *, skips_calls: bool = True) -> Wait[str]:
         cursor = reading.cursor
         chunks: list[str] = []
-        value.open = []
+        value.quoted = _Quoted()
         section = _Section()
 
         def add(text: str) -> None:
@@ -423,11 +449,10 @@ class CallTags:
                 # If the section is not closed, the value ends here.
                 if (yield from self._ends_text(reading, marker, value)):
                     value.stop()
-            elif marker in value.open:
-                while value.open.pop() != marker:
-                    pass  # the closing tags inside are missing
+            elif value.quoted.close(marker):
+                pass
             elif skips_calls and (yield from self._begins_quote(reading, marker, value)):
-                value.open.append(self._closing[marker])
+                value.quoted.open(self._closing[marker])
                 value.quotes = True
                 value.stop()
             elif (yield from self._ends_text(reading, marker, value)):
@@ -446,7 +471,7 @@ class CallTags:
         """
         cursor = reading.cursor
         if marker == self.parameter:
-            return bool(value.open) and (yield from self._next_key(reading)) is not None
+            return bool(value.quoted) and (yield from self._next_key(reading)) is not None
         if marker not in (self.block, self.call):
             return False
         with cursor.ahead():

@@ -149,6 +149,8 @@ def test_sampling_thinking_and_form() -> None:
     assert told.response_format.json_schema.schema_ == schema
     assert translated(user("hi"), thinking={"type": "disabled"}).chat.enable_thinking is False
     assert translated(user("hi"), thinking={"type": "adaptive"}).chat.enable_thinking is None
+    limited = translated(user("hi"), thinking={"type": "adaptive", "budget_tokens": 9}).chat
+    assert (limited.enable_thinking, limited.thinking_budget) == (None, 9)
 
 
 def test_a_final_system_message_is_answered_like_a_users() -> None:
