@@ -479,7 +479,7 @@ def test_short_prompts_of_similar_length_share_a_pass() -> None:
 SCORES: dict[str, Any] = {"joins": False, "scores": True, "width": 9}
 
 
-@pytest.mark.parametrize(("room", "fields"), [(200, {}), (12, {}), (20, SCORES)])
+@pytest.mark.parametrize(("room", "fields"), [(200, {}), (12, {}), (16, SCORES)])
 def test_a_steady_stream_of_short_prompts_does_not_starve_a_long_one(
     room: int, fields: dict[str, Any]
 ) -> None:
