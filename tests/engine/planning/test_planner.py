@@ -403,6 +403,7 @@ def test_a_prompt_waits_for_the_snapshot_where_it_parts_from_another() -> None:
 def test_a_prompt_does_not_wait_for_that_of_a_score() -> None:
     world = World(limits_of())
     world.arrive(numbered(300), joins=False, scores=True, width=3)
+    world.step()
     second = world.arrive(numbered(200))
     assert second in {start.sequence for start in world.step().start}
 
