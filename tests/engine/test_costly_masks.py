@@ -21,7 +21,7 @@ from common.chat_format import ChatFormat
 from tests.common.grammar_walks import byte_tokenizer
 from tests.engine.constraints.walks import allowed_ids, compiler_for
 from tests.engine.kv_models import kv_model
-from tests.engine.planning.test_planner import World, limits_of, run_until
+from tests.engine.planning.test_planner import OneAtATime, World, limits_of, run_until
 from tests.engine.random_models import random_model
 from tests.engine.rounds import MIB, Rounds, alone, engine_model
 from tests.engine.test_parity import check_schedule
@@ -179,6 +179,25 @@ def test_many_quick_grammars_keep_nobody_waiting() -> None:
         for _ in range(100):
             masks.masked(0.0019)
     assert masks.owed == 0
+
+
+def test_only_as_many_sequences_pause_as_must() -> None:
+    masks = MaskShare(pause=0.05)
+    masks.masked(0.5)
+    masks.decoded(1.0)
+    assert masks.too_costly({1: 0.3, 2: 0.05, 3: 0.0}) == [1]
+
+
+def test_of_sequences_that_pause_one_resumes_at_a_time() -> None:
+    world = World(limits_of(slots=3), OneAtATime(1))
+    costly = {world.arrive([salt] * 20, 1500) for salt in (1, 2)}
+    plain = world.arrive([3] * 20, 1500)
+    run_until(world, lambda: len(world.planner.sequences.of("decode")) == 3)
+    world.events += [Masked(number, 0.2) for number in costly]
+    world.step()
+    assert list(world.planner.sequences.admitted) == [plain]
+    run_until(world, lambda: len(world.planner.sequences.admitted) > 1)
+    assert len(costly & world.planner.sequences.admitted.keys()) == 1
 
 
 def test_a_costly_sequence_rests_for_nobody_who_is_still_prefilled() -> None:

@@ -403,6 +403,7 @@ def test_a_prompt_waits_for_the_snapshot_where_it_parts_from_another() -> None:
 def test_a_prompt_does_not_wait_for_that_of_a_score() -> None:
     world = World(limits_of())
     world.arrive(numbered(300), joins=False, scores=True, width=3)
+    world.step()
     second = world.arrive(numbered(200))
     assert second in {start.sequence for start in world.step().start}
 
@@ -479,7 +480,7 @@ def test_short_prompts_of_similar_length_share_a_pass() -> None:
 SCORES: dict[str, Any] = {"joins": False, "scores": True, "width": 9}
 
 
-@pytest.mark.parametrize(("room", "fields"), [(200, {}), (12, {}), (20, SCORES)])
+@pytest.mark.parametrize(("room", "fields"), [(200, {}), (12, {}), (16, SCORES)])
 def test_a_steady_stream_of_short_prompts_does_not_starve_a_long_one(
     room: int, fields: dict[str, Any]
 ) -> None:

@@ -93,6 +93,19 @@ def test_snapshots_of_an_entry_that_was_lost_are_forgotten() -> None:
     assert [start.source for start in plan.start] == [None]
 
 
+@pytest.mark.parametrize(("spare", "snapshots"), [(1999, 0), (2000, 1)])
+def test_snapshots_fit_beside_the_entry_that_is_copied(spare: int, snapshots: int) -> None:
+    entry = 5000
+    planner = Planner(limits(HYBRID.of(600 + 512) + entry + spare, cost=HYBRID, trims=False))
+    tokens = list(range(1000))
+    planner.entries.index.add(7, PrefixKey(tokens), entry, places=(500,))
+    (start,) = planner.plan(0.0, [arrived(1, [*tokens[:500], *[3] * 100])]).start
+    assert start.source is not None
+    one = planner.sequences.by_number[1]
+    assert len(one.snapshots) + one.wanted_snapshots == snapshots
+    assert planner.lendable >= 0
+
+
 def test_an_entry_that_is_larger_than_the_prompt_cache_is_dropped_alone() -> None:
     planner = Planner(limits(1 << 20, prompt_cache=2000))
     planner.entries.index.add(7, PrefixKey([7] * 500), 512)
