@@ -457,6 +457,7 @@ class Engine:
 
 
 def _wrong_kind(rpc: str, facts: ServedModel) -> WrongKind:
+    divided = " and is divided among ranks" if facts.division else ""
     return WrongKind(
-        f"{rpc} is not served: the loaded model {shown(facts.name)} {facts.kind.words}"
+        f"{rpc} is not served: the loaded model {shown(facts.name)} {facts.kind.words}{divided}"
     )

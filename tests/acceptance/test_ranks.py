@@ -64,6 +64,9 @@ def test_two_ranks_answer_as_one_process_does(ranks: Backend, answers: list[str]
     assert len(lines) == 2
     assert "of control per step" in lines[0]
     assert lines[1].startswith("rank 1 (127.0.0.1): part 2 of 2 of every layer, ")
+    with pytest.raises(grpc.RpcError, match="generates text and is divided among ranks") as caught:
+        ranks.stub.Embedding(pb.PredictOptions(Embeddings="one process embeds it"), timeout=WAIT)
+    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
     assert ranks.stub.Free(pb.HealthMessage(), timeout=WAIT).success
 
 
