@@ -273,6 +273,24 @@ async def test_a_row_is_right_after_others_have_left(tmp_path: Path) -> None:
     assert answer.tokens == PlainPasses(path).chooses(*_TEXT.plain, answer.tokens)
 
 
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_omni_moe"][: 2 if TEST_LONG else 1])
+async def test_shorter_rows_are_right_after_the_longest_has_left(
+    tmp_path: Path, family: str
+) -> None:
+    """The batch keeps its width for some steps."""
+    path = write_family(tmp_path / family, family)
+    shorter = [_Dialogue([text]) for text in ("Count to 30.", "Say A.", "Hello.", "Why?")]
+    async with seeing(path) as engine:
+        _, *answers = await asyncio.gather(
+            answer_to(engine, _Dialogue(["A long question. " * 6]).request(6)),
+            *(answer_to(engine, one.request(24)) for one in shorter),
+        )
+    plain = PlainPasses(path)
+    for one, answer in zip(shorter, answers, strict=True):
+        assert len(answer.tokens) == 24
+        assert answer.tokens == plain.chooses(*one.plain, answer.tokens)
+
+
 async def test_a_later_prompt_starts_from_what_one_row_stored_on_disk(tmp_path: Path) -> None:
     path = write_family(tmp_path / "qwen3_5", "qwen3_5")
     kept = {"prompt_cache_dir": str(tmp_path / "kept")}
