@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from PIL import Image
 
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine
@@ -28,6 +29,7 @@ from backend.engine.request import (
     Sampling,
     TokenPrompt,
 )
+from backend.engine.vision.processor import load_processor
 from tests.engine.vision.checkpoint_files import begin_with
 from tests.engine.vision.families import write_family
 from tests.engine.vision.further_families import own_tokens, small_pyramid
@@ -228,6 +230,23 @@ async def test_the_tokens_of_an_image_see_each_other(tmp_path: Path) -> None:
     async with seeing(path, prefill_chunk=16) as engine:
         answer = await answer_to(engine, _TWO.request(12))
     assert answer.tokens == plain.chooses(*_TWO.plain, answer.tokens)
+
+
+async def test_the_whole_of_a_tiled_image_comes_after_its_tiles(tmp_path: Path) -> None:
+    """mlx-vlm's processor leaves it out, and its model then reads beyond the features."""
+    path = write_family(tmp_path / "llama4", "llama4")
+    processor = load_processor(path, trust_remote_code=False)
+    wide = picture("red").resize((300, 40))
+    inputs = processor(images=[wide], text="<|image|>")
+    tiles = list(inputs["pixel_values"])
+    marks = list(np.array(inputs["input_ids"]).reshape(-1))
+    patch = processor.tokenizer.convert_tokens_to_ids("<|patch|>")
+    assert len(tiles) == 3
+    assert marks.count(patch) == len(tiles) * 4
+    small = wide.resize(tiles[0].shape[1:], Image.Resampling.BICUBIC)
+    assert np.allclose(
+        np.array(tiles[2]), np.array(small).transpose(2, 0, 1) / 127.5 - 1, atol=0.01
+    )
 
 
 async def test_images_are_not_tiled_if_they_are_many(tmp_path: Path) -> None:
