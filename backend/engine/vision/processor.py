@@ -120,7 +120,7 @@ def complete_tiles(processor: Any) -> None:
     mlx-vlm 0.7.10 leaves it out (`llama4/processing_llama4.py`). The model then takes the features
     of these tokens from memory that lies behind those of the tiles.
     """
-    images = getattr(processor, "image_processor", None)
+    images: Any = getattr(processor, "image_processor", None)
     if not type(images).__module__.endswith(".llama4.processing_llama4"):
         return
     split = images._split_into_tiles
@@ -425,7 +425,7 @@ def _without_boundary(item: MediaItem) -> MediaItem:
 
 def _number(processor: Any) -> tuple[str, str] | None:
     """The text that the processor writes around an image's number; None if it writes no numbers."""
-    images = getattr(processor, "image_processor", None)
+    images: Any = getattr(processor, "image_processor", None)
     if images is None or not getattr(images, "use_image_id", False):
         return None
     return images.im_id_start, images.im_id_end
