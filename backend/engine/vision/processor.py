@@ -64,6 +64,7 @@ def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
     if images is not None:
         processor.image_processor = images
     compute_constants(processor)
+    complete_tiles(processor)
     drop_arguments_for_text(processor)
     remember_no_words(getattr(processor, "tokenizer", None))
     return processor
@@ -111,6 +112,24 @@ def drop_arguments_for_text(processor: Any) -> None:
         return kind.__call__(own, given)
 
     images.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+
+
+def complete_tiles(processor: Any) -> None:
+    """Let Llama 4 see the whole image after its tiles, for which its prompts have tokens.
+
+    mlx-vlm 0.7.10 leaves it out (`llama4/processing_llama4.py`). The model then takes the features
+    of these tokens from memory that lies behind those of the tiles.
+    """
+    images: Any = getattr(processor, "image_processor", None)
+    if not type(images).__module__.endswith(".llama4.processing_llama4"):
+        return
+    split = images._split_into_tiles
+
+    def split_completely(image: Any, ratio: Any) -> list[Any]:
+        tiles: list[Any] = split(image, ratio)
+        return tiles if len(tiles) == 1 else [*tiles, *split(image, (1, 1))]
+
+    images._split_into_tiles = split_completely
 
 
 def compute_constants(processor: Any) -> None:
@@ -406,7 +425,7 @@ def _without_boundary(item: MediaItem) -> MediaItem:
 
 def _number(processor: Any) -> tuple[str, str] | None:
     """The text that the processor writes around an image's number; None if it writes no numbers."""
-    images = getattr(processor, "image_processor", None)
+    images: Any = getattr(processor, "image_processor", None)
     if images is None or not getattr(images, "use_image_id", False):
         return None
     return images.im_id_start, images.im_id_end

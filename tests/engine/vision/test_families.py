@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from PIL import Image
 
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine
@@ -28,6 +29,7 @@ from backend.engine.request import (
     Sampling,
     TokenPrompt,
 )
+from backend.engine.vision.processor import load_processor
 from tests.engine.vision.checkpoint_files import begin_with
 from tests.engine.vision.families import write_family
 from tests.engine.vision.further_families import own_tokens, small_pyramid
@@ -230,6 +232,23 @@ async def test_the_tokens_of_an_image_see_each_other(tmp_path: Path) -> None:
     assert answer.tokens == plain.chooses(*_TWO.plain, answer.tokens)
 
 
+async def test_the_whole_of_a_tiled_image_comes_after_its_tiles(tmp_path: Path) -> None:
+    """mlx-vlm's processor leaves it out, and its model then reads beyond the features."""
+    path = write_family(tmp_path / "llama4", "llama4")
+    processor = load_processor(path, trust_remote_code=False)
+    wide = picture("red").resize((300, 40))
+    inputs = processor(images=[wide], text="<|image|>")
+    tiles = list(inputs["pixel_values"])
+    marks = list(np.array(inputs["input_ids"]).reshape(-1))
+    patch = processor.tokenizer.convert_tokens_to_ids("<|patch|>")
+    assert len(tiles) == 3
+    assert marks.count(patch) == len(tiles) * 4
+    small = wide.resize(tiles[0].shape[1:], Image.Resampling.BICUBIC)
+    assert np.allclose(
+        np.array(tiles[2]), np.array(small).transpose(2, 0, 1) / 127.5 - 1, atol=0.01
+    )
+
+
 async def test_images_are_not_tiled_if_they_are_many(tmp_path: Path) -> None:
     path = write_family(tmp_path / "deepseek_vl_v2", "deepseek_vl_v2")
     plain = PlainPasses(path)
@@ -271,6 +290,24 @@ async def test_a_row_is_right_after_others_have_left(tmp_path: Path) -> None:
         )
     assert len(answer.tokens) == TOKENS
     assert answer.tokens == PlainPasses(path).chooses(*_TEXT.plain, answer.tokens)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_omni_moe"][: 2 if TEST_LONG else 1])
+async def test_shorter_rows_are_right_after_the_longest_has_left(
+    tmp_path: Path, family: str
+) -> None:
+    """The batch keeps its width for some steps."""
+    path = write_family(tmp_path / family, family)
+    shorter = [_Dialogue([text]) for text in ("Count to 30.", "Say A.", "Hello.", "Why?")]
+    async with seeing(path) as engine:
+        _, *answers = await asyncio.gather(
+            answer_to(engine, _Dialogue(["A long question. " * 6]).request(6)),
+            *(answer_to(engine, one.request(24)) for one in shorter),
+        )
+    plain = PlainPasses(path)
+    for one, answer in zip(shorter, answers, strict=True):
+        assert len(answer.tokens) == 24
+        assert answer.tokens == plain.chooses(*one.plain, answer.tokens)
 
 
 async def test_a_later_prompt_starts_from_what_one_row_stored_on_disk(tmp_path: Path) -> None:
