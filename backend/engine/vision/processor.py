@@ -425,7 +425,7 @@ def _without_boundary(item: MediaItem) -> MediaItem:
 
 def _number(processor: Any) -> tuple[str, str] | None:
     """The text that the processor writes around an image's number; None if it writes no numbers."""
-    images: Any = getattr(processor, "image_processor", None)
+    images = getattr(processor, "image_processor", None)
     if images is None or not getattr(images, "use_image_id", False):
         return None
     return images.im_id_start, images.im_id_end
