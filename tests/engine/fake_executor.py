@@ -181,10 +181,10 @@ class FakeExecutor:
         return nbytes
 
     def _check_memory(self, plan: StepPlan, lendable: int) -> None:
-        """Check all limits. An entry that is being stored is not yet one of the prompt cache.
+        """Check all limits. An entry that is being stored counts from the next step on.
 
-        While a single sequence runs, memory that will soon be free may exceed the limit, but then
-        the plan must start nothing.
+        It leaves nothing to lend, though. While a single sequence runs, memory that will soon be
+        free may exceed the limit, but then the plan must start nothing.
         """
         if plan.features is not None:
             assert plan.features < self.features
@@ -204,7 +204,7 @@ class FakeExecutor:
         used = self.charged + stored + self.features + self._passes(plan)
         assert used <= room
         storing = sum(self.entries[at].nbytes for at in self._storing)
-        assert used + storing + max(lendable, 0) <= room
+        assert lendable <= 0 or used + storing + lendable <= room
 
     def end(self, number: int, why: str) -> None:
         assert number not in self.ended, f"sequence {number} ends twice"
