@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -56,6 +56,14 @@ class TextDelta:
     logprobs: tuple[TokenLogprob, ...] = ()
     joined: tuple[tuple[str, int], ...] = ()
 
+    @classmethod
+    def joining(
+        cls, pieces: Sequence[tuple[str, int]], usage: Usage, logprobs: Sequence[TokenLogprob]
+    ) -> TextDelta:
+        """One piece of these."""
+        text = "".join(text for text, _ in pieces)
+        return cls(text, usage, tuple(logprobs), tuple(pieces) if len(pieces) > 1 else ())
+
     @property
     def pieces(self) -> tuple[tuple[str, int], ...]:
         """The pieces as they were generated, each with the completion tokens up to then."""
@@ -78,9 +86,7 @@ class GrowingText:
     def close(self) -> TextDelta:
         """The text as an event, to which nothing is added any more."""
         self.closed = True
-        text = "".join(text for text, _ in self.pieces)
-        joined = tuple(self.pieces) if len(self.pieces) > 1 else ()
-        return TextDelta(text, self.usage(), tuple(self.logprobs), joined)
+        return TextDelta.joining(self.pieces, self.usage(), self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)

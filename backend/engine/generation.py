@@ -78,5 +78,4 @@ class Generation:
             logprobs += following.logprobs
             event = following
             self._events.popleft()
-        text = "".join(text for text, _ in joined)
-        return TextDelta(text, event.usage, tuple(logprobs), tuple(joined))
+        return TextDelta.joining(joined, event.usage, logprobs)
