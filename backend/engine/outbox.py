@@ -15,7 +15,7 @@ from backend.engine.embedding.encoding import Encoded
 from backend.engine.errors import EngineError
 from backend.engine.events import Event, GrowingText, Undelivered
 
-PER_ANSWER = 4e-3  # seconds; a Reply takes the event loop and the host about 0.1 ms of this each
+PER_ANSWER = 6e-3  # seconds; a Reply takes the event loop and the host about 0.1 ms of this each
 FOR_ALL = 0.1  # seconds; a reader would notice more
 
 Publication: TypeAlias = tuple[int, Event | Encoded | EngineError]

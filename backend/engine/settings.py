@@ -40,7 +40,7 @@ class Settings:
         0,
         1000,
         "Time, in ms, for which a fast model's tokens are collected into one streamed Reply, and"
-        " at least 4 ms for each answer that streams, up to 100 ms in all; the first text of an"
+        " at least 6 ms for each answer that streams, up to 100 ms in all; the first text of an"
         " answer and its end are never delayed. 0 sends each token by itself.",
     )
     step_timeout: int | None = number(

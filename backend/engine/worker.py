@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 _GATHER_SECONDS = 0.025  # maximum time for which the first of several announced prompts waits
 _LINGER_SECONDS = 0.01  # maximum time that a prompt waits for others that are not announced yet
 _LINGER_SHARE = 0.1  # the same, as a share of the prompt's prefill time
+_LEAST_LINGER = 0.002  # the same for prompts that take no time: the event loop reads one in this
 _GLANCE_SECONDS = 0.002  # interval of checks for prompts that are being prepared
 
 
@@ -198,8 +199,8 @@ class Worker:
         now = time.monotonic()
         if not self._scheduler.waiting:
             self._gather_until = now + _GATHER_SECONDS
-        linger = min(self._scheduler.prefill_seconds(command) * _LINGER_SHARE, _LINGER_SECONDS)
-        self._linger_until = now + linger
+        share = self._scheduler.prefill_seconds(command) * _LINGER_SHARE
+        self._linger_until = now + min(max(share, _LEAST_LINGER), _LINGER_SECONDS)
         self._scheduler.submit(command)
 
     def _encode(self, command: Encode) -> None:

@@ -106,15 +106,16 @@ class Planner:
         self._claim = 0
         if self._texts.lacking:
             self._claim = self._texts.claim(now, self._room - self._used())
-        preempt, refuse = self._make_room()
-        preempt += self._pause_costly_grammars()
+        preempt, refuse, used = self._make_room()
+        paused = self._pause_costly_grammars()
         start, unfit = self._admit(now)
         refuse += unfit
         join = self._join()
         decode = {
             number: len(members) for number, members in sorted(self.sequences.batches().items())
         }
-        used = self._used()
+        if paused or start or join:
+            used = self._used()
         left = self._room - used - self.entries.storing_bytes
         prefilling = self.sequences.of("prefill")
         left += self._charges.least_pass(prefilling)
@@ -141,7 +142,7 @@ class Planner:
             features=features,
             unread=tuple(unread),
             evict=self.entries.take_evicted(),
-            preempt=tuple(preempt),
+            preempt=(*preempt, *paused),
             leave=tuple(leave),
             refuse=tuple(refuse),
             start=tuple(start),
@@ -231,8 +232,10 @@ class Planner:
                 self._unread.append(one.number)
         self._files = 0
 
-    def _make_room(self) -> tuple[list[Leave], list[Refusal]]:
+    def _make_room(self) -> tuple[list[Leave], list[Refusal], int]:
         """Preempt the newest sequences until the others fit; evict stored entries to make room.
+
+        Returns also the bytes that the admitted sequences are then charged for.
 
         KV that was read from disk for waiting sequences preempts nobody. KV of preempted sequences
         is stored if there is room for it. The last sequence is not preempted if the only other
@@ -264,7 +267,7 @@ class Planner:
             left -= size if entry is not None else 0
             preempted.append(Leave(one.number, entry))
         self._shrink(left)
-        return preempted, refused
+        return preempted, refused, used
 
     def _pause_costly_grammars(self) -> list[Leave]:
         """Preempt the sequences whose grammars are too costly for the others.
