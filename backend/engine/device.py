@@ -137,12 +137,19 @@ def prepare(device: Device, environ: Mapping[str, str] = os.environ) -> None:
     """Configure MLX for the whole process. For the engine thread, after the import of mlx.
 
     If there is a C++ compiler, MLX on a CPU would build a kernel at the first use of each compiled
-    function, which takes 0.7 s each and makes later tokens no faster. So that is turned off.
+    function, which takes 0.7 s each and makes later tokens no faster. So that is turned off. What
+    is compiled must not keep arrays of its trace, so only then are angles shared.
     """
     import mlx.core as mx
 
-    if device.kind == "cpu" and environ.get(COMPILE_ON_CPU) != "1":
+    if device.kind != "cpu":
+        return
+    from backend.engine.rotary_angles import SharedAngles
+
+    if environ.get(COMPILE_ON_CPU) != "1":
         mx.disable_compile()
+        if not isinstance(mx.fast.rope, SharedAngles):
+            mx.fast.rope = SharedAngles(mx.fast.rope)
 
 
 def weight_type(
@@ -235,6 +242,11 @@ def release_memory() -> None:
         from backend.engine.caching.rectangle import forget_arrays
 
         forget_arrays()
+    if "backend.engine.rotary_angles" in sys.modules:
+        from backend.engine.rotary_angles import SharedAngles
+
+        if isinstance(mx.fast.rope, SharedAngles):
+            mx.fast.rope.clear()
     gc.collect()
     mx.random.seed(0)
     mx.clear_cache()

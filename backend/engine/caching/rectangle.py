@@ -20,6 +20,8 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import KVCache, create_attention_mask, create_causal_mask
 
+from backend.engine.caching.shared_numbers import on_device
+
 STEP: int = KVCache.step  # tokens by which a cache grows
 
 Range = tuple[int, int]  # columns, half-open
@@ -246,12 +248,6 @@ class Rectangle:
         return sum(part.nbytes for part in self.parts)
 
 
-@lru_cache(maxsize=64)
-def on_device(numbers: tuple[int, ...]) -> mx.array:
-    """An array shared by all layers that need the same numbers. It is never written to."""
-    return mx.array(numbers)
-
-
 @lru_cache(maxsize=4)
 def _positions(
     lengths: tuple[int, ...], ranges: tuple[tuple[Range, ...], ...], places: int, new: int
@@ -272,7 +268,7 @@ def _positions(
 
 def forget_arrays() -> None:
     """Drop the cached position arrays and masks; called when a model is dropped."""
-    on_device.cache_clear()
+    on_device.clear()
     _positions.cache_clear()
 
 

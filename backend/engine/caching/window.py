@@ -13,7 +13,8 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import RotatingKVCache, create_causal_mask
 
-from backend.engine.caching.rectangle import Parts, Rectangle, Span, on_device, packed, whole_steps
+from backend.engine.caching.rectangle import Parts, Rectangle, Span, packed, whole_steps
+from backend.engine.caching.shared_numbers import on_device
 
 
 class BatchWindow(Rectangle):

@@ -1,0 +1,115 @@
+"""Rotary position embeddings on a CPU, with angles that all layers of a pass share.
+
+`mx.fast.rope` is one kernel on a GPU. On a CPU, MLX 0.32.4 replaces it by about 40 operations, and
+30 of them compute the cosines and sines of the angles. These are the same for the queries and the
+keys of every layer, and in a decode step of a small model they take as long as the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+
+from backend.engine.caching.shared_numbers import on_device
+
+_PASSES = 4  # whose angles are kept: layers with several kinds of rotation take turns
+_MOST_BYTES = 1 << 16  # of the cosines and sines of one pass; longer prompts use `mx.fast.rope`
+
+Rope: TypeAlias = Callable[..., mx.array]
+
+
+class SharedAngles:
+    """Computes what `mx.fast.rope` computes on a CPU, bit by bit.
+
+    Angles are shared where the positions are known without a read from the device: for an offset
+    that is a Python integer or an array made by `on_device`. Everything else is left to `rope`.
+    """
+
+    def __init__(self, rope: Rope) -> None:
+        self._rope = rope
+        self._kept: OrderedDict[Any, tuple[Any, mx.array, mx.array]] = OrderedDict()
+
+    def __call__(
+        self,
+        a: mx.array,
+        dims: int,
+        *,
+        traditional: bool,
+        base: float | None,
+        scale: float,
+        offset: int | mx.array,
+        freqs: mx.array | None = None,
+        stream: Any = None,
+    ) -> mx.array:
+        """`a`: [rows, heads, tokens, size], of which the first `dims` are rotated."""
+        places = on_device.numbers_of(offset) if isinstance(offset, mx.array) else (offset,)
+        rows = 1 if places is None else len(places)
+        fits = a.ndim == 4 and rows in (1, a.shape[0]) and dims % 2 == 0
+        if places is None or stream is not None or not fits or self._large(a, rows, dims):
+            return self._rope(
+                a,
+                dims,
+                traditional=traditional,
+                base=base,
+                scale=scale,
+                offset=offset,
+                freqs=freqs,
+                stream=stream,
+            )
+        rule = (a.shape[2], a.dtype, dims, traditional, base, scale, id(freqs))
+        cosines, sines = self._angles(places, rule, freqs)
+        rotated = a if dims == a.shape[3] else a[..., :dims]
+        result = rotated * cosines + _swapped(rotated, traditional) * sines
+        if rotated is a:
+            return result
+        return mx.concatenate([result, a[..., dims:]], axis=-1)
+
+    def clear(self) -> None:
+        """Drop the angles that are kept."""
+        self._kept.clear()
+
+    def _large(self, a: mx.array, rows: int, dims: int) -> bool:
+        return 2 * rows * a.shape[2] * dims * a.dtype.size > _MOST_BYTES
+
+    def _angles(
+        self, places: tuple[int, ...], rule: tuple[Any, ...], freqs: mx.array | None
+    ) -> tuple[mx.array, mx.array]:
+        """Factors of each element and of its partner, [rows or 1, 1, tokens, dims].
+
+        A pair (x, y) turns into (x cos − y sin, x sin + y cos).
+        """
+        key = (places, rule)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key][1:]
+        tokens, dtype, dims, traditional, base, scale, _ = rule
+        positions = mx.arange(tokens, dtype=mx.float32) + on_device(places)[:, None]
+        if freqs is None:
+            step = mx.array(math.log(base) / (dims // 2), dtype=mx.float32)
+            frequencies = mx.exp(mx.arange(0, -(dims // 2), -1, dtype=mx.float32) * step)
+        else:
+            frequencies = 1 / freqs
+        angles = (positions * mx.array(scale, dtype=mx.float32))[:, None, :, None] * frequencies
+        cosines, sines = mx.cos(angles).astype(dtype), mx.sin(angles).astype(dtype)
+        pairs = [cosines, cosines], [-sines, sines]
+        if traditional:
+            both = [mx.flatten(mx.stack(pair, axis=-1), -2) for pair in pairs]
+        else:
+            both = [mx.concatenate(pair, axis=-1) for pair in pairs]
+        if len(self._kept) >= _PASSES:
+            self._kept.popitem(last=False)
+        # The frequencies stay, so that no others get their id.
+        self._kept[key] = (freqs, both[0], both[1])
+        return both[0], both[1]
+
+
+def _swapped(a: mx.array, traditional: bool) -> mx.array:
+    """Every element's partner: its neighbour, or the one half of the size away."""
+    half = a.shape[-1] // 2
+    if traditional:
+        return mx.flatten(mx.unflatten(a, -1, (half, 2))[..., ::-1], -2)
+    return mx.concatenate([a[..., half:], a[..., :half]], axis=-1)
