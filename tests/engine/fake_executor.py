@@ -259,7 +259,7 @@ class FakeExecutor:
         for group in plan.prefill:
             self._prefill(group)
         for number in plan.decode:
-            self._decode(number, plan.guess.get(number, 0))
+            self._decode(number, plan.guess.get(number))
         for score in plan.score:
             self._score(score.sequence, score.budget)
         self._finish_unstarted()
@@ -402,7 +402,8 @@ class FakeExecutor:
         self.seconds += seconds
         self._events.append(PrefillTimed(width * len(group), seconds))
 
-    def _decode(self, number: int, width: int) -> None:
+    def _decode(self, number: int, guesses: int | None) -> None:
+        width = guesses or 0
         members = [one for one in self.running if one.batch == number]
         self.seconds += DECODE_SECONDS
         self._events.append(DecodeTimed(DECODE_SECONDS))
@@ -419,7 +420,9 @@ class FakeExecutor:
         right = tuple(min(width, ahead - 1) for _ in members)
         longest = max(len(one.content) for one in members)
         proposed = width * len(members)
-        self._events.append(Guessed(len(members), longest, width, proposed, right, DECODE_SECONDS))
+        if guesses is not None:
+            guessed = Guessed(len(members), longest, width, proposed, right, DECODE_SECONDS)
+            self._events.append(guessed)
         for one in members:
             assert one.kv is not None
             fed = [*one.content, one.sampled(len(one.generated))]

@@ -130,7 +130,8 @@ class PrefillGroup:
 class DecodeBatch:
     """The sequences of one rectangle of KV; the last token of each has not been fed yet.
 
-    width: maximum number of guesses per sequence in the latest step. proposed: guesses of all
+    reported: whether the planner learns from the latest step. width: maximum number of guesses per
+    sequence in it. proposed: guesses of all
     sequences. right: per sequence, how many guesses were right. behind: sequences without guesses
     because their guesser has yet to catch up.
     """
@@ -139,6 +140,7 @@ class DecodeBatch:
         self._engine_model = model
         self._model = model.model
         self.sequences: list[ExecutorSequence] = []
+        self.reported = False
         self.width = self.proposed = self.behind = 0
         self.right: list[int] = []
         self._cache = kv.BatchCache(holes=model.drafting is None or model.drafting.holes)
@@ -202,13 +204,15 @@ class DecodeBatch:
         """Set what `BatchCache` calls `rows` and `gaps`."""
         self._cache.rows, self._cache.gaps = rows, gaps
 
-    def launch(self, width: int = 0) -> None:
+    def launch(self, width: int | None = None) -> None:
         """Start the next forward pass, on the tokens that `read` then returns.
 
-        width: maximum number of guesses after each token. To guess, the tokens are read first.
+        width: maximum number of guesses after each token; None for 0 without a report. To guess,
+        the tokens are read first.
         """
         self._cache.arrange()
-        self.width, self.proposed, self.behind, self.right = width, 0, 0, []
+        self.reported, self.width = width is not None, width or 0
+        self.proposed, self.behind, self.right = 0, 0, []
         if not (width and self._guess(width)):
             self._launch()
 

@@ -253,7 +253,7 @@ class Executor:
         batch = self._batches[number]
         try:
             self._allow(batch, number, plan)
-            batch.launch(plan.guess.get(number, 0))
+            batch.launch(plan.guess.get(number))
             self._launched_batches.append(batch)
         except Exception as fault:
             self._break(batch, fault)
@@ -304,7 +304,7 @@ class Executor:
             steady = (id(batches[0]), len(batches[0].sequences))
         seconds = self._times.since_same_step(steady)
         for batch in batches:
-            if batch.sequences:
+            if batch.sequences and batch.reported:
                 longest = max(len(one.history) for one in batch.sequences)
                 self._guessed.append(
                     Guessed(

@@ -22,6 +22,7 @@ _LOOK = 2  # the same if the steps only test whether guesses are right again
 _FIRST_REFRESH = 32  # steps with guesses after which plain ones are timed again; it doubles
 _LONGEST_REFRESH = 256
 _REST = 32  # minimum of plain steps between two such tests
+_UNREPORTED = 7  # plain steps after one whose time is reported, while guesses rest
 _LOOK_SHARE = 0.01  # of the time of plain steps, for such tests
 _MOST_SPENT = 200.0  # plain steps; a process that was stopped during a test has not spent its time
 _PRIOR = 0.6  # assumed probability that a guess after a right one is right, until it is measured
@@ -83,16 +84,32 @@ class GuessWidth:
         self._latest = 0  # width of the latest step
         # the times, of one kind of step, by which guesses were last given up
         self._resting: Mapping[int, _Mean] | None = None
+        self._rested = (0, 0)  # number of sequences, and the unreported steps that are left
         self._refresh = _FIRST_REFRESH
         self.report = GuessReport()
 
+    def rests(self, rows: int) -> bool:
+        """Whether the next step of `rows` sequences has no guesses and need not be reported.
+
+        Otherwise `choose` decides. While guesses rest, deciding and reporting every step would cost
+        a small model more than the tests whether guesses are right again.
+        """
+        before, left = self._rested
+        if rows != before or not left:
+            self._rested = 0, 0
+            return False
+        self._rested = rows, left - 1
+        self._plain += 1
+        self._make_up()
+        return True
+
     def choose(self, rows: int, longest: int, most: int) -> int:
-        """The width of the next step of `rows` sequences.
+        """The width of the next step of `rows` sequences; 0 for a plain one.
 
         longest: their greatest length in tokens. most: how many guesses fit into memory.
         """
         known = self._known(rows, longest)
-        fits = min(self._decide(known), most)
+        fits = min(self._decide(known, rows), most)
         width = max(each for each in self._widths if each <= fits)
         if width:
             self._plain, self._guessing = 0, self._guessing + 1
@@ -134,7 +151,6 @@ class GuessWidth:
             most = _OUTLIER * mean.value if mean.count else seconds
             mean.add(min(seconds, most), _MEMORY)
         if not width:
-            self._patience = min(self._patience + _PATIENCE_BACK, _PATIENCE)
             return
         if any(right):
             self._patience = min(self._patience + 1, _PATIENCE)
@@ -155,7 +171,7 @@ class GuessWidth:
             was.width, was.proposed + proposed, was.accepted + sum(right), was.gain
         )
 
-    def _decide(self, known: Mapping[int, _Mean]) -> int:
+    def _decide(self, known: Mapping[int, _Mean], rows: int) -> int:
         width, left = self._trial
         if left:
             self._trial = width, left - 1
@@ -172,6 +188,7 @@ class GuessWidth:
         rests = rests and self._plain > 0
         if rests and (self._plain < _REST or self._spent):
             self._rest(known)
+            self._rested = rows, _UNREPORTED
             return 0
         rates = {width: self._rate(known, width) for width in self._widths}
         best = max(self._widths, key=lambda width: (rates[width], -width))
@@ -261,10 +278,15 @@ class GuessWidth:
             unknown = known[width].value if width in known else 2 * plain
             self._spent += (seconds or unknown) / plain - 1 - gained
         else:
-            self._spent -= _LOOK_SHARE
+            self._make_up()
             if changed and seconds:
                 self._spent += max(seconds / plain - 1, 0.0)
         self._spent = min(max(self._spent, 0.0), _MOST_SPENT)
+
+    def _make_up(self) -> None:
+        """Count a plain step."""
+        self._spent = max(self._spent - _LOOK_SHARE, 0.0)
+        self._patience = min(self._patience + _PATIENCE_BACK, _PATIENCE)
 
     def _known(self, rows: int, longest: int) -> dict[int, _Mean]:
         """Times for this number of sequences and length.

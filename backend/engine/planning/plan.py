@@ -223,7 +223,7 @@ class Masked:
 
 @dataclass(frozen=True, slots=True)
 class Guessed:
-    """A decode step of a batch that drafts has ended.
+    """A decode step of a batch that the plan's `guess` lists has ended.
 
     rows: number of sequences. longest: tokens of the longest. width: as planned. proposed: guesses
     of all sequences. right: of each sequence, the guesses that were right. seconds: since the
@@ -366,9 +366,9 @@ class StepPlan:
     waiting sequences that lose the KV that was read from disk for them. preempt: sequences that
     lose their KV and start again later. prefill: the passes, each with the sequences
     computed in it. decode: how many sequences decode in each batch, by its number. guess: by batch,
-    the maximum number of guesses to check for each sequence; 0 for batches not listed. rows: by
-    batch, how many rows its KV may have, with spare ones into which sequences can join; exactly
-    those of its sequences for batches not listed.
+    the maximum number of guesses to check for each sequence; batches not listed check none, and
+    their steps are not reported as `Guessed`. rows: by batch, how many rows its KV may have, with
+    spare ones into which sequences can join; exactly those of its sequences for batches not listed.
     """
 
     number: int

@@ -497,13 +497,15 @@ class Planner:
         for number, members in sorted(self.sequences.batches().items()):
             if len(members) > 1 and not self.limits.together:
                 continue  # the model cannot process several tokens of several sequences in one pass
+            if self.widths.rests(len(members)):
+                continue
             most = min(max(one.arrived.guesses for one in members), self.limits.guesses)
             longest = max(one.total for one in members)
             while most and self._charges.guesses(len(members), most, longest) > left:
                 most //= 2
-            if most and (width := self.widths.choose(len(members), longest, most)):
-                widths[number] = width
-                left -= self._charges.guesses(len(members), width, longest)
+            if most:
+                width = widths[number] = self.widths.choose(len(members), longest, most)
+                left -= self._charges.guesses(len(members), width, longest) if width else 0
         return widths
 
     def _rows(self, left: int, guess: Mapping[int, int]) -> dict[int, int]:
@@ -516,7 +518,8 @@ class Planner:
         batches = self.sequences.batches()
         for number, width in guess.items():
             members = batches[number]
-            left -= self._charges.guesses(len(members), width, max(one.total for one in members))
+            longest = max(one.total for one in members)
+            left -= self._charges.guesses(len(members), width, longest) if width else 0
         depths: dict[int, int] = {}
         for number, members in sorted(batches.items()):
             most = min(int(len(members) / (1 - _WASTE)), self.limits.slots)

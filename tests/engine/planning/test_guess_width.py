@@ -20,6 +20,7 @@ class Play:
         self.cost, self.chance, self.rows, self.most = cost, chance, rows, most
         self.dice = random.Random(1)
         self.before = -1
+        self.unreported = 0  # steps
         self.behind = 0  # steps until the guesser has caught up
         self.length = 100
 
@@ -27,7 +28,8 @@ class Play:
         """Seconds for that many tokens of each sequence, and the widths that were chosen."""
         seconds, chosen, done = 0.0, list[int](), 0.0
         while done < tokens:
-            width = self.widths.choose(self.rows, self.length, self.most)
+            rests = self.widths.rests(self.rows)
+            width = 0 if rests else self.widths.choose(self.rows, self.length, self.most)
             right = [self._right(width) for _ in range(self.rows)]
             behind = 0
             if width and self.behind:
@@ -35,7 +37,9 @@ class Play:
                 right, behind = [0] * self.rows, self.rows
             took = self.cost(width) * self.dice.uniform(0.97, 1.03)
             proposed = 0 if behind else width * self.rows
-            self.widths.learn(self.rows, self.length, width, proposed, right, took, behind)
+            if not rests:
+                self.widths.learn(self.rows, self.length, width, proposed, right, took, behind)
+            self.unreported += rests
             self.before = width
             seconds += took
             chosen.append(width)
@@ -189,6 +193,23 @@ def test_a_slower_machine_is_noticed() -> None:
     play.run(600)
     chosen = play.run(600)[1]
     assert sum(width == 0 for width in chosen) > 0.8 * len(chosen)
+
+
+def test_while_guesses_rest_few_steps_are_decided_and_reported() -> None:
+    play = Play(steep, 0.0)
+    play.run(200)
+    before = play.unreported
+    _, chosen = play.run(800)
+    assert play.unreported - before > 0.8 * len(chosen)
+    assert play.widths.rests(2) is False  # other sequences are decided on at once
+
+
+def test_while_guesses_pay_every_step_is_reported() -> None:
+    play = Play(flat, 0.9)
+    play.run(400)
+    before = play.unreported
+    play.run(400)
+    assert play.unreported == before
 
 
 def test_the_same_events_give_the_same_widths() -> None:
