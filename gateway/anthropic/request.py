@@ -95,4 +95,4 @@ class MessagesRequest(CountTokensRequest):
     stop_sequences: list[str] | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=0, le=2**31 - 1)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)

@@ -81,7 +81,7 @@ class CustomCall(_Item):
 class FunctionCallOutput(_Item):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: _Content
+    output: _Content = Field(default_factory=list)
     name: str | None = None
 
 

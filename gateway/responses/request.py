@@ -44,7 +44,7 @@ class CustomTool(CustomDefinition):
 
 
 _Own = FunctionTool | CustomTool
-OwnTool = Annotated[_Own, OneOf("a tool", otherwise=drop)]
+OwnTool = Annotated[_Own, OneOf("a tool", default="function", otherwise=drop)]
 
 
 class NamespaceTool(Strict):
@@ -56,7 +56,7 @@ class NamespaceTool(Strict):
     tools: list[OwnTool]
 
 
-Tool = Annotated[_Own | NamespaceTool, OneOf("a tool", otherwise=drop)]
+Tool = Annotated[_Own | NamespaceTool, OneOf("a tool", default="function", otherwise=drop)]
 
 
 @dataclass(frozen=True, slots=True)

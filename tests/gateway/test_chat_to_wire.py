@@ -457,7 +457,7 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
             "tool_choice.function.name",
         ),
         ({"function_call": {"name": "f"}}, "function_call.name"),
-        ({"functions": [], "tools": []}, "functions"),
+        ({"functions": [{"name": "f"}], "tools": [{"function": {"name": "f"}}]}, "functions"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {**FORM, "schema": {}}}, "response_format.schema"),

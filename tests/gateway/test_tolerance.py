@@ -356,6 +356,9 @@ ALLOWED = {
     "tools": [{"type": "function", "name": "shell"}, {"type": "web_search"}],
 }
 SIGNED = {"type": "thinking", "thinking": "A file.", "signature": None}
+NOTHING = {"type": "function_call_output", "call_id": "c1", "output": None}
+USE = {"type": "tool_use", "id": "t1", "name": "read", "input": None}
+CUT = USE | {"input": '{"path": "a'}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": None}
 
 
@@ -374,6 +377,14 @@ RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": None}
         (CHAT, {"messages": [{"role": "user", "content": THOUGHTS}]}, THOUGHT),
         (MESSAGES, {"messages": [{"role": "user", "content": THOUGHTS}]}, THOUGHT),
         (RESPONSES, {"tools": [SHELL], "tool_choice": ALLOWED}, "tool_choice.tools[][web_search]"),
+        (RESPONSES, {"tools": [{"name": "read", "input_schema": SCHEMA}]}, None),
+        (RESPONSES, {"input": [*HI, NOTHING]}, None),
+        (MESSAGES, {"messages": [*HI, {"role": "assistant", "content": [USE]}, *HI]}, None),
+        (MESSAGES, {"messages": [*HI, {"role": "assistant", "content": [CUT]}, *HI]}, None),
+        (MESSAGES, {"top_k": -1}, None),
+        (CHAT, {"tools": [NESTED], "functions": []}, None),
+        (CHAT, {"functions": [READ], "tools": []}, None),
+        (CHAT, {"response_format": {}}, None),
     ],
 )
 def test_an_unknown_word_is_left_out_and_null_means_absent(
