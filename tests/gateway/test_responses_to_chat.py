@@ -300,7 +300,7 @@ def test_tools_in_a_namespace_are_offered_under_one_name() -> None:
 def test_the_first_tool_of_a_namespace_has_its_description() -> None:
     inner = [{"type": "function", "name": "read", "description": "Read."}, LOOK]
     space = {"type": "namespace", "name": "a", "description": "Files.", "tools": inner}
-    read, look = translated(tools=[space]).chat.tools or ()
+    read, look = translated(tools=[space]).chat.tools or []
     assert read.function.description == "Files.\n\nRead."
     assert look.function.description is None
 
@@ -387,7 +387,7 @@ def test_a_call_that_ran_elsewhere_is_shown_as_a_call_with_its_result(
     items: list[Json], name: str, arguments: Json, result: str
 ) -> None:
     _, called, shown = translated([message_item("user", "hi"), *items]).chat.messages
-    (call,) = called.tool_calls or ()
+    (call,) = called.tool_calls or []
     assert (call.id, call.function.name) == ("c1", name)
     assert json.loads(str(call.function.arguments)) == arguments
     assert (shown.role, shown.tool_call_id) == ("tool", "c1")
