@@ -11,8 +11,7 @@ import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.errors import ApiError
-from gateway.remote_images import PUBLIC, Fetched, Fetcher
+from gateway.remote_images import PUBLIC, Fetched, Fetcher, invalid, too_large
 from gateway.settings import GatewaySettings
 
 Signature = tuple[str, Callable[[bytes], bool]]
@@ -69,14 +68,14 @@ async def media(
     elif settings.allow_remote_images:
         content = await fetcher.fetch(url, settings.max_image_bytes, what)
     else:
-        raise _invalid(
+        raise invalid(
             "image",
             f"{what}s are not fetched from URLs here: send a data URI, or start the gateway with"
             " --allow-remote-images",
         )
     known, names = _KNOWN[what]
     if (kind := _kind(content, known)) is None:
-        raise _invalid(what, f"this is not a known kind of {what}: send {names}")
+        raise invalid(what, f"this is not a known kind of {what}: send {names}")
     return _data_uri(kind, content)
 
 
@@ -85,7 +84,7 @@ def audio(data: str, form: str, settings: GatewaySettings) -> str:
     content = _decoded(data, settings.max_image_bytes, "the sound")
     kind = _kind(content, _SOUNDS)
     if kind is None or kind != _FORMATS.get(form, kind):
-        raise _invalid(
+        raise invalid(
             "audio",
             f"this is not a {form[:10]} sound: send base64 of a WAV or MP3 file, and its format",
         )
@@ -97,19 +96,19 @@ def _decoded(text: str, largest: int, what: str) -> bytes:
     if text[:5].lower() == "data:":
         head, comma, text = text.partition(",")
         if not comma or not head.lower().endswith(";base64"):
-            raise _invalid("image", f"{what} is not a base64 data URI: send data:…;base64,…")
+            raise invalid("image", f"{what} is not a base64 data URI: send data:…;base64,…")
     # Base64 from mail programs and shells often contains line breaks.
     compact = "".join(text.split())
     if len(compact) // 4 * 3 > largest + 2:
-        raise _too_large(largest, what)
+        raise too_large(largest, what)
     try:
         content = base64.b64decode(compact, validate=True)
     except (binascii.Error, ValueError):
-        raise _invalid("image", f"{what} is not valid base64: send a data URI") from None
+        raise invalid("image", f"{what} is not valid base64: send a data URI") from None
     if not content:
-        raise _invalid("image", f"{what} is empty")
+        raise invalid("image", f"{what} is empty")
     if len(content) > largest:
-        raise _too_large(largest, what)
+        raise too_large(largest, what)
     return content
 
 
@@ -120,13 +119,3 @@ def _kind(content: bytes, known: Sequence[Signature]) -> str | None:
 
 def _data_uri(kind: str, content: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def _invalid(what: str, sentence: str) -> ApiError:
-    return ApiError(400, sentence, code=f"invalid_{what}")
-
-
-def _too_large(largest: int, what: str) -> ApiError:
-    return ApiError(
-        413, f"{what} is larger than {largest} bytes: send a smaller one", code="request_too_large"
-    )

@@ -128,17 +128,23 @@ async def _body(response: httpx.Response, largest: int, what: Fetched) -> bytes:
         parts.append(part)
         length += len(part)
         if length > largest:
-            raise ApiError(
-                413,
-                f"the {what} is larger than {largest} bytes: use a smaller one",
-                code="request_too_large",
-            )
+            raise too_large(largest, f"the {what}")
     return b"".join(parts)
 
 
+def invalid(what: str, sentence: str) -> ApiError:
+    return ApiError(400, sentence, code=f"invalid_{what}")
+
+
+def too_large(largest: int, what: str) -> ApiError:
+    return ApiError(
+        413, f"{what} is larger than {largest} bytes: send a smaller one", code="request_too_large"
+    )
+
+
 def _failed(what: Fetched) -> ApiError:
-    return ApiError(400, f"the {what} could not be fetched from its URL", code=f"invalid_{what}")
+    return invalid(what, f"the {what} could not be fetched from its URL")
 
 
 def _refused(what: Fetched, why: str) -> ApiError:
-    return ApiError(400, f"the {what}'s URL {why}", code=f"invalid_{what}")
+    return invalid(what, f"the {what}'s URL {why}")

@@ -134,11 +134,11 @@ class TextAs:
         return check.__get_pydantic_core_schema__(source, handler)
 
 
-def rather(form: Callable[[dict[str, Any]], dict[str, Any] | None], sentence: str) -> Any:
+def rather(form: Callable[[dict[str, Any]], Any], sentence: str) -> Any:
     """A validator for a model that also accepts an object in another API's form.
 
-    `form` converts the object to the form that the model expects, or returns None for anything
-    else; `sentence` is the error with `--strict`.
+    `form` converts the object to the form that the model expects, or to a tuple of several; it
+    returns None for anything else. `sentence` is the error with `--strict`.
     """
 
     def check(value: Any) -> Any:

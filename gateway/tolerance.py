@@ -20,7 +20,7 @@ from gateway.errors import ApiError
 from gateway.problems import place_of
 
 Place = tuple[str | int, ...]
-DROPPED = object()  # replaces what is removed
+DROPPED: tuple[()] = ()  # replaces what is removed; a longer tuple is several entries of a list
 MOST_REPAIRS = 10_000  # repairs in one round: 0.2 s, in which all streams wait
 _ROUNDS = 8  # rounds, because a repair may reveal others: a nested field, a kind inside a kind
 _FORMS: tuple[Place, ...] = (
@@ -160,7 +160,8 @@ def _edited(node: Any, edits: Mapping[str | int, Any]) -> Any:
         elif isinstance(below, dict | list):
             copy[step] = _edited(below, edit)
     if isinstance(copy, list):
-        return [each for each in copy if each is not DROPPED]
+        entries = (entry if isinstance(entry, tuple) else (entry,) for entry in copy)
+        return [each for several in entries for each in several]
     return {name: each for name, each in copy.items() if each is not DROPPED}
 
 

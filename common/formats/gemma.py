@@ -11,7 +11,7 @@ from common.formats.reading import CallSyntax, Reading, Tags
 from common.formats.tagged_text import TaggedText
 from common.formats.values import FUNCTION_GEMMA, GEMMA4, Dialect
 
-_NAME = re.compile(r"[\w.:-]*")
+_NAME = re.compile(r"[\w.:/-]*")
 
 
 def _read(reading: Reading, dialect: Dialect, opener: str, closer: str) -> Wait[None]:

@@ -73,7 +73,7 @@ class KeyValueTags(CallTags):
             space = cursor.position - start
             opened = yield from cursor.at([self.value])
         cursor.take(space + len(opened))
-        yield from cursor.drop_cut((self.value,))
+        yield from cursor.drop_cut((self.key_close, self.value))
         if not key or not (closed or opened):
             raise cursor.unreadable()
         return {"name": key}, False

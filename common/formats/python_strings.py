@@ -16,8 +16,11 @@ _LENGTHS = {"x": 4, "u": 6, "U": 10, **dict.fromkeys("01234567", 4)}
 def read_escape(cursor: Cursor) -> Wait[str]:
     """Decode the next escape; one that Python does not know is left unchanged."""
     pair = yield from cursor.peek(2)
-    match = _ESCAPE.match((yield from cursor.peek(_LENGTHS.get(pair[1:], 2))))
-    if match is None:
+    length = _LENGTHS.get(pair[1:], 2)
+    whole = yield from cursor.peek(length)
+    match = _ESCAPE.match(whole)
+    cut = len(whole) < length and (whole[2:].isalnum() or len(whole) == 2)
+    if match is None or cut:
         cursor.rest()
         raise cursor.unreadable()
     cursor.take(match.end())

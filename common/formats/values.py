@@ -317,6 +317,9 @@ def _read_escape(cursor: Cursor) -> Wait[str]:
         whole = yield from cursor.peek(6)
         if re.fullmatch(r"\\u[0-9a-fA-F]{4}", whole):
             return cursor.take(6)
+        if len(whole) < 6 and re.fullmatch(r"\\u[0-9a-fA-F]*", whole):
+            cursor.rest()
+            raise cursor.unreadable()
     elif pair[1] in '"\\/bfnrt':
         return cursor.take(2)
     cursor.take(1)

@@ -12,7 +12,7 @@ import uuid
 from typing import Any
 
 from gateway.anthropic.request import MessagesRequest
-from gateway.generation import Done, Event, Progress, ToolCallPiece, Usage
+from gateway.generation import Done, Event, Progress, ToolCallPiece, Usage, is_whole
 from gateway.openai.anthropic_parts import SEAL
 
 Json = dict[str, Any]
@@ -129,7 +129,7 @@ class Answer:
             delta = {"type": "signature_delta", "signature": block["signature"]}
             events.append({"type": "content_block_delta", "index": index, "delta": delta})
         if block["type"] == "tool_use":
-            block["input"] = _arguments(text)
+            block["input"] = json.loads(text) if is_whole(text) else text
         else:
             block[block["type"]] = text
         self._content[index] = block
@@ -176,11 +176,3 @@ def _usage(used: Usage) -> Json:
         "service_tier": "standard",
         "inference_geo": None,
     }
-
-
-def _arguments(text: str) -> Any:
-    """Arguments as JSON; those of an incomplete call stay text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

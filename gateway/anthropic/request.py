@@ -36,9 +36,9 @@ _Tool = Annotated[Tool, OneOf("a tool", default="custom", otherwise=drop)]
 
 
 class ChooseFreely(Strict):
-    """The model decides (auto), or must call one of the tools (any)."""
+    """The model decides (auto), must call one of the tools (any), or calls none."""
 
-    type: Literal["auto", "any"]
+    type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool | None = None
 
 
@@ -48,26 +48,15 @@ class ChooseTool(Strict):
     disable_parallel_tool_use: bool | None = None
 
 
-class ChooseNone(Strict):
-    type: Literal["none"]
+ToolChoice = Annotated[ChooseFreely | ChooseTool, OneOf("a tool_choice")]
 
 
-ToolChoice = Annotated[ChooseFreely | ChooseTool | ChooseNone, OneOf("a tool_choice")]
+class Thinking(Strict):
+    """Whether to think first; `adaptive` leaves it to the model."""
 
-
-class ThinkingOn(Strict):
-    """Think first; `adaptive` leaves it to the model."""
-
-    type: Literal["enabled", "adaptive"]
+    type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="Most of thinking.")
     display: str | None = Field(None, description="omitted: thinking is not shown.")
-
-
-class ThinkingOff(Strict):
-    type: Literal["disabled"]
-
-
-Thinking = Annotated[ThinkingOn | ThinkingOff, OneOf("thinking", otherwise=drop)]
 
 
 class OutputFormat(Strict):
@@ -91,7 +80,7 @@ class CountTokensRequest(Request):
     system: SystemContent | None = None
     tools: list[_Tool] | None = None
     tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
+    thinking: Annotated[Thinking, OneOf("thinking", otherwise=drop)] | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(
         None, description="Older place of output_config.format."
@@ -106,4 +95,4 @@ class MessagesRequest(CountTokensRequest):
     stop_sequences: list[str] | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=0, le=2**31 - 1)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)

@@ -22,7 +22,6 @@ from gateway.anthropic.blocks import (
     VideoBlock,
 )
 from gateway.anthropic.request import (
-    ChooseNone,
     ChooseTool,
     CountTokensRequest,
     MessagesRequest,
@@ -67,7 +66,7 @@ def chat_request(request: CountTokensRequest) -> Translation:
         raise bad_field("tool_choice", "tool_choice: there are no tools to choose from")
     if request.thinking is not None:
         fields["enable_thinking"] = {"enabled": True, "disabled": False}.get(request.thinking.type)
-        fields["thinking_budget"] = getattr(request.thinking, "budget_tokens", None)
+        fields["thinking_budget"] = request.thinking.budget_tokens
     if request.messages[-1].role == "assistant":
         _require_begun(request.messages[-1], f"messages[{len(request.messages) - 1}]")
         fields["continue_final_message"] = True
@@ -147,9 +146,7 @@ def _choice(request: CountTokensRequest) -> Json:
     choice = request.tool_choice
     if choice is None:
         return {}
-    if isinstance(choice, ChooseNone):
-        return {"tool_choice": "none"}
-    chosen: Json = {"tool_choice": "required" if choice.type == "any" else "auto"}
+    chosen: Json = {"tool_choice": "required" if choice.type == "any" else choice.type}
     if isinstance(choice, ChooseTool):
         chosen["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
     if choice.disable_parallel_tool_use:

@@ -44,7 +44,7 @@ class ToolUseBlock(Strict):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: dict[str, Any] | str = Field(default_factory=dict)
     caller: dict[str, Any] | None = None
 
 

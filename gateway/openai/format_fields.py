@@ -27,7 +27,7 @@ class NamedSchema(Strict):
 class ResponseFormat(Strict):
     """The format of the answer."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: NamedSchema | None = None
     schema_: Schema | None = Field(
         None,

@@ -62,39 +62,25 @@ def _given(
 
 
 def _of_response_format(wanted: ResponseFormat) -> Iterator[Constraint]:
-    if wanted.type == "json_schema":
-        yield _of_json_schema(wanted)
-    elif wanted.json_schema is not None:
-        raise bad_field(
-            "response_format.type",
-            f"response_format.type is {wanted.type!r}, but response_format.json_schema is given:"
-            " send the type json_schema",
-        )
-    elif wanted.type == "json_object":
-        field = "response_format" if wanted.schema_ is None else "response_format.schema"
-        yield _schema(field, wanted.schema_ or _ANY_OBJECT)
-    elif wanted.schema_ is not None:
-        raise bad_field(
-            "response_format.type",
-            "response_format.type is 'text', but response_format.schema is given: send the type"
-            " json_object",
-        )
-
-
-def _of_json_schema(wanted: ResponseFormat) -> Constraint:
     """OpenAI's `json_schema`, or llama.cpp's `schema` beside the type."""
-    if wanted.json_schema is None:
-        if wanted.schema_ is None:
-            raise bad_field("response_format.json_schema", "response_format.json_schema is missing")
-        return _schema("response_format.schema", wanted.schema_)
-    if wanted.schema_ is not None:
+    named, bare, kind = wanted.json_schema, wanted.schema_, wanted.type
+    field = "response_format.schema" if named is None else "response_format.json_schema"
+    if named is not None and bare is not None:
         raise bad_field(
             "response_format.schema",
             "response_format.json_schema and response_format.schema are both given: send one of"
             " them",
         )
-    schema = wanted.json_schema.schema_
-    return _schema("response_format.json_schema.schema", schema or _ANY_OBJECT)
+    if named is None and bare is None:
+        if kind == "json_schema":
+            raise bad_field("response_format.json_schema", "response_format.json_schema is missing")
+        field = "response_format"
+    elif kind == "text" or (kind == "json_object" and named is not None):
+        sentence = f"response_format.type is {kind!r}, but {field} is given"
+        raise bad_field("response_format.type", f"{sentence}: send the type json_schema")
+    if kind != "text":
+        place, schema = (field, bare) if named is None else (f"{field}.schema", named.schema_)
+        yield _schema(place, schema or _ANY_OBJECT)
 
 
 def _schema(field: str, schema: Mapping[str, Any] | str) -> Constraint:

@@ -131,6 +131,6 @@ class ChatMessage(Strict):
             return plain
         pieces = [piece.get("thinking") for piece in self.thinking_blocks or ()]
         pieces = pieces or [piece.get("text") for piece in self.reasoning_details or ()]
-        parts = [part for part in self.content or () if isinstance(part, ThoughtPart)]
-        pieces = pieces or [part.thought for part in parts]
+        if not pieces and self.role == "assistant" and isinstance(self.content, list):
+            pieces = [part.thought for part in self.content if isinstance(part, ThoughtPart)]
         return "".join(piece for piece in pieces if isinstance(piece, str))

@@ -14,7 +14,7 @@ from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gateway import images
+from gateway import exchange, images
 from gateway.errors import ApiError, bad_field
 from gateway.openai.anthropic_parts import ThoughtPart
 from gateway.openai.messages import ChatMessage, ContentPart, Part, ResultPart, ToolCall
@@ -137,7 +137,10 @@ async def _part(
     """The text of one part; its media are collected."""
     if not isinstance(part, ContentPart):
         owner = "user" if isinstance(part, ResultPart) else "assistant"
-        if isinstance(part, ThoughtPart) and message.role == owner:
+        here = exchange.current()
+        if isinstance(part, ThoughtPart) and (message.role == owner or not here.strict):
+            if message.role != owner:
+                here.ignore(f"messages[].content[][{part.type}]")
             return ""
         raise _refused(place, f"{part.type} parts belong to messages of the role {owner}")
     _require_one_kind(part, place)

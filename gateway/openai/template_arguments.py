@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.errors import ApiError, bad_field
+from gateway.errors import bad_field
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.sampling_to_wire import agreed
@@ -67,25 +67,14 @@ def _require_agreement(
     variables: Mapping[str, Any], thinking: bool | None, request: ChatCompletionRequest
 ) -> None:
     """Refuse contradictions, because the backend would ignore the variable."""
-    if (
-        thinking is not None
-        and _THINKING in variables
-        and _flag(variables[_THINKING]) is not thinking
-    ):
-        if request.enable_thinking is None:
-            raise _contradiction(variables, _THINKING, "reasoning_effort is 'none'")
-        raise _contradiction(variables, _THINKING, f"enable_thinking is {json.dumps(thinking)}")
-    effort = request.reasoning_effort
-    if effort is not None and variables.get(_EFFORT, effort) != effort:
-        raise _contradiction(variables, _EFFORT, f"reasoning_effort is {effort!r}")
-
-
-def _contradiction(variables: Mapping[str, Any], name: str, field: str) -> ApiError:
-    value = json.dumps(variables[name])[:100]
-    return bad_field(
-        "chat_template_kwargs",
-        f"chat_template_kwargs has {name} {value}, but {field}: send one of them",
-    )
+    for name, value in ((_THINKING, thinking), (_EFFORT, request.reasoning_effort)):
+        given = variables.get(name, value)
+        if value is not None and (_flag(given) if name == _THINKING else given) != value:
+            raise bad_field(
+                "chat_template_kwargs",
+                f"chat_template_kwargs has {name} {json.dumps(given)[:100]}, but by the request's"
+                f" own fields it is {json.dumps(value)}: send one of them",
+            )
 
 
 def _flag(value: Any) -> bool | None:

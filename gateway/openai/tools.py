@@ -4,31 +4,39 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from gateway import exchange
 from gateway.openai.base import Strict
 from gateway.tagged import OneOf, drop, rather
 
+# OpenAI's name of a tool's schema, then Anthropic's, MCP's and Gemini's.
+_SCHEMA = AliasChoices("parameters", "input_schema", "inputSchema", "parametersJsonSchema")
+
 
 class FunctionDefinition(Strict):
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(None, description="A JSON schema of an object.")
+    parameters: dict[str, Any] | None = Field(
+        None, validation_alias=_SCHEMA, description="A JSON schema of an object."
+    )
     strict: bool | None = Field(
         None, description="Enforces the schema for the arguments of calls, by a grammar."
     )
 
 
-def _nested(flat: dict[str, Any]) -> dict[str, Any] | None:
-    """A tool, or a choice of one, with its name at the top, as in Anthropic's API and Responses."""
+def _nested(flat: dict[str, Any]) -> Any:
+    """A tool, or a choice of one, with its name at the top, as in Anthropic's API and Responses.
+
+    Gemini's form of several functions in one tool becomes several tools.
+    """
+    for name in ("functionDeclarations", "function_declarations"):
+        if isinstance(flat.get(name), list):
+            return tuple({"type": "function", "function": each} for each in flat[name])
     kind = "custom" if flat.get("type") == "custom" else "function"
     if kind in flat or "name" not in flat:
         return None
-    inner = {name: value for name, value in flat.items() if name != "type"}
-    if "input_schema" in inner:
-        inner["parameters"] = inner.pop("input_schema")
-    return {"type": kind, kind: inner}
+    return {"type": kind, kind: {name: value for name, value in flat.items() if name != "type"}}
 
 
 class Tool(Strict):

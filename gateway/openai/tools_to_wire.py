@@ -53,7 +53,7 @@ def offer_of(request: ChatCompletionRequest) -> Offer:
 
 def is_legacy(request: ChatCompletionRequest) -> bool:
     """Whether the answer is to have `function_call` instead of `tool_calls`."""
-    return request.functions is not None or request.function_call is not None
+    return bool(request.functions or request.function_call)
 
 
 def is_single_call(request: ChatCompletionRequest) -> bool:
@@ -76,7 +76,7 @@ def write_tools(options: pb.PredictOptions, offer: Offer, *, single: bool) -> No
 
 def _legacy(request: ChatCompletionRequest) -> Offer:
     for new, old in (("tools", "functions"), ("tool_choice", "function_call")):
-        if getattr(request, new) is not None:
+        if getattr(request, new):
             raise bad_field(
                 old,
                 f"{new} is sent together with functions or function_call, its legacy form is {old}:"

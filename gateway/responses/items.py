@@ -5,21 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
+from pydantic_core import to_json
 
 from gateway.openai.base import Strict
 from gateway.openai.messages import MediaUrl
-from gateway.tagged import OneOf, TextAs, as_text, drop
+from gateway.tagged import OneOf, TextAs, as_text, text_of
+from gateway.tolerance import DROPPED
 
 
-class InputText(Strict):
-    type: Literal["input_text"] = "input_text"
-    text: str
+class Text(Strict):
+    """Text; annotations and log-probabilities of an earlier answer's are ignored."""
 
-
-class OutputText(Strict):
-    """Earlier text of the model; annotations and log-probabilities are ignored."""
-
-    type: Literal["output_text"] = "output_text"
+    type: Literal["input_text", "output_text"]
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
@@ -35,7 +32,7 @@ class Refusal(Strict):
 class InputImage(Strict):
     """An image as a data URI, or as a URL if the gateway may fetch it."""
 
-    type: Literal["input_image", "image_url"]
+    type: Literal["input_image", "image_url", "computer_screenshot"]
     image_url: MediaUrl | str
 
 
@@ -44,7 +41,7 @@ class InputVideo(Strict):
     video_url: str
 
 
-AnyPart = InputText | OutputText | Refusal | InputImage | InputVideo
+AnyPart = Text | Refusal | InputImage | InputVideo
 _Part = Annotated[AnyPart, OneOf("a part", otherwise=as_text("input_text"))]
 
 
@@ -84,7 +81,7 @@ class CustomCall(_Item):
 class FunctionCallOutput(_Item):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: _Content
+    output: _Content = Field(default_factory=list)
     name: str | None = None
 
 
@@ -109,9 +106,41 @@ class ItemReference(Strict):
     id: str
 
 
+_FRAME = frozenset({"type", "id", "call_id", "status", "name", "arguments"})
+_RESULTS = ("output", "outputs", "results", "error")
+
+
+def _readable(item: dict[str, Any]) -> Any:
+    """A call that a provider or its client ran as a function's, with its result if it has one.
+
+    Other text becomes a user's message; an item without any is dropped.
+    """
+    kind = item["type"]
+    identity = item.get("call_id") or item.get("id") or kind
+    own = {name: value for name, value in item.items() if name not in _FRAME}
+    found = next((own.pop(name) for name in _RESULTS if own.get(name)), None)
+    shown = isinstance(found, dict) and found.get("image_url")
+    output = [found] if shown else _written(found or item.get("status") or "")
+    result = {"type": "function_call_output", "call_id": identity, "output": output}
+    if kind.endswith("_call_output"):
+        return result
+    if kind.endswith("_call") and ("call_id" in item or found):
+        call = {"type": "function_call", "call_id": identity}
+        call["name"] = item.get("name") or kind.removesuffix("_call")
+        call["arguments"] = _written(item.get("arguments") or own)
+        return (call, result) if found else call
+    if text_of(item) or kind.startswith("input_"):
+        return {"type": "message", "role": "user", "content": [item]}
+    return DROPPED
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) else to_json(value).decode()
+
+
 Item = Message | FunctionCall | FunctionCallOutput | CustomCall | Reasoning
 Sent = Item | ItemReference
-_Sent = Annotated[Sent, OneOf("an item", default="message", otherwise=drop)]
+_Sent = Annotated[Sent, OneOf("an item", default="message", otherwise=_readable)]
 _Stored = Annotated[Item, OneOf("an item", default="message")]
 
 

@@ -44,7 +44,7 @@ class CustomTool(CustomDefinition):
 
 
 _Own = FunctionTool | CustomTool
-OwnTool = Annotated[_Own, OneOf("a tool", otherwise=drop)]
+OwnTool = Annotated[_Own, OneOf("a tool", default="function", otherwise=drop)]
 
 
 class NamespaceTool(Strict):
@@ -52,19 +52,24 @@ class NamespaceTool(Strict):
 
     type: Literal["namespace"]
     name: str = Field(min_length=1, max_length=128)
+    description: str | None = Field(None, description="Shown with the first of the tools.")
     tools: list[OwnTool]
 
 
-Tool = Annotated[_Own | NamespaceTool, OneOf("a tool", otherwise=drop)]
+Tool = Annotated[_Own | NamespaceTool, OneOf("a tool", default="function", otherwise=drop)]
 
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """One tool; `place` is its path in the request, `namespace` is "" if it is in none."""
+    """One tool; `place` is its path in the request, `namespace` is "" if it is in none.
+
+    `about` describes the namespace, for the first of its tools.
+    """
 
     tool: _Own
     place: str
     namespace: str = ""
+    about: str | None = None
 
     @property
     def name(self) -> str:
@@ -85,7 +90,8 @@ def offered(tools: Sequence[_Own | NamespaceTool] | None) -> Iterator[Offered]:
         place = f"tools[{index}]"
         if isinstance(tool, NamespaceTool):
             for at, inner in enumerate(tool.tools):
-                yield Offered(inner, f"{place}.tools[{at}]", tool.name)
+                about = None if at else tool.description
+                yield Offered(inner, f"{place}.tools[{at}]", tool.name, about)
         else:
             yield Offered(tool, place)
 

@@ -193,7 +193,8 @@ def _text(content: Sequence[AnyPart], place: str) -> str:
 def _tool(each: Offered) -> Json:
     kind = each.tool.type
     definition = each.tool.model_dump(exclude_none=True, exclude={"type"})
-    return {"type": kind, kind: definition | {"name": each.name}}
+    described = "\n\n".join(filter(None, (each.about, each.tool.description)))
+    return {"type": kind, kind: definition | {"name": each.name, "description": described or None}}
 
 
 def _choice(choice: str | ChooseFunction | ChooseAmong) -> str | Json:

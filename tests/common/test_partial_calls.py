@@ -15,7 +15,7 @@ from common.chat_events import ChatEvent, Content, ToolCallArguments, ToolCallSt
 from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser, parse_chat
 from tests.common.chat_replay import plain, stream
-from tests.common.corpus import TOOLS, Case
+from tests.common.corpus import TOOLS, Case, tool
 from tests.common.test_chat_corpus import FAMILIES
 from tests.common.test_chat_round_trip import (
     deepseek_v31,
@@ -143,6 +143,46 @@ def test_a_value_is_shown_as_it_is_written(name: str) -> None:
         assert lag <= 2, shown
         assert names == ["save_note"] or "w0" not in written
     assert json.loads(shown) == {"path": "a", "text": " ".join(WORDS)}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "hermes",
+            r'<tool_call>{"name": "save_note", "arguments": {"path": "1 \u20ac"}}</tool_call>',
+        ),
+        ("mistral", r'[TOOL_CALLS]save_note[ARGS]{"path": ["\ud83d\ude00"]}'),
+        ("llama3_json", r'{"name": "save_note", "parameters": {"path": "\u20ac"}}'),
+        ("lfm2", r"<|tool_call_start|>[save_note(path='\u20ac \x41 \101')]<|tool_call_end|>"),
+        (
+            "glm45",
+            (
+                "<tool_call>save_note\n<arg_key>path</arg_key>\n<arg_value>a</arg_value>\n"
+                "<arg_key>text</arg_key>\n<arg_value>b</arg_value>\n</tool_call>"
+            ),
+        ),
+    ],
+)
+def test_no_half_of_an_escape_or_of_a_tag_is_sent(name: str, text: str) -> None:
+    format_ = ChatFormat.named(name)
+    (whole,) = parse_chat(text, format_, tools=TOOLS).tool_calls
+    for end in range(len(text)):
+        cut = stream(format_, [text[:end]], tools=TOOLS, reason="length", partial=True)
+        for sent in message_of(cut).tool_calls:
+            assert whole.arguments.startswith(sent.arguments), text[:end]
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_names_have_dots_dashes_colons_and_slashes(name: str) -> None:
+    if name in ("pythonic", "llama3_json"):
+        names = ["fs.read", "fs"]  # Python has no others
+    else:
+        names = ["fs/read-file", "fs:read", "mcp__fs.read", "fs"]
+    for each in names:
+        text = WRITTEN[name]("", "", [(each, {"path": "a"})])
+        message = parse_chat(text, ChatFormat.named(name), tools=[tool(n) for n in names])
+        assert plain(message)[2] == [(each, {"path": "a"})]
 
 
 def test_a_shown_part_of_a_broken_call_stays_and_its_text_is_content() -> None:

@@ -37,6 +37,7 @@ from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
 from tests.gateway.asking import WEATHER, user_message
+from tests.gateway.requests_begun import begun
 from wire import backend_pb2 as pb
 
 SETTINGS = GatewaySettings(Path("models"))
@@ -456,7 +457,7 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
             "tool_choice.function.name",
         ),
         ({"function_call": {"name": "f"}}, "function_call.name"),
-        ({"functions": [], "tools": []}, "functions"),
+        ({"functions": [{"name": "f"}], "tools": [{"function": {"name": "f"}}]}, "functions"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {**FORM, "schema": {}}}, "response_format.schema"),
@@ -738,8 +739,18 @@ def test_reasoning_among_the_parts_of_a_message_reaches_the_template(part: dict[
     parts = [part, {"type": "redacted_thinking", "data": "x"}, {"type": "text", "text": "5"}]
     test_earlier_reasoning_reaches_the_template({"content": parts})
     test_earlier_reasoning_reaches_the_template({"content": parts, "reasoning": "I count."})
+    begun(strict=True)
     with pytest.raises(ApiError, match="belong to messages of the role assistant"):
         translated({"messages": [{"role": "user", "content": parts}]})
+
+
+def test_reasoning_among_the_parts_of_a_users_message_is_left_out_and_listed() -> None:
+    running = begun()
+    parts = [{"type": "thinking", "thinking": "I count."}, {"type": "text", "text": "5"}]
+    (options,) = translated({"messages": [{"role": "user", "content": parts}]})
+    (message,) = options.Messages
+    assert (message.content, message.reasoning_content) == ("5", "")
+    assert list(running.ignored) == ["messages[].content[][thinking]"]
 
 
 def test_a_bool_is_not_a_number_of_alternatives() -> None:

@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from gateway.limits import parse
+from gateway.openai.messages import ChatMessage
 from gateway.routes.embeddings import in_parts
 from tests.gateway.gateway_process import GatewayProcess, tiny
 from tests.gateway.numbers_backend import NumbersBackend
@@ -167,3 +168,18 @@ async def test_a_large_answer_is_written_in_small_steps() -> None:
     assert len(pieces) == 256 + 1
     assert max(length for _, length in pieces) < 64 << 10
     assert all(after > before for (before, _), (after, _) in pairwise(pieces))
+
+
+class _Text(str):
+    """A text whose single characters must not be read."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[str]:
+        raise AssertionError("read character by character")
+
+
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_reasoning_is_not_looked_for_in_the_characters_of_a_text(role: str) -> None:
+    """Looking for it in 10 MB stopped all streams for seconds."""
+    assert ChatMessage.model_construct(role=role, content=_Text("x" * 9)).thought == ""

@@ -16,6 +16,7 @@ from gateway.responses.items import ITEMS
 from gateway.responses.request import ResponsesRequest
 from gateway.responses.store import Store
 from gateway.responses.to_chat import chat_request
+from tests.gateway.requests_begun import begun
 
 Json = dict[str, Any]
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
@@ -294,6 +295,131 @@ def test_tools_in_a_namespace_are_offered_under_one_name() -> None:
     assert converted.chat.messages[1].tool_calls[0].function.name == "a__read"
     error = converted.named(ApiError(400, "bad", param="tools[1].function.name"))
     assert error.param == "tools[1].tools[0].name"
+
+
+def test_the_first_tool_of_a_namespace_has_its_description() -> None:
+    inner = [{"type": "function", "name": "read", "description": "Read."}, LOOK]
+    space = {"type": "namespace", "name": "a", "description": "Files.", "tools": inner}
+    read, look = translated(tools=[space]).chat.tools or []
+    assert read.function.description == "Files.\n\nRead."
+    assert look.function.description is None
+
+
+SHELL = {"action": {"type": "exec", "command": ["ls"]}}
+PATCH = {"operation": {"type": "delete_file", "path": "a"}}
+SCREEN = {"type": "computer_screenshot", "image_url": "data:image/png;base64,AA=="}
+
+
+@pytest.mark.parametrize(
+    ("items", "name", "arguments", "result"),
+    [
+        (
+            [
+                {"type": "local_shell_call", "id": "l1", "call_id": "c1", **SHELL},
+                {"type": "local_shell_call_output", "id": "c1", "output": "a b"},
+            ],
+            "local_shell",
+            SHELL,
+            "a b",
+        ),
+        (
+            [
+                {"type": "shell_call", "call_id": "c1", "action": {"commands": ["ls"]}},
+                {"type": "shell_call_output", "call_id": "c1", "output": [{"stdout": "a\nb"}]},
+            ],
+            "shell",
+            {"action": {"commands": ["ls"]}},
+            '[{"stdout":"a\\nb"}]',
+        ),
+        (
+            [
+                {"type": "apply_patch_call", "call_id": "c1", **PATCH},
+                {"type": "apply_patch_call_output", "call_id": "c1", "status": "failed"},
+            ],
+            "apply_patch",
+            PATCH,
+            "failed",
+        ),
+        (
+            [
+                {
+                    "type": "mcp_call",
+                    "id": "c1",
+                    "server_label": "s",
+                    "name": "find",
+                    "arguments": '{"q":"⛵"}',
+                    "output": "found",
+                    "error": None,
+                }
+            ],
+            "find",
+            {"q": "⛵"},
+            "found",
+        ),
+        (
+            [{"type": "mcp_call", "id": "c1", "name": "find", "arguments": "{}", "error": "no"}],
+            "find",
+            {},
+            "no",
+        ),
+        (
+            [{"type": "code_interpreter_call", "id": "c1", "code": "1", "outputs": [{"logs": 1}]}],
+            "code_interpreter",
+            {"code": "1"},
+            '[{"logs":1}]',
+        ),
+        (
+            [
+                {
+                    "type": "file_search_call",
+                    "id": "c1",
+                    "queries": ["q"],
+                    "results": [{"text": "a"}],
+                }
+            ],
+            "file_search",
+            {"queries": ["q"]},
+            '[{"text":"a"}]',
+        ),
+    ],
+)
+def test_a_call_that_ran_elsewhere_is_shown_as_a_call_with_its_result(
+    items: list[Json], name: str, arguments: Json, result: str
+) -> None:
+    _, called, shown = translated([message_item("user", "hi"), *items]).chat.messages
+    (call,) = called.tool_calls or []
+    assert (call.id, call.function.name) == ("c1", name)
+    assert json.loads(str(call.function.arguments)) == arguments
+    assert (shown.role, shown.tool_call_id) == ("tool", "c1")
+    dumped = shown.model_dump(exclude_none=True)
+    assert dumped["content"] == [{"type": "text", "text": result}]
+
+
+def test_a_screenshot_is_an_image_in_the_result() -> None:
+    look = {"type": "computer_call", "call_id": "c1", "action": {"type": "screenshot"}}
+    shown = {"type": "computer_call_output", "call_id": "c1", "output": SCREEN}
+    *_, result = translated([message_item("user", "hi"), look, shown]).chat.messages
+    (part,) = result.model_dump(exclude_none=True)["content"]
+    assert part == {"type": "image_url", "image_url": SCREEN["image_url"]}
+
+
+@pytest.mark.parametrize(
+    ("item", "text"),
+    [
+        ({"type": "input_text", "text": "more"}, "more"),
+        ({"type": "agent_message", "content": [{"type": "text", "text": "more"}]}, "more"),
+        ({"type": "web_search_call", "id": "w", "action": {"query": "q"}}, None),
+        ({"type": "image_generation_call", "id": "i", "result": "AAAA"}, None),
+        ({"type": "mcp_list_tools", "id": "m", "tools": [{"name": "a"}]}, None),
+        ({"type": "compaction", "id": "c", "encrypted_content": "e"}, None),
+    ],
+)
+def test_an_unknown_item_is_a_message_if_it_has_text(item: Json, text: str | None) -> None:
+    running = begun()
+    added = translated([message_item("user", "hi"), item]).chat.messages[1:]
+    texts = [each.model_dump(exclude_none=True)["content"] for each in added]
+    assert texts == ([[{"type": "text", "text": text}]] if text else [])
+    assert f"input[][{item['type']}]" in running.ignored
 
 
 def test_a_custom_tool_is_a_function_with_one_text_argument() -> None:

@@ -22,6 +22,8 @@ READ = {"name": "read", "description": "Read a file.", "parameters": SCHEMA}
 NESTED = {"type": "function", "function": READ}
 CACHED = {"type": "ephemeral", "ttl": "2h", "scope": "org"}
 HI = [{"role": "user", "content": "Hi"}]
+THOUGHTS = [{"type": "thinking", "thinking": "A"}, {"type": "text", "text": "Hi"}]
+THOUGHT = "messages[].content[][thinking]"
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 SHORT: dict[str, dict[str, Any]] = {
     CHAT: {"messages": HI, "max_tokens": 4},
@@ -329,6 +331,8 @@ def test_a_hosted_tool_without_a_type_is_left_out(
     [
         (CHAT, {"tools": [NESTED | {"foo": 1}]}, "tools[0].foo"),
         (CHAT, {"tools": [{"googleSearch": {}}]}, "tools[0].type"),
+        (CHAT, {"tools": [{"functionDeclarations": [READ]}]}, "tools[0]"),
+        (CHAT, {"messages": [{"role": "user", "content": THOUGHTS}]}, "messages[0].content[0]"),
         (CHAT, {"tools": [{"type": "web_search"}]}, "tools[0].type"),
         (CHAT, {"tools": [{"type": "function", **READ}]}, "tools[0]"),
         (CHAT, {"max_tokens": 4.0}, "max_tokens"),
@@ -352,6 +356,9 @@ ALLOWED = {
     "tools": [{"type": "function", "name": "shell"}, {"type": "web_search"}],
 }
 SIGNED = {"type": "thinking", "thinking": "A file.", "signature": None}
+NOTHING = {"type": "function_call_output", "call_id": "c1", "output": None}
+USE = {"type": "tool_use", "id": "t1", "name": "read", "input": None}
+CUT = USE | {"input": '{"path": "a'}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": None}
 
 
@@ -367,7 +374,17 @@ RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": None}
         ("/api/generate", {"system": None, "template": None, "suffix": None}, None),
         (MESSAGES, {"messages": [*HI, {"role": "assistant", "content": [SIGNED]}, *HI]}, None),
         (MESSAGES, {"messages": [*HI, {"role": "user", "content": [RESULT]}]}, None),
+        (CHAT, {"messages": [{"role": "user", "content": THOUGHTS}]}, THOUGHT),
+        (MESSAGES, {"messages": [{"role": "user", "content": THOUGHTS}]}, THOUGHT),
         (RESPONSES, {"tools": [SHELL], "tool_choice": ALLOWED}, "tool_choice.tools[][web_search]"),
+        (RESPONSES, {"tools": [{"name": "read", "input_schema": SCHEMA}]}, None),
+        (RESPONSES, {"input": [*HI, NOTHING]}, None),
+        (MESSAGES, {"messages": [*HI, {"role": "assistant", "content": [USE]}, *HI]}, None),
+        (MESSAGES, {"messages": [*HI, {"role": "assistant", "content": [CUT]}, *HI]}, None),
+        (MESSAGES, {"top_k": -1}, None),
+        (CHAT, {"tools": [NESTED], "functions": []}, None),
+        (CHAT, {"functions": [READ], "tools": []}, None),
+        (CHAT, {"response_format": {}}, None),
     ],
 )
 def test_an_unknown_word_is_left_out_and_null_means_absent(
@@ -443,6 +460,20 @@ def _called(arguments: Any, **fields: Any) -> dict[str, Any]:
             {"tools": [{"type": "custom", "custom": {"name": "patch"}}]},
         ),
         ({"tools": [{"name": "read", "input_schema": SCHEMA}]}, None),
+        ({"tools": [{"name": "read", "inputSchema": SCHEMA}]}, None),
+        ({"tools": [{"functionDeclarations": [READ]}]}, {"tools": [NESTED]}),
+        (
+            {"tools": [NESTED, {"function_declarations": [READ | {"name": "a"}, {"name": "b"}]}]},
+            {"tools": [NESTED, {"function": READ | {"name": "a"}}, {"function": {"name": "b"}}]},
+        ),
+        (
+            {
+                "tools": [
+                    {"functionDeclarations": [{"name": "read", "parametersJsonSchema": SCHEMA}]}
+                ]
+            },
+            None,
+        ),
         ({"tools": [NESTED], "tool_choice": "any"}, {"tools": [NESTED], "tool_choice": "required"}),
         (
             {"tools": [NESTED], "tool_choice": {"type": "tool", "name": "read"}},
