@@ -44,10 +44,12 @@ def class_of(dense: bool) -> str:
         return "Model"
     from mlx_vlm.models import gemma3_embedding
 
-    class WithoutDense(gemma3_embedding.Model):
-        def __init__(self, config: Any) -> None:
-            super().__init__(config)
-            self.dense: list[Any] = []
+    own: Any = gemma3_embedding.Model
 
-    setattr(gemma3_embedding, WithoutDense.__name__, WithoutDense)
-    return WithoutDense.__name__
+    def begin(model: Any, config: Any) -> None:
+        own.__init__(model, config)
+        model.dense = []
+
+    kind = type("ModelWithoutDense", (own,), {"__init__": begin})
+    setattr(gemma3_embedding, kind.__name__, kind)
+    return kind.__name__
