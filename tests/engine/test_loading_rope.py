@@ -62,6 +62,7 @@ PLAIN = {"rope_theta": 55.0, "rope_type": "default", "partial_rotary_factor": 0.
             {"full_attention": FULL, "sliding_attention": SLIDING | {"rope_theta": 777.0}},
             {"rope_theta": 777.0} | SCALED,
         ),
+        (["rope_scaling"], {"type": "yarn"}, {"rope_scaling": {"type": "yarn"}}),
         (["rope_theta", "rope_parameters"], FULL, {}),
     ],
 )

@@ -36,9 +36,7 @@ def earlier_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[st
         return found
     base = local.get("rope_theta")
     names = [name for name in _LOCAL_BASE if name in known]
-    if local.get("rope_type", "default") != "default" or (
-        not names and base != rope[_FULL].get("rope_theta")
-    ):
+    if _type_of(local) != "default" or (not names and base != rope[_FULL].get("rope_theta")):
         raise ValueError(
             "rope_parameters in config.json gives layers with sliding_attention values of their"
             " own, which this family cannot have"
@@ -56,6 +54,10 @@ def _missing(
         if name in rope and earlier in known and config.get(earlier) is None
     }
     if "rope_scaling" in known and config.get("rope_scaling") is None:
-        kind = rope.get("rope_type", "default")
+        kind = _type_of(rope)
         found["rope_scaling"] = None if kind == "default" else {**rope, "type": kind}
     return found
+
+
+def _type_of(rope: Mapping[str, Any]) -> str:
+    return str(rope.get("rope_type") or rope.get("type") or "default")
