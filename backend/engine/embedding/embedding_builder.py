@@ -15,12 +15,16 @@ from backend.engine import device as devices
 from backend.engine.device import Device
 from backend.engine.embedding import networks
 from backend.engine.embedding.batch_plan import ActivationCost
+from backend.engine.embedding.config_form import in_earlier_form
 from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder, Run
+from backend.engine.embedding.gemma import class_of
 from backend.engine.embedding.kind import ANSWERING_RERANKERS, FAMILIES, labels_of
 from backend.engine.embedding.label_reader import LabelReader
 from backend.engine.embedding.pooling_rule import (
+    has_dense,
     pooling_of_checkpoint,
     pooling_of_text_model,
+    reads_lower_case,
     sequence_limit,
 )
 from backend.engine.embedding.readers import (
@@ -131,20 +135,22 @@ def _opener(checkpoint: Checkpoint) -> OpenModel | None:
     if not family:
         return None
 
+    config = in_earlier_form(checkpoint.name, checkpoint.config)
+
     def open_model(path: Path) -> tuple[Any, dict[str, Any]]:
         from mlx_vlm.encoder_loader import load_encoder_model
 
-        config = dict(checkpoint.config)
         config.pop("model_file", None)  # names code in the checkpoint, which mlx-vlm would run
         labels = labels_of(config)
         if checkpoint.kind is not ModelKind.EMBEDDING:
             config["num_labels"] = len(labels) or 1
+        named = _CLASSES[checkpoint.kind] if family != "openai_privacy_filter" else "Model"
+        if family == "gemma3_embedding":
+            named = class_of(dense=has_dense(path, checkpoint.name))
         model = load_encoder_model(
             path,
             model_remapping={config["model_type"]: family},
-            model_class_name="Model"
-            if family == "openai_privacy_filter"
-            else _CLASSES[checkpoint.kind],
+            model_class_name=named,
             config=config,
             lazy=True,
         )
@@ -178,9 +184,10 @@ def _read_kind(
     if checkpoint.kind is ModelKind.EMBEDDING:
         rule = pooling_of_checkpoint(checkpoint.path, checkpoint.name, checkpoint.config, settings)
         dense = getattr(model, "dense", ())
-        run = networks.embedder(networks.bidirectional(model), dense, rule, pad)
+        hidden = networks.encoder(model, checkpoint.config)
+        run = networks.embedder(hidden, dense, rule, pad)
         end = _end_token(checkpoint.config) if rule.mode == "last" else None
-        encode = loaded.tokenizer.encode
+        encode = _encode(loaded, lower=reads_lower_case(checkpoint.path, checkpoint.name))
         return run, TextReader(encode, limits, per_token=rule.mode == "none", end_token=end)
     tokenizer = _own_tokenizer(loaded)
     if checkpoint.kind is ModelKind.TOKEN_CLASSIFY:
@@ -196,6 +203,11 @@ def _read_kind(
     segments = "token_type_ids" in loaded.tokenizer.model_input_names
     encode_pair = cross_encoder(tokenizer, segments=segments)
     return networks.classifier(model, pad), PairReader(encode_pair, limits)
+
+
+def _encode(loaded: LoadedModel, *, lower: bool) -> Callable[[str], list[int]]:
+    encode: Callable[[str], list[int]] = loaded.tokenizer.encode
+    return (lambda text: encode(text.lower())) if lower else encode
 
 
 def _label_reader(

@@ -1,9 +1,9 @@
-"""EmbeddingGemma's forward pass, with the sliding window of its local layers.
+"""Gemma 3's forward pass for embeddings, with the sliding window of its local layers.
 
-mlx-vlm 0.7.10 uses the mask of the global layers in all layers, so for texts longer than the window
-its vectors differ from those of the reference, transformers' Gemma3TextModel with
-`use_bidirectional_attention`. There, a token in a local layer attends to tokens less than half a
-window plus one away.
+mlx-vlm 0.7.10 uses the mask of EmbeddingGemma's global layers in all layers of all models. Its
+vectors differ from those of the reference, transformers' Gemma3TextModel, for texts longer than the
+window and for models without `use_bidirectional_attention`. There, a token in a local layer attends
+to tokens less than half a window plus one away, or without that field to the window's earlier ones.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import mlx.core as mx
 from backend.engine.embedding.vectors import PaddedRows
 
 
-def bidirectional_states(model: Any, rows: PaddedRows) -> mx.array:
+def gemma_states(model: Any, rows: PaddedRows, *, causal: bool) -> mx.array:
     """Hidden states of the tokens, (rows, longest, hidden), from mlx-vlm's gemma3_embedding."""
     config, inner = model.config, model.model
     states = inner.embed_tokens(rows.ids) * config.hidden_size**0.5
     everywhere = rows.mask.astype(mx.bool_)[:, None, None, :]
     place = mx.arange(rows.ids.shape[1])
-    reach = config.sliding_window // 2 + 1
-    nearby = everywhere & (mx.abs(place[:, None] - place[None, :]) < reach)[None, None]
+    distance = place[:, None] - place[None, :]
+    reach = config.sliding_window if causal else config.sliding_window // 2 + 1
+    if causal:
+        everywhere = everywhere & (distance >= 0)
+    nearby = everywhere & (mx.abs(distance) < reach)
     # In a local layer, padding may attend to nothing: its softmax is NaN, but it is never used.
     nearby = nearby | (rows.mask == 0)[:, None, :, None]
     for index, layer in enumerate(inner.layers):
@@ -30,3 +33,23 @@ def bidirectional_states(model: Any, rows: PaddedRows) -> mx.array:
         states = layer(states, everywhere if is_global else nearby, None)
     normed: mx.array = inner.norm(states)
     return normed
+
+
+def class_of(dense: bool) -> str:
+    """The name of the class in mlx-vlm's gemma3_embedding; its own has two Dense layers.
+
+    dense: whether the checkpoint has them, as EmbeddingGemma does.
+    """
+    if dense:
+        return "Model"
+    from mlx_vlm.models import gemma3_embedding
+
+    own: Any = gemma3_embedding.Model
+
+    def begin(model: Any, config: Any) -> None:
+        own.__init__(model, config)
+        model.dense = []
+
+    kind = type("ModelWithoutDense", (own,), {"__init__": begin})
+    setattr(gemma3_embedding, kind.__name__, kind)
+    return kind.__name__

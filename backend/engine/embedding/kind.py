@@ -34,6 +34,14 @@ FAMILIES: Mapping[ModelKind, Mapping[str, str]] = {
         "openai_privacy_filter": "openai_privacy_filter",
     },
 }
+# Values of config.json that are computed, where others would be ignored, and a model with these.
+_RULES: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "bert": (
+        {"hidden_act": "gelu", "hidden_activation": "gelu", "position_embedding_type": "absolute"},
+        "BGE-M3",
+    ),
+    "qwen3": ({"is_causal": True, "use_sliding_window": False}, "Qwen3-Embedding-0.6B"),
+}
 # Rerankers that answer "yes" or "no": generating models, distinguished by their prompts.
 ANSWERING_RERANKERS = frozenset({"qwen3"})
 
@@ -77,17 +85,14 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
         _require_one_score(name, config)
     if kind is ModelKind.TOKEN_CLASSIFY and not labels_of(config):
         raise ModelRejected.because(name, "its config.json does not name the labels (id2label)")
-    for key, computed in (
-        ("hidden_act", ("gelu",)),
-        ("hidden_activation", ("gelu",)),
-        ("position_embedding_type", ("absolute",)),
-    ):
-        value = config.get(key, computed[0])
-        if "bert" in families[model_type] and value not in computed:
+    rules, example = _RULES.get("bert" if "bert" in families[model_type] else model_type, ({}, ""))
+    for key, computed in rules.items():
+        value = config.get(key, computed)
+        if value != computed:
             raise ModelRejected.because(
                 name,
-                f"its {key} is {shown(value)}, but only {_listed(computed)} is supported; load a"
-                " model that has that, such as BGE-M3",
+                f"its {key} is {shown(value)}, but only {shown(computed)} is supported; load a"
+                f" model that has that, such as {example}",
             )
 
 

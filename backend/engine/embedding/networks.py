@@ -6,7 +6,7 @@ checkpoint's, so only their hidden states are used; the rest of their graph is n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +14,7 @@ import numpy as np
 
 from backend.engine.embedding.encode_queue import Run
 from backend.engine.embedding.encoding import Piece
-from backend.engine.embedding.gemma import bidirectional_states
+from backend.engine.embedding.gemma import gemma_states
 from backend.engine.embedding.pooling_rule import PoolingRule
 from backend.engine.embedding.vectors import PaddedRows, last_tokens, normalized, padded, pool
 
@@ -76,10 +76,11 @@ def yes_or_no(model: Any, yes: int, no: int, pad_token: int) -> Run:
     return run
 
 
-def bidirectional(model: Any) -> Hidden:
-    """Hidden states of an mlx-vlm embedding model."""
+def encoder(model: Any, config: Mapping[str, Any]) -> Hidden:
+    """Hidden states of an mlx-vlm embedding model. config: its config.json."""
     if model.model_type == "gemma3_embedding":
-        return lambda rows: bidirectional_states(model, rows)
+        causal = not config.get("use_bidirectional_attention")
+        return lambda rows: gemma_states(model, rows, causal=causal)
 
     def hidden(rows: PaddedRows) -> mx.array:
         output = model(rows.ids, attention_mask=rows.mask, token_type_ids=rows.segments)

@@ -75,13 +75,40 @@ def pooling_of_checkpoint(
             mode = _mode(_read(path / folder / "config.json", name), name) or mode
         elif kind == "Normalize":
             normalize = True
-        elif kind != "Transformer" and not (
-            kind == "Dense" and config["model_type"] in _DENSE_FAMILIES
-        ):
+        elif kind == "Dense" and config["model_type"] in _DENSE_FAMILIES:
+            _require_plain(_read(path / folder / "config.json", name), name)
+        elif kind != "Transformer":
             raise ModelRejected.because(
                 name, f"the step {shown(kind)} in its modules.json is not supported"
             )
     return _overridden(PoolingRule(mode, normalize), settings)
+
+
+def has_dense(path: Path, name: str) -> bool:
+    """Whether a checkpoint has Dense layers, or does not say what its steps are."""
+    modules = _read(path / "modules.json", name)
+    return not isinstance(modules, list) or any(
+        str(module.get("type", "")).endswith(".Dense") for module in modules
+    )
+
+
+def reads_lower_case(path: Path, name: str) -> bool:
+    """Whether texts are turned into lower case before they are tokenised."""
+    sentence = _read(path / "sentence_bert_config.json", name)
+    return isinstance(sentence, dict) and sentence.get("do_lower_case") is True
+
+
+def _require_plain(dense: Any, name: str) -> None:
+    """Raise ModelRejected for a Dense layer that is more than a matrix."""
+    stated = dense if isinstance(dense, dict) else {}
+    activation = str(stated.get("activation_function", "Identity"))
+    if stated.get("bias") or not activation.endswith("Identity"):
+        raise ModelRejected.because(
+            name,
+            f"a Dense layer has the activation {shown(activation)}"
+            f"{' and a bias' if stated.get('bias') else ''}, but only layers without either are"
+            " supported, such as EmbeddingGemma's",
+        )
 
 
 def sequence_limit(path: Path, name: str, config: Mapping[str, Any]) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
@@ -20,6 +20,8 @@ from common.wording import did_you_mean, shown
 
 _MOST_GROWTH = 1000  # factor; published models stay below twenty
 _MOST_UNUSED = 1 << 20  # token ids without a token, below the highest one
+
+_Opened = TypeVar("_Opened")
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -74,28 +76,36 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
 
 
 def _opened(checkpoint: Checkpoint, extra: dict[str, Any]) -> TokenizerWrapper:
-    """Open it with transformers, which first checks every value in config.json.
-
-    It refuses some that published models have and mlx-lm takes (Llama 4's attn_temperature_tuning
-    of 4, EXAONE 4's pattern "LLLG"). A tokenizer depends on two of them only, so what fails is
-    tried once more with these.
-    """
     from mlx_lm import utils
 
     open_tokenizer: Callable[..., TokenizerWrapper] = utils.load_tokenizer
+    tokenizer = despite_checks(
+        checkpoint.config, lambda config: open_tokenizer(checkpoint.path, extra | config)
+    )
+    settle_chats(tokenizer, checkpoint.path)
+    return tokenizer
+
+
+def despite_checks(
+    config: Mapping[str, Any], attempt: Callable[[dict[str, Any]], _Opened]
+) -> _Opened:
+    """Open a tokenizer or processor with transformers, which first checks all of config.json.
+
+    It refuses some values that published models have and MLX takes (Llama 4's
+    attn_temperature_tuning of 4, EXAONE 4's pattern "LLLG"). A tokenizer depends on two of them
+    only, so what fails is tried once more with these. attempt: takes further arguments for
+    `from_pretrained`. Raises what the first attempt raised.
+    """
     try:
-        tokenizer = open_tokenizer(checkpoint.path, extra)
+        return attempt({})
     except ImportError:
         raise
     except Exception as fault:
-        needed = {key: checkpoint.config.get(key) for key in ("model_type", "tokenizer_class")}
-        given = extra | {"config": SimpleNamespace(**needed)}
+        needed = {key: config.get(key) for key in ("model_type", "tokenizer_class")}
         try:
-            tokenizer = open_tokenizer(checkpoint.path, given)
+            return attempt({"config": SimpleNamespace(**needed)})
         except Exception:
             raise fault from None
-    settle_chats(tokenizer, checkpoint.path)
-    return tokenizer
 
 
 def remember_no_words(tokenizer: Any) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,10 @@ from backend.engine.device import (
 )
 from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.loading.adapters import Adapter, adapters_digest
+from backend.engine.loading.architectures import model_types
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.context import context_of
+from backend.engine.loading.rope_fields import earlier_fields
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
 from backend.engine.ranks.member import Member, Value
@@ -211,7 +214,7 @@ def _load(
 
 
 def _classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
-    """mlx-lm's classes of a model and of its configuration.
+    """mlx-lm's classes of a model and of its configuration, to which fields of RoPE are added.
 
     DeepSeek-V3 has a head for multi-token prediction as one more layer, which mlx-lm 0.32.2 drops
     from the checkpoint where its number is 61. Smaller models of this type have it too, under the
@@ -220,6 +223,10 @@ def _classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
     from mlx_lm.utils import _get_classes
 
     own, arguments = _get_classes(config)
+    config |= earlier_fields(config, _names(arguments))
+    part = config.get("text_config")
+    if isinstance(part, dict):
+        part |= earlier_fields(part, _names(_of_text(arguments, part)))
     if config["model_type"] != "deepseek_v3":
         return own, arguments
     heads = re.compile(rf"model\.layers\.{config['num_hidden_layers']}\..*")
@@ -231,6 +238,21 @@ def _classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
 
     made = type(own.__name__, (own,), {"sanitize": sanitize, "__module__": own.__module__})
     return made, arguments
+
+
+def _of_text(arguments: Any, part: dict[str, Any]) -> Any:
+    """mlx-lm's class of the configuration's text part; `arguments` belongs to the whole."""
+    from mlx_lm.utils import _get_classes
+
+    module = sys.modules[arguments.__module__]
+    for name in ("TextConfig", "TextArgs", "TextModelArgs"):
+        if hasattr(module, name):
+            return getattr(module, name)
+    return _get_classes(part)[1] if part.get("model_type") in model_types() else None
+
+
+def _names(arguments: Any) -> frozenset[str]:
+    return frozenset(one.name for one in (fields(arguments) if is_dataclass(arguments) else ()))
 
 
 def cast(model: Any, name: str) -> None:

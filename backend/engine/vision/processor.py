@@ -24,7 +24,8 @@ import numpy as np
 from PIL import Image
 
 from backend.engine.errors import InvalidRequest
-from backend.engine.loading.tokenizer import remember_no_words
+from backend.engine.loading.json_files import read_object
+from backend.engine.loading.tokenizer import despite_checks, remember_no_words
 from backend.engine.media.items import SOUND_RATE, Picture, Sound, Video
 from backend.engine.media.picture import picture_of
 from backend.engine.media.sound import resampled
@@ -60,7 +61,10 @@ def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
     open_image_processor: Any = utils.load_image_processor
     with nullcontext() if trust_remote_code else _running_no_code():
         images = open_image_processor(path, **extra)
-        processor = open_processor(path, True, **extra)
+        processor = despite_checks(
+            read_object(path / "config.json"),
+            lambda config: open_processor(path, True, **extra, **config),
+        )
     if images is not None:
         processor.image_processor = images
     compute_constants(processor)

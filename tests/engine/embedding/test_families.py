@@ -9,13 +9,17 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_lm.models import gemma3_text
 
 from backend.engine.embedding.label_reader import LabelReader
+from backend.engine.embedding.readers import TextReader
 from backend.engine.errors import InvalidRequest, ModelRejected, TooLong, WrongKind
 from tests.engine.embedding.rooms import embed, entities, rerank, serving
 from tests.engine.embedding.tiny_checkpoints import (
@@ -38,6 +42,110 @@ async def test_vectors_equal_the_references(family: str, tmp_path: Path) -> None
         together = await asyncio.gather(*(embed(engine, text) for text in TEXTS * 5))
     np.testing.assert_allclose(alone, SAID[family], atol=2e-4)
     np.testing.assert_allclose([one.values for one in together], alone * 5, atol=1e-5)
+
+
+_LOCAL_AND_GLOBAL = {
+    "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 77.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "earlier", "kinds"),
+    [
+        ("gemma3", {"rope_theta": 500.0, "rope_local_base_freq": 77.0}, "ssssss"),
+        ("gemma3", {"rope_theta": 500.0, "rope_local_base_freq": 77.0}, "sfsfsf"),
+        ("modernbert", {"global_rope_theta": 500.0, "local_rope_theta": 77.0}, "fsf"),
+    ],
+)
+async def test_the_configuration_of_transformers_5_means_the_same(
+    family: str, earlier: dict[str, float], kinds: str, tmp_path: Path
+) -> None:
+    later = {
+        "rope_parameters": _LOCAL_AND_GLOBAL,
+        "layer_types": [f"{'full' if one == 'f' else 'sliding'}_attention" for one in kinds],
+    }
+    every = kinds.find("f", 1) + (family == "gemma3")
+    pattern = "sliding_window_pattern" if family == "gemma3" else "global_attn_every_n_layers"
+    forms = [earlier | {pattern: every or 7}, dict.fromkeys(earlier) | later]
+    vectors = []
+    for place, form in enumerate(forms):
+        folder = write(family, tmp_path / str(place), **form)
+        _drop_empty(folder)
+        async with serving(folder) as engine:
+            vectors.append((await embed(engine, TEXTS[2])).values)
+    np.testing.assert_allclose(vectors[1], vectors[0], atol=1e-6)
+
+
+def _drop_empty(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    given = {name: value for name, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(given))
+
+
+async def test_qwen3_saved_by_transformers_5_is_served(tmp_path: Path) -> None:
+    later = {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+    folder = write("qwen3", tmp_path, **later)
+    _drop_empty(folder)
+    async with serving(folder) as engine:
+        vectors = [(await embed(engine, text)).values for text in TEXTS]
+    np.testing.assert_allclose(vectors, SAID["qwen3"], atol=2e-4)
+
+
+@pytest.mark.parametrize("dense", [True, False], ids=["dense", "no dense"])
+async def test_gemma3_without_bidirectional_attention_equals_mlx_lm(
+    dense: bool, tmp_path: Path
+) -> None:
+    """Texts longer than the window, alone and in a batch with shorter ones."""
+    folder = write("gemma3", tmp_path, use_bidirectional_attention=False)
+    if not dense:
+        steps = json.loads((folder / "modules.json").read_text())
+        kept = [step for step in steps if not step["type"].endswith("Dense")]
+        (folder / "modules.json").write_text(json.dumps(kept))
+        for part in ("2_Dense", "3_Dense"):
+            shutil.rmtree(folder / part)
+    async with serving(folder) as engine:
+        reader = engine.reader(TextReader)
+        rows = [reader.read_text(text)[0].ids for text in TEXTS]
+        alone = [(await embed(engine, text)).values for text in TEXTS]
+        together = await asyncio.gather(*(embed(engine, text) for text in TEXTS))
+    wanted = _by_mlx_lm(folder, rows, dense=dense)
+    # mlx-lm scales the embeddings by a factor in bfloat16.
+    np.testing.assert_allclose(alone, wanted, atol=1e-3)
+    np.testing.assert_allclose([one.values for one in together], alone, atol=1e-5)
+
+
+def _by_mlx_lm(folder: Path, rows: list[list[int]], *, dense: bool) -> np.ndarray:
+    """Mean states of mlx-lm's causal model, through the Dense layers, scaled to length 1."""
+    arguments = gemma3_text.ModelArgs.from_dict(json.loads((folder / "config.json").read_text()))
+    model = gemma3_text.Gemma3Model(arguments)
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    model.load_weights(list(weights.items()))
+    pooled = mx.stack([model(mx.array([row]))[0].mean(axis=0) for row in rows])
+    for part in ("2_Dense", "3_Dense") if dense else ():
+        layer: Any = mx.load(str(folder / part / "model.safetensors"))
+        pooled = pooled @ layer["linear.weight"].T
+    return np.array(pooled / mx.linalg.norm(pooled, axis=-1, keepdims=True))
+
+
+async def test_a_checkpoint_may_read_texts_in_lower_case(tmp_path: Path) -> None:
+    folder = write("bert", tmp_path)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"]["lowercase"] = False
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    async with serving(folder) as engine:
+        assert await embed(engine, "Paris, FRANCE") == await embed(engine, "paris, france")
+
+
+async def test_a_dense_layer_with_an_activation_is_refused(tmp_path: Path) -> None:
+    folder = write("gemma3", tmp_path)
+    dense = json.loads((folder / "2_Dense" / "config.json").read_text())
+    dense |= {"activation_function": "torch.nn.modules.activation.Tanh", "bias": True}
+    (folder / "2_Dense" / "config.json").write_text(json.dumps(dense))
+    with pytest.raises(ModelRejected, match=r"the activation '.*Tanh' and a bias, but only layers"):
+        async with serving(folder):
+            pass
 
 
 @pytest.mark.parametrize("family", RERANKERS)
@@ -143,6 +251,12 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
             "qwen3_rerank",
             {"model_type": "qwen2_5_vl", "architectures": ["JinaEmbeddingsV4Model"]},
             "'qwen2_5_vl' is not among the supported .* load one of those",
+        ),
+        ("qwen3", {"is_causal": False}, "its is_causal is False, but only True"),
+        (
+            "gemma3",
+            {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"] * 2},
+            "its layer_types have no regular order",
         ),
         ("bert", {"model_type": "nomic_bert"}, "its model type 'nomic_bert' is not among the"),
         (

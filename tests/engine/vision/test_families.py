@@ -249,6 +249,20 @@ async def test_the_whole_of_a_tiled_image_comes_after_its_tiles(tmp_path: Path) 
     )
 
 
+async def test_a_value_that_only_transformers_refuses_changes_nothing(tmp_path: Path) -> None:
+    """Llama 4 was published with a number where transformers wants true or false."""
+    answers = []
+    for value in (True, 4):
+        path = write_family(tmp_path / str(value), "llama4")
+        config = json.loads((path / "config.json").read_text())
+        config["text_config"]["attn_temperature_tuning"] = value
+        (path / "config.json").write_text(json.dumps(config))
+        async with seeing(path) as engine:
+            answers.append(await answer_to(engine, _TWO.request(12)))
+    assert answers[0] == answers[1]
+    assert answers[0].prompt_tokens > 16  # with the images
+
+
 async def test_images_are_not_tiled_if_they_are_many(tmp_path: Path) -> None:
     path = write_family(tmp_path / "deepseek_vl_v2", "deepseek_vl_v2")
     plain = PlainPasses(path)
