@@ -112,6 +112,7 @@ class Supervisor:
     ) -> subprocess.Popen[bytes]:
         own = {**environ, **transport_environ(place, hostfile, environ)}
         own.pop(parent_watch.SWITCH, None)  # the supervisor watches the host instead
+        own[parent_watch.PARENT] = str(os.getpid())
         own[LAST_LOAD] = str(Path(self._folder.name) / "last_load")
         place.write(own)
         arguments = self._plan.rest if place.rank == 0 else ()

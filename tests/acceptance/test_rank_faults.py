@@ -224,6 +224,20 @@ def test_ranks_end_with_their_host() -> None:
                 supervisor.kill()
 
 
+def test_ranks_that_are_still_starting_end_with_their_supervisor() -> None:
+    """Also before they have looked which process is their parent."""
+    command = [ROOT / "run.sh", "--addr", "127.0.0.1:0", "--ranks", "2"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as child:
+        supervisor = psutil.Process(child.pid)
+        until(lambda: len(supervisor.children()) == 2)
+        processes = supervisor.children()
+        child.kill()
+        _, alive = psutil.wait_procs(processes, WAIT)
+        for process in alive:
+            process.kill()
+        assert not alive
+
+
 def test_ranks_end_with_their_supervisor() -> None:
     """Also if the host is not watched, which concerns only the host."""
     unset = {"LOCALAI_BACKEND_PARENT_WATCH": "off", TOKEN: ""}
