@@ -32,12 +32,13 @@ from backend.engine.ranks.wire import (
     Drop,
     Failed,
     Form,
-    Formed,
+    Join,
     LoadReport,
     LoadShard,
     Message,
     Open,
     Plain,
+    Ready,
     Software,
     Step,
     Stop,
@@ -56,7 +57,7 @@ STOPPED, FAILED = 0, 1
 
 def follow(place: Place, token: str, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:
     """Serve rank 0 until it ends. end: ends the process at once, whatever its threads are doing."""
-    # MLX is imported now, because `Form` must be answered at once.
+    # MLX is imported now, because `Join` must be obeyed at once.
     import backend.engine.ranks.group  # noqa: F401
 
     link = _connected(place, token)
@@ -122,6 +123,10 @@ class _Follower:
         for results that rank 0 will not compute; then the process ends.
         """
         match message:
+            case Form(timeout):
+                self._link.timeout = timeout
+            case Join():
+                self._link.timeout = max(self._link.timeout, self._place.timeout)
             case LoadShard(number, timeout=timeout):
                 self._link.timeout = timeout
                 self._loads[number] = threading.Event()
@@ -133,6 +138,8 @@ class _Follower:
     def _obey(self, message: Message) -> None:
         match message:
             case Form():
+                self._link.send(Ready())
+            case Join():
                 self._join()
             case LoadShard():
                 self._load(message)
@@ -161,7 +168,6 @@ class _Follower:
         signal.setitimer(signal.ITIMER_REAL, self._place.timeout)
         join_group(self._place)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        self._link.send(Formed())
 
     def _load(self, order: LoadShard) -> None:
         from backend.engine.ranks.followed_model import load_followed
