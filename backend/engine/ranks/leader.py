@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import math
 import os
 import queue
 import socket
@@ -214,7 +213,8 @@ class Leader:
             self._require_whole()
             return self._names(rank for rank, one in followers.items() if not one.ready)
 
-        self._wait_while(missing, cancelled)
+        # A rank that is lost is reported with the reason, which takes about as long.
+        self._wait_while(missing, cancelled, timeout + _NAME_SECONDS)
 
     def _join(self, timeout: float) -> None:
         """Join the group, together with all other ranks.
@@ -315,7 +315,7 @@ class Leader:
                 return report
 
     def _wait_while(
-        self, missing: Callable[[], str], cancelled: threading.Event, limit: float = math.inf
+        self, missing: Callable[[], str], cancelled: threading.Event, limit: float
     ) -> None:
         """Wait until no rank is missing. missing: their names. limit: in seconds."""
         began = reported = time.monotonic()

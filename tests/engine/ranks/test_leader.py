@@ -95,6 +95,17 @@ def test_mlx_forms_the_group_only_when_every_rank_is_ready(
     other.close()
 
 
+def test_a_load_does_not_wait_for_ever_for_a_rank_that_is_not_ready(ranks: Ranks) -> None:
+    """It is connected, but its engine thread does nothing. The next load asks again."""
+    other = ranks.joined()
+    other.timeout = 0.5  # heartbeats come often enough
+    with pytest.raises(ShuttingDown, match=r"rank 1 \(b\) did not join within 2 s"):
+        at_once(ranks.leader.form(1.0, threading.Event()))
+    assert other.receive() == Form(1.0)
+    ranks.form(other)
+    other.close()
+
+
 def test_a_load_that_is_cancelled_before_the_group_is_formed_does_not_affect_the_next(
     ranks: Ranks,
 ) -> None:
