@@ -21,8 +21,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from backend.engine.ranks import patience
 from backend.engine.ranks.hostfile import transport_environ
-from backend.engine.ranks.place import TOKEN, Place
+from backend.engine.ranks.place import TIMEOUT, TOKEN, Place
 from backend.rpc import logs, parent_watch
 from backend.rpc.monitor import is_stopped
 from backend.supervising.command_line import Plan
@@ -33,7 +34,6 @@ _GRACE = 10.0  # seconds that rank 0 gets to shut down; it takes 7 at most
 _REPORTS = 4.0  # seconds that rank 0 gets to report the loss of a rank
 _FOLLOWERS_GRACE = 1.0  # seconds that the others get to notice that rank 0 has ended
 _LOOK_SECONDS = 2.0  # seconds between two checks whether a signal has stopped a rank
-_MOST_STOPPED = 8.0  # seconds; with the time between two checks it makes up a rank's time-out
 # seconds; ranks that live shorter than this several times in a row are not started again
 _SHORT_LIFE = 20.0
 _MOST_SHORT_LIVES = 3
@@ -52,6 +52,7 @@ class Supervisor:
         self._parent = os.getppid()
         self._watches = parent_watch.should_watch(environ, self._parent)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        self._patience = Path(self._folder.name) / "rank_timeout"
         self._wake, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
 
@@ -92,6 +93,7 @@ class Supervisor:
 
     def _start(self) -> list[subprocess.Popen[bytes]]:
         """Start the processes; the first one decides when the others end."""
+        self._patience.unlink(missing_ok=True)
         if (place := self._plan.place) is not None:
             return [self._spawn(place, self._plan.hostfile, self._environ)]
         count = self._plan.count
@@ -114,6 +116,7 @@ class Supervisor:
         own.pop(parent_watch.SWITCH, None)  # the supervisor watches the host instead
         own[parent_watch.PARENT] = str(os.getpid())
         own[LAST_LOAD] = str(Path(self._folder.name) / "last_load")
+        own[patience.FILE] = str(self._patience)
         place.write(own)
         arguments = self._plan.rest if place.rank == 0 else ()
         return subprocess.Popen(
@@ -137,7 +140,9 @@ class Supervisor:
                 if self._watches and os.getppid() != self._parent:
                     logs.error("exit", cause=f"the host process {self._parent} is gone")
                     self._asked = signal.SIGTERM
-                _kill_stopped(processes, stopped)
+                # With the time between two checks it makes up the time-out.
+                most = max(patience.told(self._patience), TIMEOUT) - _LOOK_SECONDS
+                _kill_stopped(processes, stopped, most)
             return first.returncode
         finally:
             until = time.monotonic() + _FOLLOWERS_GRACE
@@ -159,17 +164,19 @@ class Supervisor:
             os.read(self._wake, 4096)
 
 
-def _kill_stopped(processes: Sequence[subprocess.Popen[bytes]], since: dict[int, float]) -> None:
+def _kill_stopped(
+    processes: Sequence[subprocess.Popen[bytes]], since: dict[int, float], most: float
+) -> None:
     """Kill a rank that a signal has stopped for longer than a rank may be silent.
 
     The ranks cannot notice that themselves before they are connected. since: when each rank was
-    first seen stopped.
+    first seen stopped. most: in seconds.
     """
     now = time.monotonic()
     for process in processes:
         if process.poll() is not None or not is_stopped(process.pid):
             since.pop(process.pid, None)
-        elif now - since.setdefault(process.pid, now) >= _MOST_STOPPED:
+        elif now - since.setdefault(process.pid, now) >= most:
             process.kill()
 
 

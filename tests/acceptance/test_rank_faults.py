@@ -22,7 +22,7 @@ import grpc
 import psutil
 import pytest
 
-from backend.engine.ranks.place import TOKEN
+from backend.engine.ranks.place import TIMEOUT, TOKEN
 from backend.supervising.supervisor import free_ports
 from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, text_answer
 from tests.acceptance.rank_pair import Pair
@@ -225,6 +225,23 @@ def serves_again(backend: Backend) -> None:
     until(lambda: any("event=loaded_again" in line for line in backend.log))
     backend.stub = type(backend.stub)(backend.connect())
     assert text_answer(backend, SHORT)
+
+
+@pytest.mark.skipif(not TEST_LONG, reason="a rank is stopped for longer than the default time-out")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_may_be_stopped_for_as_long_as_the_model_allows(rank: int) -> None:
+    """Its supervisor allows it too."""
+    backend = Backend(arguments=["--ranks", "2"])
+    try:
+        bring(backend, "idle", "rank_timeout:60")
+        processes = ranks(backend.process())
+        processes[rank].suspend()
+        time.sleep(TIMEOUT + 5)  # the fault lasts so long
+        processes[rank].resume()
+        assert text_answer(backend, SHORT)
+        assert ranks(backend.process()) == processes
+    finally:
+        backend.close()
 
 
 def test_the_ranks_exit_with_the_option_for_it() -> None:

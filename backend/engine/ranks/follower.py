@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 from backend.engine.errors import Cancelled, EngineError
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
+from backend.engine.ranks import patience
 from backend.engine.ranks.link import Link, LinkLost, after, connect
 from backend.engine.ranks.member import Member, Value
 from backend.engine.ranks.place import Place
@@ -124,16 +125,20 @@ class _Follower:
         """
         match message:
             case Form(timeout):
-                self._link.timeout = timeout
+                self._set_timeout(timeout)
             case Join():
                 self._link.timeout = max(self._link.timeout, self._place.timeout)
             case LoadShard(number, timeout=timeout):
-                self._link.timeout = timeout
+                self._set_timeout(timeout)
                 self._loads[number] = threading.Event()
             case Abandon(number) if number in self._loads:
                 self._loads[number].set()
                 after(self._link.timeout, lambda: end() if number in self._loads else None)
         self._inbox.put(message)
+
+    def _set_timeout(self, seconds: float) -> None:
+        patience.tell(seconds)
+        self._link.timeout = seconds
 
     def _obey(self, message: Message) -> None:
         match message:

@@ -30,6 +30,7 @@ from backend.engine.errors import (
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
+from backend.engine.ranks import patience
 from backend.engine.ranks.hostfile import (
     Misuse,
     hosts_of,
@@ -206,7 +207,7 @@ class Leader:
         followers = dict(self._followers)
         for follower in followers.values():
             follower.ready = False
-            follower.link.timeout = timeout
+        self._set_timeout(timeout)
         self._send(Form(timeout))
 
         def missing() -> str:
@@ -244,8 +245,7 @@ class Leader:
             for one in dataclasses.fields(request)
             if one.name != "adapters"
         }
-        for follower in list(self._followers.values()):
-            follower.link.timeout = timeout
+        self._set_timeout(timeout)
         with self._changed:
             self._load, self._refusal = number, ""
         self._send(LoadShard(number, fields, timeout))
@@ -294,6 +294,12 @@ class Leader:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self.broken), _NAME_SECONDS)
         return RankLost(self.broken) if self.broken else fault
+
+    def _set_timeout(self, seconds: float) -> None:
+        """Set the seconds of silence after which a rank counts as lost."""
+        patience.tell(seconds)
+        for follower in list(self._followers.values()):
+            follower.link.timeout = seconds
 
     def _next_report(self, rank: int, number: int, cancelled: threading.Event) -> LoadReport:
         """The next report of a rank about a load."""
