@@ -302,6 +302,27 @@ def test_ranks_end_with_their_supervisor() -> None:
         backend.close()
 
 
+def test_ranks_end_in_order_when_their_terminal_is_closed() -> None:
+    """As a backend without ranks does: all of its processes get SIGHUP."""
+    backend = Backend(arguments=["--ranks", "2"])
+    try:
+        stream = bring(backend, "decode")
+        folder = Path(
+            next(iter(ranks(backend.process()).values())).environ()["MLX_HOSTFILE"]
+        ).parent
+        processes = backend.process().children(recursive=True)
+        for process in (*processes, backend.process()):
+            process.send_signal(signal.SIGHUP)
+        assert drained(stream) in ("CANCELLED", "UNAVAILABLE")
+        assert backend.child.wait(WAIT) == 0
+        _, alive = psutil.wait_procs(processes, WAIT)
+        assert not alive
+        assert not folder.exists()
+        assert any("event=stopped" in line for line in backend.log)
+    finally:
+        backend.close()
+
+
 def test_a_worker_ends_at_once_when_asked_to(tmp_path: Path) -> None:
     """Rank 0 notices by the connection; there is no call to wait for."""
     hostfile = tmp_path / "hosts.json"
