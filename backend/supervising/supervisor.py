@@ -39,6 +39,7 @@ _SHORT_LIFE = 20.0
 _MOST_SHORT_LIVES = 3
 _GIVEN_UP = 1
 _MISUSED = 2
+_SIGNALLED = 128  # and the number of the signal that ended the process
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -59,14 +60,15 @@ class Supervisor:
     def run(self) -> int:
         """Run until the ranks have ended.
 
-        Returns the exit code of rank 0, or of the rank started here.
+        Returns the exit code of rank 0, or of the rank started here, as a shell does.
         """
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         for number in (*_SIGNALS, signal.SIGCHLD):
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._note)
         with self._folder:
-            return self._lives()
+            code = self._lives()
+        return code if code >= 0 else _SIGNALLED - code
 
     def _lives(self) -> int:
         short_lives = 0
@@ -75,7 +77,7 @@ class Supervisor:
             code = self._life(self._start())
             if self._asked is not None or code == _MISUSED or not self._plan.restarts:
                 return code
-            if code == 0 and self._plan.place is None:
+            if code == 0 and not self._is_worker:  # somebody has asked rank 0 itself to stop
                 return code
             short_lives = short_lives + 1 if time.monotonic() - began < _SHORT_LIFE else 0
             if short_lives >= _MOST_SHORT_LIVES and not self._is_worker:
@@ -158,7 +160,8 @@ class Supervisor:
             first.wait()
             return 0
         first.send_signal(self._asked)
-        return _ended(first, _GRACE)
+        code = _ended(first, _GRACE)
+        return 0 if code == -self._asked else code  # it was still starting, and had no calls
 
     def _pause(self, seconds: float) -> None:
         """Wait for a signal, at most that many seconds."""

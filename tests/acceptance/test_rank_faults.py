@@ -323,6 +323,35 @@ def test_ranks_end_in_order_when_their_terminal_is_closed() -> None:
         backend.close()
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, 128 + signal.SIGKILL)]
+)
+def test_the_exit_code_if_rank_0_ends_while_it_starts(number: signal.Signals, code: int) -> None:
+    command = [str(ROOT / "run.sh"), "--addr", "127.0.0.1:0", "--ranks", "2", "--rank-loss", "exit"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as child:
+        supervisor = psutil.Process(child.pid)
+        until(lambda: len(supervisor.children()) == 2)
+        processes = supervisor.children()
+        (child if number == signal.SIGTERM else processes[0]).send_signal(number)
+        assert child.wait(WAIT) == code
+        _, alive = psutil.wait_procs(processes, WAIT)
+        assert not alive
+
+
+def test_rank_0_of_a_hostfile_stays_ended_if_it_is_asked_to_stop(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts.json"
+    hostfile.write_text(json.dumps([f"127.0.0.1:{port}" for port in free_ports(2)]))
+    (control,) = free_ports(1)
+    arguments = ["--hostfile", str(hostfile), "--control", f"127.0.0.1:{control}"]
+    backend = Backend((), arguments)
+    try:
+        (rank,) = backend.process().children()
+        rank.terminate()
+        assert backend.child.wait(WAIT) == 0
+    finally:
+        backend.close()
+
+
 def test_a_worker_ends_at_once_when_asked_to(tmp_path: Path) -> None:
     """Rank 0 notices by the connection; there is no call to wait for."""
     hostfile = tmp_path / "hosts.json"
