@@ -176,7 +176,7 @@ def _follow(place: Place, secret: str, environ: Mapping[str, str]) -> int:
         logs.flush()
         os._exit(code)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     parent_watch.arm(environ)
     follow(place, secret, end)

@@ -6,9 +6,11 @@ new rank 0 loads the same model again, so that the host need not do it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from backend.rpc import logs
 from wire import backend_pb2 as pb
 
 FILE = "MLX_BACKEND_LAST_LOAD"
@@ -21,12 +23,18 @@ class LastLoad:
         self._path = Path(environ[FILE]) if environ.get(FILE) else None
 
     def remember(self, request: pb.ModelOptions) -> None:
-        if self._path is not None:
+        if self._path is None:
+            return
+        try:
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)  # /tmp may have been tidied
             self._path.write_bytes(request.SerializeToString())
+        except OSError as fault:
+            logs.warning("last_load", stored=False, why=fault.strerror)
 
     def forget(self) -> None:
         if self._path is not None:
-            self._path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                self._path.unlink()
 
     def request(self) -> pb.ModelOptions | None:
         """The request to load again; None if no model was loaded."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from backend.engine.engine import Engine
-from backend.rpc import logs
+from backend.rpc import logs, parent_watch
 from backend.rpc.address import Address
 from backend.rpc.server import Server
 from backend.rpc.watchdog import Watchdog
@@ -69,11 +69,13 @@ def _on_signals() -> asyncio.Future[int]:
     SIGHUP counts as a signal to stop unless it is ignored, as under `nohup`.
 
     `timeout` and similar programs signal a process and then its group; such a repetition does not
-    count as a second signal.
+    count as a second signal. Nor does any under a supervisor: it forwards the first signal, which
+    the group may have got too, and ends this process itself if that takes too long.
     """
     loop = asyncio.get_running_loop()
     stop_signal: asyncio.Future[int] = loop.create_future()
     echo_until = 0.0
+    supervised = parent_watch.PARENT in os.environ
 
     def receive(number: signal.Signals) -> None:
         nonlocal echo_until
@@ -81,7 +83,7 @@ def _on_signals() -> asyncio.Future[int]:
             stop_signal.set_result(number)
             echo_until = loop.time() + _ECHO
             return
-        if loop.time() < echo_until:
+        if loop.time() < echo_until or supervised:
             return
         logs.error("exit", cause=f"a second {number.name} asked to stop at once")
         logs.flush()

@@ -16,6 +16,9 @@ from backend.rpc import logs
 
 SWITCH = "LOCALAI_BACKEND_PARENT_WATCH"
 INTERVAL = "LOCALAI_BACKEND_PARENT_WATCH_INTERVAL"
+# The parent's process number, if the parent gives it. Otherwise a parent that ends while this
+# process starts is not known.
+PARENT = "MLX_BACKEND_PARENT"
 _DEFAULT_SECONDS = 2.0
 _UNITS = (("ms", 0.001), ("s", 1.0), ("m", 60.0))
 _INIT = 1  # the process that becomes the parent of orphans
@@ -45,7 +48,7 @@ def should_watch(environ: Mapping[str, str], parent: int) -> bool:
 
 def arm(environ: Mapping[str, str] = os.environ) -> bool:
     """Start watching; False if there is nothing to watch."""
-    parent = os.getppid()
+    parent = int(environ.get(PARENT, "0")) or os.getppid()
     if not should_watch(environ, parent):
         return False
     seconds = interval_of(environ.get(INTERVAL, ""))

@@ -8,6 +8,7 @@ successful calls have these trailers, and hosts may ignore them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from backend.engine.events import Finished
@@ -24,6 +25,8 @@ ACCEPTED = "mlx-draft-accepted-tokens"
 GAIN = "mlx-draft-gain"
 GUESSERS = "mlx-draft-guessers"
 RANK = "mlx-rank"  # of Status: a line for each rank
+
+_UNPRINTABLE = re.compile("[^ -~]")
 
 
 def of(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | bytes], ...]:
@@ -54,4 +57,5 @@ def of_guessing(report: GuessReport | None) -> tuple[tuple[str, str], ...]:
 
 
 def of_ranks(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    return tuple((RANK, line.encode("ascii", "replace").decode()) for line in lines)
+    """The trailers of Status about ranks. gRPC sends only printable ASCII in them."""
+    return tuple((RANK, _UNPRINTABLE.sub("?", line)) for line in lines)

@@ -21,8 +21,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from backend.engine.ranks import patience
 from backend.engine.ranks.hostfile import transport_environ
-from backend.engine.ranks.place import TOKEN, Place
+from backend.engine.ranks.place import TIMEOUT, TOKEN, Place
 from backend.rpc import logs, parent_watch
 from backend.rpc.monitor import is_stopped
 from backend.supervising.command_line import Plan
@@ -33,13 +34,13 @@ _GRACE = 10.0  # seconds that rank 0 gets to shut down; it takes 7 at most
 _REPORTS = 4.0  # seconds that rank 0 gets to report the loss of a rank
 _FOLLOWERS_GRACE = 1.0  # seconds that the others get to notice that rank 0 has ended
 _LOOK_SECONDS = 2.0  # seconds between two checks whether a signal has stopped a rank
-_MOST_STOPPED = 8.0  # seconds; with the time between two checks it makes up a rank's time-out
 # seconds; ranks that live shorter than this several times in a row are not started again
 _SHORT_LIFE = 20.0
 _MOST_SHORT_LIVES = 3
 _GIVEN_UP = 1
 _MISUSED = 2
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALLED = 128  # and the number of the signal that ended the process
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Supervisor:
@@ -52,19 +53,22 @@ class Supervisor:
         self._parent = os.getppid()
         self._watches = parent_watch.should_watch(environ, self._parent)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
+        self._patience = Path(self._folder.name) / "rank_timeout"
         self._wake, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
 
     def run(self) -> int:
         """Run until the ranks have ended.
 
-        Returns the exit code of rank 0, or of the rank started here.
+        Returns the exit code of rank 0, or of the rank started here, as a shell does.
         """
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         for number in (*_SIGNALS, signal.SIGCHLD):
-            signal.signal(number, self._note)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._note)
         with self._folder:
-            return self._lives()
+            code = self._lives()
+        return code if code >= 0 else _SIGNALLED - code
 
     def _lives(self) -> int:
         short_lives = 0
@@ -73,7 +77,7 @@ class Supervisor:
             code = self._life(self._start())
             if self._asked is not None or code == _MISUSED or not self._plan.restarts:
                 return code
-            if code == 0 and self._plan.place is None:
+            if code == 0 and not self._is_worker:  # somebody has asked rank 0 itself to stop
                 return code
             short_lives = short_lives + 1 if time.monotonic() - began < _SHORT_LIFE else 0
             if short_lives >= _MOST_SHORT_LIVES and not self._is_worker:
@@ -92,6 +96,8 @@ class Supervisor:
 
     def _start(self) -> list[subprocess.Popen[bytes]]:
         """Start the processes; the first one decides when the others end."""
+        Path(self._folder.name).mkdir(mode=0o700, exist_ok=True)  # /tmp may have been tidied
+        self._patience.unlink(missing_ok=True)
         if (place := self._plan.place) is not None:
             return [self._spawn(place, self._plan.hostfile, self._environ)]
         count = self._plan.count
@@ -112,7 +118,9 @@ class Supervisor:
     ) -> subprocess.Popen[bytes]:
         own = {**environ, **transport_environ(place, hostfile, environ)}
         own.pop(parent_watch.SWITCH, None)  # the supervisor watches the host instead
+        own[parent_watch.PARENT] = str(os.getpid())
         own[LAST_LOAD] = str(Path(self._folder.name) / "last_load")
+        own[patience.FILE] = str(self._patience)
         place.write(own)
         arguments = self._plan.rest if place.rank == 0 else ()
         return subprocess.Popen(
@@ -136,7 +144,9 @@ class Supervisor:
                 if self._watches and os.getppid() != self._parent:
                     logs.error("exit", cause=f"the host process {self._parent} is gone")
                     self._asked = signal.SIGTERM
-                _kill_stopped(processes, stopped)
+                # With the time between two checks it makes up the time-out.
+                most = max(patience.told(self._patience), TIMEOUT) - _LOOK_SECONDS
+                _kill_stopped(processes, stopped, most)
             return first.returncode
         finally:
             until = time.monotonic() + _FOLLOWERS_GRACE
@@ -150,7 +160,8 @@ class Supervisor:
             first.wait()
             return 0
         first.send_signal(self._asked)
-        return _ended(first, _GRACE)
+        code = _ended(first, _GRACE)
+        return 0 if code == -self._asked else code  # it was still starting, and had no calls
 
     def _pause(self, seconds: float) -> None:
         """Wait for a signal, at most that many seconds."""
@@ -158,17 +169,19 @@ class Supervisor:
             os.read(self._wake, 4096)
 
 
-def _kill_stopped(processes: Sequence[subprocess.Popen[bytes]], since: dict[int, float]) -> None:
+def _kill_stopped(
+    processes: Sequence[subprocess.Popen[bytes]], since: dict[int, float], most: float
+) -> None:
     """Kill a rank that a signal has stopped for longer than a rank may be silent.
 
     The ranks cannot notice that themselves before they are connected. since: when each rank was
-    first seen stopped.
+    first seen stopped. most: in seconds.
     """
     now = time.monotonic()
     for process in processes:
         if process.poll() is not None or not is_stopped(process.pid):
             since.pop(process.pid, None)
-        elif now - since.setdefault(process.pid, now) >= _MOST_STOPPED:
+        elif now - since.setdefault(process.pid, now) >= most:
             process.kill()
 
 

@@ -11,6 +11,7 @@ import itertools
 import json
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import grpc
 import psutil
 import pytest
 
-from backend.engine.ranks.place import TOKEN
+from backend.engine.ranks.place import TIMEOUT, TOKEN
 from backend.supervising.supervisor import free_ports
 from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, text_answer
 from tests.acceptance.rank_pair import Pair
@@ -36,7 +37,9 @@ SHORT = chat("What is the capital of France?", Tokens=8)
 OPTIONS = ["load_trial:false"]
 # Seconds after which a rank that says nothing is lost: the test waits for that.
 SOON = "rank_timeout:5"
-STATES = ("starting", "loading", "prefill", "decode", "idle", "freeing")
+HEALTH_SECONDS = 10.0  # LocalAI's deadline
+# joined: the ranks are connected, but the group is not formed; the load begins after the fault.
+STATES = ("starting", "joined", "loading", "prefill", "decode", "idle", "freeing")
 FAULTS = (("SIGKILL", 0), ("SIGKILL", 1), ("SIGSTOP", 0), ("SIGSTOP", 1), ("cut", 1))
 Case = tuple[str, str, int]
 EVERY: list[Case] = [(state, *fault) for state in STATES for fault in FAULTS]
@@ -87,15 +90,16 @@ def ranks(*supervisors: psutil.Process) -> dict[int, psutil.Process]:
 
 def bring(backend: Backend, state: str, *options: str) -> Any:
     """Bring the backend into the state; returns the call that is running then, if any."""
-    options = (*OPTIONS, *options)
-    model = pb.ModelOptions(Model="tiny", ModelFile=str(TINY_TEXT), Options=options)
     if state == "starting":
         return None
+    if state == "joined":
+        until(lambda: any("has joined" in line for line in backend.log))
+        return None
+    load = begin_load(backend, *options)
     if state == "loading":
-        call = backend.stub.LoadModel.future(model, timeout=WAIT)
-        until(lambda: formed(backend) or call.done())
-        return call
-    backend.stub.LoadModel(model, timeout=WAIT)
+        until(lambda: formed(backend) or load.done())
+        return load
+    load.result()
     match state:
         case "prefill":
             calls = [backend.stub.Predict.future(each, timeout=WAIT) for each in LONG]
@@ -108,6 +112,31 @@ def bring(backend: Backend, state: str, *options: str) -> Any:
         case "freeing":
             return backend.stub.Free.future(NOTHING, timeout=WAIT)
     return None
+
+
+def begin_load(backend: Backend, *options: str) -> Any:
+    options = (*OPTIONS, *options)
+    model = pb.ModelOptions(Model="tiny", ModelFile=str(TINY_TEXT), Options=options)
+    return backend.stub.LoadModel.future(model, timeout=WAIT)
+
+
+@contextlib.contextmanager
+def asking_for_health(backend: Backend) -> Iterator[list[str]]:
+    """Calls Health again and again, with a host's deadline. Yields the answers."""
+    answers: list[str] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.wait(PAUSE):
+            answers.append(answer_to(backend.stub.Health.future(NOTHING, timeout=HEALTH_SECONDS)))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    try:
+        yield answers
+    finally:
+        stop.set()
+        asking.join(WAIT)
 
 
 def formed(backend: Backend) -> bool:
@@ -148,15 +177,20 @@ def test_the_ranks_start_again_and_serve(case: Case, table: list[Row], tmp_path:
         supervisors.append(backend.process())
         until(lambda: len(ranks(*supervisors)) == 2)
         before = ranks(*supervisors)
-        call = bring(backend, state, *([] if what == "SIGKILL" else [SOON]))
+        options = [] if what == "SIGKILL" else [SOON]
+        call = bring(backend, state, *options)
         began = time.monotonic()
-        if what == "cut":
-            pair.cut()
-        else:
-            before[rank].send_signal(signal.Signals[what])
-        answer = drained(call) if state == "decode" else answer_to(call)
-        seconds = time.monotonic() - began
+        with asking_for_health(backend) as healths:
+            if what == "cut":
+                pair.cut()
+            else:
+                before[rank].send_signal(signal.Signals[what])
+            if state == "joined":
+                call = begin_load(backend, *options)
+            answer = drained(call) if state == "decode" else answer_to(call)
+            seconds = time.monotonic() - began
         assert answer in {"-", "OK", "UNAVAILABLE"}
+        assert rank == 0 or "DEADLINE_EXCEEDED" not in healths
         assert answer != "OK" or state in ("loading", "prefill", "freeing")
         if (state, what) != ("starting", "cut"):  # nothing is connected then that can be lost
             _, alive = psutil.wait_procs([*before.values()], WAIT)
@@ -166,10 +200,9 @@ def test_the_ranks_start_again_and_serve(case: Case, table: list[Row], tmp_path:
             if rank == 1:
                 lost = [line for line in backend.log if "event=exit" in line]
                 assert any("rank 1 (127.0.0.1)" in line for line in lost), backend.log
-        elif what == "cut":
+        else:
             serves(backend)
-        again = what == "cut" or state in ("prefill", "decode", "idle")
-        table.append(Row(case, answer, seconds, "serves again" if again else "no rank left"))
+        table.append(Row(case, answer, seconds, "serves again"))
 
 
 def serves(backend: Backend) -> None:
@@ -192,6 +225,23 @@ def serves_again(backend: Backend) -> None:
     until(lambda: any("event=loaded_again" in line for line in backend.log))
     backend.stub = type(backend.stub)(backend.connect())
     assert text_answer(backend, SHORT)
+
+
+@pytest.mark.skipif(not TEST_LONG, reason="a rank is stopped for longer than the default time-out")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_may_be_stopped_for_as_long_as_the_model_allows(rank: int) -> None:
+    """Its supervisor allows it too."""
+    backend = Backend(arguments=["--ranks", "2"])
+    try:
+        bring(backend, "idle", "rank_timeout:60")
+        processes = ranks(backend.process())
+        processes[rank].suspend()
+        time.sleep(TIMEOUT + 5)  # the fault lasts so long
+        processes[rank].resume()
+        assert text_answer(backend, SHORT)
+        assert ranks(backend.process()) == processes
+    finally:
+        backend.close()
 
 
 def test_the_ranks_exit_with_the_option_for_it() -> None:
@@ -224,6 +274,20 @@ def test_ranks_end_with_their_host() -> None:
                 supervisor.kill()
 
 
+def test_ranks_that_are_still_starting_end_with_their_supervisor() -> None:
+    """Also before they have looked which process is their parent."""
+    command = [str(ROOT / "run.sh"), "--addr", "127.0.0.1:0", "--ranks", "2"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as child:
+        supervisor = psutil.Process(child.pid)
+        until(lambda: len(supervisor.children()) == 2)
+        processes = supervisor.children()
+        child.kill()
+        _, alive = psutil.wait_procs(processes, WAIT)
+        for process in alive:
+            process.kill()
+        assert not alive
+
+
 def test_ranks_end_with_their_supervisor() -> None:
     """Also if the host is not watched, which concerns only the host."""
     unset = {"LOCALAI_BACKEND_PARENT_WATCH": "off", TOKEN: ""}
@@ -234,6 +298,56 @@ def test_ranks_end_with_their_supervisor() -> None:
         backend.child.kill()
         _, alive = psutil.wait_procs([*processes.values()], WAIT)
         assert not alive
+    finally:
+        backend.close()
+
+
+def test_ranks_end_in_order_when_their_terminal_is_closed() -> None:
+    """As a backend without ranks does: all of its processes get SIGHUP."""
+    backend = Backend(arguments=["--ranks", "2"])
+    try:
+        stream = bring(backend, "decode")
+        folder = Path(
+            next(iter(ranks(backend.process()).values())).environ()["MLX_HOSTFILE"]
+        ).parent
+        processes = backend.process().children(recursive=True)
+        for process in (*processes, backend.process()):
+            process.send_signal(signal.SIGHUP)
+        assert drained(stream) in ("CANCELLED", "UNAVAILABLE")
+        assert backend.child.wait(WAIT) == 0
+        _, alive = psutil.wait_procs(processes, WAIT)
+        assert not alive
+        assert not folder.exists()
+        assert any("event=stopped" in line for line in backend.log)
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, 128 + signal.SIGKILL)]
+)
+def test_the_exit_code_if_rank_0_ends_while_it_starts(number: signal.Signals, code: int) -> None:
+    command = [str(ROOT / "run.sh"), "--addr", "127.0.0.1:0", "--ranks", "2", "--rank-loss", "exit"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as child:
+        supervisor = psutil.Process(child.pid)
+        until(lambda: len(supervisor.children()) == 2)
+        processes = supervisor.children()
+        (child if number == signal.SIGTERM else processes[0]).send_signal(number)
+        assert child.wait(WAIT) == code
+        _, alive = psutil.wait_procs(processes, WAIT)
+        assert not alive
+
+
+def test_rank_0_of_a_hostfile_stays_ended_if_it_is_asked_to_stop(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts.json"
+    hostfile.write_text(json.dumps([f"127.0.0.1:{port}" for port in free_ports(2)]))
+    (control,) = free_ports(1)
+    arguments = ["--hostfile", str(hostfile), "--control", f"127.0.0.1:{control}"]
+    backend = Backend((), arguments)
+    try:
+        (rank,) = backend.process().children()
+        rank.terminate()
+        assert backend.child.wait(WAIT) == 0
     finally:
         backend.close()
 

@@ -1,11 +1,12 @@
 """Several ranks on this machine, each its own process, serve as one backend.
 
-RANK_CYCLES=1000 loads and frees a model 1,000 times.
+RANK_CYCLES=1000 loads a model, asks it something and frees it 1,000 times.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import grpc
 import psutil
 import pytest
 
-from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat, text_of
+from tests.acceptance.backend import TINY_TEXT, WAIT, Backend, chat, text_answer, text_of
 from tests.engine.test_loading_adapters import ATTENTION, random_weights, write_adapter
 from wire import backend_pb2 as pb
 
 MODELS = TINY_TEXT.parent
 LONG = 40
+SHORT = chat("What is the capital of France?", Tokens=4)
 CYCLES = int(os.environ.get("RANK_CYCLES", "20"))
 SETTLED = 10  # cycles after which a process has allocated all that it keeps
 # Bytes: a leak of 0.8 MiB a load in ten cycles, of 16 KiB in a thousand.
@@ -107,17 +109,21 @@ def test_many_requests_at_once(ranks: Backend, answers: list[str]) -> None:
 
 @pytest.mark.timeout(60 + 10 * CYCLES)
 def test_loads_leave_nothing_behind(ranks: Backend) -> None:
-    """Memory, threads and descriptors of every rank."""
+    """Memory, threads and descriptors of every rank; with -s, they are printed meanwhile."""
     processes = ranks.process().children()
     assert len(processes) == 2
     before: list[tuple[int, int, int]] = []
+    began = time.monotonic()
     for cycle in range(CYCLES):
         if cycle == SETTLED:
             before = [_held(process) for process in processes]
         ranks.load(Options=["load_trial:false"])
+        assert text_answer(ranks, SHORT)
         assert ranks.stub.Free(pb.HealthMessage(), timeout=WAIT).success
+        if (cycle + 1) % 20 == 0:
+            held = [_held(process) for process in processes]
+            print(f"{cycle + 1} loads, {time.monotonic() - began:.0f} s: {held}", flush=True)
     after = [_held(process) for process in processes]
-    print(*zip(before, after, strict=True), sep="\n")
     for (memory, threads, files), (memory_now, threads_now, files_now) in zip(
         before, after, strict=True
     ):

@@ -117,6 +117,7 @@ class FakeEngine(Engine):
         self.left = threading.Event()
         self.full: Overloaded | None = None
         self.state = EngineState.READY
+        self.ranks: tuple[str, ...] = ()
         self.stopping = False
         self.guessing: GuessReport | None = None
 
@@ -175,7 +176,7 @@ class FakeEngine(Engine):
         return bytes(tokens).decode()
 
     async def status(self) -> EngineStatus:
-        return EngineStatus(self.state, 300, {"weights": 200, "cache": 100})
+        return EngineStatus(self.state, 300, {"weights": 200, "cache": 100}, self.ranks)
 
     def metrics(self) -> EngineMetrics:
         return EngineMetrics(1, 0, 2**40, 12, 34.5, self.guessing)

@@ -234,6 +234,16 @@ def test_metrics_report_drafting(
     }
 
 
+def test_status_reports_ranks_whatever_their_hosts_and_faults_are_called(
+    stub: BackendStub, engine: FakeEngine
+) -> None:
+    """gRPC refuses trailers that are not printable ASCII, and with them the answer."""
+    engine.ranks = ("lost: rank 1 (b\u00fccher) failed: RuntimeError: [ring] a\nb\x7f",)
+    _, call = stub.Status.with_call(pb.HealthMessage())
+    lines = [value for key, value in call.trailing_metadata() if key == "mlx-rank"]
+    assert lines == ["lost: rank 1 (b?cher) failed: RuntimeError: [ring] a?b?"]
+
+
 def test_metadata(stub: BackendStub) -> None:
     metadata = stub.ModelMetadata(pb.ModelOptions())
     assert metadata.supports_thinking

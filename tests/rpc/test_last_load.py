@@ -62,3 +62,23 @@ def test_ranks_load_again_what_was_served(
         asyncio.run(load("second"))
     request = last_load.request()
     assert (request and request.Model) == remembered
+
+
+def test_a_load_succeeds_although_it_cannot_be_stored(tmp_path: Path) -> None:
+    """A folder for temporary files is tidied now and then; something else may have its name."""
+    folder = tmp_path / "ranks"
+    last_load = LastLoad({FILE: str(folder / "last_load")})
+    servicer = Servicer(FakeEngine(None), Identity(), last_load)
+
+    async def load() -> pb.Result:
+        return await servicer.LoadModel(pb.ModelOptions(Model="m"), None)  # type: ignore[arg-type]
+
+    assert asyncio.run(load()).success
+    stored = last_load.request()
+    assert stored is not None
+    assert stored.Model == "m"
+    (folder / "last_load").unlink()
+    folder.rmdir()
+    folder.write_bytes(b"")
+    assert asyncio.run(load()).success
+    last_load.forget()

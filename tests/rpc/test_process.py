@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -13,6 +14,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from backend.rpc import parent_watch
+from tests.long import TEST_LONG
 from tests.rpc.client import failure_of
 from tests.rpc.process import ROOT, WAIT, Process
 from wire import backend_pb2 as pb
@@ -149,6 +152,20 @@ def test_a_second_signal_exits_at_once(start: Start) -> None:
             continue
     assert process.wait() == 128 + signal.SIGINT
     assert "event=exit" in process.lines[-1]
+
+
+@pytest.mark.skipif(not TEST_LONG, reason="an engine that is stuck is abandoned after 6 seconds")
+def test_under_a_supervisor_a_second_signal_is_not_heeded(start: Start) -> None:
+    """It may be the first one, forwarded late by a busy machine."""
+    process = start(ANYWHERE, module=SCRIPTED, env={parent_watch.PARENT: str(os.getpid())})
+    next(stub_of(process.port()).PredictStream(pb.PredictOptions(Prompt="stuck")))
+    process.signal(signal.SIGTERM)
+    process.line_with("event=stopping")
+    while process.child.poll() is None:
+        process.signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.child.wait(0.2)
+    assert process.wait() == 0
 
 
 def test_a_fatal_engine_error_ends_the_process_with_its_cause(start: Start) -> None:

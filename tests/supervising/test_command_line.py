@@ -209,9 +209,10 @@ def test_a_transport_that_this_mlx_lacks_is_named(transport: Transport) -> None:
         (["10.0.0.1:5000", "10.0.0.2:5000"], "0.0.0.0:6000", "all interfaces"),
         (["10.0.0.1:5000", "10.0.0.2:5000"], "[::]:6000", "all interfaces"),
         (["0.0.0.0:5000", "10.0.0.2:5000"], "", "all interfaces"),
+        (["10.0.0.1:5000", "[fd00::2]:5000"], "", "rank 1 has the address fd00::2, .* IPv4 only"),
     ],
 )
-def test_addresses_that_two_listeners_share_or_that_are_too_wide_are_refused(
+def test_addresses_at_which_ranks_cannot_listen_are_refused(
     tmp_path: Path, hosts: list[str], control: str, words: str
 ) -> None:
     path = tmp_path / "hosts.json"

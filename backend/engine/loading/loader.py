@@ -46,16 +46,17 @@ def load(
 
     cancelled: ends a download. leader: the connections to other ranks, which load their parts of
     the model; None if there are none. Raises ModelNotFound, ModelRejected, InvalidRequest,
-    Cancelled, and ShuttingDown if ranks do not join.
+    Cancelled, ShuttingDown if ranks do not join, and RankLost.
     """
     order = find(request, epoch, cancelled)
     import_mlx_lm()
     if leader is None:
         return (yield from _build(order))
     require_divisible(order)
-    yield from leader.form(cancelled)
+    timeout = order.settings.rank_timeout
+    yield from leader.form(timeout, cancelled)
     try:
-        member = leader.begin(request, epoch, order.settings.rank_timeout, cancelled)
+        member = leader.begin(request, epoch, timeout, cancelled)
         stages = _build(replace(order, ranks=RankLoad(leader, member)))
         return (yield from leader.stages_until_refused(stages))
     except Exception as fault:

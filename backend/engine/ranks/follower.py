@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 from backend.engine.errors import Cancelled, EngineError
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
+from backend.engine.ranks import patience
 from backend.engine.ranks.link import Link, LinkLost, after, connect
 from backend.engine.ranks.member import Member, Value
 from backend.engine.ranks.place import Place
@@ -32,12 +33,13 @@ from backend.engine.ranks.wire import (
     Drop,
     Failed,
     Form,
-    Formed,
+    Join,
     LoadReport,
     LoadShard,
     Message,
     Open,
     Plain,
+    Ready,
     Software,
     Step,
     Stop,
@@ -56,7 +58,7 @@ STOPPED, FAILED = 0, 1
 
 def follow(place: Place, token: str, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:
     """Serve rank 0 until it ends. end: ends the process at once, whatever its threads are doing."""
-    # MLX is imported now, because `Form` must be answered at once.
+    # MLX is imported now, because `Join` must be obeyed at once.
     import backend.engine.ranks.group  # noqa: F401
 
     link = _connected(place, token)
@@ -122,17 +124,27 @@ class _Follower:
         for results that rank 0 will not compute; then the process ends.
         """
         match message:
+            case Form(timeout):
+                self._set_timeout(timeout)
+            case Join():
+                self._link.timeout = max(self._link.timeout, self._place.timeout)
             case LoadShard(number, timeout=timeout):
-                self._link.timeout = timeout
+                self._set_timeout(timeout)
                 self._loads[number] = threading.Event()
             case Abandon(number) if number in self._loads:
                 self._loads[number].set()
                 after(self._link.timeout, lambda: end() if number in self._loads else None)
         self._inbox.put(message)
 
+    def _set_timeout(self, seconds: float) -> None:
+        patience.tell(seconds)
+        self._link.timeout = seconds
+
     def _obey(self, message: Message) -> None:
         match message:
             case Form():
+                self._link.send(Ready())
+            case Join():
                 self._join()
             case LoadShard():
                 self._load(message)
@@ -161,7 +173,6 @@ class _Follower:
         signal.setitimer(signal.ITIMER_REAL, self._place.timeout)
         join_group(self._place)
         signal.setitimer(signal.ITIMER_REAL, 0)
-        self._link.send(Formed())
 
     def _load(self, order: LoadShard) -> None:
         from backend.engine.ranks.followed_model import load_followed

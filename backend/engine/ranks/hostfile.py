@@ -87,7 +87,7 @@ def place_in(
             " address in their network, in the hostfile or with --control"
         )
     if found == "ring":
-        _require_distinct(hosts, address)
+        _require_ring(hosts, address)
     if not environ.get(TOKEN) and not _is_loopback(address[0]):
         raise Misuse(
             f"ranks on several machines need a shared secret: set {TOKEN} to the same text for"
@@ -122,9 +122,17 @@ def transport_environ(place: Place, hostfile: str, environ: Mapping[str, str]) -
     return found | {"MLX_HOSTFILE": hostfile, "MLX_RANK": str(place.rank)}
 
 
-def _require_distinct(hosts: Sequence[tuple[str, int]], control: tuple[str, int]) -> None:
-    """Raise Misuse if two sockets of a ring would listen at the same address."""
+def _require_ring(hosts: Sequence[tuple[str, int]], control: tuple[str, int]) -> None:
+    """Raise Misuse for addresses at which the sockets of a ring cannot listen.
+
+    mlx 0.32.4 uses IPv4 only, and each socket needs an address of its own.
+    """
     for rank, (host, port) in enumerate(hosts):
+        if ":" in host:
+            raise Misuse(
+                f"rank {rank} has the address {host}, but mlx's ring uses IPv4 only: give an IPv4"
+                " address or a name"
+            )
         if (host, port) in hosts[:rank]:
             raise Misuse(f"the hostfile names {host}:{port} twice: each rank has its own address")
         if (host, port) == control:

@@ -14,7 +14,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -30,6 +30,7 @@ from backend.engine.errors import (
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
+from backend.engine.ranks import patience
 from backend.engine.ranks.hostfile import (
     Misuse,
     hosts_of,
@@ -54,10 +55,11 @@ from backend.engine.ranks.wire import (
     Drop,
     Failed,
     Form,
-    Formed,
+    Join,
     LoadReport,
     LoadShard,
     Message,
+    Ready,
     Software,
     Step,
     Stop,
@@ -75,10 +77,14 @@ _NAME_SECONDS = 1.0
 
 @dataclass(eq=False, slots=True)
 class _Follower:
-    """Another rank. versions: of its software. reports: of loads, except refusals, in order."""
+    """Another rank. versions: of its software. reports: of loads, except refusals, in order.
+
+    ready: whether it waits for the order to join the group.
+    """
 
     link: Link
     versions: Mapping[str, str]
+    ready: bool = False
     reports: queue.SimpleQueue[LoadReport] = field(default_factory=queue.SimpleQueue)
 
 
@@ -168,15 +174,15 @@ class Leader:
                     " this process: leave it out, or start another process"
                 )
 
-    def form(self, cancelled: threading.Event) -> Stages[None]:
+    def form(self, timeout: float, cancelled: threading.Event) -> Stages[None]:
         """Form the group of ranks; ends on `engine`.
 
-        Raises ShuttingDown if a rank does not join in time, and ModelRejected if one has other
-        software.
+        timeout: seconds of silence after which a rank counts as lost. Raises ShuttingDown if a rank
+        does not join in time, RankLost if one is lost, and ModelRejected if one has other software.
         """
         yield "files"
         while not self._forming:
-            self._wait_for_all(cancelled)
+            self._wait_while(self._missing, cancelled, self.place.join_timeout)
             yield "engine"
             with self._changed:
                 if complete := not self._missing():
@@ -185,12 +191,42 @@ class Leader:
                     self._forming = True
             if not complete:
                 yield "files"
+        if not self._formed:
+            yield "files"
+            self._get_ready(timeout, cancelled)
         yield "engine"
-        if self._formed:
-            return
+        if not self._formed:
+            self._join(timeout)
+
+    def _get_ready(self, timeout: float, cancelled: threading.Event) -> None:
+        """Wait until every rank has nothing to do but to join the group.
+
+        During the group's formation rank 0 cannot answer any call, so a rank that is stopped or cut
+        off has to be noticed before.
+        """
+        followers = dict(self._followers)
+        for follower in followers.values():
+            follower.ready = False
+        self._set_timeout(timeout)
+        self._send(Form(timeout))
+
+        def missing() -> str:
+            self._require_whole()
+            return self._names(rank for rank, one in followers.items() if not one.ready)
+
+        # A rank that is lost is reported with the reason, which takes about as long.
+        self._wait_while(missing, cancelled, timeout + _NAME_SECONDS)
+
+    def _join(self, timeout: float) -> None:
+        """Join the group, together with all other ranks.
+
+        They send no heartbeats meanwhile, so they may be silent for longer.
+        """
         from backend.engine.ranks.group import join_group
 
-        self._send(Form())
+        for follower in list(self._followers.values()):
+            follower.link.timeout = max(timeout, self.place.timeout)
+        self._send(Join())
         try:
             with self._with_time_limit("forming the group of ranks"):
                 join_group(self.place)
@@ -209,8 +245,7 @@ class Leader:
             for one in dataclasses.fields(request)
             if one.name != "adapters"
         }
-        for follower in list(self._followers.values()):
-            follower.link.timeout = timeout
+        self._set_timeout(timeout)
         with self._changed:
             self._load, self._refusal = number, ""
         self._send(LoadShard(number, fields, timeout))
@@ -260,6 +295,12 @@ class Leader:
                 self._changed.wait_for(lambda: bool(self.broken), _NAME_SECONDS)
         return RankLost(self.broken) if self.broken else fault
 
+    def _set_timeout(self, seconds: float) -> None:
+        """Set the seconds of silence after which a rank counts as lost."""
+        patience.tell(seconds)
+        for follower in list(self._followers.values()):
+            follower.link.timeout = seconds
+
     def _next_report(self, rank: int, number: int, cancelled: threading.Event) -> LoadReport:
         """The next report of a rank about a load."""
         reported = time.monotonic()
@@ -279,25 +320,32 @@ class Leader:
             if report.number == number:  # not one of a load that was abandoned
                 return report
 
-    def _wait_for_all(self, cancelled: threading.Event) -> None:
+    def _wait_while(
+        self, missing: Callable[[], str], cancelled: threading.Event, limit: float
+    ) -> None:
+        """Wait until no rank is missing. missing: their names. limit: in seconds."""
         began = reported = time.monotonic()
-        while missing := self._missing():
+        while names := missing():
             if cancelled.is_set():
                 raise Cancelled("the load was cancelled")
             now = time.monotonic()
-            if now - began >= self.place.join_timeout:
+            if now - began >= limit:
                 raise ShuttingDown(
-                    f"{missing} did not join within {self.place.join_timeout:g} s: see that every"
-                    f" rank is started, and that it reaches rank 0 and has its token{self._refused}"
+                    f"{names} did not join within {limit:g} s: see that every rank is started, and"
+                    f" that it reaches rank 0 and has its token{self._refused}"
                 )
             if now - reported >= _REPORT_SECONDS:
                 reported = now
-                _log.warning("the load waits for %s", missing)
+                _log.warning("the load waits for %s", names)
             with self._changed:
                 self._changed.wait(_GLANCE_SECONDS)
 
     def _missing(self) -> str:
-        ranks = [rank for rank in range(1, self.place.size) if rank not in self._followers]
+        return self._names(
+            rank for rank in range(1, self.place.size) if rank not in self._followers
+        )
+
+    def _names(self, ranks: Iterable[int]) -> str:
         return ", ".join(map(self.place.name, ranks))
 
     @contextlib.contextmanager
@@ -309,7 +357,8 @@ class Leader:
         assert self._heartbeat is not None
         heartbeat = self._heartbeat
         before = heartbeat.limit, heartbeat.patient
-        heartbeat.limit, heartbeat.patient = max(int(self.place.timeout) - 3, 1), False
+        # The monitor waits a few seconds more. A host waits 10 seconds for Health.
+        heartbeat.limit, heartbeat.patient = max(int(self.place.timeout) - 7, 1), False
         heartbeat.begin(step)
         try:
             yield
@@ -387,8 +436,10 @@ class Leader:
                         self._refuse(rank, follower, number, why)
                     case LoadReport() as report:
                         follower.reports.put(report)
-                    case Formed():
-                        pass
+                    case Ready():
+                        with self._changed:
+                            follower.ready = True
+                            self._changed.notify_all()
                     case Failed(why):
                         self._lose(rank, follower, f"failed: {why}")
                         return

@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import hmac
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -30,6 +31,7 @@ _BEATS = 5  # per time-out
 _HANDSHAKE_SECONDS = 5.0
 _MOST_HANDSHAKES = 64  # at the same time, because anyone who can reach the address may connect
 _PAUSE_SECONDS = 0.5  # after a connection that could not be accepted
+_GLANCE_SECONDS = 0.25  # between two checks whether the other side has been silent for too long
 _HELLO = struct.Struct("!8sH32s")  # magic, version, nonce
 _CLAIM = struct.Struct("!8sHII32s32s")  # magic, version, rank, size, nonce, proof
 _LENGTH = struct.Struct("!I")
@@ -48,6 +50,8 @@ class Link:
     def __init__(self, connection: socket.socket, timeout: float) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connection = connection
+        self._arrivals = select.poll()
+        self._arrivals.register(connection, select.POLLIN)
         self._sending = threading.Lock()
         self._closed = False
         self._beat_now = threading.Event()
@@ -57,7 +61,7 @@ class Link:
 
     @property
     def timeout(self) -> float:
-        """Seconds of silence after which `receive` gives up."""
+        """Seconds of silence after which `receive` gives up, also if it is waiting already."""
         return self._timeout
 
     @timeout.setter
@@ -102,11 +106,23 @@ class Link:
 
     def _exactly(self, count: int) -> bytes:
         try:
-            return _exactly(self._connection, count)
+            return _exactly(self._connection, count, self._wait)
         except TimeoutError:
             raise LinkLost(f"has been silent for {self._timeout:g} s") from None
         except OSError:
             raise LinkLost("has ended, or the connection is cut") from None
+
+    def _wait(self) -> None:
+        """Wait for bytes. Raises TimeoutError.
+
+        It adds up its own waits, because the clock also advances while this process is stopped or
+        MLX keeps its threads from running, and bytes may have arrived meanwhile.
+        """
+        silent = 0.0
+        while not self._arrivals.poll(_GLANCE_SECONDS * 1000):
+            silent += _GLANCE_SECONDS
+            if silent >= self._timeout:
+                raise TimeoutError
 
     def _beat(self) -> None:
         beat = frame_of(Beat())
@@ -135,12 +151,11 @@ def accept(
 
     taken: whether the rank with this number has already joined.
     """
-    until = time.monotonic() + _HANDSHAKE_SECONDS
-    connection.settimeout(_HANDSHAKE_SECONDS)
+    wait = _deadline(connection)
     try:
         own = secrets.token_bytes(_NONCE)
         connection.sendall(_HELLO.pack(_MAGIC, VERSION, own))
-        claim = _exactly(connection, _CLAIM.size, until)
+        claim = _exactly(connection, _CLAIM.size, wait)
         magic, version, rank, ranks, other, proof = _CLAIM.unpack(claim)
         if magic != _MAGIC:
             raise LinkLost("is not a rank of this backend")
@@ -161,9 +176,9 @@ def accept(
 def connect(address: tuple[str, int], token: str, rank: int, size: int, timeout: float) -> Link:
     """Another rank's side of the handshake. Raises LinkLost, and OSError if nobody listens."""
     connection = socket.create_connection(address, _HANDSHAKE_SECONDS)
-    until = time.monotonic() + _HANDSHAKE_SECONDS
+    wait = _deadline(connection)
     try:
-        magic, version, other = _HELLO.unpack(_exactly(connection, _HELLO.size, until))
+        magic, version, other = _HELLO.unpack(_exactly(connection, _HELLO.size, wait))
         if magic != _MAGIC:
             raise LinkLost("is not rank 0 of this backend")
         own = secrets.token_bytes(_NONCE)
@@ -172,7 +187,7 @@ def connect(address: tuple[str, int], token: str, rank: int, size: int, timeout:
         if version != VERSION:
             raise LinkLost(f"speaks version {version} of the protocol, and this rank {VERSION}")
         try:
-            answer = _exactly(connection, hashlib.sha256().digest_size, until)
+            answer = _exactly(connection, hashlib.sha256().digest_size, wait)
         except OSError:
             raise LinkLost("refused this rank; its log says why") from None
         if not hmac.compare_digest(answer, _proof(token, b"leader", other, own, rank, size)):
@@ -256,15 +271,18 @@ def _proof(token: str, who: bytes, first: bytes, second: bytes, rank: int, size:
     return hmac.new(token.encode(), text, hashlib.sha256).digest()
 
 
-def _exactly(connection: socket.socket, count: int, until: float | None = None) -> bytes:
-    """Receive exactly `count` bytes. until:
+def _deadline(connection: socket.socket) -> Callable[[], None]:
+    """Limits the time of a handshake, if the result is called before each part is received."""
+    until = time.monotonic() + _HANDSHAKE_SECONDS
+    connection.settimeout(_HANDSHAKE_SECONDS)
+    return lambda: connection.settimeout(max(until - time.monotonic(), 1e-3))
 
-    `time.monotonic()` by which all of them must have arrived.
-    """
+
+def _exactly(connection: socket.socket, count: int, wait: Callable[[], None]) -> bytes:
+    """Receive exactly `count` bytes. wait: called before each part."""
     parts = bytearray()
     while len(parts) < count:
-        if until is not None:
-            connection.settimeout(max(until - time.monotonic(), 1e-3))
+        wait()
         part = connection.recv(min(count - len(parts), 1 << 20))
         if not part:
             raise ConnectionResetError

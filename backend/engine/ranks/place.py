@@ -17,6 +17,7 @@ Way = Literal["tensor", "pipeline"]  # explained in `backend.engine.ranks.shardi
 
 PLACE = "MLX_BACKEND_RANK_PLACE"
 TOKEN = "MLX_BACKEND_RANKS_TOKEN"
+TIMEOUT = 10.0  # seconds of silence after which a rank counts as lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Place:
     control: tuple[str, int]
     hosts: tuple[str, ...]
     transport: Transport = "ring"
-    timeout: float = 10.0
+    timeout: float = TIMEOUT
     join_timeout: float = 60.0
     ports: tuple[int, ...] = ()
 

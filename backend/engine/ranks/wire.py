@@ -17,7 +17,7 @@ from typing import Any, cast
 from backend.engine.executing.score_plan import ScorePlan
 from backend.engine.planning.plan import StepPlan
 
-VERSION = 4
+VERSION = 5
 
 
 class WireError(Exception):
@@ -37,6 +37,16 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Form:
+    """Answer Ready, because the group of mx.distributed will be formed.
+
+    timeout: seconds of silence after which a rank counts as lost until then.
+    """
+
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
     """Join the group of mx.distributed now, as every other rank does."""
 
 
@@ -124,8 +134,8 @@ class Software:
 
 
 @dataclass(frozen=True, slots=True)
-class Formed:
-    """This rank is in the group."""
+class Ready:
+    """This rank waits for the order to join the group, and does nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +158,8 @@ class Failed:
 
 
 Message = (
-    Beat | Form | LoadShard | Agreed | Abandon | Open | Add | Step | Plain | Clear | Drop | Stop
-    | Software | Formed | LoadReport | Failed
+    Beat | Form | Join | LoadShard | Agreed | Abandon | Open | Add | Step | Plain | Clear | Drop
+    | Stop | Software | Ready | LoadReport | Failed
 )  # fmt: skip
 _MESSAGES: dict[str, Any] = {kind.__name__: kind for kind in typing.get_args(Message)}
 

@@ -26,7 +26,7 @@ from backend.engine.ranks.leader import Leader
 from backend.engine.ranks.link import Link, LinkLost, connect
 from backend.engine.ranks.place import Place
 from backend.engine.ranks.software import versions
-from backend.engine.ranks.wire import Form, Formed, LoadReport, LoadShard, Software
+from backend.engine.ranks.wire import Form, Join, LoadReport, LoadShard, Ready, Software
 from backend.supervising.supervisor import free_ports
 
 WAIT = 20.0
@@ -52,6 +52,18 @@ class Ranks:
         self.until(lambda: 1 in self.leader._followers)
         return other
 
+    def form(self, other: Link) -> None:
+        """Form the group with rank 1, which is ready at once."""
+        forming = threading.Thread(
+            target=lambda: at_once(self.leader.form(WAIT, threading.Event())), daemon=True
+        )
+        forming.start()
+        assert other.receive() == Form(WAIT)
+        other.send(Ready())
+        assert other.receive() == Join()
+        forming.join(WAIT)
+        assert not forming.is_alive()
+
     def until(self, holds: Callable[[], object]) -> None:
         with self.leader._changed:
             assert self.leader._changed.wait_for(holds, WAIT)
@@ -68,6 +80,47 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     found.leader.close()
 
 
+def test_mlx_forms_the_group_only_when_every_rank_is_ready(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds the interpreter's lock until the last rank has come, so Health would not answer."""
+    joined: list[Place] = []
+    monkeypatch.setattr(group, "join_group", joined.append)
+    other = ranks.joined()
+    forming = ranks.leader.form(0.5, threading.Event())
+    assert [next(forming), next(forming), next(forming)] == ["files", "engine", "files"]
+    with pytest.raises(RankLost, match=r"rank 1 \(b\) has been silent for 0\.5 s"):
+        next(forming)  # a heartbeat comes every two seconds, because rank 1 does not read Form
+    assert not joined
+    other.close()
+
+
+def test_a_load_does_not_wait_for_ever_for_a_rank_that_is_not_ready(ranks: Ranks) -> None:
+    """It is connected, but its engine thread does nothing. The next load asks again."""
+    other = ranks.joined()
+    other.timeout = 0.5  # heartbeats come often enough
+    with pytest.raises(ShuttingDown, match=r"rank 1 \(b\) did not join within 2 s"):
+        at_once(ranks.leader.form(1.0, threading.Event()))
+    assert other.receive() == Form(1.0)
+    ranks.form(other)
+    other.close()
+
+
+def test_a_load_that_is_cancelled_before_the_group_is_formed_does_not_affect_the_next(
+    ranks: Ranks,
+) -> None:
+    other = ranks.joined()
+    cancelled = threading.Event()
+    forming = ranks.leader.form(WAIT, cancelled)
+    assert [next(forming), next(forming), next(forming)] == ["files", "engine", "files"]
+    cancelled.set()
+    with pytest.raises(Cancelled):
+        next(forming)
+    assert other.receive() == Form(WAIT)
+    ranks.form(other)
+    other.close()
+
+
 @pytest.mark.parametrize("package", ["mlx-backend", "mlx", "mlx-lm"])
 def test_a_rank_of_another_version_is_named_before_it_gets_any_order(
     package: str, ranks: Ranks
@@ -76,19 +129,18 @@ def test_a_rank_of_another_version_is_named_before_it_gets_any_order(
     other = ranks.joined(**{package: "0.0"})
     named = rf"rank 1 \(b\) has {package} 0\.0 and rank 0 has {versions()[package]}; install"
     with pytest.raises(ModelRejected, match=named):
-        at_once(ranks.leader.form(threading.Event()))
+        at_once(ranks.leader.form(WAIT, threading.Event()))
     other.close()
     ranks.until(lambda: not ranks.leader._followers)
     other = ranks.joined()
-    at_once(ranks.leader.form(threading.Event()))
-    assert other.receive() == Form()
+    ranks.form(other)
     other.close()
 
 
 def test_a_rank_that_says_nothing_of_its_software_does_not_join(ranks: Ranks) -> None:
     place = ranks.leader.place
     other = connect(place.control, "secret", 1, place.size, place.timeout)
-    other.send(Formed())
+    other.send(Ready())
     with pytest.raises(LinkLost):
         other.receive()
     assert not ranks.leader._followers
@@ -101,7 +153,7 @@ def test_a_load_that_waits_in_vain_says_why_a_rank_was_refused(ranks: Ranks) -> 
         connect(place.control, "other", 1, place.size, place.timeout)
     ranks.until(lambda: ranks.leader._refused)
     with pytest.raises(ShuttingDown) as waited:
-        at_once(ranks.leader.form(threading.Event()))
+        at_once(ranks.leader.form(WAIT, threading.Event()))
     assert str(waited.value).endswith(
         "its token; rank 0 refused a connection from 127.0.0.1, which has a different token"
     )
@@ -144,15 +196,14 @@ def test_a_load_may_not_name_ranks_where_the_process_was_started_with_its_own(
 
 
 def test_a_rank_that_leaves_just_before_the_group_is_formed_is_waited_for(ranks: Ranks) -> None:
-    forming = ranks.leader.form(threading.Event())
+    forming = ranks.leader.form(WAIT, threading.Event())
     other = ranks.joined()
     assert [next(forming), next(forming)] == ["files", "engine"]
     other.close()
     ranks.until(lambda: not ranks.leader._followers)
     assert next(forming) == "files"
     other = ranks.joined()
-    at_once(forming)
-    assert other.receive() == Form()
+    assert [next(forming), next(forming)] == ["engine", "files"]
     other.close()
     assert not ranks.causes or "rank 1" in ranks.causes[0]
 
@@ -180,7 +231,7 @@ def test_a_message_that_breaks_its_reader_loses_the_rank(
 
     other = ranks.joined()
     monkeypatch.setattr(link, "decode", broken)
-    other.send(Formed())
+    other.send(Ready())
     ranks.until(lambda: not ranks.leader._followers)
     other.close()
 
@@ -197,7 +248,7 @@ def test_a_rank_that_takes_long_to_load_is_named(
         cancelled.set()
 
     other = ranks.joined()
-    at_once(ranks.leader.form(threading.Event()))
+    ranks.form(other)
     member = ranks.leader.begin(LoadRequest("m"), 7, WAIT, cancelled)
     monkeypatch.setattr(leader_module, "_REPORT_SECONDS", 0.0)
     monkeypatch.setattr(leader_module._log, "warning", warning)
@@ -210,9 +261,8 @@ def test_a_rank_that_takes_long_to_load_is_named(
 def test_a_refusal_that_rank_0_cannot_heed_ends_the_group(ranks: Ranks) -> None:
     """It waits in a collective for the rank that has left the load."""
     other = ranks.joined()
-    at_once(ranks.leader.form(threading.Event()))
+    ranks.form(other)
     ranks.leader.begin(LoadRequest("m"), 7, 0.5, threading.Event())
-    assert other.receive() == Form()
     assert isinstance(other.receive(), LoadShard)
     other.timeout = 0.5
     other.send(LoadReport(7, refusal="its disk is on fire"))
@@ -228,7 +278,7 @@ def test_the_cause_of_a_loss_is_not_that_its_connection_was_closed_for_it(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = ranks.joined()
-    at_once(ranks.leader.form(threading.Event()))
+    ranks.form(other)
     follower = ranks.leader._followers[1]
     close = follower.link.close
 
@@ -245,7 +295,7 @@ def test_the_cause_of_a_loss_is_not_that_its_connection_was_closed_for_it(
 
 def test_a_refusal_ends_the_load_between_two_stages(ranks: Ranks) -> None:
     other = ranks.joined()
-    at_once(ranks.leader.form(threading.Event()))
+    ranks.form(other)
     ranks.leader.begin(LoadRequest("m"), 7, WAIT, threading.Event())
     ended: list[str] = []
 
@@ -272,7 +322,7 @@ def test_a_refusal_ends_the_load_between_two_stages(ranks: Ranks) -> None:
 def test_a_load_that_fails_with_a_lost_rank_says_so(ranks: Ranks) -> None:
     """And not that the model is at fault, which MLX's error sounds like."""
     other = ranks.joined()
-    at_once(ranks.leader.form(threading.Event()))
+    ranks.form(other)
     ranks.leader.begin(LoadRequest("m"), 7, WAIT, threading.Event())
     other.close()
     raised = ranks.leader.ended(7, ModelRejected("it failed on its first token"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ import pytest
 
 from backend.engine.ranks import link
 from backend.engine.ranks.link import Link, LinkLost, accept, accepting, connect, listen
-from backend.engine.ranks.wire import VERSION, Beat, Formed, Open
+from backend.engine.ranks.wire import VERSION, Beat, Open, Ready
+from tests.polling import until
 
 WAIT = 20.0
 LONG = 60.0
@@ -67,9 +69,9 @@ def pair() -> Iterator[tuple[Link, Link]]:
 
 def test_messages_pass_in_order_and_heartbeats_are_not_among_them(pair: tuple[Link, Link]) -> None:
     own, other = pair
-    for message in (Beat(), Open(), Beat(), Formed()):
+    for message in (Beat(), Open(), Beat(), Ready()):
         own.send(message)
-    assert [other.receive(), other.receive()] == [Open(), Formed()]
+    assert [other.receive(), other.receive()] == [Open(), Ready()]
 
 
 def test_a_closed_connection_is_noticed(pair: tuple[Link, Link]) -> None:
@@ -86,6 +88,33 @@ def test_silence_is_noticed(pair: tuple[Link, Link]) -> None:
         own.receive()
 
 
+def test_a_shorter_timeout_applies_to_a_silence_that_has_begun(pair: tuple[Link, Link]) -> None:
+    """For example if a model with a shorter one is loaded after another rank was stopped."""
+    own, other = pair
+    other.timeout = 3600.0  # so that it sends nothing more
+    losses: list[str] = []
+
+    def read() -> None:
+        try:
+            own.receive()
+        except LinkLost as loss:
+            losses.append(str(loss))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    until(lambda: _waits(reader))
+    own.timeout = 0.2
+    reader.join(WAIT)
+    assert losses == ["has been silent for 0.2 s"]
+
+
+def _waits(reader: threading.Thread) -> bool:
+    """Whether a thread waits for bytes from its connection."""
+    assert reader.ident is not None
+    frame = sys._current_frames().get(reader.ident)
+    return frame is not None and frame.f_code.co_name in ("_wait", "_exactly")
+
+
 def test_heartbeats_keep_the_connection() -> None:
     listening = Listening(timeout=1.0)
     other = connect(listening.address, "secret", 1, 3, 1.0)
@@ -97,9 +126,9 @@ def test_heartbeats_keep_the_connection() -> None:
     reader.start()
     reader.join(2.5)  # longer than the time-out
     assert reader.is_alive()
-    other.send(Formed())
+    other.send(Ready())
     reader.join(WAIT)
-    assert received == [Formed()]
+    assert received == [Ready()]
     own.close()
     other.close()
 
@@ -112,7 +141,7 @@ def test_a_shorter_timeout_applies_at_once(pair: tuple[Link, Link]) -> None:
     reader.start()
     reader.join(2.5)
     assert reader.is_alive()
-    other.send(Formed())
+    other.send(Ready())
     reader.join(WAIT)
     assert not reader.is_alive()
 

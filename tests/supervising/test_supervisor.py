@@ -1,0 +1,45 @@
+"""When the supervisor kills a rank that a signal has stopped."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from backend.engine.ranks import patience
+from backend.engine.ranks.place import TIMEOUT
+from backend.rpc.monitor import is_stopped
+from backend.supervising import supervisor
+from tests.polling import until
+
+
+def test_a_rank_tells_how_long_it_may_be_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rank_timeout"
+    patience.tell(60)  # without a supervisor
+    assert patience.told(path) == TIMEOUT
+    monkeypatch.setenv(patience.FILE, str(path))
+    patience.tell(60)
+    assert patience.told(path) == 60
+    assert [one.name for one in tmp_path.iterdir()] == ["rank_timeout"]
+    monkeypatch.setenv(patience.FILE, str(tmp_path / "none" / "rank_timeout"))
+    patience.tell(60)  # somebody has removed the folder
+
+
+@pytest.mark.parametrize(("most", "ends"), [(58.0, False), (8.0, True)])
+def test_only_a_rank_that_is_stopped_for_too_long_is_killed(most: float, ends: bool) -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            process.send_signal(signal.SIGSTOP)
+            until(lambda: is_stopped(process.pid))
+            since = {process.pid: time.monotonic() - 30}
+            supervisor._kill_stopped([process], since, most)
+            if ends:
+                assert process.wait() == -signal.SIGKILL
+            assert (process.poll() is not None) == ends
+        finally:
+            process.kill()
