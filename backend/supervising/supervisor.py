@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from backend.engine.ranks import patience
+from backend.engine.ranks import rank_timeout
 from backend.engine.ranks.hostfile import transport_environ
 from backend.engine.ranks.place import TIMEOUT, TOKEN, Place
 from backend.rpc import logs, parent_watch
@@ -53,7 +53,7 @@ class Supervisor:
         self._parent = os.getppid()
         self._watches = parent_watch.should_watch(environ, self._parent)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
-        self._patience = Path(self._folder.name) / "rank_timeout"
+        self._rank_timeout = Path(self._folder.name) / "rank_timeout"
         self._wake, self._woken = os.pipe()
         os.set_blocking(self._woken, False)
 
@@ -97,7 +97,7 @@ class Supervisor:
     def _start(self) -> list[subprocess.Popen[bytes]]:
         """Start the processes; the first one decides when the others end."""
         Path(self._folder.name).mkdir(mode=0o700, exist_ok=True)  # /tmp may have been tidied
-        self._patience.unlink(missing_ok=True)
+        self._rank_timeout.unlink(missing_ok=True)
         if (place := self._plan.place) is not None:
             return [self._spawn(place, self._plan.hostfile, self._environ)]
         count = self._plan.count
@@ -120,7 +120,7 @@ class Supervisor:
         own.pop(parent_watch.SWITCH, None)  # the supervisor watches the host instead
         own[parent_watch.PARENT] = str(os.getpid())
         own[LAST_LOAD] = str(Path(self._folder.name) / "last_load")
-        own[patience.FILE] = str(self._patience)
+        own[rank_timeout.FILE] = str(self._rank_timeout)
         place.write(own)
         arguments = self._plan.rest if place.rank == 0 else ()
         return subprocess.Popen(
@@ -145,7 +145,7 @@ class Supervisor:
                     logs.error("exit", cause=f"the host process {self._parent} is gone")
                     self._asked = signal.SIGTERM
                 # With the time between two checks it makes up the time-out.
-                most = max(patience.told(self._patience), TIMEOUT) - _LOOK_SECONDS
+                most = max(rank_timeout.stored(self._rank_timeout), TIMEOUT) - _LOOK_SECONDS
                 _kill_stopped(processes, stopped, most)
             return first.returncode
         finally:

@@ -29,7 +29,7 @@ class Former(Planner):
         self._charges = _OneRectangle(limits)
         self._turns = _RoundRobin(limits, self._charges, self.pace)
 
-    def _make_room(self) -> tuple[list[Leave], list[Refusal]]:
+    def _make_room(self) -> tuple[list[Leave], list[Refusal], int]:
         preempted: list[Leave] = []
         refused: list[Refusal] = []
         while (used := self._used()) > self._room and (
@@ -42,7 +42,7 @@ class Former(Planner):
             else:
                 refused.append(self._refuse(admitted[-1], used))
         self._shrink(self._room - used)
-        return preempted, refused
+        return preempted, refused, used
 
     def _admit(self, now: float) -> tuple[list[Start], list[Refusal]]:  # noqa: ARG002
         starts: list[Start] = []

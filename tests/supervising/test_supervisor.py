@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from backend.engine.ranks import patience
+from backend.engine.ranks import rank_timeout
 from backend.engine.ranks.place import TIMEOUT
 from backend.rpc.monitor import is_stopped
 from backend.supervising import supervisor
@@ -20,14 +20,14 @@ def test_a_rank_tells_how_long_it_may_be_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "rank_timeout"
-    patience.tell(60)  # without a supervisor
-    assert patience.told(path) == TIMEOUT
-    monkeypatch.setenv(patience.FILE, str(path))
-    patience.tell(60)
-    assert patience.told(path) == 60
+    rank_timeout.store(60)  # without a supervisor
+    assert rank_timeout.stored(path) == TIMEOUT
+    monkeypatch.setenv(rank_timeout.FILE, str(path))
+    rank_timeout.store(60)
+    assert rank_timeout.stored(path) == 60
     assert [one.name for one in tmp_path.iterdir()] == ["rank_timeout"]
-    monkeypatch.setenv(patience.FILE, str(tmp_path / "none" / "rank_timeout"))
-    patience.tell(60)  # somebody has removed the folder
+    monkeypatch.setenv(rank_timeout.FILE, str(tmp_path / "none" / "rank_timeout"))
+    rank_timeout.store(60)  # somebody has removed the folder
 
 
 @pytest.mark.parametrize(("most", "ends"), [(58.0, False), (8.0, True)])

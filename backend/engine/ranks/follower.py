@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 from backend.engine.errors import Cancelled, EngineError
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
-from backend.engine.ranks import patience
+from backend.engine.ranks import rank_timeout
 from backend.engine.ranks.link import Link, LinkLost, after, connect
 from backend.engine.ranks.member import Member, Value
 from backend.engine.ranks.place import Place
@@ -137,7 +137,7 @@ class _Follower:
         self._inbox.put(message)
 
     def _set_timeout(self, seconds: float) -> None:
-        patience.tell(seconds)
+        rank_timeout.store(seconds)
         self._link.timeout = seconds
 
     def _obey(self, message: Message) -> None:

@@ -30,7 +30,7 @@ from backend.engine.errors import (
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
-from backend.engine.ranks import patience
+from backend.engine.ranks import rank_timeout
 from backend.engine.ranks.hostfile import (
     Misuse,
     hosts_of,
@@ -297,7 +297,7 @@ class Leader:
 
     def _set_timeout(self, seconds: float) -> None:
         """Set the seconds of silence after which a rank counts as lost."""
-        patience.tell(seconds)
+        rank_timeout.store(seconds)
         for follower in list(self._followers.values()):
             follower.link.timeout = seconds
 

@@ -67,7 +67,10 @@ async def test_the_configuration_of_transformers_5_means_the_same(
     }
     every = kinds.find("f", 1) + (family == "gemma3")
     pattern = "sliding_window_pattern" if family == "gemma3" else "global_attn_every_n_layers"
-    forms = [earlier | {pattern: every or 7}, dict.fromkeys(earlier) | later]
+    forms: list[dict[str, Any]] = [
+        earlier | {pattern: every or 7},
+        dict.fromkeys(earlier) | later,
+    ]
     vectors = []
     for place, form in enumerate(forms):
         folder = write(family, tmp_path / str(place), **form)

@@ -1,4 +1,4 @@
-"""How long ranks may be silent, according to the loaded model, for the supervisor.
+"""The time-out of ranks that the loaded model has, stored for the supervisor.
 
 It kills a rank that a signal has stopped for longer than that.
 """
@@ -14,7 +14,7 @@ from backend.engine.ranks.place import TIMEOUT
 FILE = "MLX_BACKEND_RANK_TIMEOUT"
 
 
-def tell(seconds: float) -> None:
+def store(seconds: float) -> None:
     """Store the time-out for the supervisor, if this process has one."""
     if path := os.environ.get(FILE):
         with contextlib.suppress(OSError):  # the supervisor then takes the default
@@ -23,7 +23,7 @@ def tell(seconds: float) -> None:
             own.replace(path)
 
 
-def told(path: Path) -> float:
+def stored(path: Path) -> float:
     """The time-out that a rank has stored last, in seconds; the default if none has."""
     try:
         return float(path.read_text())
