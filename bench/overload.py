@@ -32,6 +32,7 @@ PARALLEL = 8
 TOKENS = 16
 OPTIONS = (f"parallel:{PARALLEL}", f"max_queue:{PARALLEL}")
 _PROBE_SECONDS = 0.1
+_GRACE_SECONDS = 1.0  # the maximum wait for refusals of the last requests
 _numbers = itertools.count()
 
 
@@ -138,9 +139,12 @@ def _flood(port: int, rate: float, seconds: float, ends: Ends) -> int:
         for sent in range(1, int(rate * seconds) + 1):
             client.read_until(began + sent / rate)
             client.call(_request().SerializeToString())
+        last = time.perf_counter() + _GRACE_SECONDS
+        while (lost := len(client.unanswered) - 2 * PARALLEL) > 0 and time.perf_counter() < last:
+            client.read_until(time.perf_counter() + _GRACE_SECONDS / 100)
     finally:
         client.close()
-    if (lost := len(client.unanswered) - 2 * PARALLEL) > 0:
+    if lost > 0:
         ends.others["no answer"] += lost
     return sent
 
