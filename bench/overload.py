@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -15,12 +17,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from grpc import StatusCode
 
-from bench.process import backend
-from bench.report import Figure, at_least, at_most
+from bench.light_client import LightClient
+from bench.process import ROOT, free_port, load, process, until_health
+from bench.report import Figure, at_least, at_most, fact
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
@@ -29,7 +31,8 @@ SECONDS = 60.0
 PARALLEL = 8
 TOKENS = 16
 OPTIONS = (f"parallel:{PARALLEL}", f"max_queue:{PARALLEL}")
-_PROBE_SECONDS = 0.02
+_PROBE_SECONDS = 0.1
+_GRACE_SECONDS = 1.0  # the maximum wait for refusals of the last requests
 _numbers = itertools.count()
 
 
@@ -41,14 +44,13 @@ class Ends:
     refused: list[float] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
 
-    def note(self, call: Any, started: float) -> None:
-        now = time.perf_counter()
-        if (code := call.code()) is StatusCode.OK:
-            self.served.append(now)
-        elif code is StatusCode.RESOURCE_EXHAUSTED:
-            self.refused.append(now - started)
+    def note(self, seconds: float, code: int) -> None:
+        if code == StatusCode.OK.value[0]:
+            self.served.append(time.perf_counter())
+        elif code == StatusCode.RESOURCE_EXHAUSTED.value[0]:
+            self.refused.append(seconds)
         else:
-            self.others[code.name] += 1
+            self.others[f"status {code}"] += 1
 
     def rate(self, begin: float, end: float) -> float:
         """Served requests per second between two times."""
@@ -57,27 +59,29 @@ class Ends:
 
 def measure(model: Path) -> Iterator[Figure]:
     seconds = float(os.environ.get("BENCH_SECONDS", SECONDS))
-    with backend(model, Options=OPTIONS) as stub:
+    port = free_port()
+    with process(port=port) as (_, stub):
+        load(stub, model, Options=OPTIONS)
         alone = min(_one(stub) for _ in range(3))
         capacity = _capacity(stub, seconds / 2)
+        beside = _capacity_beside_refusals(stub, capacity * TIMES, seconds / 4)
         with _Probes(stub) as idle:
             time.sleep(seconds / 4)
         ends = Ends()
         with _Probes(stub) as probes:
-            began, calls = time.perf_counter(), _flood(stub, capacity * TIMES, seconds, ends)
+            began = time.perf_counter()
+            sent = _flood(port, capacity * TIMES, seconds, ends)
             goodput = ends.rate(began + seconds / 10, time.perf_counter())
-        for call in calls:
-            call.cancel()
         after = _one(stub)
-    came = len(calls) / capacity / seconds
+    came = sent / capacity / seconds
     yield at_least("requests that came / capacity", came, TIMES * 0.9, f"{capacity:.3g} a second")
     yield at_least("served under overload / capacity", goodput / capacity, 0.9)
+    yield fact("the same if another server refuses all that comes", beside / capacity)
     refused = f"{len(ends.refused)} refusals"
     yield at_most("refusals, p99 in ms", _p99(ends.refused) * 1e3, 50, refused)
     ratio = f"{_p99(probes.seen) / _p99(idle.seen):.3g} times idle"
     yield at_most("Health p99 in ms under overload", _p99(probes.seen) * 1e3, 100, ratio)
-    others = ends.others - Counter(CANCELLED=len(calls))
-    yield at_most("calls that ended otherwise", others.total(), 0, ", ".join(others))
+    yield at_most("calls that ended otherwise", ends.others.total(), 0, ", ".join(ends.others))
     yield at_most("seconds that an answer takes longer afterwards", after - alone, 1)
 
 
@@ -97,23 +101,52 @@ def _capacity(stub: BackendStub, seconds: float) -> float:
         while (started := time.perf_counter()) < began + seconds:
             call = stub.Predict.future(_request(), timeout=60)
             call.exception()
-            ends.note(call, started)
+            ends.note(time.perf_counter() - started, call.code().value[0])
 
     with ThreadPoolExecutor(PARALLEL) as pool:
         list(pool.map(ask, range(PARALLEL)))
     return ends.rate(began + seconds / 10, time.perf_counter())
 
 
-def _flood(stub: BackendStub, rate: float, seconds: float, ends: Ends) -> Sequence[Any]:
-    """Send `rate` requests per second on schedule; returns the calls."""
-    calls: list[Any] = []
+def _capacity_beside_refusals(stub: BackendStub, rate: float, seconds: float) -> float:
+    """The capacity while another server gets `rate` requests per second and refuses them all.
+
+    What is missing from the capacity then is what a flood costs on this machine in any case.
+    """
+    port = free_port()
+    other = subprocess.Popen([sys.executable, "-m", "bench.refusing", str(port)], cwd=ROOT)
+    try:
+        until_health(other, port)
+        flood = threading.Thread(target=_flood, args=(port, rate, seconds, Ends()))
+        flood.start()
+        found = _capacity(stub, seconds)
+        flood.join()
+    finally:
+        other.kill()
+        other.wait()
+    return found
+
+
+def _flood(port: int, rate: float, seconds: float, ends: Ends) -> int:
+    """Send `rate` requests per second on schedule; returns how many were sent.
+
+    Those that are running or waiting at the end are cancelled.
+    """
+    client = LightClient(port, "/backend.Backend/Predict", ends.note)
     began = time.perf_counter()
-    for number in range(int(rate * seconds)):
-        time.sleep(max(began + number / rate - time.perf_counter(), 0))
-        started = time.perf_counter()
-        calls.append(stub.Predict.future(_request(), timeout=60))
-        calls[-1].add_done_callback(lambda call, started=started: ends.note(call, started))
-    return calls
+    sent = 0
+    try:
+        for sent in range(1, int(rate * seconds) + 1):
+            client.read_until(began + sent / rate)
+            client.call(_request().SerializeToString())
+        last = time.perf_counter() + _GRACE_SECONDS
+        while (lost := len(client.unanswered) - 2 * PARALLEL) > 0 and time.perf_counter() < last:
+            client.read_until(time.perf_counter() + _GRACE_SECONDS / 100)
+    finally:
+        client.close()
+    if lost > 0:
+        ends.others["no answer"] += lost
+    return sent
 
 
 def _request() -> pb.PredictOptions:

@@ -65,10 +65,12 @@ def environment_of(extra: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def process(
-    environment: Mapping[str, str] | None = None, stderr: IO[bytes] | None = None
+    environment: Mapping[str, str] | None = None,
+    stderr: IO[bytes] | None = None,
+    port: int | None = None,
 ) -> Iterator[tuple[int, backend_pb2_grpc.BackendStub]]:
-    """Start a backend; yields its process id and a stub."""
-    port = free_port()
+    """Start a backend, on a free port without `port`; yields its process id and a stub."""
+    port = port or free_port()
     child = subprocess.Popen(
         command("-m", "backend", "--addr", f"127.0.0.1:{port}"),
         env=environment_of({"MLX_BACKEND_LOG": "error", **(environment or {})}),

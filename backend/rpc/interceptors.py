@@ -103,19 +103,22 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or not details.method.startswith(_PREFIX):
             return handler
         call = self._around(details.method.removeprefix(_PREFIX), handler)
+        # gRPC leaves a unary call without an answer if its client sends no message.
         kind = (
-            grpc.unary_stream_rpc_method_handler
+            grpc.stream_stream_rpc_method_handler
             if handler.response_streaming
-            else grpc.unary_unary_rpc_method_handler
+            else grpc.stream_unary_rpc_method_handler
         )
         return kind(call, response_serializer=handler.response_serializer)
 
     def _around(self, method: str, handler: Any) -> Behaviour:
-        async def call(raw: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async def call(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             notes = call_log.begin()
             started = time.monotonic()
-            long = len(raw) > _LONG
+            raw, long = b"", False
             try:
+                raw = await _message(method, context)
+                long = len(raw) > _LONG
                 reply = await self._answer(method, handler, raw, context)
             except asyncio.CancelledError:
                 call_log.cancelled(method, notes, started)
@@ -173,3 +176,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         answered = behaviour(request, context)
         del request  # it repeats what the engine has, and answers may take long
         return await answered
+
+
+async def _message(method: str, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+    """The call's request, not yet parsed. Raises InvalidRequest if there is none."""
+    raw: Any = await context.read()
+    if raw is grpc.aio.EOF:
+        raise InvalidRequest(f"{method} was called without a request: send one message")
+    return bytes(raw)

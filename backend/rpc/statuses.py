@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from grpc import StatusCode
 
@@ -98,9 +99,19 @@ def _trailers(error: Exception) -> tuple[tuple[str, str], ...]:
 
 def _sentence_of(error: Exception) -> str:
     fields = error.fields if isinstance(error, errors.EngineError) else ()
-    sentence = with_keys(str(error), fields)
-    for phrase, owner, harmless in _TRIGGERS:
-        if owner is None or not isinstance(error, owner):
+    own = tuple(owner is not None and isinstance(error, owner) for _, owner, _ in _TRIGGERS)
+    return _sentence(str(error), fields, own)
+
+
+@lru_cache(maxsize=8)
+def _sentence(text: str, fields: tuple[str, ...], own: tuple[bool, ...]) -> str:
+    """Under overload, most calls end with the same text: it is searched for phrases once.
+
+    own: for each of the triggers, whether it belongs to the error.
+    """
+    sentence = with_keys(text, fields)
+    for (phrase, _, harmless), belongs in zip(_TRIGGERS, own, strict=True):
+        if not belongs:
             sentence = phrase.sub(harmless, sentence)
     if len(sentence) > _LONGEST_SENTENCE:
         sentence = sentence[: _LONGEST_SENTENCE - 1] + "…"

@@ -10,7 +10,7 @@ import pytest
 from backend.engine import errors
 from backend.rpc.statuses import IdentityMismatch, NotServed, status_of
 from tests.rpc.client import Failure, failure_of, raw_call
-from tests.rpc.conftest import Running
+from tests.rpc.conftest import WAIT, Running
 from tests.rpc.fake_engine import FakeEngine, Script
 from tests.rpc.requests_of_hosts import model_options, predict_options
 from wire import backend_pb2 as pb
@@ -125,6 +125,22 @@ def test_phrases_that_hosts_react_to_are_used_only_where_intended() -> None:
     assert "model not loaded" in status_of(errors.NotLoaded()).sentence
     assert "model identity mismatch" in status_of(IdentityMismatch("a", "b")).sentence
     assert "unimplemented" in status_of(NotServed("it is unimplemented")).sentence
+
+
+def test_the_same_words_of_another_error_are_not_mixed_up() -> None:
+    wanted = IdentityMismatch("a", "b")
+    for error, kept in ((wanted, True), (errors.InvalidRequest(str(wanted)), False)) * 2:
+        assert ("model identity mismatch" in status_of(error).sentence) is kept
+
+
+@pytest.mark.parametrize("method", ["Predict", "PredictStream", "Health"])
+def test_a_call_without_a_request_is_refused(running: Running, method: str) -> None:
+    """The client ends its side before it has sent a message, as a broken proxy does."""
+    open_call: Any = running.channel.stream_stream(f"/backend.Backend/{method}")
+    assert failure_of(lambda: list(open_call(iter(()), timeout=WAIT))) == (
+        Code.INVALID_ARGUMENT,
+        f"{method} was called without a request: send one message",
+    )
 
 
 def test_a_message_fits_into_a_trailer(stub: BackendStub, engine: FakeEngine) -> None:

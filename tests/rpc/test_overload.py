@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from backend.engine.errors import Overloaded
-from backend.rpc import call_log, servicer
+from backend.rpc import call_log, servicer, statuses
 from backend.rpc.interceptors import QUEUED
 from tests.rpc.client import failure_of
 from tests.rpc.conftest import Running
@@ -55,6 +55,19 @@ def test_a_call_for_another_model_is_refused_before_the_full_queue_is_checked(
     engine.full = FULL
     code, _ = failure_of(lambda: stub.Predict(predict_options(ModelIdentity="org/b")))
     assert code is grpc.StatusCode.NOT_FOUND
+
+
+def test_the_same_refusal_is_worded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    worded: list[str] = []
+
+    def with_keys(text: str, _fields: tuple[str, ...]) -> str:
+        worded.append(text)
+        return text
+
+    monkeypatch.setattr(statuses, "with_keys", with_keys)
+    again = [statuses.status_of(Overloaded("the queue is full: 7")) for _ in range(3)]
+    assert {each.sentence for each in again} == {"the queue is full: 7"}
+    assert worded == ["the queue is full: 7"]
 
 
 def test_many_refusals_are_logged_in_few_lines(
