@@ -115,7 +115,7 @@ def _readable(item: dict[str, Any]) -> Any:
 
     Other text becomes a user's message; an item without any is dropped.
     """
-    kind = item["type"]
+    kind = str(item["type"])
     identity = item.get("call_id") or item.get("id") or kind
     own = {name: value for name, value in item.items() if name not in _FRAME}
     found = next((own.pop(name) for name in _RESULTS if own.get(name)), None)

@@ -38,8 +38,11 @@ class Refused(Exception):
 class _Context:
     """The parts of a call's context that the servicer uses."""
 
-    def __init__(self, written: Callable[[Any], bytes]) -> None:
-        self._written = written
+    def __init__(self, message: bytes, written: Callable[[Any], bytes]) -> None:
+        self._message, self._written = message, written
+
+    async def read(self) -> bytes:
+        return self._message
 
     async def send_initial_metadata(self, metadata: Any) -> None:
         """Do nothing."""
@@ -117,8 +120,8 @@ async def _call(number: int, given: bytes) -> None:
     fill(message, given)
     written = guarded.response_serializer
     try:
-        behaviour = guarded.unary_stream or guarded.unary_unary
-        reply = await behaviour(message.SerializeToString(), _Context(written))
+        behaviour = guarded.stream_stream or guarded.stream_unary
+        reply = await behaviour(None, _Context(message.SerializeToString(), written))
     except Refused:
         return
     if reply is not None:

@@ -422,6 +422,13 @@ def test_an_unknown_item_is_a_message_if_it_has_text(item: Json, text: str | Non
     assert f"input[][{item['type']}]" in running.ignored
 
 
+def test_an_item_with_a_list_for_a_type_is_dropped() -> None:
+    running = begun()
+    converted = translated([message_item("user", "hi"), {"type": ["message"], "id": "l"}])
+    assert len(converted.chat.messages) == 1
+    assert running.ignored
+
+
 def test_a_custom_tool_is_a_function_with_one_text_argument() -> None:
     grammar = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
     tool = {"type": "custom", "name": "patch", "description": "Edit.", "format": grammar}
