@@ -8,6 +8,7 @@ per process.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -30,6 +31,8 @@ from backend.supervising.command_line import Plan
 from common.launch import command
 
 LAST_LOAD = "MLX_BACKEND_LAST_LOAD"  # defined in backend.rpc.last_load too, which imports gRPC
+# Linux gives outgoing connections ports from 32,768 on, and macOS from 49,152 on.
+_PORTS = range(1 << 14, 1 << 15)
 _GRACE = 10.0  # seconds that rank 0 gets to shut down; it takes 7 at most
 _REPORTS = 4.0  # seconds that rank 0 gets to report the loss of a rank
 _FOLLOWERS_GRACE = 1.0  # seconds that the others get to notice that rank 0 has ended
@@ -195,11 +198,20 @@ def _ended(process: subprocess.Popen[bytes], grace: float) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that are free at the moment."""
+    """Ports of the loopback interface that are free, and that no outgoing connection takes.
+
+    MLX binds those of its ring when the first model is loaded, which may be hours later.
+    """
     with ExitStack() as stack:
-        found = []
-        for _ in range(count):
+        found: list[int] = []
+        while len(found) < count:
+            port = secrets.choice(_PORTS)
             probe = stack.enter_context(socket.socket())
-            probe.bind(("127.0.0.1", 0))
-            found.append(probe.getsockname()[1])
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as fault:
+                if fault.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                found.append(port)
         return found

@@ -15,6 +15,8 @@ from backend.rpc.monitor import is_stopped
 from backend.supervising import supervisor
 from tests.polling import until
 
+OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
 
 def test_a_rank_tells_how_long_it_may_be_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -28,6 +30,14 @@ def test_a_rank_tells_how_long_it_may_be_silent(
     assert [one.name for one in tmp_path.iterdir()] == ["rank_timeout"]
     monkeypatch.setenv(rank_timeout.FILE, str(tmp_path / "none" / "rank_timeout"))
     rank_timeout.store(60)  # somebody has removed the folder
+
+
+@pytest.mark.skipif(not OUTGOING.exists(), reason="only Linux states the ports of connections")
+def test_no_outgoing_connection_takes_a_port_of_the_ring() -> None:
+    lowest, highest = map(int, OUTGOING.read_text().split())
+    ports = supervisor.free_ports(60)
+    assert len(set(ports)) == 60
+    assert not any(lowest <= port <= highest for port in ports)
 
 
 @pytest.mark.parametrize(("most", "ends"), [(58.0, False), (8.0, True)])
