@@ -137,8 +137,8 @@ def prepare(device: Device, environ: Mapping[str, str] = os.environ) -> None:
     """Configure MLX for the whole process. For the engine thread, after the import of mlx.
 
     If there is a C++ compiler, MLX on a CPU would build a kernel at the first use of each compiled
-    function, which takes 0.7 s each and makes later tokens no faster. So that is turned off. What
-    is compiled must not keep arrays of its trace, so only then are angles shared.
+    function, which takes 0.7 s each and makes later tokens no faster. So that is turned off. Layers
+    share angles only then, because a compiled function must not keep arrays of its trace.
     """
     import mlx.core as mx
 
