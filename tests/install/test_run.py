@@ -6,12 +6,11 @@ import shutil
 import signal
 import subprocess
 import venv
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.heeded_signals import heeded
 from tests.install.shell import ROOT, clean_environment, shell, write_program
 
 VENV = Path(os.environ.get("ENV_DIR") or ROOT) / "venv"
@@ -139,16 +138,6 @@ def test_gpu_libraries_in_the_package_come_first(project: Path) -> None:
     assert environment["LD_LIBRARY_PATH"] == f"{project}/lib:/theirs"
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Start processes that SIGINT ends: a shell lets its background jobs ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 BACKEND = ("run.sh", "--addr=127.0.0.1:0")
 GATEWAY = ("scripts/python", "-m", "gateway", "--port=0", "--models-dir=.")
 SERVE = ("scripts/python", "-m", "demo.serve", "--port=0", "--models-dir=.")
@@ -173,7 +162,7 @@ def test_an_interrupt_while_python_imports_leaves_no_traceback(
     """module: what Python runs when it is interrupted; library: what it has loaded by then."""
     program, *arguments = command
     with (
-        interruptible(),
+        heeded(signal.SIGINT),
         subprocess.Popen(
             [ROOT / program, *arguments],
             cwd=tmp_path,

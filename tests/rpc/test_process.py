@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from backend.rpc import parent_watch
-from tests import hangup
+from tests.heeded_signals import heeded
 from tests.long import TEST_LONG
 from tests.rpc.client import failure_of
 from tests.rpc.process import ROOT, WAIT, Process
@@ -96,7 +96,7 @@ def test_importing_the_server_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_an_idle_process_exits_with_zero(start: Start, number: signal.Signals) -> None:
-    with hangup.ends_programs():
+    with heeded(number):
         process = start(ANYWHERE)
     assert healthy(stub_of(process.port()))
     process.signal(number)
