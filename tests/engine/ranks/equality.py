@@ -1,8 +1,9 @@
 """`python -m tests.engine.ranks.equality SIZE SCHEDULES FOLDER NAME:WAY…`: runs rank 0 of a group.
 
 Plays random schedules on models that the group divides, and compares every answer with that of the
-whole model in this process. Prints a line of JSON per model: the schedules, the tokens compared,
-the seeds of the schedules in which an answer differed, and how often each special case occurred.
+whole model in this process. A NAME is a small random model's or a model directory. Prints a line of
+JSON per model: the schedules, the tokens compared, the seeds of the schedules in which an answer
+differed, and how often each special case occurred.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.engine.ranks.local_group import LocalGroup
 from tests.engine.rounds import Received, Rounds
 from tests.engine.test_parity import check_schedule
 
+_LARGE = {"memory_limit_mib": 4096, "prompt_cache_mib": 256}  # for models that are not tiny
 SPECIAL = -1  # stands for the schedule of `_special`
 
 
@@ -31,9 +33,12 @@ def main(size: int, schedules: int, folder: Path, asked: list[str]) -> None:
     with LocalGroup(size) as group:
         for one in asked:
             name, _, way = one.partition(":")
-            model = write_divided(folder / name, name)
-            whole = group.whole(model)
-            divided = group.load(model, parallelism=way)
+            if (given := Path(name)).is_dir():
+                model, sizes = given, _LARGE
+            else:
+                model, sizes = write_divided(folder / name, name), {}
+            whole = group.whole(model, **sizes)
+            divided = group.load(model, parallelism=way, **sizes)
             seen: Counter[str] = Counter()
             different = []
             for seed in range(schedules):

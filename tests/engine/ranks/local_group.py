@@ -27,7 +27,7 @@ from backend.engine.token_text import ByteStream
 from backend.supervising.supervisor import free_ports
 
 ROOT = Path(__file__).parents[3]
-_TABLE = [f"<{token}>".encode() for token in range(4096)]
+_TABLE = [f"<{token}>".encode() for token in range(1 << 16)]
 
 
 def start_here(command: list[str], environ: dict[str, str]) -> subprocess.Popen[bytes]:
