@@ -23,6 +23,7 @@ from backend.engine.vision.image_blocks import mask_blocks_of_pass
 from backend.engine.vision.mlx_lm_layers import use_mlx_lm
 from backend.engine.vision.row_positions import place_rows
 from backend.engine.vision.row_scale import scale_by_row
+from backend.engine.vision.short_passes import recur_in_short_passes
 
 # Positions are [rows, tokens], not [3, rows, tokens].
 _ONE_AXIS = ("minimax_m3_vl", "minimax_m3")
@@ -57,6 +58,7 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
             whole.disable_talker()  # Qwen3-Omni's speech output, which is never requested
         self.model_type = model_type = getattr(whole.config, "model_type", "")
         scale_by_row(whole.language_model)
+        recur_in_short_passes()
         use_mlx_lm(whole.language_model, model_type)
         self.sees_ahead = mask_blocks_of_pass(whole.language_model)
         text = getattr(whole.language_model, "config", None)
