@@ -25,10 +25,10 @@ class Outbox:
     """Events that have not been delivered yet.
 
     deliver: called with publications, in order. clock: returns seconds. interval: minimum seconds
-    between two deliveries of text; many answers that stream raise it to PER_ANSWER for each, but at
-    most to FOR_ALL. 0 delivers every token by itself. The first text of an answer, its end and an
-    error are delivered at once, together with any text that is waiting. Text can grow until it is
-    delivered.
+    between two deliveries of text; with many answers it is at least PER_ANSWER for each of them,
+    but at most FOR_ALL. 0 delivers every token separately. The first text of an answer, its end and
+    an error are delivered at once, together with any text that is waiting. Text can grow until it
+    is delivered.
     """
 
     def __init__(

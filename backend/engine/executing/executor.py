@@ -236,7 +236,7 @@ class Executor:
             self._batches[number] = batch
 
     def _allow(self, batch: DecodeBatch, number: int, plan: StepPlan) -> None:
-        """A prompt that is being prefilled may take the row of a sequence that has left."""
+        """Allow empty rows while a prompt is prefilled, because that prompt may take one."""
         batch.allow(plan.rows.get(number, 0), gaps=bool(plan.prefill))
 
     def _settle_groups(self) -> None:

@@ -193,7 +193,7 @@ class _Follower:
         request, member = LoadRequest(**order.request), Member(self._place, agree)
         try:
             stages = load_followed(request, order.number, member, abandoned)
-            self._model = _through(stages, abandoned)
+            self._model = _loaded(stages, abandoned)
         except Cancelled:
             self._drop()
         except EngineError as refusal:
@@ -210,7 +210,7 @@ class _Follower:
             release_memory()
 
 
-def _through(stages: Stages[FollowedModel], abandoned: threading.Event) -> FollowedModel:
+def _loaded(stages: Stages[FollowedModel], abandoned: threading.Event) -> FollowedModel:
     """The result of the load. Raises Cancelled if rank 0 has ended it."""
     with contextlib.closing(stages):
         while not abandoned.is_set():

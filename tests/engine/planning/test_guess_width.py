@@ -28,7 +28,7 @@ class Play:
         """Seconds for that many tokens of each sequence, and the widths that were chosen."""
         seconds, chosen, done = 0.0, list[int](), 0.0
         while done < tokens:
-            rests = self.widths.rests(self.rows)
+            rests = self.widths.skips_guesses(self.rows)
             width = 0 if rests else self.widths.choose(self.rows, self.length, self.most)
             right = [self._right(width) for _ in range(self.rows)]
             behind = 0
@@ -201,7 +201,7 @@ def test_while_guesses_rest_few_steps_are_decided_and_reported() -> None:
     before = play.unreported
     _, chosen = play.run(800)
     assert play.unreported - before > 0.8 * len(chosen)
-    assert play.widths.rests(2) is False  # other sequences are decided on at once
+    assert play.widths.skips_guesses(2) is False  # other sequences are decided on at once
 
 
 def test_while_guesses_pay_every_step_is_reported() -> None:
