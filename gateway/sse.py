@@ -74,7 +74,7 @@ class EventStream(Response, Generic[T]):
         writer = _Writer(send, self.status_code, self.raw_headers)
         keeper = asyncio.ensure_future(writer.keep_alive(self._interval, self._beat))
         try:
-            await self._tell(writer)
+            await self._send_events(writer)
         except Exception as fault:
             if not writer.begun:
                 raise
@@ -87,8 +87,8 @@ class EventStream(Response, Generic[T]):
             keeper.cancel()
         await writer.write(b"", more=False)
 
-    async def _tell(self, writer: _Writer) -> None:
-        """Send the events, within the time limit of a request; waiting for a model counts too."""
+    async def _send_events(self, writer: _Writer) -> None:
+        """Send the events within a request's time limit, which includes waiting for a model."""
         left = self._limit - exchange.current().seconds if self._limit else None
         try:
             async with aclosing(self._events) as events, asyncio.timeout(left):

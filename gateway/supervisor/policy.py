@@ -55,7 +55,7 @@ def make_room(loaded: Sequence[Loaded], coming: int, limits: Limits) -> list[Loa
 
 
 def may_make_room(loaded: Sequence[Loaded], coming: int, limits: Limits) -> bool:
-    """Whether there would be room if none of them were in use."""
+    """Whether there would be room if no loaded model were in use."""
     return make_room([replace(model, busy=False) for model in loaded], coming, limits) is not None
 
 

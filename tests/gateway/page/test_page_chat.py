@@ -91,7 +91,7 @@ WEATHER = [
     }
 ]
 
-SILENT = {"temperature": "0", "top_p": "1", "top_k": "0", "max_tokens": "to the end"}
+SILENT = {"temperature": "0", "top_p": "1", "top_k": "0", "max_tokens": "no limit"}
 
 
 def running(gateway: GatewayProcess) -> int:
