@@ -1,4 +1,5 @@
-"""Short prompts that arrive together start together, and none waits for one that never comes."""
+"""Short prompts that arrive together start together, and none waits for a prompt that never
+arrives."""
 
 from __future__ import annotations
 

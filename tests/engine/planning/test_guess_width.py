@@ -61,7 +61,8 @@ def steep(width: int) -> float:
 
 
 def dear(width: int) -> float:
-    """The time of a step in which each token costs more than a whole step, as with cold experts."""
+    """The time of a step in which each token costs more than a whole step, for example with new
+    experts."""
     return 0.02 * (1 + 1.5 * width)
 
 
@@ -119,7 +120,7 @@ def test_it_is_near_the_best_fixed_width_and_never_slower_than_none(
     assert seconds / 2000 < 1.03 * expected[0]
 
 
-def test_guesses_that_nearly_pay_are_not_taken_up_and_dropped_all_the_time() -> None:
+def test_guesses_that_nearly_pay_do_not_alternate_with_plain_steps() -> None:
     """The first step with guesses takes longer: the guesser reads what it has missed."""
 
     def cost(width: int) -> float:
@@ -195,13 +196,15 @@ def test_a_slower_machine_is_noticed() -> None:
     assert sum(width == 0 for width in chosen) > 0.8 * len(chosen)
 
 
-def test_while_guesses_rest_few_steps_are_decided_and_reported() -> None:
+def test_while_guesses_are_given_up_few_steps_are_reported() -> None:
     play = Play(steep, 0.0)
     play.run(200)
     before = play.unreported
     _, chosen = play.run(800)
     assert play.unreported - before > 0.8 * len(chosen)
-    assert play.widths.skips_guesses(2) is False  # other sequences are decided on at once
+    assert (
+        play.widths.skips_guesses(2) is False
+    )  # for another number of sequences, `choose` decides immediately
 
 
 def test_while_guesses_pay_every_step_is_reported() -> None:

@@ -153,7 +153,7 @@ def test_entries_give_way_to_a_text_that_can_then_run() -> None:
     assert planner.lendable >= 1500
 
 
-def test_what_was_read_from_disk_is_given_up_before_anyone_is_preempted() -> None:
+def test_what_was_read_from_disk_is_dropped_before_a_sequence_is_preempted() -> None:
     planner = Planner(limits(3000))
     plan = planner.plan(0.0, [arrived(1, [1] * 1000)])
     assert [start.sequence for start in plan.start] == [1]
@@ -162,7 +162,7 @@ def test_what_was_read_from_disk_is_given_up_before_anyone_is_preempted() -> Non
     assert (plan.preempt, plan.start, plan.unread) == ((), (), (2,))
 
 
-def test_a_file_is_given_up_for_the_sequence_that_can_start() -> None:
+def test_a_file_is_dropped_for_the_sequence_that_can_start() -> None:
     planner = Planner(limits(2000))
     both = [replace(arrived(number, [number] * 1000), on_disk=900) for number in (1, 2)]
     plan = planner.plan(0.0, [OtherBytes(0, files=1800), *both])

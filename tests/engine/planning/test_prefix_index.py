@@ -462,7 +462,7 @@ def test_a_prompt_is_compared_with_a_logarithm_of_the_entries(
         assert 0 < calls <= 2 * (entries.bit_length() + 2)
 
 
-def test_a_look_from_another_thread_survives_whatever_happens_meanwhile() -> None:
+def test_lookups_on_another_thread_are_safe_during_changes() -> None:
     """Prompt threads look while the engine thread stores and evicts."""
     index = PrefixIndex(1 << 20)
     for entry in range(64):

@@ -1,4 +1,4 @@
-"""The engine with the small vision model, and pictures to show it."""
+"""The engine with the small vision model, and pictures for it."""
 
 from __future__ import annotations
 
