@@ -52,8 +52,8 @@ export class Conversations {
   }
 
   /**
-   * Store imported conversations beside the others. One that is already stored is added again only
-   * if it has changed since its export. Returns how many were added.
+   * Store imported conversations. One that is already stored is replaced only by a newer version.
+   * Returns how many were stored.
    */
   async take(conversations) {
     let added = 0;
