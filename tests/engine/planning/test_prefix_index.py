@@ -132,7 +132,7 @@ class Stored:
     def passes(self, old: Stored) -> bool:
         """Whether it does so except at the older entry's end."""
         before = (old.places or frozenset()) - {len(old.tokens)}
-        return bool(before) and self.nearly_serves_all(old, before)
+        return bool(before) and self.nearly_serves_all(old, before) and not self.replaces(old)
 
     def nearly_serves_all(self, old: Stored, places: Collection[int]) -> bool:
         shared = common(self.tokens, old.tokens)
@@ -254,12 +254,12 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def find(self, data: st.DataObject) -> None:
-        self.look(*self.key(data))
+        self.compare_find(*self.key(data))
         for entry in self.model.entries.values():
             prompt = (*entry.tokens, *data.draw(SHORT))
-            self.look(prompt, PrefixKey(prompt))
+            self.compare_find(prompt, PrefixKey(prompt))
 
-    def look(self, tokens: Tokens, key: PrefixKey) -> None:
+    def compare_find(self, tokens: Tokens, key: PrefixKey) -> None:
         entries = self.model.entries
         length = max((entry.serves(tokens) for entry in entries.values()), default=0)
         limit = max(len(tokens) - 1, 0)
