@@ -28,7 +28,7 @@ from wire.backend_pb2_grpc import BackendStub
 
 WAIT = 60.0
 LIMIT = 3
-# enough seconds that neither the process nor its monitor reaches them
+# seconds; longer than the time-outs of the process and its monitor
 PAST_BOTH = LIMIT + GRACE + 3
 ENDLESS = chat("Count to 60.", IgnoreEOS=True, Tokens=0)
 NOTHING = pb.HealthMessage()

@@ -76,7 +76,7 @@ class DraftLength:
         self._resume = 0
 
     def ready(self, length: int) -> bool:
-        """Whether it pays to try when the sequence has `length` tokens."""
+        """Whether another attempt is worthwhile when the sequence has `length` tokens."""
         return length >= self._resume
 
     def begin(self, length: int, most: int) -> int:

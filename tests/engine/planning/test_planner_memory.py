@@ -133,7 +133,7 @@ def test_sequences_give_up_memory_for_a_text_in_one_step() -> None:
     plan = planner.plan(0.1, [OtherBytes(0, texts=3000), PrefillTimed(512, 0.5), waits])
     assert (plan.start, plan.preempt) == ((), ())
     assert planner.lendable < 3000
-    later = OtherBytes(1, texts=3000)  # for as long as before
+    later = OtherBytes(1, texts=3000)  # the same time again
     assert planner.plan(2.0, [later]).preempt == ()  # twice the second that the prompt takes
     planner.plan(2.0, [OtherBytes(0, texts=3000)])
     plan = planner.plan(2.2, [])

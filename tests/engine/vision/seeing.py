@@ -27,7 +27,7 @@ GREEDY = Sampling(temperature=0)
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one request."""
+    """What one request returned."""
 
     text: str
     tokens: tuple[int, ...]
