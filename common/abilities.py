@@ -52,8 +52,7 @@ def abilities(folder: Path, wanted: str = "") -> tuple[str, ...]:
 
 
 def text_only(folder: Path, wanted: str = "") -> bool:
-    """Whether a checkpoint is known to accept only text: its weights have no vision or audio
-    part."""
+    """Whether a checkpoint certainly accepts only text: no weights are a vision or audio part's."""
     if wanted == "text":
         return True
     with suppress(OSError, ValueError, RecursionError):

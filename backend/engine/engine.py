@@ -222,7 +222,7 @@ class Engine:
             )
 
     def submit(self, request: GenerationRequest) -> Generation:
-        """Queue a request; returns at once. Raises NotLoaded, Overloaded, ShuttingDown."""
+        """Queue a request; returns immediately. Raises NotLoaded, Overloaded, ShuttingDown."""
         self.require_text_model("Predict")
         return self._queue(Generation, self._preparer.generation(request))
 

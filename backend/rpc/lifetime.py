@@ -64,7 +64,7 @@ async def serve(engine: Engine, address: Address, token: str, ready: Callable[[i
 
 
 def _on_signals() -> asyncio.Future[int]:
-    """A future that completes at the first signal to stop; a second one ends the process at once.
+    """A future for the first signal to stop; a second signal ends the process immediately.
 
     SIGHUP counts as a signal to stop unless it is ignored, as under `nohup`.
 
@@ -85,7 +85,7 @@ def _on_signals() -> asyncio.Future[int]:
             return
         if loop.time() < echo_until or supervised:
             return
-        logs.error("exit", cause=f"a second {number.name} asked to stop at once")
+        logs.error("exit", cause=f"a second {number.name} asked to stop immediately")
         logs.flush()
         os._exit(128 + number)
 

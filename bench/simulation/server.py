@@ -6,7 +6,7 @@ requests are accepted every half second. At most 10 prompts are stored. By defau
 limited; here the option --prompt-cache-bytes limits it to the memory that the weights leave.
 
 The simulation favours it: padding of prompts is not charged, clients that disconnect are removed
-from the queue at once, and it does not crash when memory is full.
+from the queue immediately, and it does not crash when memory is full.
 """
 
 from __future__ import annotations

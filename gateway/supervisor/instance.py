@@ -220,7 +220,7 @@ class ModelInstance:
         _log.error("%s: %s", self.key, sentence)
 
     async def _guard(self, backend: Backend) -> None:
-        """Notice at once that a backend has ended, and soon that it no longer answers."""
+        """Notice immediately that a backend has ended, and soon that it no longer answers."""
         misses = 0
         while True:
             try:

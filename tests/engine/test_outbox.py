@@ -1,4 +1,4 @@
-"""Text may be delayed for a moment; all other events are delivered at once."""
+"""Text may be delayed for a moment; all other events are delivered immediately."""
 
 from __future__ import annotations
 

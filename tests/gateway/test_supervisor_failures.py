@@ -1,4 +1,4 @@
-"""Backends that do not start, and models that do not load: reported at once, in a sentence."""
+"""Backends that do not start, and models that do not load: reported immediately, in a sentence."""
 
 from __future__ import annotations
 

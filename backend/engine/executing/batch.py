@@ -438,7 +438,7 @@ class DecodeBatch:
     def _settle(self, checked: _Checked) -> list[Sampled]:
         """Read the results of the guesses.
 
-        The token after the last right one is delivered at once.
+        The token after the last right one is delivered immediately.
         """
         assert self._speculation is not None
         every = ids(checked.choices.tokens)

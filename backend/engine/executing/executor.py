@@ -109,7 +109,7 @@ class Executor:
     # Launching a step.
 
     def launch(self, plan: StepPlan) -> list[PlannerEvent]:
-        """Start everything in the plan; returns the events that are known at once."""
+        """Start everything in the plan; returns the events that are known immediately."""
         if self._model.blas is not None:
             self._model.blas.follow()
         self._times.begin()

@@ -57,8 +57,8 @@ STOPPED, FAILED = 0, 1
 
 
 def follow(place: Place, token: str, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:
-    """Serve rank 0 until it ends. end: ends the process at once, whatever its threads are doing."""
-    # MLX is imported now, because `Join` must be obeyed at once.
+    """Serve rank 0 until it ends. end: ends the process even if threads are blocked."""
+    # MLX is imported now, because `Join` must be obeyed immediately.
     import backend.engine.ranks.group  # noqa: F401
 
     link = _connected(place, token)

@@ -2,7 +2,7 @@
 
 mlx-vlm's processor is called with one decoded item at a time and the marker that the chat template
 writes for it. It never receives media as strings, which it would open as URLs or paths. It runs on
-prompt threads; the MLX arrays that it returns are converted to NumPy at once.
+prompt threads; the MLX arrays that it returns are converted to NumPy immediately.
 """
 
 from __future__ import annotations

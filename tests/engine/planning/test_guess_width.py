@@ -61,14 +61,13 @@ def steep(width: int) -> float:
 
 
 def dear(width: int) -> float:
-    """The time of a step in which each token costs more than a whole step, for example with new
-    experts."""
+    """The time of a step in which each token costs more than a whole step (new experts)."""
     return 0.02 * (1 + 1.5 * width)
 
 
 @pytest.mark.parametrize("chance", [0.3, 0.6, 1.0])
 def test_guesses_that_cannot_pay_cost_next_to_nothing(chance: float) -> None:
-    """Even right guesses are slower than plain steps here, so a test of them ends at once."""
+    """Even right guesses are slower than plain steps here, so a test of them ends immediately."""
     assert Play(dear, chance).run(800)[0] < 1.02 * 800 * dear(0)
 
 

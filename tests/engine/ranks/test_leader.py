@@ -53,7 +53,7 @@ class Ranks:
         return other
 
     def form(self, other: Link) -> None:
-        """Form the group with rank 1, which is ready at once."""
+        """Form the group with rank 1, which is ready immediately."""
         forming = threading.Thread(
             target=lambda: at_once(self.leader.form(WAIT, threading.Event())), daemon=True
         )
@@ -71,7 +71,7 @@ class Ranks:
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
-    """With a group of MLX that forms at once."""
+    """With a group of MLX that forms immediately."""
     monkeypatch.setattr(group, "join_group", lambda _: None)
     place = Place(0, 2, ("127.0.0.1", free_ports(1)[0]), ("a", "b"), join_timeout=WAIT)
     found = Ranks(Leader(place, "secret"))

@@ -306,4 +306,4 @@ def test_many_pieces_are_shown_at_most_once_a_frame(page: Page) -> None:
     page.ask("Go on.")
     assert len(page.answered()) == 2000 * 10 - 1
     paints, frames = page.run("return [window.paints, window.frames_]")
-    assert 1 < paints <= frames + 1  # the last one is shown at once
+    assert 1 < paints <= frames + 1  # the last one is shown immediately
