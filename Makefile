@@ -62,10 +62,10 @@ lint: install-dev ## check style and types
 	@$(PYTHON_ENV) -m ruff format --check .
 	@$(PYTHON_ENV) -m mypy $(wildcard $(CHECKED))
 
-fuzz: install-dev ## look for inputs that break a reader (FUZZ="--runs 1000 gbnf" picks)
+fuzz: install-dev ## search for inputs that break a parser (FUZZ="--runs 1000 gbnf" picks)
 	@$(PYTHON_ENV) -m tests.fuzz $(FUZZ)
 
-soak: install-dev ## send the gateway and three models everything (MINUTES=30)
+soak: install-dev ## send the gateway and three models every kind of request (MINUTES=30)
 	@BENCH_SECONDS=$$((60 * $(MINUTES))) $(PYTHON_ENV) -m bench soak-gateway
 
 doctor: install ## try this machine with a model, and write a report (MODEL=path or hub id)
@@ -77,17 +77,17 @@ bench: install-dev ## run the measurements (BENCH="…" passes arguments)
 protogen: install ## regenerate wire/ from backend.proto
 	@./install.sh --stubs
 
-package: install ## lay out a directory that LocalAI installs from (PACKAGE_DIR=…)
+package: install ## create a directory that LocalAI can install (PACKAGE_DIR=…)
 	@$(PYTHON_ENV) scripts/package.py "$(PACKAGE_DIR)"
 
 wheel: install ## build the wheel with the mlx-backend command, in build/
 	@$(PYTHON_ENV) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build .
 	@ls build/mlx_backend-*.whl
 
-lock: ## resolve requirements/*.in anew (needs uv)
+lock: ## resolve requirements/*.in again (needs uv)
 	@scripts/lock.sh
 
-vendor: ## fetch the chat page's libraries anew, as gateway/page/vendor/SOURCES.txt lists them
+vendor: ## fetch the chat page's libraries again, as gateway/page/vendor/SOURCES.txt lists them
 	@scripts/vendor.sh
 
 clean: ## remove everything that was installed or generated here

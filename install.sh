@@ -93,7 +93,7 @@ cuda_profile() { # BUILD_TYPE
     [ -n "$major" ] || major=$(cuda_major_of_driver "$(nvidia_driver)0")
     case ${major%%.*} in
         12 | 13) echo "linux-cuda${major%%.*}" ;;
-        '') fail "BUILD_TYPE=$1 needs CUDA_MAJOR_VERSION=12 or 13: no NVIDIA driver from 550 on was found to tell" ;;
+        '') fail "BUILD_TYPE=$1 needs CUDA_MAJOR_VERSION=12 or 13: no NVIDIA driver 550 or newer was found" ;;
         *) fail "CUDA_MAJOR_VERSION=$major is not supported: use 12 or 13" ;;
     esac
 }
@@ -171,7 +171,7 @@ fi
 venv=${ENV_DIR:-$root}/venv
 stamp=$venv/.installed
 
-# Prints "3.11 64bit", or fails when this is no working Python 3.
+# Prints "3.11 64bit", or fails if this is not a working Python 3.
 python_version() { # INTERPRETER
     "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2], "64bit" if sys.maxsize > 2**32 else "32bit")' 2>/dev/null
 }
@@ -192,7 +192,7 @@ choose_python() {
         supported "$version" || fail "Python $version is not supported (PYTHON=$PYTHON): use 64-bit Python 3.11, 3.12, 3.13 or 3.14"
         return
     fi
-    # An interpreter that a person chose once stays until it stops working.
+    # An existing venv keeps its interpreter as long as that works.
     for candidate in "$venv/bin/python" python3 python3.13 python3.12 python3.11 python3.14; do
         version=$(python_version "$candidate") || continue
         python=$candidate
@@ -236,7 +236,7 @@ runtime_is_installed() {
 # --- installing -----------------------------------------------------------------------------
 
 pip_install() { # LOCK
-    # The lock is complete, so pip has nothing to resolve. EXTRA_PIP_INSTALL_FLAGS is a list.
+    # The lock is complete, so pip has nothing to resolve. EXTRA_PIP_INSTALL_FLAGS is split at spaces on purpose.
     # shellcheck disable=SC2086
     "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --no-deps \
         --require-hashes --only-binary :all: ${EXTRA_PIP_INSTALL_FLAGS:-} -r "$root/requirements/$1"
@@ -257,7 +257,7 @@ create_venv() {
 require_openblas() {
     MLX_BACKEND_OPENBLAS=1 "$venv/bin/python" -I "$root/common/launch.py" \
         -c 'import os, sys; sys.exit("LD_PRELOAD" not in os.environ)' ||
-        fail "the installed packages carry no usable OpenBLAS: see requirements/linux-cpu.in"
+        fail "the installed packages contain no usable OpenBLAS: see requirements/linux-cpu.in"
 }
 
 install_packages() {
@@ -267,7 +267,7 @@ install_packages() {
             has_line "$(extra_stamp "$extra")" || missing="$missing $extra"
         done
         [ -n "$missing" ] || return 0
-        # What was added earlier stays on record if it is as it should be.
+        # Extras that were installed earlier stay in the stamp if they are up to date.
         for extra in gateway dev; do
             case " $wanted " in
                 *" $extra "*) ;;
@@ -298,9 +298,9 @@ install_packages() {
     changed=yes
 }
 
-# wire/ is generated as a whole beside its place and then swapped in, so that no reader ever sees
-# half of it. protoc derives the import path wire.backend_pb2 from the name of the proto, which
-# the mapping -Iwire=… provides.
+# wire/ is generated in a temporary folder and then moved, so that no process sees half of it. protoc
+# derives the import path wire.backend_pb2 from the name of the proto, which the mapping -Iwire=…
+# provides.
 generate_stubs() {
     local wanted
     wanted="proto $(checksum "$root/backend.proto") tools $(grep -m1 '^grpcio-tools==' "$root/requirements/$profile.lock")"
@@ -330,7 +330,7 @@ take_lock() {
     mkdir -p "$(dirname -- "$lock")"
     until mkdir "$lock" 2>/dev/null; do
         owner=$(cat "$lock/pid" 2>/dev/null) || owner=
-        # An install that was killed leaves its lock behind, perhaps before it could sign it.
+        # An install that was killed leaves its lock behind, perhaps without a process id in it.
         [ -n "$owner" ] && anonymous=0 || anonymous=$((anonymous + 1))
         if [ "$anonymous" -ge 10 ] || { [ -n "$owner" ] && ! kill -0 "$owner" 2>/dev/null; }; then
             rm -rf "$lock"

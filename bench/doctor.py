@@ -102,7 +102,7 @@ def examine(options: pb.ModelOptions) -> Iterator[Finding]:
         parts = dict(stub.Status(pb.HealthMessage()).memory.breakdown)
         detail = f"{options.Model} in {seconds:.1f} s, weights {_mib(parts['weights'])}"
         yield Finding("load", "ok", detail, {"seconds": seconds, **parts})
-        for check in (_answer, _grammar, _company, _prefix, _cancel):
+        for check in (_answer, _grammar, _batching, _prefix, _cancel):
             yield _guarded(check, stub)
         ours = _speed(stub)
         parts = dict(stub.Status(pb.HealthMessage()).memory.breakdown)
@@ -151,7 +151,7 @@ def _grammar(stub: BackendStub) -> Finding:
     return Finding("grammar", "ok" if obeyed else "FAILED", f'"yes" | "no": {answer.text!r}')
 
 
-def _company(stub: BackendStub) -> Finding:
+def _batching(stub: BackendStub) -> Finding:
     """Whether prompts get the same tokens in a batch as alone."""
     alone = [ask(stub, question) for question in QUESTIONS]
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:

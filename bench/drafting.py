@@ -38,7 +38,7 @@ CODE = """class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """Tokens of an answer, the least number of pairs of rounds, and seconds for all of them."""
+    """Tokens of an answer, the minimum number of pairs of rounds, and seconds for all of them."""
 
     tokens: int
     pairs: int
@@ -53,8 +53,8 @@ TINY_LENGTH = Length(128, 16, 60.0)
 class Text:
     """A kind of text.
 
-    key: its part in the name of a measurement. prompt: with a placeholder for the row's number.
-    bounds: (number of rows, least ratio).
+    key: a part of the measurement's name. prompt: has a placeholder for the row's number.
+    bounds: (number of rows, minimum ratio).
     """
 
     key: str

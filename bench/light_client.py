@@ -56,7 +56,7 @@ class LightClient:
         self._received = b""
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # Without a table, the server sends the names of headers as they are.
+        # With a dynamic table of size 0, the server does not compress the names of headers.
         settings = struct.pack(">HIHI", _TABLE_SIZE, 0, _INITIAL_WINDOW, _MOST)
         window = struct.pack(">I", _MOST - 0xFFFF)
         self._socket.sendall(_PREFACE + _frame(_SETTINGS, 0, settings) + _frame(_WINDOW, 0, window))

@@ -21,47 +21,47 @@ _EVERY = 0.05  # seconds between two measurements
 
 def measure(model: Path) -> Iterator[Figure]:
     with backend(model, Options=["parallel:8"]) as stub:
-        looks = [_breakdown(stub)]
+        samples = [_breakdown(stub)]
         over = threading.Event()
         with ThreadPoolExecutor(REQUESTS) as pool:
             running = [
                 pool.submit(stream, stub, text(f"mixed {n}", 20 + 60 * n), 8 + 2 * n)
                 for n in range(REQUESTS)
             ]
-            watch = threading.Thread(target=_look, args=(stub, looks, over))
+            watch = threading.Thread(target=_record, args=(stub, samples, over))
             watch.start()
             for one in running:
                 one.result()
             over.set()
             watch.join()
-        looks.sort(key=_error)
-        yield _figure("while requests run, median", looks[len(looks) // 2])
-        yield fact("the same, at worst", _error(looks[-1]), _parts_line(looks[-1]))
+        samples.sort(key=_error)
+        yield _figure("while requests run, median", samples[len(samples) // 2])
+        yield fact("the same, at worst", _error(samples[-1]), _parts_line(samples[-1]))
         while (rest := _breakdown(stub))["kv_cache"]:
             time.sleep(_EVERY)
         yield _figure("at rest", rest)
 
 
-def _look(stub: BackendStub, looks: list[dict[str, int]], over: threading.Event) -> None:
+def _record(stub: BackendStub, samples: list[dict[str, int]], over: threading.Event) -> None:
     while not over.wait(_EVERY):
-        looks.append(_breakdown(stub))
+        samples.append(_breakdown(stub))
 
 
 def _breakdown(stub: BackendStub) -> dict[str, int]:
     return dict(stub.Status(pb.HealthMessage(), timeout=60).memory.breakdown)
 
 
-def _error(look: dict[str, int]) -> float:
-    parts = sum(look.get(part, 0) for part in PARTS)
-    return abs(parts - look["mlx_active"]) / look["mlx_active"]
+def _error(sample: dict[str, int]) -> float:
+    parts = sum(sample.get(part, 0) for part in PARTS)
+    return abs(parts - sample["mlx_active"]) / sample["mlx_active"]
 
 
-def _figure(when: str, look: dict[str, int]) -> Figure:
+def _figure(when: str, sample: dict[str, int]) -> Figure:
     return at_most(
-        f"Status, parts beside what MLX holds, {when}", _error(look), 0.05, _parts_line(look)
+        f"Status, parts beside what MLX holds, {when}", _error(sample), 0.05, _parts_line(sample)
     )
 
 
-def _parts_line(look: dict[str, int]) -> str:
-    parts = " + ".join(str(look[part] >> 20) for part in PARTS if part in look)
-    return f"{parts} of {look['mlx_active'] >> 20} MiB"
+def _parts_line(sample: dict[str, int]) -> str:
+    parts = " + ".join(str(sample[part] >> 20) for part in PARTS if part in sample)
+    return f"{parts} of {sample['mlx_active'] >> 20} MiB"

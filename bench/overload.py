@@ -111,7 +111,7 @@ def _capacity(stub: BackendStub, seconds: float) -> float:
 def _capacity_beside_refusals(stub: BackendStub, rate: float, seconds: float) -> float:
     """The capacity while another server gets `rate` requests per second and refuses them all.
 
-    What is missing from the capacity then is what a flood costs on this machine in any case.
+    The capacity lost here is what a flood costs on this machine even without work for our server.
     """
     port = free_port()
     other = subprocess.Popen([sys.executable, "-m", "bench.refusing", str(port)], cwd=ROOT)

@@ -35,12 +35,12 @@ TOKENS = 64
 THREADS = (1, 2)  # of OpenBLAS, for the peer
 ROUNDS = 3
 BLAS_TOKENS = 32  # per stream; fewer than elsewhere, because three sides are compared twice
-BLAS_SECONDS = 180.0  # limit for the rounds of one comparison; at least one is run
+BLAS_SECONDS = 180.0  # seconds for the rounds of one comparison; at least one is run
 SHORT = (25,) * 8  # words; the template adds 35 tokens to SmolLM2's
 MIXED = tuple(range(25, 166, 9))
 LONG = 3650
 SHARED = 700
-OVERHEAD = {4: 1.2, 8: 1.6, 16: 2.0}  # streams: the least ratio
+OVERHEAD = {4: 1.2, 8: 1.6, 16: 2.0}  # number of streams: the minimum ratio
 OVERHEAD_TOKENS = 200
 OVERHEAD_PAIRS = 15
 OVERHEAD_SECONDS = 60.0  # for the pairs of one comparison
@@ -237,9 +237,9 @@ def _turns(
     rounds: int = ROUNDS,
     seconds: float = math.inf,
 ) -> Generator[Figure, None, list[list[float]]]:
-    """Let the sides take turns; show each round, and return the values of each side.
+    """Measure the sides in turn, print each round, and return the values of each side.
 
-    measured: called with a side and the round. seconds: no round starts that would exceed them.
+    measured: called with a side and the round. seconds: no round starts that would exceed this.
     """
     values: list[list[float]] = [[] for _ in sides]
     started = time.perf_counter()

@@ -1,6 +1,6 @@
 """Trains an EAGLE-3 and a DFlash drafter for the tiny text model, in about a minute.
 
-Too little for good guesses, but enough to measure what they cost and gain.
+That is too short for good guesses, but enough to measure what guesses cost and gain.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _STEPS, _TEXTS, _LENGTH, _RATE = 250, 8, 48, 3e-3
 
 
 def train(model: Path, form: str, folder: Path) -> None:
-    """Write a drafter of a form for the model."""
+    """Train a drafter of the kind `form` for the model, and write it to `folder`."""
     import mlx.core as mx
     import mlx_lm
 
@@ -53,7 +53,7 @@ def train(model: Path, form: str, folder: Path) -> None:
     network.freeze()
 
     def text(dice: random.Random) -> list[int]:
-        """A part of a dialogue, which begins at most half its length before the answer."""
+        """A part of a dialogue; at most half of it comes before the answer."""
         while True:
             example = encode(tokenizer, tiny_dialogues.draw(dice, tiny_dialogues.Mix()), dice)
             tokens = example.tokens

@@ -15,7 +15,7 @@ from typing import Any
 
 from common.chat_format import ChatFormat
 from common.infill_tokens import FAMILIES
-from common.media_parts import hears, holds_media, sees
+from common.media_parts import has_audio, has_media, has_vision
 from common.model_kind import ModelKind, kind_of
 
 _INDEX = "model.safetensors.index.json"
@@ -42,24 +42,24 @@ _OF_KIND = {ModelKind.TEXT: ("completion",), ModelKind.EMBEDDING: ("embedding",)
 
 
 def abilities(folder: Path, wanted: str = "") -> tuple[str, ...]:
-    """What a checkpoint does: of completion, tools, insert, vision, audio, thinking, embedding.
+    """Which of completion, tools, insert, vision, audio, thinking, embedding a checkpoint supports.
 
-    wanted: the option `type`. Before a download, a model of no other type is assumed to complete
-    texts and to call tools. Empty for models that rank or label.
+    wanted: the option `type`. Before a download, a model is assumed to complete texts and to call
+    tools, unless `type` says otherwise. Empty for models that rank or label.
     """
     stamps = [(path.stat().st_mtime_ns if path.is_file() else 0) for path in _paths(folder)]
     return _abilities(folder, wanted, tuple(stamps))
 
 
-def is_blind(folder: Path, wanted: str = "") -> bool:
-    """Whether a checkpoint certainly takes text alone: no part of all its weights sees or hears."""
+def text_only(folder: Path, wanted: str = "") -> bool:
+    """Whether a checkpoint certainly accepts only text: no weights are a vision or audio part's."""
     if wanted == "text":
         return True
     with suppress(OSError, ValueError, RecursionError):
         if not (folder / _INDEX).is_file() and len(list(folder.glob("*.safetensors"))) != 1:
             return False
         tensors = _tensors(folder)
-        return bool(tensors) and not holds_media(tensors)
+        return bool(tensors) and not has_media(tensors)
     return False
 
 
@@ -95,8 +95,8 @@ def _abilities(folder: Path, wanted: str, _stamps: tuple[int, ...]) -> tuple[str
         can = {
             "tools": bool(template) or "tekken.json" in names,
             "insert": any({each.prefix, each.suffix} <= added for each in FAMILIES),
-            "vision": sees(tensors),
-            "audio": hears(tensors),
+            "vision": has_vision(tensors),
+            "audio": has_audio(tensors),
             "thinking": ChatFormat.detect(template, added).thinks,
         }
         return ("completion", *(word for word, true in can.items() if true))

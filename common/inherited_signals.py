@@ -23,9 +23,9 @@ def accept_interrupts() -> None:
 
 
 def reset() -> None:
-    """Unblock all signals, and set those that end or report children back to their defaults.
+    """Unblock all signals, and restore the defaults of those that end or report child processes.
 
-    Signals that would end the process although they mean nothing to it are ignored.
+    Ignore signals that would end the process and that it does not use.
     """
     for number in _NEEDED:
         if signal.getsignal(number) == signal.SIG_IGN:

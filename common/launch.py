@@ -28,7 +28,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SWITCH = "MLX_BACKEND_OPENBLAS"
 _OFF = ("0", "off", "no", "false")
 _KEPT = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONFAULTHANDLER")
-_INTERRUPTIBLE = ("backend", "gateway", "demo.serve")  # they unblock SIGINT
+_INTERRUPTIBLE = ("backend", "gateway", "demo.serve")  # programs that unblock SIGINT
 _OPENBLAS = "libopenblas.so.0"
 _FORTRAN = "libgfortran.so.5"
 

@@ -136,7 +136,7 @@ class EventLog:
         self.logger.log(level, name, extra={"fields": fields})
 
     def always(self, name: str, /, **fields: object) -> None:
-        """Log an event that another program waits for, whatever the level."""
+        """Log an event that another program waits for, at every log level."""
         place = ("", 0, name, (), None)
         record = self.logger.makeRecord(self.logger.name, logging.INFO, *place)
         record.fields = fields

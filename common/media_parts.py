@@ -1,31 +1,31 @@
-"""The parts of a model that see or hear, recognised by the names of its weights."""
+"""The vision and audio parts of a model, recognised by the names of its weights."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-_SIGHT = frozenset({
+_VISION = frozenset({
     "vision_tower", "vision_model", "vision_encoder", "vision_embedder", "vision_adapter",
     "vision_projection", "vision_backbone", "vision_embed_tokens", "vision", "vit", "visual",
     "embed_vision", "vpm", "resampler",
 })  # fmt: skip
-_HEARING = frozenset({"audio_tower", "audio_model", "audio_encoder", "embed_audio", "apm"})
+_AUDIO = frozenset({"audio_tower", "audio_model", "audio_encoder", "embed_audio", "apm"})
 _EITHER = frozenset({"multi_modal_projector", "mm_projector"})
 
 
-def sees(tensors: Collection[str]) -> bool:
+def has_vision(tensors: Collection[str]) -> bool:
     """Whether weights of a vision part are among the tensors."""
-    return _has(tensors, _SIGHT)
+    return _has(tensors, _VISION)
 
 
-def hears(tensors: Collection[str]) -> bool:
+def has_audio(tensors: Collection[str]) -> bool:
     """Whether weights of an audio part are among the tensors."""
-    return _has(tensors, _HEARING)
+    return _has(tensors, _AUDIO)
 
 
-def holds_media(tensors: Collection[str]) -> bool:
+def has_media(tensors: Collection[str]) -> bool:
     """Whether weights of a vision or audio part are among the tensors."""
-    return _has(tensors, _SIGHT | _HEARING | _EITHER)
+    return _has(tensors, _VISION | _AUDIO | _EITHER)
 
 
 def _has(tensors: Collection[str], parts: frozenset[str]) -> bool:

@@ -21,7 +21,7 @@ class ModelKind(Enum):
 
     @property
     def words(self) -> str:
-        """What such a model does, as a predicate: "the model …"."""
+        """What a model of this kind does, as the end of a sentence that begins "the model …"."""
         return _WORDS[self]
 
 

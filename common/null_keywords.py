@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_VALUES = frozenset({"const", "default", "enum", "examples"})  # their members are no schemas
+_VALUES = frozenset({"const", "default", "enum", "examples"})  # their members are not schemas
 _NAMED = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
 
 
 def without_nulls(schema: Any, *, named: bool = False) -> Any:
-    """The schema without keywords that are null. named: its keys are names and no keywords."""
+    """The schema without keywords that are null. named: its keys are names, not keywords."""
     if isinstance(schema, list):
         return [without_nulls(inner) for inner in schema]
     if not isinstance(schema, Mapping):

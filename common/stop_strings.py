@@ -1,7 +1,7 @@
 """Finds stop strings in text that arrives in pieces, and never outputs part of one.
 
-Text is held back only while it may still become a stop string; everything else is output at once.
-The result does not depend on how the text was split.
+Text is held back only while it may still become a stop string; everything else is output
+immediately. The result does not depend on how the text was split.
 """
 
 from __future__ import annotations

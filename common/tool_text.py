@@ -60,8 +60,8 @@ def with_tools_as_text(
 
 
 def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tuple[Message, ...]:
-    """The messages for templates that allow no others: a system message only at the beginning, and
-    between a user's text and the next only the assistant's answer.
+    """The messages in the order that strict templates require: a system message only at the
+    beginning, then user and assistant alternate.
 
     Later system messages become a user's. Consecutive messages of one role are joined, and a user's
     text after results is joined to the last one. Calls get ids of nine letters and digits, which
@@ -84,7 +84,7 @@ def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tupl
 
 
 def _with_short_ids(message: Message) -> Message:
-    """The message with other ids of calls; equal ones stay equal, in every later prompt too."""
+    """The message with short call ids; an id gets the same short id in every prompt."""
     changed = dict(message)
     if calls := message.get("tool_calls"):
         changed["tool_calls"] = [{**call, "id": _short(call.get("id"))} for call in calls]

@@ -1,7 +1,7 @@
 """`make demo`: one question to a real model, over the wire, as a host would ask it.
 
 Starts the backend through run.sh, waits for Health, loads a model, streams the answer, frees the
-model and stops the process. It uses nothing of the backend except backend.proto.
+model and stops the process. It shares no code with the backend except backend.proto.
 """
 
 import codecs

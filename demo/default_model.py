@@ -75,7 +75,7 @@ def ensure(report: Callable[[str], None] = report_on_stderr) -> Path:
 
 
 def build(scratch: Path, report: Callable[[str], None]) -> Path:
-    # Imported late, because a cached model needs no MLX in this process.
+    # Imported here, because a cached model needs no MLX in this process.
     from demo.gguf_to_mlx import UnsupportedGGUF, convert
 
     report(f"model: fetching {NAME} (93 MB, once)")

@@ -182,7 +182,7 @@ def token_id(metadata: dict[str, Any], role: str) -> int:
 
 
 def generation_config(metadata: dict[str, Any]) -> dict[str, Any]:
-    # The end of a turn ends an answer, and so does the end of a document.
+    # Both the end of a turn and the end of a document end an answer.
     ends = [token_id(metadata, "eos")]
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     if "<|endoftext|>" in tokens and tokens.index("<|endoftext|>") not in ends:

@@ -25,7 +25,7 @@ class Exchange:
     path: str  # as requested
     started: float = field(default_factory=time.monotonic)
     route: str = ""  # the declared path of the route; "" until one was found
-    model: str = ""  # as requested, cut short; a client's text
+    model: str = ""  # as requested, shortened; text from a client
     key: str = ""  # the name of the API key, if it has one
     status: int = 0  # 0 until the answer has begun
     streams: bool = False

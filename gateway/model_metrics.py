@@ -17,7 +17,7 @@ from gateway.supervisor.status import ModelStatus, State
 from gateway.supervisor.supervisor import Supervisor
 from wire import backend_pb2 as pb
 
-_LOOK_LIMIT = 1.0  # seconds; a backend that is busy loading must not block the scrape
+_SCRAPE_LIMIT = 1.0  # seconds; a backend that is busy loading must not block the scrape
 _G, _C = GaugeMetricFamily, CounterMetricFamily
 # By field of MetricsResponse, or key of its trailing metadata (mlx-draft-*: if the model drafts).
 _COUNTED = {
@@ -33,8 +33,8 @@ _COUNTED = {
 ModelNow = tuple[ModelStatus, Mapping[str, float]]
 
 
-async def look(supervisor: Supervisor) -> list[ModelNow]:
-    """The state of every model. Loads none, and keeps none loaded."""
+async def collect(supervisor: Supervisor) -> list[ModelNow]:
+    """The state and counters of every model. This loads no model and keeps none loaded."""
     statuses = supervisor.status()
     counts = await asyncio.gather(*(_counts(supervisor.peek(each.name)) for each in statuses))
     return list(zip(statuses, counts, strict=True))
@@ -43,7 +43,7 @@ async def look(supervisor: Supervisor) -> list[ModelNow]:
 async def _counts(stub: Stub | None) -> Mapping[str, float]:
     if stub is not None:
         with contextlib.suppress(grpc.aio.AioRpcError):
-            call: Any = stub.GetMetrics(pb.MetricsRequest(), timeout=_LOOK_LIMIT)
+            call: Any = stub.GetMetrics(pb.MetricsRequest(), timeout=_SCRAPE_LIMIT)
             found = {field.name: getattr(await call, field.name) for field in _FIELDS}
             found |= await call.trailing_metadata() or ()
             return {key: float(found[key]) for key in _COUNTED if key in found}

@@ -118,7 +118,7 @@ PUBLIC = Fetcher()
 
 async def _body(response: httpx.Response, largest: int, what: Fetched) -> bytes:
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # Many servers have GIFs that are shown as videos.
+    # A GIF also counts as a video, because many servers offer videos as GIFs.
     plain = "content-encoding" not in response.headers
     if response.status_code != 200 or not (plain and kind.startswith((f"{what}/", "image/gif"))):
         raise _failed(what)

@@ -1,4 +1,4 @@
-"""The uvicorn server: SIGTERM drains and exits with 0, a second SIGTERM exits at once.
+"""The uvicorn server: SIGTERM drains and exits with 0, a second SIGTERM exits immediately.
 
 While it drains, the gateway still listens, so that /ready can report it and clients get an answer
 that says when to retry, instead of a closed port.
@@ -56,7 +56,7 @@ class Server(uvicorn.Server):
         self._echo_until = 0.0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's
-        """Called inside a signal handler: begin to drain, or exit at once.
+        """Called inside a signal handler: begin to drain, or exit immediately.
 
         `make` and similar programs forward a signal that the whole group receives; such an echo is
         ignored.

@@ -1,11 +1,11 @@
 """Server-sent events: the only way in which answers stream to clients.
 
 The status line waits for the first event, which comes when the backend has accepted the request, so
-that an earlier error keeps its own HTTP status; a request that waits for its model begins at once.
-During silence the stream regularly sends an event that the API's clients know: many of them give up
-on a stream that sends only comments. A failure after that is an event of its own: a stream never
-just ends. If a client disconnects, the task that runs the response is cancelled
-(`gateway.leaving`); this closes the events at once and cancels the work that produces them.
+that an earlier error keeps its own HTTP status; a request that waits for its model begins
+immediately. During silence the stream regularly sends an event that the API's clients know: many of
+them give up on a stream that sends only comments. A failure after that is an event of its own: a
+stream never just ends. If a client disconnects, the task that runs the response is cancelled
+(`gateway.leaving`); this closes the events immediately and cancels the work that produces them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class EventStream(Response, Generic[T]):
         writer = _Writer(send, self.status_code, self.raw_headers)
         keeper = asyncio.ensure_future(writer.keep_alive(self._interval, self._beat))
         try:
-            await self._tell(writer)
+            await self._send_events(writer)
         except Exception as fault:
             if not writer.begun:
                 raise
@@ -87,8 +87,8 @@ class EventStream(Response, Generic[T]):
             keeper.cancel()
         await writer.write(b"", more=False)
 
-    async def _tell(self, writer: _Writer) -> None:
-        """Send the events, within the time limit of a request; waiting for a model counts too."""
+    async def _send_events(self, writer: _Writer) -> None:
+        """Send the events within a request's time limit, which includes waiting for a model."""
         left = self._limit - exchange.current().seconds if self._limit else None
         try:
             async with aclosing(self._events) as events, asyncio.timeout(left):

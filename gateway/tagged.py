@@ -57,7 +57,7 @@ class OneOf:
         return core_schema.no_info_plain_validator_function(
             lambda value: self._checked(value, kinds, words),
             json_schema_input_schema=schema,
-            # pydantic's PlainValidator serialises twice, and warns that a part is not one any more.
+            # pydantic's PlainValidator would serialise twice, and warn about replaced parts.
             serialization=core_schema.wrap_serializer_function_ser_schema(
                 lambda value, serialize: serialize(value), schema=schema
             ),

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced by run.sh and scripts/python with `root` set to the directory that holds them: sets
-# `launch` to the command that starts Python in this project's environment. Only builtins, because
-# it is part of the time from the start of the process to its first answer.
+# `launch` to the command that starts Python in this project's environment. It uses only shell
+# builtins, because it delays the first answer of the process.
 
 venv=${ENV_DIR:-$root}/venv
 if [ -x "$root/python/bin/python3" ]; then # made by `make package`

@@ -13,10 +13,10 @@ command -v "$uv" >/dev/null || {
 export MACOSX_DEPLOYMENT_TARGET=14.0
 pythons="3.11 3.12 3.13 3.14"
 
-# Declared by packages that serve without them, or with opencv-python-headless in place of
-# opencv-python: cmeel adds a start-up hook to the interpreter,
-# grpcio-tools never imports setuptools, and mlx-vlm and mlx-audio use the others only to train, to
-# record, or as servers of their own.
+# Dependencies that packages declare but that serving does not need: cmeel adds a start-up hook to
+# the interpreter, grpcio-tools never imports setuptools, opencv-python-headless replaces
+# opencv-python, and mlx-vlm and mlx-audio use the others only to train, to record, or to run their
+# own servers.
 unneeded=(cmeel setuptools cryptography datasets pandas pyarrow dill multiprocess xxhash
     python-dateutil tzdata sounddevice miniaudio fastapi starlette uvicorn opentelemetry-api
     python-multipart websockets opencv-python)

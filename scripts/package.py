@@ -41,9 +41,9 @@ C_LIBRARY = re.compile(
 # Three names of one library would become three copies; the dynamic linker uses the third name.
 COPIES = ("libopenblas.so", "libopenblas.so.0.3")
 ELF = b"\x7fELF"
-NEVER_COMPARED = (1).to_bytes(4, "little")  # flags of bytecode that is valid whatever its source
+NEVER_COMPARED = (1).to_bytes(4, "little")  # flags of bytecode whose source is not checked
 OTHER_PYTHON = (
-    "this Python cannot be moved to another place; install with one that can, for example"
+    "this Python cannot be moved to another path; install with one that can, for example"
     ' PYTHON="$(uv python find --managed-python 3.12)" ./install.sh'
 )
 
@@ -78,10 +78,10 @@ def copy_libraries(package: Path) -> None:
         listed = subprocess.run(
             ["ldd", file], env=environ, capture_output=True, text=True, check=False
         )
-        for name, place in re.findall(r"^\s*(\S+) => (/\S.*) \(0x", listed.stdout, re.MULTILINE):
-            inside = Path(place).resolve().is_relative_to(package.resolve())
+        for name, path in re.findall(r"^\s*(\S+) => (/\S.*) \(0x", listed.stdout, re.MULTILINE):
+            inside = Path(path).resolve().is_relative_to(package.resolve())
             if not inside and not C_LIBRARY.fullmatch(name) and not (folder / name).exists():
-                shutil.copy(Path(place).resolve(), folder / name)
+                shutil.copy(Path(path).resolve(), folder / name)
 
 
 def binaries(folder: Path) -> Iterator[Path]:
@@ -92,31 +92,31 @@ def binaries(folder: Path) -> Iterator[Path]:
                     yield file
 
 
-def remove_places(package: Path) -> None:
+def remove_build_paths(package: Path) -> None:
     """Remove the paths at which Python was built and installed from its files."""
     if shutil.which("strip"):
         for file in binaries(package):
             subprocess.run(["strip", "--strip-debug", file], check=True)
     names = ("abs_builddir", "abs_srcdir", "projectbase")
-    places = {str(sysconfig.get_config_var(name)) for name in names} | {sys.base_prefix}
-    changes = [(place.encode(), hidden(place).encode()) for place in sorted(places, key=len)]
+    paths = {str(sysconfig.get_config_var(name)) for name in names} | {sys.base_prefix}
+    changes = [(path.encode(), masked(path).encode()) for path in sorted(paths, key=len)]
     for file in package.rglob("*"):
         if file.is_file() and not file.is_symlink():
             before = after = file.read_bytes()
-            for place, instead in reversed(changes):
-                after = after.replace(place, instead)
+            for path, instead in reversed(changes):
+                after = after.replace(path, instead)
             if after != before:
                 file.write_bytes(after)
 
 
-def hidden(place: str) -> str:
-    """A path of the same length that reveals nothing about this machine, and exists on no other.
+def masked(path: str) -> str:
+    """A path of the same length that reveals nothing about this machine and exists on no machine.
 
     The last part stays, because linkers merge equal ends of strings: Python's version may be the
     end of its folder's name. A path with a single folder, such as /usr/local, reveals nothing.
     """
-    folder, _, name = place.rpartition("/")
-    return f"{'/' * len(folder)}/{name}" if folder.count("/") > 1 else place
+    folder, _, name = path.rpartition("/")
+    return f"{'/' * len(folder)}/{name}" if folder.count("/") > 1 else path
 
 
 def copy_packages(venv: Path, target: Path) -> None:
@@ -156,17 +156,17 @@ def compile_all(package: Path, origins: Mapping[Path, Path]) -> None:
     again, because compiling takes most of the time.
     """
     for source in package.rglob("*.py"):
-        place, text = str(source.relative_to(package)), source.read_bytes()
+        path, text = str(source.relative_to(package)), source.read_bytes()
         folder = next((one for one in source.parents if one in origins), None)
         code = (
             compiled_before(text, origins[folder] / source.relative_to(folder)) if folder else None
         )
         if code is None:
-            code = compile(text, place, "exec", dont_inherit=True)
+            code = compile(text, path, "exec", dont_inherit=True)
         compiled = Path(cache_from_source(str(source)))
         compiled.parent.mkdir(exist_ok=True)
         header = MAGIC_NUMBER + NEVER_COMPARED + source_hash(text)
-        compiled.write_bytes(header + marshal.dumps(placed(code, place)))
+        compiled.write_bytes(header + marshal.dumps(relocated(code, path)))
 
 
 def compiled_before(text: bytes, origin: Path) -> CodeType | None:
@@ -180,12 +180,12 @@ def compiled_before(text: bytes, origin: Path) -> CodeType | None:
     return marshal.loads(found[len(valid) :]) if found.startswith(valid) else None
 
 
-def placed(code: CodeType, place: str) -> CodeType:
-    """The same code with another path of its source."""
+def relocated(code: CodeType, path: str) -> CodeType:
+    """The same code with another path as its source."""
     inner = (
-        placed(value, place) if isinstance(value, CodeType) else value for value in code.co_consts
+        relocated(value, path) if isinstance(value, CodeType) else value for value in code.co_consts
     )
-    return code.replace(co_filename=place, co_consts=tuple(inner))
+    return code.replace(co_filename=path, co_consts=tuple(inner))
 
 
 def python_in(package: Path, *arguments: str, launch: bool = False) -> str:
@@ -209,18 +209,18 @@ def build(package: Path, venv: Path) -> None:
     """Create the package in an empty directory. Raises CannotPackage."""
     copy_interpreter(package / "python")
     copy_libraries(package)
-    remove_places(package)
-    prefix, *places = python_in(
+    remove_build_paths(package)
+    prefix, *paths = python_in(
         package, "-c", "import site, sys; print(sys.prefix, *site.getsitepackages(), sep='\\n')"
     ).splitlines()
     if Path(prefix).resolve() != (package / "python").resolve():
         raise CannotPackage(OTHER_PYTHON)
-    copy_packages(venv, Path(places[0]))
+    copy_packages(venv, Path(paths[0]))
     copy_libraries(package)
     copy_own(package)
     library, packages = (Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib"))
     placed_at = package / "python" / sys.platlibdir / library.name
-    compile_all(package, {placed_at: library, Path(places[0]): packages})
+    compile_all(package, {placed_at: library, Path(paths[0]): packages})
     python_in(package, "-c", "import mlx.core, mlx_lm, wire.backend_pb2_grpc", launch=True)
 
 

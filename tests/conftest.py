@@ -1,4 +1,4 @@
-"""What holds for all tests: how MLX and hypothesis are set, and which files come first.
+"""Settings for all tests: MLX, hypothesis, and the order of the files.
 
 The files that take longest come first, so that all workers stay busy.
 """
@@ -69,7 +69,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """In the order above; all others as they were found."""
+    """Sort the tests in the order above; the others keep their order."""
     places = {HERE / name: place for place, name in enumerate(LONG)}
     if missing := [path for path in places if not path.is_file()]:
         raise pytest.UsageError(f"tests/conftest.py names files that do not exist: {missing}")

@@ -1,7 +1,7 @@
-"""Waits for what nothing announces, by asking again and again.
+"""Waits for conditions that no event announces, by polling.
 
-Between two questions is a short pause, because a process that is asked without one uses a core, and
-what is waited for takes longer.
+There is a short pause between two checks: without one, a polled process would use a core, and the
+condition would take longer to become true.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _WAIT = 240.0
 
 
 def until(holds: Callable[[], object]) -> None:
-    """Return once it holds. Raises AssertionError after four minutes."""
+    """Return when the condition is true. Raises AssertionError after four minutes."""
     end = time.monotonic() + _WAIT
     while not holds():
         assert time.monotonic() < end, "it never came true"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 _INTERVAL = 0.2  # seconds between two readings; the system counts in hundredths of a second
 _OUTDATED = 1.0  # seconds after which an earlier reading is outdated
-_SPARE = 0.5  # cores that others may use while a thread of ours on that core still helps
+_SPARE = 0.5  # a thread still helps on a core of which other processes use at most this share
 _SMALL_BYTES = 1 << 20  # products with fewer bytes of weights end before another thread wakes up
 _STAT = Path("/proc/stat")
 _IDLE_FIELDS = (3, 4)  # of a line in /proc/stat, after the name: idle, waiting for a disk

@@ -41,7 +41,7 @@ _WEIGHT_TYPES: dict[str, WeightType] = {
 }
 
 # factor on the process's memory outside MLX, to allow for its growth while serving
-_OF_THE_REST = 1.25
+_GROWTH = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def _usable(ram: int, root: Path) -> int:
     import mlx.core as mx
 
     arrays = mx.get_active_memory() + mx.get_cache_memory()
-    rest = int(max(own_memory(root) - arrays, 0) * _OF_THE_REST)
+    rest = int(max(own_memory(root) - arrays, 0) * _GROWTH)
     usable = ram - max(reserve(ram), rest)
     room = address_room(root)
     if room is not None:

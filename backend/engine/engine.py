@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
 _SAVE_SECONDS_AT_FREE = 3.0  # LocalAI waits 5 seconds for the answer to Free
 _MEASURE_SECONDS = 1.0  # how long Status waits for the engine thread's step to end
-_GLANCE_SECONDS = 0.05  # the same if a measurement is known that is no older than _RECENT_SECONDS
+# the same if there is a measurement no older than _RECENT_SECONDS
+_SHORT_MEASURE_SECONDS = 0.05
 _RECENT_SECONDS = 5.0
 _FAILED = "the engine has failed and the backend ends: send the request again in a while"
 _FILES_GRACE = 1.0  # how long a cancelled load may take to end its work on files
@@ -221,7 +222,7 @@ class Engine:
             )
 
     def submit(self, request: GenerationRequest) -> Generation:
-        """Queue a request; returns at once. Raises NotLoaded, Overloaded, ShuttingDown."""
+        """Queue a request; returns immediately. Raises NotLoaded, Overloaded, ShuttingDown."""
         self.require_text_model("Predict")
         return self._queue(Generation, self._preparer.generation(request))
 
@@ -275,7 +276,7 @@ class Engine:
                 self._measurement = self._begin_measurement()
             recent = time.monotonic() - self._measured_at <= _RECENT_SECONDS
             glances = recent and state is EngineState.GENERATING
-            patience = _GLANCE_SECONDS if glances else _MEASURE_SECONDS
+            patience = _SHORT_MEASURE_SECONDS if glances else _MEASURE_SECONDS
             await asyncio.wait({self._measurement}, timeout=patience)
         memory = dict(self._memory)
         total = memory.get("mlx_active", 0) + memory.get("mlx_cache", 0)

@@ -94,7 +94,7 @@ class ShuttingDown(EngineError):
 class RankLost(ShuttingDown):
     """A rank that has a part of the model has ended, so nothing can be computed any more."""
 
-    code = ""  # The request may be what ended it.
+    code = ""  # not SHUTTING_DOWN, after which hosts repeat requests: one may have caused the loss
 
 
 class Cancelled(EngineError):

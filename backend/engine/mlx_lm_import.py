@@ -26,8 +26,8 @@ _READ_TWICE = "5.23.0"  # the version of transformers
 def import_mlx_lm() -> None:
     """Import mlx-lm without changing the limits of the process.
 
-    What it imports is kept out of garbage collections, of which each load and each Free runs one:
-    it is most of the process's objects, and never garbage.
+    The imported objects are excluded from garbage collection, which each load and each Free runs:
+    they are most of the process's objects, and never become garbage.
     """
     if "mlx_lm.utils" in sys.modules:
         return

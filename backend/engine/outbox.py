@@ -2,7 +2,7 @@
 
 Each delivery wakes the event loop, where a Reply takes longer than the engine needs for a token of
 a small model. So text is collected for a short interval and sent together; the events that users
-notice (first text, end, error) are delivered at once.
+notice (first text, end, error) are delivered immediately.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Outbox:
     """Events that have not been delivered yet.
 
     deliver: called with publications, in order. clock: returns seconds. interval: minimum seconds
-    between two deliveries of text; many answers that stream raise it to PER_ANSWER for each, but at
-    most to FOR_ALL. 0 delivers every token by itself. The first text of an answer, its end and an
-    error are delivered at once, together with any text that is waiting. Text can grow until it is
-    delivered.
+    between two deliveries of text; with many answers it is at least PER_ANSWER for each of them,
+    but at most FOR_ALL. 0 delivers every token separately. The first text of an answer, its end and
+    an error are delivered immediately, together with any text that is waiting. Text can grow until
+    it is delivered.
     """
 
     def __init__(

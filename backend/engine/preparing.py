@@ -86,7 +86,7 @@ class Preparer:
     def start(self, work: Work, served: ServedModel, ticket: int) -> None:
         """Queue the work for a ticket. If it fails, the error is published."""
         self._worker.announce(ticket)
-        self._go_on(work(served, ticket), "text", ticket)
+        self._run_next(work(served, ticket), "text", ticket)
 
     def stop(self) -> None:
         """Start no more work. Running stages end by themselves."""
@@ -195,7 +195,7 @@ class Preparer:
 
         return work
 
-    def _go_on(self, work: Iterator[Stage], stage: Stage, ticket: int) -> None:
+    def _run_next(self, work: Iterator[Stage], stage: Stage, ticket: int) -> None:
         """Run the next stage of the work on its threads."""
         with suppress(RuntimeError):  # the threads are shut down: the process is stopping
             self._threads[stage].submit(self._guarded, work, ticket)
@@ -212,7 +212,7 @@ class Preparer:
             self._publish([(ticket, refused_by_system(fault) or failed)])
         else:
             if following is not None:
-                self._go_on(work, following, ticket)
+                self._run_next(work, following, ticket)
             elif ticket not in self._owners:
                 # Cancelled meanwhile: the Cancel may have reached the engine before the Submit.
                 self._worker.send(Cancel(ticket))

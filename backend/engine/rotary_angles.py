@@ -16,7 +16,8 @@ import mlx.core as mx
 
 from backend.engine.caching.shared_numbers import on_device
 
-_PASSES = 4  # whose angles are kept: layers with several kinds of rotation take turns
+# passes whose angles are cached, because the layers of a model may have several kinds of rotation
+_PASSES = 4
 _MOST_BYTES = 1 << 16  # of the cosines and sines of one pass; longer prompts use `mx.fast.rope`
 
 Rope: TypeAlias = Callable[..., mx.array]
@@ -69,7 +70,7 @@ class SharedAngles:
         return mx.concatenate([result, a[..., dims:]], axis=-1)
 
     def clear(self) -> None:
-        """Drop the angles that are kept."""
+        """Drop the cached angles."""
         self._kept.clear()
 
     def _large(self, a: mx.array, rows: int, dims: int) -> bool:
@@ -102,13 +103,13 @@ class SharedAngles:
             both = [mx.concatenate(pair, axis=-1) for pair in pairs]
         if len(self._kept) >= _PASSES:
             self._kept.popitem(last=False)
-        # The frequencies stay, so that no others get their id.
+        # The entry keeps the frequencies alive, so that no other array gets their id.
         self._kept[key] = (freqs, both[0], both[1])
         return both[0], both[1]
 
 
 def _swapped(a: mx.array, traditional: bool) -> mx.array:
-    """Every element's partner: its neighbour, or the one half of the size away."""
+    """Each element's partner: the adjacent one (`traditional`), or the one half the size away."""
     half = a.shape[-1] // 2
     if traditional:
         return mx.flatten(mx.unflatten(a, -1, (half, 2))[..., ::-1], -2)

@@ -41,7 +41,7 @@ class Settings:
         1000,
         "Time, in ms, for which a fast model's tokens are collected into one streamed Reply, and"
         " at least 6 ms for each answer that streams, up to 100 ms in all; the first text of an"
-        " answer and its end are never delayed. 0 sends each token by itself.",
+        " answer and its end are never delayed. 0 sends each token separately.",
     )
     step_timeout: int | None = number(
         None,
@@ -188,8 +188,8 @@ class Settings:
         "",
         "Path of a JSON list with the address of every rank, for hosts that start only rank 0 and"
         " cannot change its command line; the first load that sets it makes the process rank 0 for"
-        " the rest of its life, and later loads may not name other ranks. Empty means as the"
-        " process was started.",
+        " the rest of its life, and later loads may not name other ranks. If it is empty,"
+        " the command line decides.",
     )
     distributed_backend: str = text(
         "",

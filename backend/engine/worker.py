@@ -35,7 +35,7 @@ _GATHER_SECONDS = 0.025  # maximum time for which the first of several announced
 _LINGER_SECONDS = 0.01  # maximum time that a prompt waits for others that are not announced yet
 _LINGER_SHARE = 0.1  # the same, as a share of the prompt's prefill time
 _LEAST_LINGER = 0.002  # the minimum, in which the event loop reads another request
-_GLANCE_SECONDS = 0.002  # interval of checks for prompts that are being prepared
+_CHECK_SECONDS = 0.002  # interval of checks for prompts that are being prepared
 
 
 class Worker:
@@ -153,7 +153,7 @@ class Worker:
             if now >= until:
                 break
             with contextlib.suppress(queue.Empty):
-                return self._inbox.get(timeout=min(until - now, _GLANCE_SECONDS))
+                return self._inbox.get(timeout=min(until - now, _CHECK_SECONDS))
         return None
 
     @property

@@ -23,7 +23,7 @@ from backend.rpc.watchdog import Watchdog
 _ENGINE_GRACE = 5.0
 _ENGINE_LIMIT = 6.0  # seconds after which an engine that has not stopped is abandoned
 _ANSWER_GRACE = 1.0
-_LAST_LOOK = 1.0  # seconds during which Status and Health report a failure before calls end
+_REPORT_SECONDS = 1.0  # seconds during which Status and Health report a failure before calls end
 _ECHO = 0.1
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -54,7 +54,7 @@ async def serve(engine: Engine, address: Address, token: str, ready: Callable[[i
     except TimeoutError:
         logs.warning("stopping", engine="still busy, abandoned")
     if failed:
-        await asyncio.sleep(_LAST_LOOK)
+        await asyncio.sleep(_REPORT_SECONDS)
     await server.stop(_ANSWER_GRACE)
     if failed:
         raise EngineStopped(failure.result())
@@ -64,7 +64,7 @@ async def serve(engine: Engine, address: Address, token: str, ready: Callable[[i
 
 
 def _on_signals() -> asyncio.Future[int]:
-    """A future that completes at the first signal to stop; a second one ends the process at once.
+    """A future for the first signal to stop; a second signal ends the process immediately.
 
     SIGHUP counts as a signal to stop unless it is ignored, as under `nohup`.
 
@@ -85,7 +85,7 @@ def _on_signals() -> asyncio.Future[int]:
             return
         if loop.time() < echo_until or supervised:
             return
-        logs.error("exit", cause=f"a second {number.name} asked to stop at once")
+        logs.error("exit", cause=f"a second {number.name} asked to stop immediately")
         logs.flush()
         os._exit(128 + number)
 

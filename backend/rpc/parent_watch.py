@@ -16,8 +16,8 @@ from backend.rpc import logs
 
 SWITCH = "LOCALAI_BACKEND_PARENT_WATCH"
 INTERVAL = "LOCALAI_BACKEND_PARENT_WATCH_INTERVAL"
-# The parent's process number, if the parent gives it. Otherwise a parent that ends while this
-# process starts is not known.
+# The parent's process id, if the parent sets it. Otherwise the end of the parent goes unnoticed if
+# it happens before this process has read the id.
 PARENT = "MLX_BACKEND_PARENT"
 _DEFAULT_SECONDS = 2.0
 _UNITS = (("ms", 0.001), ("s", 1.0), ("m", 60.0))

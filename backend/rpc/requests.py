@@ -233,7 +233,8 @@ def _thinking_budget(
 def _with_budget_variables(prompt: ChatPrompt, budget: int, facts: ServedModel) -> ChatPrompt:
     """The prompt with the template variables that express the budget.
 
-    With a budget of 0, thinking is disabled: templates then open no reasoning or close it at once.
+    With a budget of 0, thinking is disabled: templates then open no reasoning or close it
+    immediately.
     """
     arguments = dict(prompt.template_arguments)
     if "thinking_budget" in facts.template_words:

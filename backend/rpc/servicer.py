@@ -2,7 +2,7 @@
 
 Exceptions pass through; `backend.rpc.interceptors` turns them into statuses. Whether a model is
 loaded is checked before the request is validated. A cancelled call raises inside `async with`,
-which cancels the generation in the engine at once, queued or running.
+which cancels the generation in the engine immediately, queued or running.
 """
 
 from __future__ import annotations

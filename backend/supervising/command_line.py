@@ -60,7 +60,7 @@ def plan_of(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan | None
                 " --hostfile, or unset MLX_RANK"
             )
         if "--rank-loss" in given:
-            raise Misuse("--rank-loss has no effect on a process that is alone: leave it out")
+            raise Misuse("--rank-loss has no effect on a process without other ranks: leave it out")
         return None
     if not hostfile:
         raise Misuse("--worker needs --hostfile: a JSON list with the address of every rank")

@@ -36,7 +36,7 @@ _PORTS = range(1 << 14, 1 << 15)
 _GRACE = 10.0  # seconds that rank 0 gets to shut down; it takes 7 at most
 _REPORTS = 4.0  # seconds that rank 0 gets to report the loss of a rank
 _FOLLOWERS_GRACE = 1.0  # seconds that the others get to notice that rank 0 has ended
-_LOOK_SECONDS = 2.0  # seconds between two checks whether a signal has stopped a rank
+_CHECK_SECONDS = 2.0  # seconds between two checks whether a signal has stopped a rank
 # seconds; ranks that live shorter than this several times in a row are not started again
 _SHORT_LIFE = 20.0
 _MOST_SHORT_LIVES = 3
@@ -77,7 +77,7 @@ class Supervisor:
         short_lives = 0
         while True:
             began = time.monotonic()
-            code = self._life(self._start())
+            code = self._run_once(self._start())
             if self._asked is not None or code == _MISUSED or not self._plan.restarts:
                 return code
             if code == 0 and not self._is_worker:  # somebody has asked rank 0 itself to stop
@@ -130,7 +130,7 @@ class Supervisor:
             command("-m", "backend", *arguments), env=own, stdin=subprocess.DEVNULL
         )
 
-    def _life(self, processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    def _run_once(self, processes: Sequence[subprocess.Popen[bytes]]) -> int:
         """Wait until a process ends, and end the others. Returns the exit code of the first one."""
         first, *others = processes
         stopped: dict[int, float] = {}
@@ -143,12 +143,12 @@ class Supervisor:
                     # was silent.
                     grace = 0.0 if is_stopped(first.pid) else _REPORTS
                     return _ended(first, grace) or _GIVEN_UP
-                self._pause(_LOOK_SECONDS)
+                self._pause(_CHECK_SECONDS)
                 if self._watches and os.getppid() != self._parent:
                     logs.error("exit", cause=f"the host process {self._parent} is gone")
                     self._asked = signal.SIGTERM
-                # With the time between two checks it makes up the time-out.
-                most = max(rank_timeout.stored(self._rank_timeout), TIMEOUT) - _LOOK_SECONDS
+                # The time between two checks makes up the rest of the time-out.
+                most = max(rank_timeout.stored(self._rank_timeout), TIMEOUT) - _CHECK_SECONDS
                 _kill_stopped(processes, stopped, most)
             return first.returncode
         finally:

@@ -1,7 +1,7 @@
 """What a model's own prediction head gains, by the arithmetic of bytes and operations.
 
-A step with guesses reads the weights once for all its tokens, as a prefill pass does. A row with a
-recurrent state that guessed wrong is fed its right tokens again in its next step. Each guess is a
+A step with guesses reads the weights once for all its tokens, as a prefill pass does. After a wrong
+guess, a row with a recurrent state is fed its right tokens again in the next step. Each guess is a
 pass of the head over all rows. Published shares of right guesses are used unchanged.
 """
 
@@ -22,7 +22,7 @@ def tokens(draft: Draft, width: int) -> float:
 
 
 def fed_again(draft: Draft, width: int) -> float:
-    """Expected number of tokens that a step has to feed a row again."""
+    """Expected number of tokens that a step feeds to a row for the second time."""
     if not (width and draft.model.state):
         return 0.0
     # probabilities that the first 0, 1, 2 … guesses are right

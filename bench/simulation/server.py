@@ -6,7 +6,7 @@ requests are accepted every half second. At most 10 prompts are stored. By defau
 limited; here the option --prompt-cache-bytes limits it to the memory that the weights leave.
 
 The simulation favours it: padding of prompts is not charged, clients that disconnect are removed
-from the queue at once, and it does not crash when memory is full.
+from the queue immediately, and it does not crash when memory is full.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PROMPTS = 8  # --prompt-concurrency
 _SEQUENCES = 32  # --decode-concurrency
 _STEP = 2048  # --prefill-step-size
 _ENTRIES = 10  # --prompt-cache-size
-_LOOKS_EVERY = 0.5  # seconds: TimeBudget
+_ACCEPTS_EVERY = 0.5  # seconds: TimeBudget
 _BATCH = 1
 
 Origin = Literal["assistant", "user", "system"]
@@ -78,7 +78,7 @@ class Server:
     def __init__(self, limits: Limits) -> None:
         self.limits = replace(limits, prompt_cache=0)
         self._news: list[Arrived] = []
-        self._looked = float("-inf")
+        self._accepted_at = float("-inf")
         self._queue: deque[_Row] = deque()
         self._prompts: dict[int, _Row] = {}
         self._decoding: dict[int, _Row] = {}
@@ -99,7 +99,7 @@ class Server:
             self._learn(event)
         self._steps += 1
         leave, self._leaving = self._leaving, []
-        starts = self._look(now)
+        starts = self._accept_new(now)
         decode = {_BATCH: len(self._decoding)} if self._decoding else {}
         joins: list[Join] = []
         prefill: tuple[tuple[Prefill, ...], ...] = ()
@@ -158,12 +158,12 @@ class Server:
         self._news = [one for one in self._news if one.sequence != number]
         self._leaving.append(Leave(number, entry))
 
-    def _look(self, now: float) -> list[Start]:
+    def _accept_new(self, now: float) -> list[Start]:
         """Accept new requests, with the stored KV that they can start from."""
         running = self._queue or self._prompts or self._decoding
-        if running and now - self._looked < _LOOKS_EVERY:
+        if running and now - self._accepted_at < _ACCEPTS_EVERY:
             return []
-        self._looked = now
+        self._accepted_at = now
         starts: list[Start] = []
         for arrived in self._news:
             source = self._nearest(arrived.key)

@@ -107,7 +107,7 @@ class Clients:
                     self._ask(kind, request, streams=dice.random() < 0.5)
 
     def _leave(self, dice: random.Random) -> None:
-        """Disconnect after a random number of pieces of an answer."""
+        """Disconnect after a random number of Replies of an answer."""
         drawn = dice.choice([traffic.new, traffic.endless])(dice)
         call = self._stub.PredictStream(drawn, timeout=PATIENCE)
         with contextlib.suppress(grpc.RpcError):  # its code is noted below

@@ -39,7 +39,7 @@ _CALL = re.compile(r"event=call rpc=Predict\S* status=(\S+) id=(soak-\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Sample:
     """Measurements of the idle process.
 
     resident: bytes, including its children. active: MLX's bytes that are not in a part of Status.
@@ -56,24 +56,24 @@ def measure(text: Path, vision: Path) -> Iterator[Figure | Table]:
     with tempfile.NamedTemporaryFile() as log:
         with process({"MLX_BACKEND_LOG": "info"}, log.file) as (pid, stub):
             ledger = Ledger()
-            looks = _rounds(Clients(stub, ledger), stub, pid, models(text, vision), seconds)
+            samples = _rounds(Clients(stub, ledger), stub, pid, models(text, vision), seconds)
             yield from _of_calls(ledger)
-            yield _table(looks)
-            yield from _of_looks(looks)
+            yield _table(samples)
+            yield from _of_samples(samples)
             yield from _loads(stub, pid, (text, vision))
         yield _of_log(ledger, Path(log.name).read_text(errors="replace"))
 
 
 def _rounds(
     clients: Clients, stub: BackendStub, pid: int, chosen: Sequence[Model], seconds: float
-) -> list[Look]:
-    looks: list[Look] = []
+) -> list[Sample]:
+    samples: list[Sample] = []
     for model in chosen:
         load(stub, model.path, ContextSize=CONTEXT, Options=OPTIONS)
         clients.learn(model)
     ends = time.monotonic() + seconds
-    while time.monotonic() < ends or len(looks) < LEAST_ROUNDS:
-        seed = f"round {len(looks)}"
+    while time.monotonic() < ends or len(samples) < LEAST_ROUNDS:
+        seed = f"round {len(samples)}"
         dice = random.Random(seed)
         with clients.overtaken(dice):
             stub.Free(pb.HealthMessage())
@@ -84,11 +84,11 @@ def _rounds(
             load(stub, chosen[1].path, ContextSize=CONTEXT, Options=OPTIONS)
         clients.work(chosen[1], seed)
         clients.repeat(chosen[1])  # so that the same work precedes every measurement
-        looks.append(_look(stub, pid))
-    return looks
+        samples.append(_sample(stub, pid))
+    return samples
 
 
-def _look(stub: BackendStub, pid: int) -> Look:
+def _sample(stub: BackendStub, pid: int) -> Sample:
     while True:
         status = stub.Status(pb.HealthMessage())
         parts = status.memory.breakdown
@@ -96,7 +96,7 @@ def _look(stub: BackendStub, pid: int) -> Look:
             break
         time.sleep(0.01)
     own = psutil.Process(pid)
-    return Look(
+    return Sample(
         sum(one.memory_info().rss for one in (own, *own.children(recursive=True))),
         parts["mlx_active"] - sum(parts[part] for part in _PARTS),
         own.num_threads(),
@@ -117,52 +117,52 @@ def _of_calls(ledger: Ledger) -> Iterator[Figure]:
     yield at_most("answers that differ from those alone", len(ledger.differing), 0, compared)
 
 
-def _table(looks: Sequence[Look]) -> Table:
+def _table(samples: Sequence[Sample]) -> Table:
     return Table(
         "The idle process after each round:",
         ("round", "resident MiB", "unnamed KiB of MLX", "threads", "descriptors"),
         [
             (
                 str(at),
-                f"{look.resident / 2**20:.1f}",
-                f"{look.active / 2**10:.1f}",
-                str(look.threads),
-                str(look.descriptors),
+                f"{sample.resident / 2**20:.1f}",
+                f"{sample.active / 2**10:.1f}",
+                str(sample.threads),
+                str(sample.descriptors),
             )
-            for at, look in enumerate(looks)
+            for at, sample in enumerate(samples)
         ],
     )
 
 
-def _of_looks(looks: Sequence[Look]) -> Iterator[Figure]:
+def _of_samples(samples: Sequence[Sample]) -> Iterator[Figure]:
     """Medians of the last third of the rounds against the first third, without the first round."""
-    third = max(len(looks) // 3, 2)
-    first, last = looks[1 : third + 1], looks[-third:]
+    third = max(len(samples) // 3, 2)
+    first, last = samples[1 : third + 1], samples[-third:]
 
-    def medians(of: Callable[[Look], int]) -> tuple[float, float]:
+    def medians(of: Callable[[Sample], int]) -> tuple[float, float]:
         return statistics.median(map(of, first)), statistics.median(map(of, last))
 
-    before, after = medians(lambda look: look.resident)
-    shown = f"{before / 2**20:.1f} to {after / 2**20:.1f} MiB in {len(looks)} rounds"
+    before, after = medians(lambda sample: sample.resident)
+    shown = f"{before / 2**20:.1f} to {after / 2**20:.1f} MiB in {len(samples)} rounds"
     yield at_most("resident memory, last third / first", after / before, GROWTH, shown)
-    before, after = medians(lambda look: look.active)
+    before, after = medians(lambda sample: sample.active)
     yield at_most("MLX's bytes that Status does not account for, growth", after - before, 2**16)
     for name, of in (
-        ("threads", lambda look: look.threads),
-        ("descriptors", lambda look: look.descriptors),
+        ("threads", lambda sample: sample.threads),
+        ("descriptors", lambda sample: sample.descriptors),
     ):
         before, after = medians(of)
         yield at_most(f"{name}, growth", after - before, 0, f"{before:g} to {after:g}")
 
 
 def _loads(stub: BackendStub, pid: int, paths: Sequence[Path]) -> Iterator[Figure]:
-    looks: list[Look] = []
+    samples: list[Sample] = []
     for at in range(LOADS):
         load(stub, paths[at % len(paths)], ContextSize=CONTEXT)
         stub.Predict(pb.PredictOptions(Prompt="Once", Tokens=2))
         stub.Free(pb.HealthMessage())
-        looks.append(_look(stub, pid))
-    settled, end = looks[SETTLED], looks[-1]
+        samples.append(_sample(stub, pid))
+    settled, end = samples[SETTLED], samples[-1]
     grown = end.resident / settled.resident
     shown = f"{settled.resident / 2**20:.1f} to {end.resident / 2**20:.1f} MiB"
     yield at_most(f"resident memory, {LOADS} loads / {SETTLED}", grown, 1.02, shown)

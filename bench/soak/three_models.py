@@ -25,7 +25,7 @@ from typing import Any
 import httpx
 
 from bench.report import Figure, Table, at_most, fact
-from bench.soak.measure import Look
+from bench.soak.measure import Sample
 from tests.engine.embedding import tiny_checkpoints
 from tests.engine.vision.seeing import encoded, picture
 from tests.gateway.gateway_process import GatewayProcess
@@ -99,7 +99,7 @@ def measure(text: Path, senses: Path) -> Iterator[Figure | Table]:
         gateway = GatewayProcess(models, MLX_BACKEND_LOG="error", MALLOC_ARENA_MAX="2")
         try:
             ledger = Ledger()
-            looks = _rounds(gateway, ledger, seconds)
+            samples = _rounds(gateway, ledger, seconds)
         finally:
             gateway.close()
     ends: Counter[int] = Counter()
@@ -112,7 +112,7 @@ def measure(text: Path, senses: Path) -> Iterator[Figure | Table]:
         print(f"  {sentence}")
     compared = f"{ledger.compared} compared"
     yield at_most("wrong answers", len(ledger.wrong), 0, compared)
-    yield from _of_looks(looks, seconds)
+    yield from _of_samples(samples, seconds)
 
 
 def _generating(model: Path) -> dict[str, Any]:
@@ -121,19 +121,19 @@ def _generating(model: Path) -> dict[str, Any]:
     return {"context_size": 2048, "parameters": {"model": str(model)}, "options": options}
 
 
-def _rounds(gateway: GatewayProcess, ledger: Ledger, seconds: float) -> list[tuple[float, Look]]:
+def _rounds(gateway: GatewayProcess, ledger: Ledger, seconds: float) -> list[tuple[float, Sample]]:
     """Measurements of all processes, each with the seconds since the start."""
-    looks: list[tuple[float, Look]] = []
+    samples: list[tuple[float, Sample]] = []
     lock = threading.Lock()
     with httpx.Client(base_url=gateway.url, timeout=_PATIENCE, trust_env=False) as client:
         known = {at: _content_of(request.post(client)) for at, request in enumerate(ASKED)}
         began = time.monotonic()
-        while time.monotonic() < began + seconds or len(looks) < LEAST_ROUNDS:
-            seeds = [f"round {len(looks)}, client {at}" for at in range(CLIENTS)]
+        while time.monotonic() < began + seconds or len(samples) < LEAST_ROUNDS:
+            seeds = [f"round {len(samples)}, client {at}" for at in range(CLIENTS)]
             with ThreadPoolExecutor(CLIENTS) as pool:
                 list(pool.map(partial(_share, client, ledger, lock, known), seeds))
-            looks.append((time.monotonic() - began, _look(gateway, client)))
-    return looks
+            samples.append((time.monotonic() - began, _sample(gateway, client)))
+    return samples
 
 
 def _share(
@@ -214,7 +214,7 @@ def _texts(events: Sequence[Any]) -> Iterator[str]:
             yield content if isinstance(content, str) else ""
 
 
-def _look(gateway: GatewayProcess, client: httpx.Client) -> Look:
+def _sample(gateway: GatewayProcess, client: httpx.Client) -> Sample:
     while any(model["running"] for model in client.get("/api/status").json()["models"]):
         time.sleep(0.01)
     resident = threads = descriptors = 0
@@ -222,23 +222,32 @@ def _look(gateway: GatewayProcess, client: httpx.Client) -> Look:
         resident += process.memory_info().rss
         threads += process.num_threads()
         descriptors += process.num_fds()
-    return Look(resident, 0, threads, descriptors)
+    return Sample(resident, 0, threads, descriptors)
 
 
-def _of_looks(looks: Sequence[tuple[float, Look]], seconds: float) -> Iterator[Figure | Table]:
+def _of_samples(
+    samples: Sequence[tuple[float, Sample]], seconds: float
+) -> Iterator[Figure | Table]:
     """After SETTLING, the last third of the measurements against the first third."""
     rows = [
-        (f"{at:.0f}", f"{look.resident / 2**20:.1f}", str(look.threads), str(look.descriptors))
-        for at, look in looks[:: max(len(looks) // 20, 1)]
+        (
+            f"{at:.0f}",
+            f"{sample.resident / 2**20:.1f}",
+            str(sample.threads),
+            str(sample.descriptors),
+        )
+        for at, sample in samples[:: max(len(samples) // 20, 1)]
     ]
     title = "All processes at rest:"
     yield Table(title, ("seconds", "resident MiB", "threads", "descriptors"), rows)
-    settled = [look for at, look in looks if at >= min(SETTLING, seconds / 3)] or [looks[-1][1]]
+    settled = [sample for at, sample in samples if at >= min(SETTLING, seconds / 3)] or [
+        samples[-1][1]
+    ]
     third = max(len(settled) // 3, 1)
-    ways: tuple[tuple[str, Callable[[Look], float]], ...] = (
-        ("resident MiB", lambda look: look.resident / 2**20),
-        ("threads", lambda look: look.threads),
-        ("descriptors", lambda look: look.descriptors),
+    ways: tuple[tuple[str, Callable[[Sample], float]], ...] = (
+        ("resident MiB", lambda sample: sample.resident / 2**20),
+        ("threads", lambda sample: sample.threads),
+        ("descriptors", lambda sample: sample.descriptors),
     )
     for name, of in ways:
         before = statistics.median(map(of, settled[:third]))

@@ -15,7 +15,7 @@ def regex_text(text: str) -> str:
 
 
 def text_without(forbidden: Iterable[str]) -> str:
-    """The body of a terminal for any text, also empty, that contains none of these."""
+    """The body of a terminal that matches any text, or none, without these substrings."""
     listed = "|".join(regex_text(text) for text in dict.fromkeys(forbidden) if text)
     # A single expression, because llguidance's lexer grows with every negation.
     return f"({ANY_TEXT} & ~/(?s:.*)({listed})(?s:.*)/)" if listed else ANY_TEXT

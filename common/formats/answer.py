@@ -127,7 +127,7 @@ class Answer:
         self.abandon()
 
     def abandon(self) -> None:
-        """Leave the open call, if there is one, incomplete."""
+        """End the open call, if there is one, without completing it."""
         self.calls += self._begun
         self._begun, self._sent = False, 0
 

@@ -30,7 +30,7 @@ class Cut(Unreadable):
 
 
 class Markers:
-    """A set of literals to search for, including ones whose beginning ends the text."""
+    """Literals to search for in a text that may end in the middle of one."""
 
     def __init__(self, literals: Iterable[str]) -> None:
         self.literals = tuple(sorted({text for text in literals if text}, key=len, reverse=True))

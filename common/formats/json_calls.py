@@ -250,7 +250,7 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
 
 
 def _expect_call(reading: Reading, alone: bool) -> Wait[None]:
-    """Raise at once for JSON that does not begin like a call, so that it can be output as text."""
+    """Raise for JSON that does not begin like a call, so that it can be output as text."""
     cursor = reading.cursor
     with cursor.ahead():
         key = (yield from cursor.run(_FIRST_KEY)).strip(_KEY_EDGE)

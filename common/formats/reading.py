@@ -159,7 +159,7 @@ def no_content_yet(reading: Reading, _opener: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
-    """The openers of calls, and how calls are parsed after one."""
+    """The texts that open a call, and how the call after one is parsed."""
 
     openers: tuple[str, ...]
     read: Callable[[Reading], Wait[None]]
@@ -173,5 +173,5 @@ class CallSyntax:
 
     @property
     def marked(self) -> bool:
-        """Whether its openers are markup that does not occur in ordinary text."""
+        """Whether its opening texts are markup that does not occur in ordinary text."""
         return self.begins is always and not any(opener.isalnum() for opener in self.openers)

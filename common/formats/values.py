@@ -266,8 +266,8 @@ def _bare_value(text: str, dialect: Dialect) -> str:
 def _read_fenced(cursor: Cursor, fence: str, add: Send) -> Wait[None]:
     """Read a string up to its fence; strings of a call that it quotes are part of it.
 
-    A fence that follows a colon, comma or opening bracket, and that none of the characters that
-    follow a string follows, opens a quoted string.
+    A fence opens a quoted string if a colon, comma or opening bracket comes before it, and neither
+    the end of the text nor a colon, comma or closing bracket comes after it.
     """
     latest, quoted = "", False
 

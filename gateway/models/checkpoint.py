@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from common.abilities import abilities, is_blind
+from common.abilities import abilities, text_only
 from common.hub_cache import hub_cache
 from gateway.models.config import DEFAULTS, ModelConfig, Parameters
 
@@ -63,9 +63,9 @@ class Checkpoints:
         flags = "embedding" if config.embeddings else "rerank" if config.reranking else ""
         return abilities(self._folder(config), config.option("type") or flags)
 
-    def is_blind(self, config: ModelConfig) -> bool:
-        """Whether a model here certainly takes text alone; not known of one at an address."""
-        return not config.address and is_blind(self._folder(config), config.option("type") or "")
+    def is_text_only(self, config: ModelConfig) -> bool:
+        """Whether a model is known to accept only text; never known for one at an address."""
+        return not config.address and text_only(self._folder(config), config.option("type") or "")
 
     def _folder(self, config: ModelConfig) -> Path:
         """The folder of a checkpoint, perhaps not downloaded yet; a file stands for its folder."""

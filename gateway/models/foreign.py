@@ -33,7 +33,7 @@ NEUTRAL = _by_key(
         "prompts are always cached; see the option prompt_cache_mib": "prompt_cache_all"
         " prompt_cache_ro",
         "belongs to mirostat, which is refused": "mirostat_eta mirostat_tau",
-        "the gateway notices at once when a backend ends, and gives it a minute to start": "grpc",
+        "the gateway notices the end of a backend, and gives it a minute to start": "grpc",
         "belongs to another part of LocalAI": "feature_flags pipeline mcp agent",
         "for models that generate images, sound or video": "cuda diffusers step tts cfg_scale"
         " parameters.language parameters.translate parameters.clip_skip",

@@ -9,7 +9,7 @@ from pydantic import Field
 from gateway.openai.base import Strict
 from gateway.tagged import OneOf, text_of
 
-# Begins reasoning in a signature or in encrypted content, which clients send back unread.
+# Begins a signature or encrypted content that contains reasoning; clients return it unread.
 SEAL = "reasoning:"
 
 

@@ -44,7 +44,7 @@ async def options_of(
     _write_form(first, request)
     await _write_prompt(first, request, gateway)
     media = [field for field in ("Images", "Videos", "Audios") if getattr(first, field)]
-    if media and gateway.supervisor.checkpoints.is_blind(config):
+    if media and gateway.supervisor.checkpoints.is_text_only(config):
         place = names_of(request)[media[0]]
         raise bad_field(place, f"{place} is not text, and the model {config.name} takes only text")
     write_template_arguments(first, request, config)

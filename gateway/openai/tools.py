@@ -65,7 +65,7 @@ class CustomTool(Strict):
         """The function that replaces it: its text is the only argument."""
         texts = [self.custom.description or ""]
         form = self.custom.format or {}
-        form = form.get("grammar") or form  # as in chats, or in Responses
+        form = form.get("grammar") or form  # the form of chats, or of Responses
         if isinstance(form, dict) and isinstance(form.get("definition"), str):
             grammar = form["definition"]
             texts.append(f"Its input follows this grammar ({form.get('syntax')}):\n{grammar}")

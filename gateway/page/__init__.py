@@ -1,1 +1,1 @@
-"""The page at `/`: static files, served as they are by gateway/routes/page.py."""
+"""The page at `/`: static files, which gateway/routes/page.py serves unchanged."""

@@ -1,11 +1,11 @@
-// An answer as it comes in: chunks of the stream become one message.
+// Builds one message from the chunks of a streamed answer.
 
-/** An answer of which nothing is there yet. */
+/** An answer before its first chunk. */
 export function begun() {
   return { role: "assistant", content: "", reasoning: "", calls: [], state: "running", facts: {} };
 }
 
-/** Reads chunks into a message, and keeps the time: all figures are in seconds. */
+/** Adds chunks to a message and measures times, all in seconds. */
 export class Reader {
   #message;
   #started = performance.now();
@@ -48,8 +48,8 @@ export class Reader {
     call.arguments += called.arguments ?? "";
   }
 
-  // The first token belongs to the prompt's time, so what remains is one token less. What came in
-  // lumps, as calls of tools do, tells nothing of the time between tokens.
+  // The first token counts as prefill, so one token less remains. Text that arrived all at once, as
+  // tool calls do, does not show the time between tokens.
   #count({ prompt_tokens: asked, completion_tokens: tokens }, now) {
     const { facts } = this.#message;
     facts.tokens = tokens;

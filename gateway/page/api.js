@@ -1,6 +1,6 @@
 // The gateway's HTTP API, as far as this page uses it.
 
-/** A refusal or a failure, in the server's own sentence. */
+/** A refusal or a failure, with the server's message. */
 export class ApiFailure extends Error {
   constructor(message, { status = 0, param = null } = {}) {
     super(message);
@@ -27,10 +27,10 @@ async function refusal(response) {
   try {
     error = (await response.json()).error;
   } catch {
-    // A proxy's page, or nothing: only the status is known.
+    // The body may be a proxy's page, or empty: then only the status is known.
   }
   if (response.status === 401) {
-    return new ApiFailure("The gateway asks for an API key: enter it in the settings.", { status: 401 });
+    return new ApiFailure("The gateway requires an API key: enter it in the settings.", { status: 401 });
   }
   const sentence = error?.message ?? `The gateway answered with HTTP status ${response.status}.`;
   return new ApiFailure(sentence, { status: response.status, param: error?.param ?? null });
@@ -54,7 +54,7 @@ export async function post(path, body, key) {
   return response.json();
 }
 
-/** The chunks of a streamed chat completion. Throws ApiFailure, also when the stream breaks off. */
+/** The chunks of a streamed chat completion. Throws ApiFailure, also if the stream ends early. */
 export async function* chat(body, key, signal) {
   const response = await asked("v1/chat/completions", {
     method: "POST",
@@ -69,7 +69,7 @@ export async function* chat(body, key, signal) {
     if (chunk.error) throw new ApiFailure(chunk.error.message, { param: chunk.error.param });
     yield chunk;
   }
-  throw new ApiFailure("The answer broke off: the connection was closed before it was complete.");
+  throw new ApiFailure("The answer is incomplete: the connection was closed.");
 }
 
 // The data of server-sent events (WHATWG HTML, "Interpreting an event stream").
@@ -84,7 +84,7 @@ async function* events(stream) {
         read = await reader.read();
       } catch (error) {
         if (error.name === "AbortError") throw error;
-        throw new ApiFailure("The answer broke off: the connection to the gateway was lost.");
+        throw new ApiFailure("The answer is incomplete: the connection to the gateway was lost.");
       }
       if (read.done) return;
       const lines = (held + read.value).split(/\r\n|\n|\r(?!$)/);

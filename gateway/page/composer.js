@@ -3,18 +3,18 @@
 import { el, icon } from "./dom.js";
 import { attachment } from "./files.js";
 
-const TALLEST = 220; // pixels; CSS has the same figure
+const TALLEST = 220; // pixels; page.css has the same number
 const MOST_FILES = 8;
 
 const element = (id) => document.getElementById(id);
 
 export class Composer {
-  #attached = []; // what `attachment` makes
-  #reading = Promise.resolve(); // until every file that was given has been read
+  #attached = []; // results of `attachment`
+  #reading = Promise.resolve(); // resolves when all chosen files have been read
   #field = element("prompt");
   #act;
 
-  /** `act`: {send(text, images, files), stop(), tell(sentence)}. */
+  /** `act`: {send(text, images, files), stop(), notify(sentence)}. */
   constructor(act) {
     this.#act = act;
     element("composer").addEventListener("submit", (event) => {
@@ -23,7 +23,7 @@ export class Composer {
     });
     this.#field.addEventListener("input", () => this.#fit());
     this.#field.addEventListener("keydown", (event) => {
-      // On a phone the return key starts a line, and there is a button to send.
+      // On a phone the return key inserts a line break, and a button sends.
       const typed = event.key === "Enter" && !event.shiftKey && !event.isComposing;
       if (typed && !matchMedia("(pointer: coarse) and (hover: none)").matches) {
         event.preventDefault();
@@ -71,7 +71,7 @@ export class Composer {
     this.#act.send(text, images, attached.map(({ file }) => file).filter(Boolean));
   }
 
-  // Only as tall as what is written, up to a bound.
+  // The field is as tall as its text, up to TALLEST.
   #fit() {
     this.#field.style.height = "auto";
     this.#field.style.height = `${Math.min(this.#field.scrollHeight, TALLEST)}px`;
@@ -83,17 +83,17 @@ export class Composer {
   }
 
   async #read(files) {
-    this.#act.tell("");
+    this.#act.notify("");
     for (const file of files) {
       if (this.#attached.length === MOST_FILES) {
-        this.#act.tell(`A message holds at most ${MOST_FILES} files.`);
+        this.#act.notify(`A message can have at most ${MOST_FILES} files.`);
         break;
       }
       try {
         this.#attached.push(await attachment(file));
         this.#showAttached();
       } catch (error) {
-        this.#act.tell(error.message);
+        this.#act.notify(error.message);
       }
     }
     this.#field.focus();

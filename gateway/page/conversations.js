@@ -4,37 +4,37 @@
 //   {role: "user", content, images: [data URI], files: [{name, text}]}
 //   {role: "assistant", content, reasoning, calls: [{id, name, arguments}], state, error, facts}
 //   {role: "tool", id, content}
-// with `state` one of running, done, stopped, failed. How `parent` of a message and `leaf` make one
-// thread out of all versions: thread.js.
+// with `state` one of running, done, stopped, failed. thread.js explains `parent` of a message, and
+// `leaf`.
 
 import * as store from "./store.js";
 
 const TITLE_LENGTH = 60;
 
 export class Conversations {
-  /** `lost` is called with a sentence when something could not be stored. */
+  /** `lost` is called with a sentence if something could not be stored. */
   constructor(lost) {
     this.lost = lost;
     this.all = [];
   }
 
-  /** Read what is kept. */
+  /** Read the stored conversations. */
   async read() {
     try {
       this.all = await store.all();
     } catch {
-      this.lost("This browser keeps no conversations: they are gone when the page closes.");
+      this.lost("This browser cannot save conversations: they are lost when the page closes.");
     }
     for (const { messages } of this.all) messages.forEach(settle);
     this.#sort();
   }
 
-  /** A new conversation with these settings; it is kept from its first message on. */
+  /** A new conversation with these settings; it is stored with its first message. */
   begin(settings) {
     return { id: newId(), title: "", updated: 0, settings: { ...settings }, messages: [], leaf: -1 };
   }
 
-  /** Keep a conversation as it is now, as the latest. */
+  /** Store a conversation, and put it first in the list. */
   async keep(conversation) {
     conversation.updated = Date.now();
     conversation.title ||= titleOf(conversation.messages);
@@ -46,14 +46,14 @@ export class Conversations {
     await this.#put(conversation);
   }
 
-  /** Keep other settings of a conversation, if it is kept at all. */
+  /** Store the changed settings of a conversation, if the conversation is stored. */
   async change(conversation) {
     if (this.all.includes(conversation)) await this.#put(conversation);
   }
 
   /**
-   * Keep conversations from elsewhere beside those that are there; one that is there too counts
-   * only if it has changed since. Returns how many were added.
+   * Store imported conversations. One that is already stored is replaced only by a newer version.
+   * Returns how many were stored.
    */
   async take(conversations) {
     let added = 0;
@@ -67,7 +67,7 @@ export class Conversations {
     return added;
   }
 
-  /** Those in which a text occurs, in any case of its letters; all of them for an empty one. */
+  /** The conversations that contain a text, in upper or lower case; all of them for an empty text. */
   find(text) {
     const wanted = text.trim().toLowerCase();
     const holds = (other) => other?.toLowerCase().includes(wanted);
@@ -90,7 +90,7 @@ export class Conversations {
     try {
       await store.put(conversation);
     } catch {
-      this.lost("The browser’s storage is full: this conversation is gone when the page closes. Export it, or delete others.");
+      this.lost("The browser’s storage is full: this conversation is lost when the page closes. Export it, or delete others.");
     }
   }
 
@@ -104,7 +104,7 @@ export function newId() {
   return crypto.getRandomValues(new Uint32Array(3)).join("-");
 }
 
-// The page was closed in the middle of this answer.
+// Mark an answer as stopped if the page was closed while it was generated.
 function settle(message) {
   if (message.state === "running") message.state = "stopped";
 }

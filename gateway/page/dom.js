@@ -1,4 +1,4 @@
-// The few ways in which elements are made here. Text only ever becomes a text node.
+// Creates elements. Text always becomes a text node, never HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -26,7 +26,7 @@ export function icon(name) {
   return svg;
 }
 
-/** A quiet button with an icon; `label` is what it is called. */
+/** A button with an icon and no border; `label` is its accessible name. */
 export function iconButton(name, label, act, properties = {}) {
   return el(
     "button",
@@ -35,7 +35,7 @@ export function iconButton(name, label, act, properties = {}) {
   );
 }
 
-/** A button that copies what `text()` says when it is pressed, and shows that it did. */
+/** A button that copies the result of `text()`, and shows that it has. */
 export function copyButton(label, text) {
   const button = iconButton("copy", label, async () => {
     const done = await copied(text());
@@ -45,14 +45,14 @@ export function copyButton(label, text) {
   return button;
 }
 
-// The clipboard API exists only on https and localhost; a gateway in the house has neither.
+// The clipboard API exists only on https and localhost, not for a gateway elsewhere in the network.
 async function copied(text) {
   if (navigator.clipboard) {
     try {
       await navigator.clipboard.writeText(text);
       return true;
     } catch {
-      // The browser may refuse; the way below needs no permission.
+      // The browser may refuse; the code below needs no permission.
     }
   }
   const field = el("textarea", { value: text, className: "unseen" });

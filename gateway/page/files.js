@@ -1,13 +1,13 @@
-// Files on their way into a message: an image becomes a data URI, everything else the text in it.
+// Reads attached files: an image becomes a data URI, any other file becomes its text.
 
 import { dataUri } from "./images.js";
 import { pdf } from "./libraries.js";
 
 const MOST_BYTES = 32 * 2 ** 20;
-const MOST_TEXT = 2_000_000; // characters: more than any context holds
+const MOST_TEXT = 2_000_000; // characters; no context is larger
 
 /**
- * What a dropped, pasted or chosen file becomes: {image: data URI} or {file: {name, text}}.
+ * Read a dropped, pasted or chosen file as {image: data URI} or {file: {name, text}}.
  * Throws an Error with a sentence.
  */
 export async function attachment(file) {
@@ -17,21 +17,21 @@ export async function attachment(file) {
   const bytes = new Uint8Array(await file.arrayBuffer());
   const isPdf = String.fromCharCode(...bytes.subarray(0, 5)) === "%PDF-";
   const text = (isPdf ? await textOfPdf(name, bytes) : textOf(name, bytes)).trim();
-  if (!text) throw new Error(isPdf ? `${name} has no text in it: attach its pages as images.` : `${name} is empty.`);
+  if (!text) throw new Error(isPdf ? `${name} contains no text: attach its pages as images.` : `${name} is empty.`);
   if (text.length > MOST_TEXT) throw new Error(`${name} has ${text.length} characters of text: attach a part of it.`);
   return { file: { name, text } };
 }
 
-// UTF-8, or UTF-16 where the file says so in its first two bytes.
+// UTF-8, or UTF-16 if the file begins with its byte order mark.
 function textOf(name, bytes) {
   const utf16 = { "255,254": "utf-16le", "254,255": "utf-16be" }[bytes.subarray(0, 2).join()];
   try {
     const text = new TextDecoder(utf16 ?? "utf-8", { fatal: true }).decode(bytes);
     if (!text.includes("\0")) return text.replace(/\r\n?/g, "\n");
   } catch {
-    // Not text, as the sentence below says.
+    // It is not text: throw the error below.
   }
-  throw new Error(`${name} is no text in UTF-8, no PDF and no image: it cannot be attached.`);
+  throw new Error(`${name} is not UTF-8 text, a PDF or an image: it cannot be attached.`);
 }
 
 async function textOfPdf(name, data) {

@@ -1,10 +1,10 @@
-// Images on their way into a message: files become data URIs.
+// Reads attached images as data URIs.
 
 const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
-const MOST_PIXELS = 1536; // of the longer side: more is beyond what vision models look at
-const SMALL = 400_000; // bytes up to which a file is sent as it is
+const MOST_PIXELS = 1536; // of the longer side; vision models use no more
+const SMALL = 400_000; // bytes up to which a file is sent unchanged
 
-/** A file as a data URI, smaller where it is large. Throws an Error with a sentence. */
+/** A file as a data URI; a large image is scaled down. Throws an Error with a sentence. */
 export async function dataUri(file) {
   const name = file.name || "the image";
   if (!TYPES.includes(file.type)) {
@@ -22,7 +22,7 @@ export async function dataUri(file) {
   canvas.width = Math.max(1, Math.round(bitmap.width * Math.min(1, scale)));
   canvas.height = Math.max(1, Math.round(bitmap.height * Math.min(1, scale)));
   const context = canvas.getContext("2d");
-  // JPEG knows no transparency; without this it would turn black.
+  // JPEG has no transparency: without this, transparent pixels would be black.
   context.fillStyle = "#fff";
   context.fillRect(0, 0, canvas.width, canvas.height);
   context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);

@@ -1,7 +1,7 @@
-// The libraries that not every conversation needs: each is fetched when it is first used.
+// The libraries that not every conversation needs: each is loaded when it is first used.
 
-// Calls what it is given with the library, at once where that is there. Without it, what was to be
-// coloured or typeset stays the text that it is.
+// Calls a function with the library, immediately if it is loaded. If it cannot be loaded, code and
+// formulas remain plain text.
 function lazily(load) {
   let library = null;
   let loading = null;
@@ -43,13 +43,13 @@ function typeset(element, tex, displayMode) {
   try {
     tree = katex.__renderToDomTree(tex, { displayMode, throwOnError: true, strict: "ignore", maxExpand: 500, maxSize: 20 });
   } catch {
-    return; // what is not LaTeX stays as it was written
+    return; // text that is not LaTeX stays unchanged
   }
   allowStyles(tree);
   element.replaceChildren(tree.toNode());
 }
 
-// The policy of the page forbids style attributes, but not styles that a script sets.
+// The page's content security policy forbids style attributes, but not styles that a script sets.
 function allowStyles(node) {
   if (node.attributes?.style) {
     const css = node.attributes.style;

@@ -1,4 +1,4 @@
-// The page: one conversation is shown, at most one answer is being written.
+// The page: shows one conversation, and generates at most one answer at a time.
 
 import { begun, Reader } from "./answer.js";
 import { ApiFailure, chat, read } from "./api.js";
@@ -12,8 +12,8 @@ import * as status from "./status.js";
 import * as threads from "./thread.js";
 import { answerView, questionView } from "./transcript.js";
 
-const FOLLOW = 80; // pixels from the end within which the text is followed
-const PAUSE = 3; // times as long as showing what has come took, the browser is left alone after it
+const FOLLOW = 80; // pixels from the end within which the view scrolls with the text
+const PAUSE = 3; // rendering pauses for this multiple of the time that it took
 
 const element = (id) => document.getElementById(id);
 const scroller = element("scroller");
@@ -21,27 +21,27 @@ const transcript = element("transcript");
 const models = element("model");
 const notice = element("notice");
 
-const conversations = new Conversations(tell);
+const conversations = new Conversations(notify);
 await conversations.read();
 let shown = begin();
-let cards = {}; // of each model by its name, as /v1/models describes it
+let cards = {}; // by model name, the entries of /v1/models
 let contextSize = null; // of the chosen model in tokens; null: not known
 let running = null; // {message, view, abort, conversation}
 let following = true;
 
-const composer = new Composer({ send, stop, tell });
-const sidebar = new Sidebar(conversations, { show, begin: () => show(begin()), tell });
+const composer = new Composer({ send, stop, notify });
+const sidebar = new Sidebar(conversations, { show, begin: () => show(begin()), notify });
 const actions = { resend, retry, results, answerCalls, versions, choose };
 
 function begin() {
   return conversations.begin(settings.initial());
 }
 
-function tell(sentence) {
+function notify(sentence) {
   notice.textContent = sentence;
 }
 
-// ---- what is shown
+// ---- display
 
 function show(conversation) {
   shown = conversation;
@@ -53,7 +53,7 @@ function show(conversation) {
   chooseModel();
   showContext();
   sidebar.update(shown);
-  tell("");
+  notify("");
   following = true;
   follow();
   composer.focus();
@@ -88,7 +88,7 @@ element("to-end").addEventListener("click", () => {
   follow();
 });
 
-/** How much of the model's context the conversation takes, as of the last answer that tells. */
+/** Show how much of the model's context the conversation uses, by the last answer with usage. */
 function showContext() {
   const used = threads.thread(shown).findLast(({ facts }) => facts?.context)?.facts.context ?? 0;
   const number = (tokens) => tokens.toLocaleString("en");
@@ -101,7 +101,7 @@ function showContext() {
   element("context-text").textContent = contextSize ? `${number(used)} of ${number(contextSize)} tokens` : `${number(used)} tokens`;
 }
 
-// ---- what is asked
+// ---- requests
 
 async function send(content, images, files) {
   await stop();
@@ -115,7 +115,7 @@ function add(message) {
   append(message);
 }
 
-/** Ask something else in the place of a question, which stays as an earlier version. */
+/** Replace a question and send it; the old one stays as an earlier version. */
 async function resend(message, content) {
   await stop();
   threads.cut(shown, message);
@@ -123,7 +123,7 @@ async function resend(message, content) {
   await send(content, message.images, message.files);
 }
 
-/** Have another answer written; this one stays as an earlier version. */
+/** Request another answer; this one stays as an earlier version. */
 async function retry(message) {
   await stop();
   threads.cut(shown, message);
@@ -135,7 +135,7 @@ function versions(message) {
   return threads.versions(shown, message);
 }
 
-/** Show another version of a message, with the messages after it, in place of the last one. */
+/** Show another version of a message, with the messages after it. */
 function choose(message) {
   const { scrollTop } = scroller;
   const { title } = document.activeElement;
@@ -148,7 +148,7 @@ function choose(message) {
   conversations.change(shown);
 }
 
-/** The answers of the tools that a message called, in the order of its calls. */
+/** The results of the tools that a message called, in the order of its calls. */
 function results(message) {
   const messages = threads.thread(shown);
   const after = messages.slice(messages.indexOf(message) + 1);
@@ -173,27 +173,27 @@ async function answer() {
   conversations.keep(conversation);
   sidebar.update(shown);
   composer.running(true);
-  tell("");
+  notify("");
   follow();
-  status.look();
+  status.poll();
   await written(message, () => requestOf(asked, conversation.settings, models.value), abort.signal);
   const { view } = running;
   running = null;
   view?.update();
-  // It may have been deleted meanwhile.
+  // The conversation may have been deleted meanwhile.
   if (conversations.all.includes(conversation)) conversations.keep(conversation);
   sidebar.update(shown);
   showContext();
   composer.running(false);
   follow();
-  status.look();
+  status.poll();
   ended.resolve();
 }
 
 async function written(message, request, signal) {
   const reader = new Reader(message);
   let painting = 0;
-  let free = 0; // the time from which the browser may be kept busy again
+  let free = 0; // the time from which rendering may continue
   const paint = (now) => {
     painting = 0;
     if (now < free) {
@@ -240,14 +240,14 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// The words that were on their way belong to the conversation too.
+// Text that has arrived but is not shown yet belongs to the conversation too.
 window.addEventListener("pagehide", () => running && conversations.keep(running.conversation));
 
 for (const button of element("examples").querySelectorAll("button")) {
   button.addEventListener("click", () => send(button.textContent, [], []));
 }
 
-// ---- which models there are
+// ---- models
 
 async function readModels() {
   try {
@@ -256,20 +256,20 @@ async function readModels() {
     const names = data.map((model) => model.id);
     models.replaceChildren(...names.map((name) => new Option(name)));
     chooseModel();
-    tell(names.length ? "" : "There is no model yet: put a YAML file into the models folder.");
+    notify(names.length ? "" : "There is no model yet: put a YAML file into the models folder.");
   } catch (error) {
     if (error.status === 401) settings.open("key");
-    tell(error.message);
+    notify(error.message);
   }
-  status.look();
+  status.poll();
 }
 
-/** The model that a conversation was led with, where it is still there. */
+/** The model that a conversation used, if it still exists. */
 function chooseModel() {
   const wanted = shown.settings.model;
   if ([...models.options].some(({ value }) => value === wanted)) models.value = wanted;
   settings.showDefaults(cards[models.value]?.meta.defaults);
-  status.look();
+  status.poll();
 }
 
 models.addEventListener("change", () => {
@@ -283,7 +283,7 @@ settings.wire({
   changed: () => conversations.change(shown),
   closed: (keyChanged) => keyChanged && readModels(),
 });
-modelList.wire({ key: settings.apiKey, look: status.look });
+modelList.wire({ key: settings.apiKey, poll: status.poll });
 status.watch({
   model: () => cards[models.value]?.meta.alias_of ?? models.value,
   key: settings.apiKey,

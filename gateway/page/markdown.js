@@ -1,8 +1,8 @@
-// Markdown as models write it, made into DOM nodes.
+// Renders the Markdown of models as DOM nodes.
 //
-// `render` is called with a growing text, many times a second: blocks whose source is what it was
-// keep their elements, so the cost is that of the last block, and a selection survives.
-// markdown-it reads HTML as text, DOMPurify removes what is not on the list below all the same.
+// `render` is called with a growing text, many times a second. Blocks whose source has not changed
+// keep their elements, so only the last block costs time, and a selection survives. markdown-it
+// treats HTML as text; as a second line of defence, DOMPurify removes all that is not listed below.
 
 import { copyButton, el } from "./dom.js";
 import { codeColours, formulas } from "./libraries.js";
@@ -10,7 +10,7 @@ import { math } from "./markdown_math.js";
 import MarkdownIt from "./vendor/markdown-it.esm.min.mjs";
 import "./vendor/purify.min.js";
 
-const GROWING_CODE = 4000; // characters up to which code is coloured while it is being written
+const GROWING_CODE = 4000; // characters up to which code is coloured while it is generated
 const LINKS = /^(https?:\/\/|mailto:)/i;
 const ALLOWED_TAGS =
   "a blockquote br code del div em figcaption figure h3 h4 h5 h6 hr input li ol p pre s span strong table tbody td th thead tr ul".split(
@@ -19,11 +19,11 @@ const ALLOWED_TAGS =
 const ALLOWED_ATTR = "align aria-label checked class data-display data-tex disabled href rel start tabindex target type".split(" ");
 
 const markdown = new MarkdownIt({ html: false, linkify: true, breaks: true });
-// Models underline no headings; while a list begins, its first dash would turn the line before it
-// into one.
+// Models do not underline headings, and the first dash of a list would turn the line before it into
+// a heading.
 markdown.disable("lheading");
 markdown.linkify.set({ fuzzyLink: false, fuzzyEmail: false });
-// Only addresses that leave this page and run nothing become links.
+// Only addresses outside this page that run no code become links.
 markdown.validateLink = (address) => LINKS.test(address);
 markdown.use(math);
 markdown.inline.ruler.before("html_inline", "line_break", lineBreak);
@@ -39,14 +39,14 @@ rules.th_open = rules.td_open = (tokens, at) => {
   const side = /text-align:(\w+)/.exec(tokens[at].attrGet("style") ?? "")?.[1];
   return side ? `<${tokens[at].tag} align="${side}">` : `<${tokens[at].tag}>`;
 };
-// The page itself has the first two levels.
+// The page itself uses the first two levels of headings.
 rules.heading_open = rules.heading_close = (tokens, at) => {
   const level = Math.min(Number(tokens[at].tag[1]) + 2, 6);
   return `<${tokens[at].nesting < 0 ? "/" : ""}h${level}>`;
 };
 rules.link_open = (tokens, at) =>
   `<a href="${escaped(tokens[at].attrGet("href"))}" target="_blank" rel="noopener noreferrer">`;
-// To fetch an image would tell its server who reads the answer.
+// Fetching an image would reveal the reader to its server.
 rules.image = (tokens, at) => {
   const address = escaped(tokens[at].attrGet("src"));
   return `<a href="${address}" target="_blank" rel="noopener noreferrer">${escaped(tokens[at].content) || address}</a>`;
@@ -54,7 +54,7 @@ rules.image = (tokens, at) => {
 rules.task = (tokens, at) =>
   `<input type="checkbox" disabled${tokens[at].content} aria-label="${tokens[at].content ? "done" : "to do"}"> `;
 
-/** Make `container` show `text`; `growing`: more of it is expected. */
+/** Make `container` show `text`; `growing`: more text will follow. */
 export function render(container, text, growing = false) {
   const sources = split(text);
   const kept = [...container.children];
@@ -69,7 +69,7 @@ export function render(container, text, growing = false) {
   kept.slice(sources.length).forEach((old) => old.remove());
 }
 
-// A text as its top-level blocks: {text, env, key}, where blocks of the same key look the same.
+// The top-level blocks of a text: {text, env, key}; blocks with the same key look the same.
 function split(text) {
   const env = {};
   const normal = text.replace(/\r\n?/g, "\n").replace(/\0/g, "\ufffd");
@@ -106,7 +106,7 @@ function figure(language, code) {
   );
 }
 
-// Whether nothing is left to do for it when the text is complete.
+// Whether the block needs no more work when the text is complete.
 function finishCode(element, growing) {
   const code = element.querySelector("code");
   const text = code.textContent;
@@ -124,7 +124,7 @@ function finishCode(element, growing) {
   return true;
 }
 
-// Formulas that the block showed before are moved, those that are new are made.
+// Formulas that the block already showed are moved; new ones are typeset.
 function keepFormulas(fragment, old) {
   const key = (place) => `${place.dataset.display} ${place.dataset.tex}`;
   const before = new Map([...(old?.querySelectorAll(".math") ?? [])].map((place) => [key(place), place]));
@@ -139,7 +139,7 @@ function keepFormulas(fragment, old) {
   }
 }
 
-// The one tag that models put into cells of tables, where Markdown has no way to break a line.
+// The one tag that models write in table cells, because Markdown has no line break there.
 function lineBreak(state, silent) {
   const found = /^<br\s*\/?>/i.exec(state.src.slice(state.pos, state.pos + 8));
   if (!found) return false;

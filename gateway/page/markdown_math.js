@@ -1,11 +1,11 @@
 // LaTeX in Markdown, as a plugin of markdown-it: \(…\), \[…\], $…$, $$…$$ and \begin{…}…\end{…}.
 //
-// A formula becomes an element of class `math` with its LaTeX as text; markdown.js has it typeset.
+// A formula becomes an element of class `math` with its LaTeX as text, which markdown.js typesets.
 
-const LONGEST = 4000; // characters between two marks, so that marks without partners are cheap
+const LONGEST = 4000; // characters of a formula; limits the search for a missing end
 const PAIRS = { "\\[": "\\]", "\\(": "\\)", $$: "$$" };
 const ENVIRONMENT = /^\\begin\{([a-zA-Z]+\*?)\}/;
-// What a sentence has behind a formula that stands in its own lines.
+// Punctuation of the sentence after a formula on lines of its own.
 const BEHIND = /^[\s.,;:]*$/;
 
 export function math(markdown) {
@@ -23,8 +23,8 @@ export function math(markdown) {
   markdown.renderer.rules.math_block = shown;
 }
 
-// A formula that begins a line and ends one. Without its end it is not math: LaTeX knows no empty
-// lines, so it is looked for up to the next one.
+// A formula that begins at the start of a line and ends at the end of one. LaTeX formulas contain no
+// empty lines, so the end is searched for only up to the next empty line.
 function displayed(state, start, last, silent) {
   const line = (at) => state.getLines(at, at + 1, state.blkIndent, false);
   const first = line(start).trimStart();
@@ -57,7 +57,7 @@ function inline(state, silent) {
   const found = PAIRS[two] ? between(src, pos + 2, posMax, PAIRS[two]) : src[pos] === "$" ? dollars(src, pos, posMax) : null;
   if (!found) {
     if (two !== "\\[" && two !== "\\(") return false;
-    // Begun, but not yet ended: more often LaTeX than an escaped bracket.
+    // The end is missing so far: this is more often LaTeX than an escaped bracket.
     if (!silent) state.pending += two;
     state.pos += 2;
     return true;
@@ -76,8 +76,8 @@ function between(src, start, limit, close) {
   return end > start ? { inside: [start, end], end: end + close.length } : null;
 }
 
-// Pandoc's rule, which leaves amounts of money alone: the first $ has no space behind it, the
-// second none before it and no digit behind it.
+// Pandoc's rule, so that amounts of money are not formulas: no space follows the first $, no space
+// comes before the second one, and no digit follows it.
 function dollars(src, pos, limit) {
   const inside = /^\$(?![\s$])((?:[^$\\\n]|\\.)*?(?:[^\s\\$]|\\.))\$(?!\d)/.exec(src.slice(pos, Math.min(limit, pos + LONGEST)));
   return inside ? { inside: [pos + 1, pos + 1 + inside[1].length], end: pos + inside[0].length } : null;

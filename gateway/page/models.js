@@ -1,4 +1,4 @@
-// The dialog with every model of the gateway: what it is doing, and a button to load or unload it.
+// The dialog with every model of the gateway: its state, and a button to load or unload it.
 
 import { post } from "./api.js";
 import { el } from "./dom.js";
@@ -15,11 +15,11 @@ const dialog = document.getElementById("models");
 const list = document.getElementById("models-list");
 const rows = new Map(); // by the name of the model
 
-/** Make the dialog work; `key()` is the API key, `look()` asks anew what the models are doing. */
-export function wire({ key, look }) {
+/** Set up the dialog. `key()` returns the API key; `poll()` requests the status of the models. */
+export function wire({ key, poll }) {
   document.getElementById("status").addEventListener("click", () => {
     dialog.showModal();
-    look();
+    poll();
   });
   dialog.addEventListener("click", (event) => {
     if (event.target === dialog) dialog.close();
@@ -37,11 +37,11 @@ export function wire({ key, look }) {
       row.trouble.textContent = error.message;
     }
     row.busy = false;
-    look();
+    poll();
   });
 }
 
-/** Show the models as they are now (`/api/status`). Rows stay, so that the focus does too. */
+/** Show the current models (`/api/status`). Rows are reused, so that the focus stays. */
 export function update(models) {
   for (const [name, { element }] of rows) {
     if (models.some((model) => model.name === name)) continue;

@@ -1,14 +1,14 @@
-// From a conversation and the settings to the body of a chat completion.
+// Builds the body of a chat completion from a conversation and its settings.
 
 import { ApiFailure } from "./api.js";
 
-/** The settings of a conversation that have a field, by name. */
+/** The settings that are fields of the request, by name. */
 export const FIELDS = ["system", "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "thinking", "tools"];
 export const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
 /**
- * The body for the next answer. A setting that is empty is not sent: the model's own counts. Throws
- * ApiFailure where the tools are not what they should be.
+ * The body for the next answer. An empty setting is not sent: the model's default applies. Throws
+ * ApiFailure if the tools are invalid.
  */
 export function requestOf(messages, settings, model) {
   const body = { model, messages: answered(messages).map(wireMessage) };
@@ -23,7 +23,7 @@ export function requestOf(messages, settings, model) {
   return body;
 }
 
-/** What is wrong with the tools as they are written, or null. */
+/** What is wrong with the text of the tools; null if nothing is. */
 export function wrongTools(text) {
   if (!text?.trim()) return null;
   try {
@@ -36,8 +36,8 @@ export function wrongTools(text) {
   }
 }
 
-// A question that was refused or stopped before a word came is not sent again with the next one:
-// an image that the model cannot see would have every later question refused as well.
+// A question that was refused, or stopped before any text arrived, is not sent again with the next
+// one: an image that the model does not accept would make every later question fail too.
 function answered(messages) {
   const kept = [];
   for (const message of messages) {

@@ -1,5 +1,5 @@
-// The settings of the conversation that is shown, and those of this browser: which settings a new
-// conversation begins with and the theme, in localStorage; the API key, which this tab alone remembers.
+// The settings of the shown conversation, and those of this browser: the defaults of new
+// conversations and the theme (in localStorage), and the API key (in this tab only).
 
 import { FIELDS, wrongTools } from "./request.js";
 
@@ -16,9 +16,9 @@ try {
 } catch {
   localStorage.removeItem(PLACE);
 }
-let current = () => ({}); // the settings of the shown conversation, by name; what is empty is not set
+let current = () => ({}); // the settings of the shown conversation, by name; an empty one is not set
 
-/** What a new conversation begins with. */
+/** The settings of a new conversation. */
 export function initial() {
   return defaults;
 }
@@ -27,13 +27,13 @@ export function apiKey() {
   return sessionStorage.getItem(KEY_PLACE) ?? "";
 }
 
-/** Change what a new conversation begins with, by name. */
+/** Change settings of new conversations, by name. */
 export function setInitial(changes) {
   defaults = { ...defaults, ...changes };
   localStorage.setItem(PLACE, JSON.stringify(defaults));
 }
 
-/** Show the dialog, at the field of that name. */
+/** Show the dialog, with the focus in the field of that name. */
 export function open(name) {
   for (const field of own()) field.value = current()[field.name] ?? "";
   form.elements.key.value = apiKey();
@@ -43,7 +43,7 @@ export function open(name) {
   if (name) form.elements[name].focus();
 }
 
-/** Show in empty fields what the model does without them; `values`: its numbers by name. */
+/** Show the model's defaults in empty fields; `values`: by name. */
 export function showDefaults(values = {}) {
   for (const field of own()) {
     if (field.name in values) field.placeholder = values[field.name];
@@ -51,8 +51,8 @@ export function showDefaults(values = {}) {
 }
 
 /**
- * Make the dialog work. `shown()`: the settings of the conversation that is shown, which are changed
- * in place; `changed()` is called after that, `closed(keyChanged)` when the dialog is done with.
+ * Set up the dialog. `shown()`: returns the settings of the shown conversation, which are changed in
+ * place; `changed()` is called after that, and `closed(keyChanged)` when the dialog is closed.
  */
 export function wire({ shown, changed, closed }) {
   current = shown;
@@ -78,7 +78,7 @@ export function wire({ shown, changed, closed }) {
   dialog.addEventListener("click", (event) => {
     if (event.target === dialog && form.reportValidity() && !wrongTools(current().tools)) dialog.close();
   });
-  // Closed with Escape, a field that is out of bounds keeps its last good value.
+  // If Escape closes the dialog, an invalid field keeps its last valid value.
   dialog.addEventListener("close", () => {
     closed(apiKey() !== keyBefore);
     keyBefore = apiKey();

@@ -1,4 +1,4 @@
-// The list of conversations: at the side, or above the page where that is narrow.
+// The list of conversations: at the side, or over a narrow page.
 
 import { el, iconButton } from "./dom.js";
 import { exported, imported } from "./transfer.js";
@@ -10,7 +10,7 @@ export class Sidebar {
   #act;
   #current = null;
 
-  /** `act`: {show(conversation), begin(), tell(sentence)}. */
+  /** `act`: {show(conversation), begin(), notify(sentence)}. */
   constructor(conversations, act) {
     this.#conversations = conversations;
     this.#act = act;
@@ -35,7 +35,7 @@ export class Sidebar {
     element("veil").addEventListener("click", () => this.close());
   }
 
-  /** Show the list as it is now, with one of them as the current one. */
+  /** Show the list, with one conversation as the current one. */
   update(current) {
     this.#current = current;
     const { all } = this.#conversations;
@@ -92,9 +92,9 @@ export class Sidebar {
   async #import(file) {
     try {
       const added = await this.#conversations.take(imported(await file.text()));
-      this.#act.tell(`${added} conversation${added === 1 ? "" : "s"} imported.`);
+      this.#act.notify(`${added} conversation${added === 1 ? "" : "s"} imported.`);
     } catch (error) {
-      this.#act.tell(error.message);
+      this.#act.notify(error.message);
     }
     this.update(this.#current);
   }

@@ -1,4 +1,4 @@
-// What the models are doing: asked for by the clock, more often while something happens.
+// Polls the state of the models, more often while a model is loading or running.
 
 import { read } from "./api.js";
 
@@ -23,15 +23,15 @@ let timer = 0;
 let changing = false;
 let asking = { model: () => "", key: () => "", running: () => false, seen: () => {} };
 
-/** Begin to watch. `seen(models, model)` is called with what was found: all, and the chosen one. */
+/** Start polling. `seen(models, model)` is called with all models and the chosen one. */
 export function watch(functions) {
   asking = functions;
-  document.addEventListener("visibilitychange", look);
-  look();
+  document.addEventListener("visibilitychange", poll);
+  poll();
 }
 
-/** Look now. */
-export async function look() {
+/** Poll now. */
+export async function poll() {
   clearTimeout(timer);
   if (document.hidden) return;
   try {
@@ -44,7 +44,7 @@ export async function look() {
     show(null, error.status === 401 ? "an API key is needed" : "no connection");
   }
   clearTimeout(timer);
-  timer = setTimeout(look, asking.running() || changing ? RUNNING_MS : IDLE_MS);
+  timer = setTimeout(poll, asking.running() || changing ? RUNNING_MS : IDLE_MS);
 }
 
 function show(model, trouble) {
@@ -58,12 +58,12 @@ function show(model, trouble) {
   download.value = part ?? 0;
 }
 
-/** How much of a model is there, from 0 to 1; null where none is being fetched. */
+/** How much of a model has been downloaded, from 0 to 1; null without a download. */
 export function downloaded({ state, download_mib: there, download_of_mib: all }) {
   return state === "loading" && all && there < all ? there / all : null;
 }
 
-/** What a model of `/api/status` is doing. */
+/** The state of a model of `/api/status`, in words. */
 export function sentence(model) {
   const { state, running, slots, tokens_per_second: rate, error } = model;
   const part = downloaded(model);

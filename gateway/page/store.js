@@ -1,4 +1,4 @@
-// Where conversations are kept: IndexedDB of this browser, one record for each.
+// Stores conversations in the browser's IndexedDB, one record for each.
 
 const STORE = "conversations";
 
@@ -24,14 +24,14 @@ async function transact(mode, act) {
     const request = act(transaction.objectStore(STORE));
     transaction.oncomplete = () => resolve(request.result);
     transaction.onabort = () => reject(transaction.error);
-    // Without waiting for an event: the page may be about to close.
+    // Do not wait for an event, because the page may be about to close.
     transaction.commit();
   });
 }
 
-/** Every record. Rejects where the browser keeps nothing. */
+/** Every record. Rejects if the browser does not allow storage. */
 export const all = () => transact("readonly", (store) => store.getAll());
-/** Write a record over the one of the same `id`. Rejects where there is no room for it. */
+/** Store a record, replacing the one with the same `id`. Rejects if there is no room. */
 export const put = (record) => transact("readwrite", (store) => store.put(record));
 export const remove = (id) => transact("readwrite", (store) => store.delete(id));
 export const clear = () => transact("readwrite", (store) => store.clear());

@@ -1,6 +1,6 @@
-// The theme that was chosen, before anything is painted: this is no module, and so runs at once.
+// Sets the chosen theme before anything is painted. Not a module, because those run later.
 
-/** Paint in the theme that is kept, or in the system's. */
+/** Use the stored theme, or the system's. */
 function applyTheme() {
   document.documentElement.dataset.theme = localStorage.getItem("theme") ?? "";
 }

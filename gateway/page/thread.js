@@ -1,8 +1,8 @@
-// The versions of a conversation's messages: a retry or an edit loses none of them.
+// The versions of a conversation's messages: retries and edits keep all of them.
 //
-// `messages` holds every version in the order in which they were written; `parent` of each is the
-// place of the message before it, -1 for a first one. `leaf` is the place of the last message that is
-// shown, -1 in an empty conversation.
+// `messages` has every version, in the order of creation. `parent` of a message is the index of the
+// message before it, -1 for a first one. `leaf` is the index of the last message that is shown, -1 in
+// an empty conversation.
 
 /** The messages that are shown, from the first to the last. */
 export function thread({ messages, leaf }) {
@@ -11,13 +11,13 @@ export function thread({ messages, leaf }) {
   return shown.reverse();
 }
 
-/** Add a message to the end of what is shown. */
+/** Add a message after the last one that is shown. */
 export function add(conversation, message) {
   message.parent = conversation.leaf;
   conversation.leaf = conversation.messages.push(message) - 1;
 }
 
-/** Show what comes before a message: what is added next is another version of it. */
+/** Show only the messages before this one; the next added message is another version of it. */
 export function cut(conversation, message) {
   conversation.leaf = message.parent;
 }

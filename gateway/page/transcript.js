@@ -1,8 +1,7 @@
-// How one message looks. A view is {element, update}: `update` shows what has changed since.
+// Shows one message. A view is {element, update}; `update` shows changes of the message.
 //
-// `actions` is what can be done with messages: `resend(message, text)`, `retry(message)`,
-// `results(message)` finds what its tools answered, `versions(message)` all versions of it, and
-// `choose(version)` shows another one.
+// `actions` are functions: `resend(message, text)`, `retry(message)`, `results(message)` returns the
+// results of its tools, `versions(message)` all its versions, and `choose(version)` shows another one.
 
 import { copyButton, el, icon, iconButton } from "./dom.js";
 import { render } from "./markdown.js";
@@ -59,7 +58,7 @@ export function questionView(message, actions) {
   return { element, update: show };
 }
 
-// An attached file, with what was read in it for whoever unfolds it.
+// An attached file; unfolding it shows its text.
 function fileView({ name, text }) {
   const content = el("pre", { tabIndex: 0 });
   const size = `${text.length.toLocaleString("en")} characters`;
@@ -99,7 +98,7 @@ export function answerView(message, actions) {
     reasoning.hidden = !message.reasoning;
     if (message.reasoning) {
       summary.textContent = thinking(message);
-      // Folded text is laid out only when somebody looks at it.
+      // Folded text is rendered only when it is unfolded.
       if (reasoning.open || !running) render(thought, message.reasoning, running);
     }
     render(body, message.content, running);
@@ -119,7 +118,7 @@ export function answerView(message, actions) {
   return { element, update };
 }
 
-// Steps through the versions of a message, where there are several.
+// Buttons for the versions of a message, if there are several.
 function stepper(message, actions) {
   const all = actions.versions(message);
   if (all.length < 2) return [];
@@ -165,7 +164,7 @@ function showCalls(container, message, actions) {
     );
     if (results[index]) card.append(el("p", { className: "result" }, results[index].content));
     else if (open) {
-      fields.push(el("textarea", { rows: 2, required: true, placeholder: "What the tool answers", "aria-label": `Answer of ${call.name}` }));
+      fields.push(el("textarea", { rows: 2, required: true, placeholder: "Result of the tool", "aria-label": `Result of ${call.name}` }));
       card.append(fields[fields.length - 1]);
     }
     return card;
@@ -178,7 +177,7 @@ function showCalls(container, message, actions) {
     event.preventDefault();
     actions.answerCalls(message, fields.map((field) => field.value));
   };
-  const button = el("button", { type: "submit", className: "solid" }, fields.length > 1 ? "Send the answers" : "Send the answer");
+  const button = el("button", { type: "submit", className: "solid" }, fields.length > 1 ? "Send the results" : "Send the result");
   container.replaceChildren(el("form", { onsubmit: send }, ...cards, button));
 }
 

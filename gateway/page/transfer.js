@@ -1,5 +1,5 @@
-// Conversations as a file, and back. A file may come from anywhere: only what a conversation has is
-// taken from it, and only where it has the right type.
+// Exports conversations to a file and imports them. A file may come from anywhere, so only known
+// fields with the right types are imported.
 
 import { newId } from "./conversations.js";
 import { FIELDS, NUMBERS } from "./request.js";
@@ -10,12 +10,12 @@ const SETTINGS = [...FIELDS, "model"];
 const STATES = ["done", "stopped", "failed"];
 const FACTS = ["first", "tokens", "rate", "finish", "thought", "context"];
 
-/** The text of a file with these conversations. */
+/** These conversations as the text of a file. */
 export function exported(conversations) {
   return JSON.stringify({ format: FORMAT, version: VERSION, conversations }, null, 1);
 }
 
-/** The conversations of a file's text. Throws an Error with a sentence. */
+/** The conversations in the text of a file. Throws an Error with a sentence. */
 export function imported(text) {
   let file;
   try {
@@ -24,10 +24,10 @@ export function imported(text) {
     throw new Error("This file is not JSON: choose one that was exported here.");
   }
   if (file?.format !== FORMAT || !Array.isArray(file.conversations)) {
-    throw new Error("This file holds no conversations of this page: choose one that was exported here.");
+    throw new Error("This file contains no conversations of this page: choose one that was exported here.");
   }
   if (file.version !== VERSION) {
-    throw new Error(`This file is of version ${JSON.stringify(file.version)}: this page reads version ${VERSION}.`);
+    throw new Error(`This file has version ${JSON.stringify(file.version)}, but this page reads version ${VERSION}.`);
   }
   return file.conversations.map((one, at) => {
     try {
@@ -78,7 +78,7 @@ function setting(name, value) {
 }
 
 function must(condition) {
-  if (!condition) throw new TypeError("not what it should be");
+  if (!condition) throw new TypeError("invalid");
 }
 
 function text(value) {
@@ -91,7 +91,7 @@ function finite(value) {
   return value;
 }
 
-// A place before another one, -1 included: so no thread runs in a circle.
+// A parent comes before its message (or is -1), so no thread contains itself.
 function place(value, before) {
   must(Number.isInteger(value) && value >= -1 && value < before);
   return value;

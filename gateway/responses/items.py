@@ -91,7 +91,7 @@ class ReasoningText(Strict):
 
 
 class Reasoning(_Item):
-    """Reasoning of an earlier answer: its content, else what is sealed, else its summary."""
+    """Reasoning of an earlier answer: its content, else its encrypted content, else its summary."""
 
     type: Literal["reasoning"]
     summary: list[ReasoningText] = Field(default_factory=list)
@@ -111,9 +111,9 @@ _RESULTS = ("output", "outputs", "results", "error")
 
 
 def _readable(item: dict[str, Any]) -> Any:
-    """A call that a provider or its client ran as a function's, with its result if it has one.
+    """An item of an unknown type as a function call, with its result if the item contains one.
 
-    Other text becomes a user's message; an item without any is dropped.
+    If it is not a call, its text becomes a user's message; an item without text is dropped.
     """
     kind = str(item["type"])
     identity = item.get("call_id") or item.get("id") or kind

@@ -42,5 +42,5 @@ async def ready(gateway: GatewayDep, response: Response) -> Ready:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def read_metrics(gateway: GatewayDep) -> PlainTextResponse:
     """Counters of the gateway and of every loaded model, in Prometheus' text format."""
-    models = model_metrics.text(await model_metrics.look(gateway.supervisor))
+    models = model_metrics.text(await model_metrics.collect(gateway.supervisor))
     return PlainTextResponse(gateway.metrics.text() + models, media_type=metrics.CONTENT_TYPE)

@@ -24,7 +24,7 @@ _TYPES = {
     ".svg": "image/svg+xml; charset=utf-8",
     ".woff2": "font/woff2",
 }
-# No inline scripts or styles, nothing from elsewhere, no frames around it, no forms that leave.
+# No inline scripts or styles, nothing from elsewhere, no frames around it, no forms to other sites.
 # `data:` is for images that a user attaches.
 SECURITY_POLICY = "; ".join(
     (

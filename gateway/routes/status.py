@@ -47,7 +47,7 @@ async def read_status(gateway: GatewayDep) -> Status:
     supervisor = gateway.supervisor
     configs = {config.name: config for config in supervisor.models}
     models = []
-    for status, counts in await model_metrics.look(supervisor):
+    for status, counts in await model_metrics.collect(supervisor):
         config = configs.get(status.name)
         models.append(
             ModelNow(

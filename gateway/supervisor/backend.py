@@ -63,7 +63,7 @@ class Backend:
             raise LoadFailed(f"the backend does not answer Health within {limit:.0f} s") from None
 
     async def raise_if_ended(self, seconds: float) -> None:
-        """Wait `seconds`; raise LoadFailed at once if the process ends within that time."""
+        """Wait `seconds`; raise LoadFailed immediately if the process ends within that time."""
         if self.process is None:
             await asyncio.sleep(seconds)
             return

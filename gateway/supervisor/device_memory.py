@@ -13,8 +13,8 @@ from pathlib import Path
 
 from common.machine_memory import machine_memory, reserve
 
-_LOOK = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
-_LOOK_LIMIT = 10.0  # seconds
+_QUERY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+_TIME_LIMIT = 10.0  # seconds
 _BUILDS = ("mlx-cuda-12", "mlx-cuda-13")  # of MLX that compute on NVIDIA's devices
 
 
@@ -40,6 +40,6 @@ def _is_installed(package: str) -> bool:
 def _card() -> int:
     """Bytes of the first graphics card; 0 if the driver does not report them."""
     with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
-        report = subprocess.run(_LOOK, capture_output=True, check=True, timeout=_LOOK_LIMIT)
+        report = subprocess.run(_QUERY, capture_output=True, check=True, timeout=_TIME_LIMIT)
         return int(report.stdout.split()[0]) << 20
     return 0

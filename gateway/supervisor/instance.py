@@ -83,7 +83,7 @@ class ModelInstance:
 
     @property
     def at_rest(self) -> bool:
-        """Whether it can be forgotten: it has no process and no recent failure."""
+        """Whether the instance can be removed: it has no process and no recent failure."""
         failed = policy.remembered(self.failures, self.last_used, time.monotonic())
         return self.state is State.STOPPED and not (self.working or self._leaving or failed)
 
@@ -220,7 +220,7 @@ class ModelInstance:
         _log.error("%s: %s", self.key, sentence)
 
     async def _guard(self, backend: Backend) -> None:
-        """Notice at once that a backend has ended, and soon that it no longer answers."""
+        """Notice immediately that a backend has ended, and soon that it no longer answers."""
         misses = 0
         while True:
             try:

@@ -55,7 +55,7 @@ def make_room(loaded: Sequence[Loaded], coming: int, limits: Limits) -> list[Loa
 
 
 def may_make_room(loaded: Sequence[Loaded], coming: int, limits: Limits) -> bool:
-    """Whether there would be room if none of them were in use."""
+    """Whether there would be room if no loaded model were in use."""
     return make_room([replace(model, busy=False) for model in loaded], coming, limits) is not None
 
 
@@ -110,8 +110,8 @@ def idle(loaded: Sequence[Loaded], now: float) -> list[Loaded]:
 def after_failure(before: Failures, sentence: str, ran: float, now: float) -> Failures:
     """The failures with one more: after `ran` seconds of service, 0 for a load that failed.
 
-    The first may be tried again at once; from the second in a row on there is a pause of 1, 2, 4
-    … 30 s.
+    The first may be tried again immediately; from the second in a row on there is a pause of 1, 2,
+    4 … 30 s.
     """
     count = 1 if ran >= GOOD_RUN else before.count + 1
     pause = 0.0 if count == 1 else min(LONGEST_PAUSE, 2.0 ** min(count - 2, 10))

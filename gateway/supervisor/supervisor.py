@@ -104,7 +104,7 @@ class Supervisor:
         return instance.backend.connection.stub
 
     async def start(self) -> None:
-        """Start watching, and start to preload models. SIGHUP rereads the folder at once."""
+        """Start watching, and start to preload models. SIGHUP rereads the folder immediately."""
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
         if self._limits.memory:
             _log.info(

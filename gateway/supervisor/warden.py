@@ -75,7 +75,7 @@ class Child:
 
 
 PROGRAM = Path(__file__).with_name("warden_process.py")
-_LOOK = 1.0  # seconds between two checks whether the warden still runs
+_CHECK_SECONDS = 1.0  # seconds between two checks whether the warden still runs
 _log = logging.getLogger("gateway.supervisor")
 
 
@@ -155,7 +155,7 @@ async def _answer(reader: asyncio.StreamReader, process: subprocess.Popen[bytes]
     """The pid of the started process, or a sentence that says why there is none."""
     while process.poll() is None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK):
+            async with asyncio.timeout(_CHECK_SECONDS):
                 answer: int | str = json.loads(await reader.readline())
                 return answer
     return "the process that starts backends was killed"

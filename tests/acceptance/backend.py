@@ -28,7 +28,7 @@ WAIT = 60.0
 class Backend:
     """A running backend; `stub` calls it; `log` has what it wrote to stderr.
 
-    limits: arguments of `confined`, which then starts it. arguments: behind --addr.
+    limits: arguments of `confined`, which then starts it. arguments: those after --addr.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Runs a command under limits of the system, or in what a careless host leaves behind.
+"""Runs a command under limits of the system, or with what a careless host lets it inherit.
 
-A program of its own instead of `preexec_fn`, with which the test's process would have to fork:
-gRPC's fork handlers (1.85) then end about one process in fifty by a signal, and hang others.
+It is a separate program because `preexec_fn` would make the test's process fork: then gRPC's fork
+handlers (1.85) crash about one process in fifty, and hang others.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def reused() -> Iterator[Backend]:
 
 @pytest.fixture
 def bare(reused: Backend) -> Backend:
-    """A process without a model and without running calls, as other tests have left it."""
+    """A process without a model and without running calls, which other tests use too."""
     assert reused.stub.Free(pb.HealthMessage(), timeout=WAIT).success
     reused.log.clear()
     return reused

@@ -56,7 +56,7 @@ _KEYS = (
 
 
 def random_request(dice: random.Random) -> pb.PredictOptions:
-    """A plain request of a few tokens in which up to six fields have random values."""
+    """A request for a few tokens in which up to six fields have random values."""
     request = pb.PredictOptions(Prompt="Count to 5.", Tokens=dice.randrange(1, 12))
     if dice.random() < 0.5:
         request.UseTokenizerTemplate = True

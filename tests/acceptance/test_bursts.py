@@ -1,4 +1,4 @@
-"""However many calls come at once, each is served or refused."""
+"""Any number of simultaneous calls: each is served or refused."""
 
 from __future__ import annotations
 

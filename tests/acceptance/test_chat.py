@@ -56,7 +56,7 @@ REQUESTS = {
 
 
 def _ask(backend: Backend, name: str) -> Seen:
-    """Ask with a unary call and with a stream; both must show a host's client the same."""
+    """Ask with a unary call and with a stream; a host's client must get the same from both."""
     request = REQUESTS[name]
     tools = bool(request.Tools) and name != "declined"
     stream = streamed(backend.stub.PredictStream(request, timeout=WAIT), tools=tools)

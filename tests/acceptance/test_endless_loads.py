@@ -64,7 +64,7 @@ def scattered(model: Path) -> None:
 
 
 def padded(model: Path) -> None:
-    """A weight file whose header is mostly spaces."""
+    """A weight file whose header consists mostly of spaces."""
     weights = (model / "model.safetensors").read_bytes()
     length = int.from_bytes(weights[:8], "little")
     header = weights[8 : 8 + length].ljust(90_000_000)

@@ -28,7 +28,7 @@ from wire.backend_pb2_grpc import BackendStub
 
 WAIT = 60.0
 LIMIT = 3
-# enough seconds that neither the process nor its monitor reaches them
+# seconds; longer than the time-outs of the process and its monitor
 PAST_BOTH = LIMIT + GRACE + 3
 ENDLESS = chat("Count to 60.", IgnoreEOS=True, Tokens=0)
 NOTHING = pb.HealthMessage()
@@ -99,13 +99,13 @@ _scenarios: dict[str, Scenario] = {}
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[dict[str, Future[None]]]:
-    """The scenarios run side by side, because they wait for seconds and compute little."""
+    """All scenarios run at the same time, because they wait for seconds and compute little."""
     with ThreadPoolExecutor(len(_scenarios)) as pool:
         yield {name: pool.submit(scenario) for name, scenario in _scenarios.items()}
 
 
 def beside(scenario: Scenario) -> Callable[[dict[str, Future[None]]], None]:
-    """The test that a scenario succeeds, which runs beside the others of this file."""
+    """A test that waits for a scenario, which runs at the same time as the others of this file."""
     name = scenario.__name__
     _scenarios[name] = scenario
 
@@ -116,7 +116,7 @@ def beside(scenario: Scenario) -> Callable[[dict[str, Future[None]]], None]:
 
 
 @beside
-def test_a_load_with_a_waiting_caller_goes_on() -> None:
+def test_a_load_with_a_waiting_caller_has_no_time_limit() -> None:
     with faulty("slow-load") as backend:
         backend.go_wrong()
         backend.load()
@@ -124,14 +124,14 @@ def test_a_load_with_a_waiting_caller_goes_on() -> None:
 
 
 @beside
-def test_an_idle_process_goes_on() -> None:
+def test_an_idle_process_is_not_ended() -> None:
     with faulty("released") as backend:
-        time.sleep(PAST_BOTH)  # what is tested is that time passes
+        time.sleep(PAST_BOTH)  # the test is that time passes without an effect
         next(backend.stream())
 
 
 @beside
-def test_a_process_that_was_stopped_goes_on() -> None:
+def test_a_process_that_was_stopped_by_a_signal_is_not_ended() -> None:
     with faulty("released") as backend:
         stream = backend.stream()
         backend.process.signal(signal.SIGSTOP)
@@ -142,7 +142,7 @@ def test_a_process_that_was_stopped_goes_on() -> None:
 
 
 @beside
-def test_a_process_with_slow_steps_goes_on() -> None:
+def test_a_process_with_slow_steps_is_not_ended() -> None:
     with faulty("slow") as backend:
         stream = backend.stream()
         backend.go_wrong()

@@ -1,4 +1,4 @@
-"""Limits that the system sets are observed, not run into."""
+"""The backend respects limits of the system and does not fail at them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from wire import backend_pb2 as pb
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="prlimit and cgroups are Linux's")
 MIB = 1 << 20
 LONG = chat("word " * 500_000, Tokens=2)
-# The limit of processes is not observed for root, so the user changes. Python may be in root's home
+# The limit of processes does not apply to root, so the user changes. Python may be in root's home
 # folder.
 _RIGHTS = "caps=+dac_read_search,+dac_override"
 USER = ("setpriv", "--reuid=54321", "--clear-groups", f"--inh-{_RIGHTS}", f"--ambient-{_RIGHTS}")
@@ -72,7 +72,7 @@ def test_a_start_that_may_write_no_file_ends_with_the_name_of_the_limit(most: in
 @needs_user
 @pytest.mark.parametrize("most", [2, 8, 20, 22, 25])
 def test_a_start_without_its_threads_ends_with_a_sentence(most: int) -> None:
-    """Each number ends it elsewhere."""
+    """With each number of threads the start fails at another point."""
     assert last_line("--processes", str(most), "--", *USER) == (
         f'level=error event=exit cause="{REFUSED}"'
     )
@@ -93,7 +93,7 @@ def test_a_grammar_under_a_limit_of_processes_is_refused_and_ends_nothing() -> N
 
 
 def last_line(*limits: str) -> str:
-    """The last line of a backend that ends at its start, and says nothing but that."""
+    """The last line of a backend that ends at its start; it must be the only one."""
     command = [sys.executable, confined.__file__, *limits, "--"]
     command += [str(ROOT / "run.sh"), "--addr", "127.0.0.1:0"]
     ended = subprocess.run(

@@ -36,7 +36,7 @@ ENDLESS = chat("Count to 60.", IgnoreEOS=True, Tokens=0)
 LONG = [chat(f"{number} " + "word " * 2600, Tokens=1) for number in range(4)]
 SHORT = chat("What is the capital of France?", Tokens=8)
 OPTIONS = ["load_trial:false"]
-# Seconds after which a rank that says nothing is lost: the test waits for that.
+# Seconds after which a silent rank counts as lost: the test waits for that.
 SOON = "rank_timeout:5"
 HEALTH_SECONDS = 10.0  # LocalAI's deadline
 # joined: the ranks are connected, but the group is not formed; the load begins after the fault.
@@ -193,7 +193,7 @@ def test_the_ranks_start_again_and_serve(case: Case, table: list[Row], tmp_path:
         assert answer in {"-", "OK", "UNAVAILABLE"}
         assert rank == 0 or "DEADLINE_EXCEEDED" not in healths
         assert answer != "OK" or state in ("loading", "prefill", "freeing")
-        if (state, what) != ("starting", "cut"):  # nothing is connected then that can be lost
+        if (state, what) != ("starting", "cut"):  # no connection exists then that could be lost
             _, alive = psutil.wait_procs([*before.values()], WAIT)
             assert not alive, "a rank is left"
         if state in ("prefill", "decode", "idle"):

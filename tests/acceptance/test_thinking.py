@@ -38,7 +38,7 @@ def test_a_budget_ends_the_reasoning_and_an_answer_follows(served: Backend) -> N
     assert free > 8
     for most in (2, 3, 7):
         request = _ask(enable_thinking="true", mlx__thinking_budget=most)
-        assert 0 < _thought(served, request) <= most + 1  # with the tag
+        assert 0 < _thought(served, request) <= most + 1  # including the tag
         whole = _streamed(served, request)
         pieces = streamed(served.stub.PredictStream(request, timeout=WAIT), tools=False)
         for seen in (whole, pieces):

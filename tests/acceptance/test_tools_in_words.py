@@ -61,7 +61,7 @@ def _count(backend: Backend, request: pb.PredictOptions) -> int:
 
 
 def _ask(backend: Backend, request: pb.PredictOptions) -> Seen:
-    """Ask with a unary call and with a stream; both must show a host's client the same."""
+    """Ask with a unary call and with a stream; a host's client must get the same from both."""
     tools = bool(request.Tools)
     whole = unary(backend.stub.Predict(request, timeout=WAIT), tools=tools)
     stream = streamed(backend.stub.PredictStream(request, timeout=WAIT), tools=tools)

@@ -22,11 +22,11 @@ from tests.engine.loads import at_once
 from tests.engine.rounds import Rounds, engine_model
 from tests.long import TEST_LONG
 
-TOKENS = 48 if TEST_LONG else 20  # of an answer; the windows have 24
+TOKENS = 48 if TEST_LONG else 20  # tokens of an answer; the windows have 24
 _WORDS = range(1, 100)
 _CLOSE = 1e-3  # relative to the range of the logits: another order of summation
 _OPENING = 4  # tokens of a prompt that open the answer
-_FEW = 8  # tokens of an answer whose length does not matter
+_FEW = 8  # tokens of other answers
 _LATER = 12  # of an answer that shows what the KV of the earlier turn holds: all of it at once
 _FORGOTTEN = 5  # tokens before the last one on which the answer must depend
 
@@ -35,7 +35,7 @@ _AMONG_WORDS = Sampling(logit_bias=tuple((word, 1e3) for word in _WORDS))
 
 @dataclass(frozen=True)
 class Compared:
-    """What was found out about a model: whether its answers are right, and which KV is reused.
+    """The results for a model: whether its answers are right, and which KV is reused.
 
     batched: whether it is served in batches; otherwise the requests of `batch` run one at a time.
     reused: a later turn starts from the KV of the earlier one, although the template drops the text

@@ -1,4 +1,4 @@
-"""The gateway for the clients, and the time that their installation may take."""
+"""The gateway for the clients, and a time limit that allows for their installation."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def without_ids(events: Sequence[ChatEvent]) -> list[ChatEvent]:
 
 
 def assert_holds(partial: ChatMessage, whole: ChatMessage) -> None:
-    """Assert that a stream with calls shown as they are written contains a whole answer."""
+    """Assert that a stream with partial calls contains a whole answer."""
     assert partial.content == whole.content
     assert partial.reasoning_content == whole.reasoning_content
     shown = iter(partial.tool_calls)
@@ -84,8 +84,8 @@ def parse_every_split(
 ) -> ChatMessage:
     """The message, which must be the same for every split.
 
-    If calls are shown as they are written, all of it must be there as well, and beside it only
-    calls that were begun and not completed.
+    With partial calls, the stream must contain the whole message, and besides it only incomplete
+    calls.
     """
     whole = stream(format_, [text], tools=tools, tail=tail, reason=reason)
     partial = stream(format_, [text], tools=tools, tail=tail, reason=reason, partial=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from common.abilities import abilities, is_blind
+from common.abilities import abilities, text_only
 
 MODELS = Path(__file__).parents[1] / "models"
 
@@ -42,8 +42,8 @@ def test_of_real_checkpoints(name: str, expected: tuple[str, ...]) -> None:
     assert abilities(MODELS / name) == expected
     blind = tuple(word for word in expected if word not in ("vision", "audio"))
     assert abilities(MODELS / name, "text") == blind
-    assert is_blind(MODELS / name) == ("vision" not in expected)
-    assert is_blind(MODELS / name, "text")
+    assert text_only(MODELS / name) == ("vision" not in expected)
+    assert text_only(MODELS / name, "text")
 
 
 def test_of_a_model_without_a_chat_template(tmp_path: Path) -> None:
@@ -79,12 +79,12 @@ def test_before_a_download_and_of_broken_files(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_whose_weights_are_not_all_known_is_not_called_blind(tmp_path: Path) -> None:
-    assert not is_blind(tmp_path / "none")
+    assert not text_only(tmp_path / "none")
     _checkpoint(tmp_path, {"model_type": "llama"}, tensors=("model.norm.weight",))
-    assert is_blind(tmp_path)
+    assert text_only(tmp_path)
     (tmp_path / "model.safetensors.index.json").unlink()
     header = json.dumps({"model.norm.weight": {}}).encode()
     for shard in range(2):
         path = tmp_path / f"model-{shard}.safetensors"
         path.write_bytes(len(header).to_bytes(8, "little") + header)
-        assert is_blind(tmp_path) == (shard == 0)
+        assert text_only(tmp_path) == (shard == 0)

@@ -110,7 +110,7 @@ def test_a_continued_text_is_not_changed(name: str, text: str) -> None:
 @given(data=st.data())
 @settings(max_examples=60)
 def test_a_continuation_is_parsed_as_a_part_of_the_whole(name: str, data: st.DataObject) -> None:
-    """However the text is cut in two, the second half gives what the whole gives at its end."""
+    """The second part of a text that is cut in two gives the events at the end of the whole."""
     format_ = ChatFormat.named(name)
     text = data.draw(pieces_of(format_))
     place = data.draw(st.integers(0, len(text)))

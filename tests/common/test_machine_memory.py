@@ -38,7 +38,7 @@ def test_without_limits_it_is_the_machines_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [V2, V1])
-def test_a_container_sees_its_own_group_as_the_root(tmp_path: Path, version: Version) -> None:
+def test_in_a_container_its_own_group_is_the_root(tmp_path: Path, version: Version) -> None:
     belongs(tmp_path, "4:memory:/outside/it\n0::/outside/it\n")
     limit(tmp_path, version, "", str(100 * MIB), 30 * MIB)
     assert machine_memory(tmp_path) == 100 * MIB

@@ -90,7 +90,7 @@ def _calls(name: str, text: str) -> tuple[str, str]:
 def _quotations(name: str) -> tuple[list[str], list[str]]:
     """A call up to each of its tokens, without and with a parameter that is left open.
 
-    Nothing but what follows it tells the latter from a complete call with the same closing tags.
+    Only the text after it distinguishes the latter from a complete call with the same closing tags.
     """
     call, _ = _calls(name, "it")
     start = min(call.index(opener) for opener in _format(name).grammar.openers if opener in call)
@@ -111,7 +111,7 @@ def _quotations(name: str) -> tuple[list[str], list[str]]:
 @given(data=st.data())
 @settings(max_examples=30)
 def test_a_value_may_quote_any_part_of_a_call(name: str, clear: bool, data: st.DataObject) -> None:
-    """Cut anywhere later, the answer has no other call, and the first one if it surely ended."""
+    """Wherever the answer is cut, it has no other call, and the first one if that ended."""
     quotations = _quotations(name)[0 if clear else -1] or ["it"]
     pieces = st.lists(st.sampled_from([*quotations, "see", "or"]), min_size=1, max_size=3)
     value = data.draw(pieces.map(" ".join))

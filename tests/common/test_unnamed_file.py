@@ -1,4 +1,4 @@
-"""What child processes are given does not depend on a folder for temporary files."""
+"""Passing data to child processes needs no folder for temporary files."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def test_a_program_reports_it(module: str, name: str) -> None:
     assert (answer.returncode, answer.stdout.strip()) == (0, f"{name} {VERSION}"), answer.stderr
 
 
-def test_the_project_takes_it_from_there() -> None:
+def test_the_project_reads_its_version_from_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     assert "version" in project["project"]["dynamic"]
     assert project["tool"]["hatch"]["version"]["path"] == "common/version.py"

@@ -138,7 +138,7 @@ EDGES: dict[str, list[Edge]] = {
         ),
         Edge(
             "a client that disconnects, at any time",
-            "its slot is free at once",
+            "its slot is free immediately",
             f"{_ACCEPTANCE}leaving.py::test_a_client_that_disconnects_during_prefill_frees_its_slot",
         ),
         Edge(

@@ -1,4 +1,4 @@
-"""Short prompts that arrive together start together, and none waits for one that never comes."""
+"""Short prompts that arrive together start together, and none waits for one that never arrives."""
 
 from __future__ import annotations
 

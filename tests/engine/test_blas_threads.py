@@ -51,7 +51,7 @@ def test_a_busy_core_is_given_up_at_once() -> None:
     assert _after([3.0], cores=8) == [5]
 
 
-def test_an_idle_core_is_taken_with_a_delay() -> None:
+def test_an_idle_core_is_used_with_a_delay() -> None:
     threads = _after([2.0] * 4 + [0.0] * 12)
     assert threads[:6] == [1] * 6
     assert threads[-1] == 2

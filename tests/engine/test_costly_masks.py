@@ -200,7 +200,7 @@ def test_of_sequences_that_pause_one_resumes_at_a_time() -> None:
     assert len(costly & world.planner.sequences.admitted.keys()) == 1
 
 
-def test_a_costly_sequence_rests_for_nobody_who_is_still_prefilled() -> None:
+def test_a_costly_sequence_does_not_pause_for_sequences_in_prefill() -> None:
     world = World(limits_of(slots=3, prefill_chunk=32))
     plain, costly = world.arrive([1] * 20, 1500), world.arrive([2] * 20, 1500)
     run_until(world, lambda: len(world.planner.sequences.of("decode")) == 2)

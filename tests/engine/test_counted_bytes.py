@@ -1,7 +1,7 @@
 """The prompt cache's byte count equals what MLX holds, after many mixed requests.
 
-An entry that is a view of a larger buffer keeps all of it alive, and a leaked one is counted
-nowhere: only this test notices either.
+An entry that is a view of a larger buffer keeps all of the buffer alive, and a leaked entry is not
+counted: only this test notices either.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def test_dense_weights_leave_a_quarter_of_free_memory(tmp_path: Path) -> None:
     assert dense_room(METAL, 48 * GIB, 8 * GIB, tmp_path) == 30 * GIB
 
 
-def test_a_machine_without_a_figure_of_free_memory_is_taken_as_free(tmp_path: Path) -> None:
+def test_without_a_figure_of_free_memory_all_memory_counts_as_free(tmp_path: Path) -> None:
     assert free_memory(tmp_path) == machine_memory(tmp_path)
     assert 0 < free_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 

@@ -123,7 +123,7 @@ for file in Path(transformers.__file__).parent.rglob("*.py"):
 
 @pytest.fixture(scope="module")
 def imported() -> list[str]:
-    """What a process prints that imports mlx-lm: about garbage collection, and about files."""
+    """The output of a process that imports mlx-lm, about garbage collection and about files."""
     ran = subprocess.run(
         [sys.executable, "-c", READ_FILES], capture_output=True, text=True, check=True
     )

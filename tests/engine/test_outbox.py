@@ -1,4 +1,4 @@
-"""Text may be delayed for a moment; all other events are delivered at once."""
+"""Text may be delayed for a moment; all other events are delivered immediately."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_with_more_answers_text_collects_for_longer(answers: int, seconds: float
     assert moment.flush(1.1 * INTERVAL) == 1
 
 
-def test_urgent_events_take_waiting_text_along_in_order() -> None:
+def test_urgent_events_are_delivered_with_waiting_text_in_order() -> None:
     for urgent in (END, Cancelled("gone")):
         moment = Moment()
         moment.publish((1, text()), (2, text()))

@@ -1,4 +1,4 @@
-"""A child's peak memory is its own, however large its parent is."""
+"""A child's peak memory does not include its parent's."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class _Context:
 
 
 class _Engine(FakeEngine):
-    """Reads what there is to read, and answers with meaningless numbers."""
+    """Reads all fields of a request, and answers with meaningless numbers."""
 
     def __init__(self, shape_of: Callable[[Piece], tuple[int, ...]]) -> None:
         super().__init__(FACTS)
@@ -85,7 +85,7 @@ class _Engine(FakeEngine):
 
 
 class _Methods:
-    """Takes the place of a server, and keeps the methods that the service registers."""
+    """Replaces a server, and stores the methods that the service registers."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Any] = {}

@@ -395,7 +395,7 @@ def test_a_model_that_does_not_exist_is_a_404(gateway: GatewayProcess) -> None:
         assert answer.json()["error"]["code"] == "model_not_found"
 
 
-def test_a_story_that_is_cut_says_so(gateway: GatewayProcess) -> None:
+def test_a_truncated_story_is_reported_as_truncated(gateway: GatewayProcess) -> None:
     (choice,) = chat(gateway, messages=user_message(COUNTING), max_tokens=5)["choices"]
     assert choice["finish_reason"] == "length"
     (choice,) = chat(gateway, messages=user_message(COUNTING), stop=[" 4"])["choices"]

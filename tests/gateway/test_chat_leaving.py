@@ -113,7 +113,7 @@ def test_a_request_that_takes_too_long_is_a_504() -> None:
     try:
         path = "/v1/chat/completions"
         quick = body_of({"max_tokens": 1})
-        # A load takes longer than that, and continues after the request that began it.
+        # The load takes longer than the request may, and continues after it.
         until(lambda: gateway.client.post(path, json=quick).status_code == 200)
         answer = gateway.client.post(path, json=body_of(ENDLESS))
         assert answer.status_code == 504

@@ -96,7 +96,7 @@ def test_converting_a_long_conversation_yields_to_other_tasks() -> None:
 PLAIN = as_dict(translated({})[0])
 
 
-def test_a_request_that_says_nothing_gets_openais_defaults() -> None:
+def test_a_request_without_options_gets_openais_defaults() -> None:
     assert {**PLAIN, "Messages": None} == {
         "Messages": None,
         "UseTokenizerTemplate": True,

@@ -51,7 +51,7 @@ def _sampling_of(options: pb.PredictOptions) -> tuple[float, ...]:
 
 
 def test_defaults_come_from_each_source_in_turn(tmp_path: Path) -> None:
-    """The request, the model's file, the checkpoint, OpenAI."""
+    """The order: the request, the model's file, the checkpoint, OpenAI's defaults."""
     checkpoints = Checkpoints(tmp_path)
     silent = checkpoints.completed(_config())
     assert _sampling_of(_options(silent)) == (1.0, 1.0, 0, 0.0, 1.0, 64, 0.0)

@@ -15,7 +15,7 @@ from tests.gateway.test_responses import streamed as response_events
 from tests.gateway.test_responses import whole as whole_response
 
 QUESTION = "What is the weather in Paris?"
-LIMITS = range(1, 27)  # the last ones cut nothing
+LIMITS = range(1, 27)  # the largest limits cut nothing
 
 
 @pytest.mark.parametrize("limit", LIMITS)

@@ -114,7 +114,7 @@ def test_the_backends_code_refines_the_status(code: grpc.StatusCode) -> None:
     assert (error.status, error.code, error.retry_after) == (400, "context_length_exceeded", None)
 
 
-def test_a_broken_connection_may_be_a_death_and_the_end_of_a_stopping_process_is_none() -> None:
+def test_a_broken_connection_may_be_a_crash_but_a_stopping_process_is_not() -> None:
     assert refusal(Code.UNAVAILABLE).died
     assert not refusal(Code.UNAVAILABLE, SAID, ("mlx-error-code", "shutting_down")).died
     assert not refusal(Code.INTERNAL).died

@@ -56,7 +56,7 @@ def rebuilt(events: list[Json]) -> Json:
 @given(answers())
 def test_a_stream_adds_up_to_the_whole_message(events: list[Event]) -> None:
     message = answer(stop_sequences=["END"])
-    # An event must not change after it was returned, because it is written at once.
+    # An event must not change after it was returned, because it is written immediately.
     written: list[str] = []
     for event in events:
         written += [json.dumps(each) for each in message.take(event)]

@@ -1,4 +1,4 @@
-"""An invalid request of another API is refused before a model is loaded for it."""
+"""An invalid request to another API than OpenAI's is refused before a model is loaded for it."""
 
 from __future__ import annotations
 

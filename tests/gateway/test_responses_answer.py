@@ -69,7 +69,7 @@ class Client:
 @given(answers())
 def test_a_stream_adds_up_to_the_whole_response(events: list[Event]) -> None:
     response = answer()
-    # An event must not change after it was returned, because it is written at once.
+    # An event must not change after it was returned, because it is written immediately.
     written: list[str] = []
     for event in events:
         written += [json.dumps(each) for each in response.take(event)]
@@ -252,7 +252,7 @@ def test_a_call_of_a_custom_tool_has_its_text(arguments: list[str], text: str) -
 def test_the_text_of_a_custom_tool_is_streamed_as_it_is_generated(
     text: str, cuts: list[int], escaped: bool
 ) -> None:
-    """Every delta is sent at once, and an incomplete text is sent as far as it was generated."""
+    """Every delta is sent immediately; an incomplete text is sent as far as it was generated."""
     written = json.dumps({"input": text}, ensure_ascii=escaped)
     places = sorted({0, *(min(cut, len(written)) for cut in cuts)})
     response = answer(tools=[{"type": "custom", "name": "patch"}])

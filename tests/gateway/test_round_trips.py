@@ -24,7 +24,7 @@ from wire import backend_pb2_grpc
 
 
 class Counting(backend_pb2_grpc.BackendServicer):
-    """Answers at once, and records which methods were called."""
+    """Answers immediately, and records which methods were called."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

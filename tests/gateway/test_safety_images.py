@@ -67,7 +67,7 @@ async def test_formats_are_recognised_by_their_first_bytes(head: bytes) -> None:
     "url",
     [
         "/etc/passwd",
-        "/etc/shadow1",  # base64, by its alphabet and length
+        "/etc/shadow1",  # text whose alphabet and length are those of base64
         "file:///etc/passwd",
         "../../secret.png",
         "C:\\secret.png",

@@ -147,7 +147,7 @@ def test_a_second_sigterm_does_not_wait(backend: NumbersBackend, start: Start) -
         assert backend.held.acquire(timeout=WAIT)
         gateway.child.send_signal(signal.SIGTERM)
         until(lambda: gateway.client.get("/ready").status_code == 503)
-        while gateway.child.poll() is None:  # one that comes at once counts as an echo
+        while gateway.child.poll() is None:  # an immediate second signal counts as an echo
             gateway.child.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 gateway.child.wait(0.1)

@@ -1,4 +1,4 @@
-"""Backends that do not start, and models that do not load: reported at once, in a sentence."""
+"""Backends that do not start, and models that do not load: reported immediately, in a sentence."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def test_failures_in_a_row_cause_a_pause(tmp_path: Path) -> None:
     async with supervising(tmp_path, models) as supervisor:
         codes = [(await refusal(supervisor, "tiny")).code for _ in range(2)]
         assert codes == ["model_load_failed", "model_load_failed"]
-        # Each attempt doubles the pause, so even a slow machine gets to one.
+        # Each attempt doubles the pause, so that even a slow machine notices one.
         while (error := await refusal(supervisor, "tiny")).code != "model_backing_off":
             assert error.code == "model_load_failed"
         assert error.status == 503

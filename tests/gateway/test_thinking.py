@@ -64,7 +64,7 @@ def test_a_budget_ends_the_reasoning_and_an_answer_follows(
     reasoning, text, count = ask(gateway, **fields(4))
     assert 0 < len(reasoning) < len(free)
     assert free.startswith(reasoning)
-    assert 0 < count <= 5 < many  # with the tag
+    assert 0 < count <= 5 < many  # including the tag
     assert text
     assert "think>" not in text
     assert ask(gateway, **fields(0))[0] == ""

@@ -56,7 +56,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def installed(refused: Path) -> Path:
     """The same project, installed after another installation was killed."""
-    # What a kill leaves: half the packages, no stamp, and a lock without an owner.
+    # The state after a kill: half the packages, no stamp, and a lock without an owner.
     (packages,) = (refused / "venv" / "lib").glob("python3*/site-packages")
     (packages / "google").mkdir()
     (packages / "google" / "half.py").touch()
@@ -100,7 +100,7 @@ class TestInstallingFromNothing:
         assert list(installed.glob(".wire.*")) == []
         assert not (installed / "venv.lock").exists()
 
-    def test_again_changes_nothing_and_says_so_in_one_line(self, installed: Path) -> None:
+    def test_a_second_run_changes_nothing_and_reports_it_in_one_line(self, installed: Path) -> None:
         before = identity(installed / "venv" / ".installed")
         result = install(installed)
         assert result.returncode == 0

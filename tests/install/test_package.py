@@ -165,7 +165,7 @@ def test_only_bytecode_of_the_same_source_is_used_again(tmp_path: Path) -> None:
     assert packaging["compiled_before"](b"x = 1", source) is None
     py_compile.compile(str(source))
     code = packaging["compiled_before"](b"x = 1", source)
-    assert packaging["placed"](code, "elsewhere/one.py").co_filename == "elsewhere/one.py"
+    assert packaging["relocated"](code, "elsewhere/one.py").co_filename == "elsewhere/one.py"
     assert packaging["compiled_before"](b"x = 2", source) is None
     source.write_text("x = 2")
     os.utime(source, (0, 0))

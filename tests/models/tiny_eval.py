@@ -1,4 +1,4 @@
-"""Asks a tiny model every kind of question, greedily through mlx-lm, and counts right answers.
+"""Asks a tiny model every kind of question, greedily through mlx-lm, and counts the right answers.
 
 `python -m tests.models.tiny_eval DIR` prints the table that README.md quotes. Answers are
 compared letter by letter; cities and names marked "held out" were never trained on.

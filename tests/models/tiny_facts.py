@@ -1,4 +1,4 @@
-"""Fixed questions and answers: what the tiny model knows by heart."""
+"""Fixed questions and answers, which the tiny model memorises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays a tiny omni model sounds that it never heard, greedily through mlx-vlm, and counts.
+"""Evaluates a tiny omni model, greedily through mlx-vlm, on sounds that were not trained on.
 
 `python -m tests.models.tiny_omni_eval DIR` prints the table that README.md quotes.
 """

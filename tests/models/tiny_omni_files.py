@@ -13,8 +13,7 @@ from typing import Any
 from tests.models.tiny_tokenizer import TEMPLATE
 from tests.models.tiny_vision_files import PARTS, SECTIONS, TEXT, write_files
 
-# All of those that mlx-vlm's processor asks the tokenizer for: it would read one that is missing
-# as the tokenizer's unknown token.
+# All tokens that mlx-vlm's processor looks up: a missing one would become the unknown token.
 OMNI_TOKENS = (
     "<image>",
     "</image>",

@@ -93,7 +93,7 @@ def settle(model: Any, processor: Any, images: list[Any], sounds: list[np.ndarra
         tower.update(rounded)
 
 
-def perceive(
+def features_of(
     model: Any, processor: Any, painted: list[tuple[str, Any]], played: list[tuple[str, np.ndarray]]
 ) -> Collection:
     """Compute the features of every image and sound once."""

@@ -62,7 +62,7 @@ def telling(kinds: list[str]) -> str:
 
 
 def heard(count: int, text: str) -> Message:
-    """A user turn with sounds before the text."""
+    """A user message with sounds before the text."""
     sounds: list[dict[str, Any]] = [{"type": "audio"} for _ in range(count)]
     return {"role": "user", "content": [*sounds, {"type": "text", "text": text}]}
 

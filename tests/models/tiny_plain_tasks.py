@@ -122,7 +122,7 @@ def chat(rng: random.Random, pool: Words) -> list[Message]:
 
 
 def _between(rng: random.Random, pool: Words) -> list[Message]:
-    """The turns between telling something and asking for it."""
+    """The messages between a fact and the question about it."""
     exchanges = rng.choice((0, 1, 1, 2, 3)) if rng.random() < 0.7 * pool.clutter else 0
     return [message for _ in range(exchanges) for message in chat(rng, pool)]
 

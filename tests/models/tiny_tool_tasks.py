@@ -62,7 +62,7 @@ def tool_call(rng: random.Random, pool: Words) -> Dialogue:
 
 
 def _result(name: str, city: str, rng: random.Random) -> tuple[str, str]:
-    """A tool's result and how it is said."""
+    """A tool's result, and the sentence that reports it."""
     if name == "get_time":
         value = f"{rng.randint(0, 23):02d}:{rng.randint(0, 59):02d}"
         result: Message = {"city": city, "time": value}

@@ -1,4 +1,4 @@
-"""Shows a tiny vision model pictures that it never saw, greedily through mlx-vlm, and counts.
+"""Evaluates a tiny vision model, greedily through mlx-vlm, on pictures that were not trained on.
 
 `python -m tests.models.tiny_vision_eval DIR` prints the table that README.md quotes.
 """

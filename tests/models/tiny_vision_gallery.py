@@ -85,7 +85,7 @@ def settle(model: Any, processor: Any, images: list[Any]) -> None:
     tower.update(tree_map(lambda w: w.astype(mx.bfloat16).astype(mx.float32), tower.parameters()))
 
 
-def hang(model: Any, processor: Any, painted: list[tuple[str, Any]]) -> Gallery:
+def features_of(model: Any, processor: Any, painted: list[tuple[str, Any]]) -> Gallery:
     """Compute the features of every picture once."""
     colours = [colour for colour, _ in painted]
     images = [image for _, image in painted]

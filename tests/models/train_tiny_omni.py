@@ -18,7 +18,7 @@ from mlx_vlm.models.minicpmo.processing_minicpmo import MiniCPMOProcessor
 
 from tests.models.tiny_omni_batches import batches
 from tests.models.tiny_omni_files import config, write_processor
-from tests.models.tiny_omni_senses import paintings, perceive, recordings, settle
+from tests.models.tiny_omni_senses import features_of, paintings, recordings, settle
 from tests.models.train_tiny_vision import arguments_of, resume, save, text_part, train
 
 SEED = 29
@@ -41,7 +41,7 @@ def main() -> None:
         model.language_model.load_weights(list(tree_flatten(text.parameters())))
         images, sounds = [image for _, image in painted], [samples for _, samples in played]
         settle(model, processor, images[::8], sounds[::8])
-    collection = perceive(model, processor, painted, played)
+    collection = features_of(model, processor, painted, played)
     train(
         text,
         collection.features,

@@ -1,8 +1,8 @@
 """Makes the tiny text model of the tests: tokenizer, dialogues, training, checkpoint.
 
-`python -m tests.models.train_tiny_text --out DIR` takes about twenty minutes on one core
-with OpenBLAS preloaded (see README.md beside this file), which is why the weights are
-committed and continuous integration never runs this.
+`python -m tests.models.train_tiny_text --out DIR` takes up to 45 minutes on one core with OpenBLAS
+preloaded (see README.md beside this file), so the weights are committed and continuous integration
+never runs this.
 """
 
 from __future__ import annotations

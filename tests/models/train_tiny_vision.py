@@ -34,7 +34,7 @@ from tests.models.tiny_vision_files import (
     config,
     write_processor,
 )
-from tests.models.tiny_vision_gallery import hang, paintings, settle
+from tests.models.tiny_vision_gallery import features_of, paintings, settle
 
 SEED = 23
 _MATRIX_RATE, _VECTOR_RATE, _WARM_UP = 0.004, 2e-3, 50
@@ -179,7 +179,7 @@ def main() -> None:
     else:
         model.language_model.load_weights(list(tree_flatten(text.parameters())))
         settle(model, processor, [image for _, image in painted[::8]])
-    gallery = hang(model, processor, painted)
+    gallery = features_of(model, processor, painted)
     train(
         text,
         gallery.features,

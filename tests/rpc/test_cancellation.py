@@ -1,4 +1,4 @@
-"""However a client disconnects, the engine is notified at once."""
+"""However a client disconnects, the engine is notified immediately."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_the_same_words_of_another_error_are_not_mixed_up() -> None:
 
 @pytest.mark.parametrize("method", ["Predict", "PredictStream", "Health"])
 def test_a_call_without_a_request_is_refused(running: Running, method: str) -> None:
-    """The client ends its side before it has sent a message, as a broken proxy does."""
+    """The client closes its side before it has sent a message, as a broken proxy does."""
     open_call: Any = running.channel.stream_stream(f"/backend.Backend/{method}")
     assert failure_of(lambda: list(open_call(iter(()), timeout=WAIT))) == (
         Code.INVALID_ARGUMENT,

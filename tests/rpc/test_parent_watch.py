@@ -34,7 +34,7 @@ def test_it_can_be_switched_off(value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "true", "1", "anything"])
-def test_it_is_on_otherwise(value: str) -> None:
+def test_it_is_on_in_all_other_cases(value: str) -> None:
     assert should_watch({SWITCH: value}, 4242)
 
 

@@ -116,7 +116,7 @@ def test_nothing_is_ignored(arguments: list[str], environ: dict[str, str], words
 
 
 @pytest.mark.parametrize("port", ["64536", "\N{SUPERSCRIPT TWO}"])
-def test_a_port_that_is_none_is_refused(port: str, tmp_path: Path) -> None:
+def test_an_invalid_port_is_refused(port: str, tmp_path: Path) -> None:
     """64536 leaves no room for the control port, a thousand above it."""
     path = tmp_path / "hosts.json"
     path.write_text(json.dumps([f"127.0.0.1:{port}", "127.0.0.1:5000"]))

@@ -18,7 +18,7 @@ from tests.polling import until
 OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-def test_a_rank_tells_how_long_it_may_be_silent(
+def test_a_rank_stores_its_time_out_for_the_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "rank_timeout"

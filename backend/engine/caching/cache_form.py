@@ -28,7 +28,7 @@ def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
     """Use this kind of cache; returns it with its group size filled in.
 
     Raises InvalidRequest, with the reason, if the model does not support it. To find out, the model
-    is run on a few tokens: an attention that cannot use quantised keys fails at once.
+    is run on a few tokens: an attention that cannot use quantised keys fails immediately.
     """
     if kind == CacheKind():
         return kind

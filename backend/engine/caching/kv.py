@@ -87,7 +87,7 @@ def _shorten(layer: RotatingKVCache, tokens: int) -> None:
 
 
 def snapshot(cache: RowCache) -> Snapshot:
-    """Copies of the layers that cannot be cut back to any length."""
+    """Copies of the layers that cannot be truncated to any length."""
     return _snapshot(cache, 0)
 
 
@@ -329,8 +329,9 @@ class BatchCache:
     def arrange(self, joining: Sequence[Member] = ()) -> list[int]:
         """Get ready for a pass, with copies of sequences that join, in the order that copies least.
 
-        Returns, for each place in the new order, the place before; those that join come last there.
-        The order is the same if none joins. Raises ValueError if they cannot be batched.
+        Returns the earlier index of each sequence, in the new order; sequences that join count as
+        the last ones of the earlier order. Without them, the order does not change. Raises
+        ValueError if the sequences cannot be batched.
         """
         count = len(self) + len(joining)
         if count < 2:
@@ -356,8 +357,9 @@ class BatchCache:
 
     @property
     def pass_rows(self) -> tuple[list[int], list[int]] | None:
-        """How a pass is fed: for each of its rows the place of a sequence, whose tokens a row that
-        has no sequence gets too; and the row of each sequence. None if they are the same.
+        """For each row of a pass, the index of the sequence whose tokens it is fed (a row without a
+        sequence gets those of the first one); and for each sequence, its row. None if they are
+        equal.
         """
         if self._width == len(self):
             return None
@@ -507,10 +509,10 @@ def can_prefill_together(model: Any, *, tried: bool | None = None) -> bool:
 def can_leave_holes(model: Any) -> bool:
     """Whether wrong guesses may leave columns without a token between those with one.
 
-    Attention that keeps to `make_mask` does not see them. Some models of mlx-vlm 0.7.10 (Qwen3.5,
-    inkling) compute a mask of their own from `left_padding`, which cannot tell where the holes are,
-    so every model is tried on a few tokens. False for a model that fails in a batch, which the
-    trial at load finds out.
+    Attention that uses the mask of `make_mask` ignores them. Some models of mlx-vlm 0.7.10
+    (Qwen3.5, inkling) compute a mask of their own from `left_padding`, which cannot tell where the
+    holes are, so every model is tried on a few tokens. False for a model that fails in a batch,
+    which the trial at load detects.
     """
     rows = [new_row(model), new_row(model)]
     if not (can_batch(rows[0]) and can_remove_tokens(rows[0])):

@@ -308,7 +308,7 @@ def whole_steps(tokens: int) -> int:
 
 
 def oversized(tokens: int, columns: int) -> bool:
-    """Whether a buffer of that many columns is too large for the tokens to be kept as it is."""
+    """Whether so many columns are too many for `tokens` tokens, so that these should be copied."""
     return columns - tokens >= STEP or 4 * tokens < 3 * columns
 
 

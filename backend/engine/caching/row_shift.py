@@ -36,7 +36,7 @@ class _Weightless:
         """Do nothing: the shift is the same for all later tokens."""
 
     def finalize(self) -> None:
-        """Nothing."""
+        """Do nothing: `prepare` has done nothing."""
 
 
 class RowShift(_Weightless):

@@ -56,14 +56,14 @@ class BatchWindow(Rectangle):
         """Append [sequences, heads, tokens, size]; returns all keys and values to attend to."""
         tokens = keys.shape[2]
         if tokens == 1:
-            self._turn((keys, values))
+            self._append_one((keys, values))
         else:
             self._append((keys, values))
         self.lengths = [length + tokens for length in self.lengths]
         return self.keys_and_values()
 
-    def _turn(self, new: Parts) -> None:
-        """Add one token at the next index, or in place of the oldest token."""
+    def _append_one(self, new: Parts) -> None:
+        """Append one token; in a full window it replaces the oldest one."""
         parts = self.parts
         if not parts or (self._places == parts[0].shape[2] < self.max_size):
             room = min(whole_steps(self._idx + 1), self.max_size) - self._idx

@@ -35,11 +35,10 @@ def grammar_of(spec: ConstraintSpec, chat_format: str, special: SpecialTokens) -
 
 
 def _forces_little(spec: ConstraintSpec) -> bool:
-    """Whether llguidance may compute all text that must follow, as it does by default.
+    """Whether llguidance may compute forced text in advance (its default), because it is short.
 
-    It then allows only the tokens into which the tokenizer splits that text. For each mask it
-    computes the text again, which takes a second for a long constant, and has no end where a
-    grammar forces a text without end.
+    It then allows only the tokens into which the tokenizer splits that text. It does so again for
+    each mask: a long constant takes a second, and forced text without an end never stops.
     """
     if spec.kind in ("gbnf", "lark"):
         return False

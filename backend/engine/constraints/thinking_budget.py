@@ -25,11 +25,11 @@ _ALL = 0xFFFFFFFF
 def openings(
     chat_format: ChatFormat, encode: Callable[[str], list[int]], control: Collection[int]
 ) -> dict[tuple[int, ...], tuple[int, Tags]]:
-    """For each opening tag: the tokens before its distinguishing token → that token, and the tags.
+    """For each opening tag: its tokens before the distinguishing one → that token, and the tags.
 
-    The distinguishing token is the first one that no other marker has at that place. control: the
-    ids of control tokens; a tag that begins with any other token is plain text, which cannot be
-    forbidden.
+    The distinguishing token is the first one in which the tag differs from all other markers.
+    control: the ids of control tokens; a tag that begins with any other token is plain text, which
+    cannot be forbidden.
     """
     grammar = chat_format.grammar
     silent: Sequence[str] = getattr(grammar, "silent", ())

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.mlxkv")
 _MOST_REMEMBERED = 1000
-# of a file's tokens that it has to spare: all of them are read, checked and copied
+# minimum share of a file's tokens that the prompt can use: all of them are read and copied
 _LEAST_SHARE = 1 / 16
 
 FileState = tuple[int, int, int]  # inode, size, time of change in ns
@@ -197,10 +197,10 @@ class Catalogue:
 def candidates(
     entries: Iterable[Entry], prompt: PrefixKey, in_memory: int, least: int, most_bytes: float
 ) -> list[Entry]:
-    """The entries worth reading: those that spare most tokens first, then by size.
+    """The entries worth reading: first those that save the prefill of most tokens, then by size.
 
-    They spare at least `least` tokens beyond the `in_memory` ones, and so many of their own that
-    reading takes less time than computing. most_bytes: that a file may have.
+    Each saves at least `least` tokens beyond the `in_memory` ones, and so many of its own that
+    reading takes less time than computing. most_bytes: maximum size of a file.
     """
 
     def pays(entry: Entry, length: int) -> bool:

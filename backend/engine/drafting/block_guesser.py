@@ -13,12 +13,12 @@ from backend.engine.drafting.state_guesser import StateGuesser, padded
 
 
 class BlockGuesser(StateGuesser):
-    """A `Guesser` with a `BlockHead`, whose KV holds states of the model, and never guesses."""
+    """A `Guesser` with a `BlockHead`, whose KV contains states of the model but no guesses."""
 
     _head: BlockHead
 
     def _drop_guesses(self) -> None:
-        pass  # the KV holds none
+        pass  # the KV contains none
 
     def _read(self, tokens: Sequence[int], states: mx.array, row: kv.RowCache) -> None:  # noqa: ARG002, it reads states alone
         self._head.read(states[None], row)

@@ -40,7 +40,7 @@ class BlockHead(Module):
         return list(self.inner.layers)
 
     def __call__(self, tokens: mx.array, *, cache: list[Any]) -> mx.array:
-        """Read zeros for these tokens, to measure what the KV costs."""
+        """Read zeros in place of states for these tokens, to measure what the KV costs."""
         like: mx.array = self._embed(tokens)
         self.read(mx.zeros((*tokens.shape, self._size), like.dtype), cache)
         return like

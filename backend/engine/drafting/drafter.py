@@ -18,8 +18,8 @@ NGRAM_SIZES = (3, 2, 1)  # tokens, the longest match first
 CHUNK = 2048  # tokens indexed in one call; about 2 ms
 
 _FIRST_LENGTH = 2  # guesses at the start of a sequence
-_SHORTEST_REST = 4  # tokens
-_LONGEST_REST = 16
+_SHORTEST_PAUSE = 4  # tokens
+_LONGEST_PAUSE = 16
 _WRONG = 2  # consecutive attempts with a wrong first guess, before a pause
 _EMPTY = 4  # the same for attempts without a guess, which cost less
 
@@ -71,12 +71,12 @@ class DraftLength:
     def __init__(self) -> None:
         self._length = _FIRST_LENGTH
         self._wrong = self._empty = 0
-        self._rest = 0
+        self._pause_tokens = 0
         self._attempt = 0  # number of tokens at the latest attempt
         self._resume = 0
 
     def ready(self, length: int) -> bool:
-        """Whether it pays to try when the sequence has `length` tokens."""
+        """Whether another attempt is worthwhile when the sequence has `length` tokens."""
         return length >= self._resume
 
     def begin(self, length: int, most: int) -> int:
@@ -100,15 +100,15 @@ class DraftLength:
                 self._pause()
             return
         self._wrong = 0
-        self._rest //= 2
+        self._pause_tokens //= 2
         if accepted < proposed:
             self._length = accepted + 1
         elif proposed >= self._length:
             self._length *= 2
 
     def _pause(self) -> None:
-        self._rest = min(max(2 * self._rest, _SHORTEST_REST), _LONGEST_REST)
-        self._resume = self._attempt + self._rest
+        self._pause_tokens = min(max(2 * self._pause_tokens, _SHORTEST_PAUSE), _LONGEST_PAUSE)
+        self._resume = self._attempt + self._pause_tokens
 
 
 class LookupGuesser:

@@ -166,9 +166,9 @@ def _projection(drafter: Any, main: LogitsHead) -> Any:
 
 
 def _nested(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with that of its layers in an object of its own, as Speculators writes it.
+    """The configuration in the form of Speculators: that of the layers is a nested object.
 
-    Others write it as that of a Llama model.
+    Other programs write it like the configuration of a Llama model.
     """
     if "transformer_layer_config" in config:
         return dict(config)

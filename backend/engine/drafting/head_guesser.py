@@ -18,7 +18,8 @@ from backend.engine.drafting.state_guesser import (
 
 
 class HeadGuesser(StateGuesser):
-    """A `Guesser` that feeds a head tokens, and then the head's own states behind its guesses.
+    """A `Guesser` that feeds a head the tokens with the model's states, and its guesses with its
+    own.
 
     head: called like `PredictionHead` and `EagleHead`.
     """

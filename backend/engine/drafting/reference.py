@@ -73,5 +73,5 @@ def naming_draft_model() -> Iterator[None]:
         return
     except (ModelNotFound, ModelRejected, InvalidRequest) as error:
         refusal = type(error)(f"DraftModel: {error}")
-    # Raised here, it has no context, whose traceback would keep already loaded weights alive.
+    # Outside `except`: a context's traceback would keep the weights that were loaded alive.
     raise refusal

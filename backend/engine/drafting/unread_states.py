@@ -90,9 +90,9 @@ class PassedStates:
 def distribute(
     passed: mx.array, rows: Sequence[UnreadStates], places: Sequence[tuple[int, int]]
 ) -> None:
-    """Append states, [rows, tokens, size], to those of each row. places: a half-open range each.
+    """Append states, [rows, tokens, size], to those of each row. places: a half-open range per row.
 
-    In buffers of their own: a part of `passed` would keep the states of all rows alive.
+    The states are copied, because a view of `passed` would keep the states of all rows alive.
     """
     parts = [mx.contiguous(passed[row, start:stop]) for row, (start, stop) in enumerate(places)]
     mx.async_eval(parts)

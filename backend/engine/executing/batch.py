@@ -201,7 +201,7 @@ class DecodeBatch:
             one.batch, one.group, one.first, one.media_prefill = self, None, None, None
 
     def allow(self, rows: int, *, gaps: bool) -> None:
-        """Set what `BatchCache` calls `rows` and `gaps`."""
+        """Set `rows` and `gaps` of the `BatchCache`."""
         self._cache.rows, self._cache.gaps = rows, gaps
 
     def launch(self, width: int | None = None) -> None:
@@ -438,7 +438,7 @@ class DecodeBatch:
     def _settle(self, checked: _Checked) -> list[Sampled]:
         """Read the results of the guesses.
 
-        The token after the last right one is delivered at once.
+        The token after the last right one is delivered immediately.
         """
         assert self._speculation is not None
         every = ids(checked.choices.tokens)

@@ -109,7 +109,7 @@ class Executor:
     # Launching a step.
 
     def launch(self, plan: StepPlan) -> list[PlannerEvent]:
-        """Start everything in the plan; returns the events that are known at once."""
+        """Start everything in the plan; returns the events that are known immediately."""
         if self._model.blas is not None:
             self._model.blas.follow()
         self._times.begin()
@@ -236,7 +236,7 @@ class Executor:
             self._batches[number] = batch
 
     def _allow(self, batch: DecodeBatch, number: int, plan: StepPlan) -> None:
-        """A prompt that is being prefilled may take the row of a sequence that has left."""
+        """Allow empty rows while a prompt is prefilled, because that prompt may take one."""
         batch.allow(plan.rows.get(number, 0), gaps=bool(plan.prefill))
 
     def _settle_groups(self) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class ExecutorSequence:
     """A sequence of one request.
 
-    history: the tokens whose KV it has, in order. delivered: number of generated tokens that were
+    history: the tokens in its KV, in order. delivered: number of generated tokens that were
     read. finished: whether it ended by itself, so that its answer may be saved to disk. group,
     batch: where its KV is, during prefill and decode. first: the tokens chosen by the pass that
     completed its prompt, including its own; first_delivered: whether that token was read, and

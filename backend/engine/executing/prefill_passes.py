@@ -110,7 +110,7 @@ class PrefillPasses:
 
         The latest ones stay in flight behind the next decode step, except when nothing decodes
         (`idle`) and none was in flight before. On a CPU none stay: launching computes the next
-        decode step at once, so the first tokens would come only after it. A pass with
+        decode step immediately, so the first tokens would come only after it. A pass with
         log-probabilities of its prompt is waited for as well: otherwise the answer could end
         without them.
         """

@@ -27,7 +27,7 @@ from backend.engine.loading.model_reference import gguf_rejected
 from backend.engine.loading.shards import PATTERN, ShardError, Shards, indexed_tensors, read_shards
 from backend.engine.settings import Settings
 from backend.engine.vision.families import why_not_read, why_not_seen
-from common.media_parts import holds_media
+from common.media_parts import has_media
 from common.model_kind import ModelKind, kind_of
 from common.wording import did_you_mean, shown
 
@@ -291,9 +291,9 @@ def _takes_media(
     designed = is_multimodal(config) or config["model_type"] not in model_types()
     if settings.type == "text" or config.get("model_file"):
         return False
-    if not wanted and not (designed and holds_media(tensors)):
+    if not wanted and not (designed and has_media(tensors)):
         return False
-    if wanted and tensors and not holds_media(tensors):
+    if wanted and tensors and not has_media(tensors):
         raise ModelRejected.because(
             name, "type is vision, but its weights have no vision or audio part"
         )

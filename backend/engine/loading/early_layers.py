@@ -14,7 +14,7 @@ import mlx.core as mx
 
 
 def start_layers_early(model: Any) -> None:
-    """Make every layer start computing its result at once. The results stay the same."""
+    """Make every layer start computing its result immediately. The results stay the same."""
     early: dict[type, type] = {}
     for layer in {id(layer): layer for layer in getattr(model, "layers", ())}.values():
         kind = type(layer)

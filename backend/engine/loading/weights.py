@@ -152,7 +152,7 @@ def _load(
     if member is not None:
         own = likeness(checkpoint, type_ or "") | {"memory": memory_limit(device, settings)}
         reports = member.agree(own)
-        if member.place.rank == 0:  # the others would only say the same once more
+        if member.place.rank == 0:  # the others would log the same again
             require_alike(checkpoint.name, member.place, reports)
     if open_model is not None:
         model, config = open_model(checkpoint.path)
@@ -397,10 +397,9 @@ def reason_of(
     """The first line of an error and, if that announces a list, the list; without paths of this
     machine.
 
-    path: the model's folder. settings_file: what to name for an error that a value of another type
-    causes.
+    path: the model's folder. settings_file: the file to name if a value seems to have a wrong type.
 
-    Hosts take any message that contains `unimplemented` for a method that does not exist.
+    `unimplemented` is replaced, because hosts read it as a sign that the method does not exist.
     """
     if isinstance(error, SystemExit):
         return "its model type needs a Python package that is not installed"

@@ -1,7 +1,7 @@
 """Decodes a sound file to samples: one channel, 16 kHz, float32, within limits.
 
-The container is recognised by its bytes. Samples are read in blocks and mixed down at once, so a
-small file with hours of silence costs no more than the allowed seconds.
+The container is recognised by its bytes. Samples are read in blocks and mixed down immediately, so
+a small file with hours of silence costs no more than the allowed seconds.
 """
 
 from __future__ import annotations

@@ -13,17 +13,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64)
-MOST_AGAIN = 8  # tokens that a step with guesses feeds a sequence once more
+MOST_AGAIN = 8  # tokens that a step with guesses feeds to a sequence for the second time
 
 _GAIN = 1.03  # minimum gain over plain steps that makes up for the uneven times of guessing
 _TRIAL = 4  # steps at width 0 that time it; the first one is not counted
 _FIRST_TRIAL = 3  # the same at a width that has not been timed
-_LOOK = 2  # the same if the steps only test whether guesses are right again
+_RETEST = 2  # the same if the steps only test whether guesses are right again
 _FIRST_REFRESH = 32  # steps with guesses after which plain ones are timed again; it doubles
 _LONGEST_REFRESH = 256
-_REST = 32  # minimum of plain steps between two such tests
-_UNREPORTED = 7  # plain steps after one whose time is reported, while guesses rest
-_LOOK_SHARE = 0.01  # of the time of plain steps, for such tests
+_LEAST_PLAIN = 32  # minimum of plain steps between two such tests
+_UNREPORTED = 7  # plain steps after one whose time is reported, while guesses are given up
+_RETEST_SHARE = 0.01  # of the time of plain steps, for such tests
 _MOST_SPENT = 200.0  # plain steps; a process that was stopped during a test has not spent its time
 _PRIOR = 0.6  # assumed probability that a guess after a right one is right, until it is measured
 _MEMORY = 24  # measurements over which times are averaged
@@ -78,8 +78,8 @@ class GuessWidth:
         self._trial: tuple[int, int] = (0, 0)
         self._patience = _PATIENCE
         self._plain = self._guessing = 0  # steps since the other kind was last tried
-        # What steps with guesses took beyond the tokens that they gained, in plain steps, since
-        # they last gained more; of that, `_LOOK_SHARE` of each plain step is made up for.
+        # The time that steps with guesses took beyond what their tokens are worth, in plain steps,
+        # since they last gained; each plain step reduces it by `_RETEST_SHARE`.
         self._spent = 0.0
         self._latest = 0  # width of the latest step
         # the times, of one kind of step, by which guesses were last given up
@@ -88,11 +88,11 @@ class GuessWidth:
         self._refresh = _FIRST_REFRESH
         self.report = GuessReport()
 
-    def rests(self, rows: int) -> bool:
+    def skips_guesses(self, rows: int) -> bool:
         """Whether the next step of `rows` sequences has no guesses and need not be reported.
 
-        Otherwise `choose` decides. While guesses rest, deciding and reporting every step would cost
-        a small model more than the tests whether guesses are right again.
+        Otherwise `choose` decides. After guesses were given up, calling `choose` and reporting
+        every step would cost a small model more than the tests whether guesses are right again.
         """
         before, left = self._rested
         if rows != before or not left:
@@ -183,11 +183,11 @@ class GuessWidth:
             self._refresh = min(2 * self._refresh, _LONGEST_REFRESH)
             known[0].count = 1  # the machine may have changed
             return self._try(0)
-        # While guesses rest only plain steps are timed, so a better gain would be chance.
+        # While guesses are given up, only plain steps are timed, so a better gain would be chance.
         rests = self._resting is known or (self._resting is not None and self._spent > 0)
         rests = rests and self._plain > 0
-        if rests and (self._plain < _REST or self._spent):
-            self._rest(known)
+        if rests and (self._plain < _LEAST_PLAIN or self._spent):
+            self._give_up(known)
             self._rested = rows, _UNREPORTED
             return 0
         rates = {width: self._rate(known, width) for width in self._widths}
@@ -196,18 +196,18 @@ class GuessWidth:
         if best and worth and not rests:
             self._resting = None
             return best if best in known else self._try(best, _FIRST_TRIAL)
-        self._rest(known)
+        self._give_up(known)
         best = max(self._widths[1:], key=lambda width: (rates[width], -width), default=0)
-        if self._plain < _REST or self._spent:
+        if self._plain < _LEAST_PLAIN or self._spent:
             return 0
         self._plain = 0
         for mean in self._first_right_shares:
-            mean.count = min(mean.count, _LOOK)  # the text may have changed
+            mean.count = min(mean.count, _RETEST)  # the text may have changed
         if not self._can_pay(known, best):
             known[best].count = 0  # it may have been timed in a busy moment
-        return self._try(best, _LOOK)
+        return self._try(best, _RETEST)
 
-    def _rest(self, known: Mapping[int, _Mean]) -> None:
+    def _give_up(self, known: Mapping[int, _Mean]) -> None:
         """Give up guesses, by these times."""
         if self._resting is not known:
             self._guessing = 0
@@ -285,7 +285,7 @@ class GuessWidth:
 
     def _make_up(self) -> None:
         """Count a plain step."""
-        self._spent = max(self._spent - _LOOK_SHARE, 0.0)
+        self._spent = max(self._spent - _RETEST_SHARE, 0.0)
         self._patience = min(self._patience + _PATIENCE_BACK, _PATIENCE)
 
     def _known(self, rows: int, longest: int) -> dict[int, _Mean]:

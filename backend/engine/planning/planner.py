@@ -62,8 +62,8 @@ class Planner:
     sequences: all that wait or run. entries: the prompt cache. pace, widths, masks: decide how long
     a prefill pass may be, how many guesses pay, and whose grammars are too costly. preemptions:
     number of sequences that were preempted to free memory. unused: bytes of the room that no
-    sequence is charged for, after the latest plan; entries give way to a file that is read.
-    lendable: bytes that texts to embed may use beside the latest plan.
+    sequence is charged for, after the latest plan; a file may be read into them, because entries
+    are then evicted. lendable: bytes that texts to embed may use beside the latest plan.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -87,7 +87,7 @@ class Planner:
         self._unread: list[int] = []  # sequences that lose these bytes in this step
         self._features = 0  # bytes of features of earlier images and sounds
         self._step_seconds = 0.0  # of the latest decode step
-        self._claim = 0  # bytes that sequences leave to texts to embed, in the latest plan
+        self._claim = 0  # bytes that the latest plan leaves free for texts to embed
         self._depths: dict[int, int] = {}  # rows of each batch's KV, after the latest plan
 
     @property
@@ -497,7 +497,7 @@ class Planner:
         for number, members in sorted(self.sequences.batches().items()):
             if len(members) > 1 and not self.limits.together:
                 continue  # the model cannot process several tokens of several sequences in one pass
-            if self.widths.rests(len(members)):
+            if self.widths.skips_guesses(len(members)):
                 continue
             most = min(max(one.arrived.guesses for one in members), self.limits.guesses)
             longest = max(one.total for one in members)
@@ -512,7 +512,7 @@ class Planner:
         """How many rows the KV of each batch may have, within the bytes `left`.
 
         A sequence joins without a copy of the others if its batch has a spare row: one that another
-        has left, or one of those with which buffers are made. At most _WASTE of the rows are spare,
+        sequence has left, or one that was allocated as spare. At most _WASTE of the rows are spare,
         and no more than can be admitted. guess: the widths of the step.
         """
         batches = self.sequences.batches()

@@ -15,7 +15,7 @@ from backend.engine.planning.sequence_state import SequenceState
 
 UNEVEN = 1024  # tokens by which the lengths in a pass may always differ, whatever the padding costs
 _SHARE = 0.75  # maximum share of the device's time for prefill while sequences decode
-_REST = 1.5  # factor on the usual length of a step, if that completes all prefills
+_LAST_STEP = 1.5  # factor on the usual length of a step, if that completes all prefills
 
 
 class PrefillTurns:
@@ -55,7 +55,7 @@ class PrefillTurns:
         # share of the usual length of a step
         pause = self._longer(order) if order and not running else 1.0
         self._scored = False
-        halved = self._let_shortest_in(order, running=running)
+        halved = self._prefer_shortest(order, running=running)
         passes: list[tuple[Prefill, ...]] = []
         scores: list[Score] = []
         left = room
@@ -103,16 +103,17 @@ class PrefillTurns:
     def _longer(self, able: Sequence[SequenceState]) -> float:
         """The factor by which a step without streams may be longer if that completes all prefills.
 
-        Otherwise a small rest would be prefilled much later, beside the others' decode steps.
+        Otherwise a few remaining tokens would be prefilled much later, beside the others' decode
+        steps.
         """
-        rests = [one.target - one.filled for one in able]
+        remaining = [one.target - one.filled for one in able]
         whole = self._pace.tokens(running=False, behind=max(one.filled for one in able))
-        most = min(_REST * whole, self._longest)
-        if whole < sum(rests) <= most:
-            return min(len(rests) * max(rests), most) / whole
+        most = min(_LAST_STEP * whole, self._longest)
+        if whole < sum(remaining) <= most:
+            return min(len(remaining) * max(remaining), most) / whole
         return 1.0
 
-    def _let_shortest_in(self, order: list[SequenceState], *, running: bool) -> bool:
+    def _prefer_shortest(self, order: list[SequenceState], *, running: bool) -> bool:
         """Give half of the step to the shortest prompt, if a long one has waited for its turn.
 
         Otherwise every new prompt would wait until the long one is done. Returns whether the first

@@ -57,8 +57,8 @@ STOPPED, FAILED = 0, 1
 
 
 def follow(place: Place, token: str, end: Callable[[int], NoReturn] = os._exit) -> NoReturn:
-    """Serve rank 0 until it ends. end: ends the process at once, whatever its threads are doing."""
-    # MLX is imported now, because `Join` must be obeyed at once.
+    """Serve rank 0 until it ends. end: ends the process even if threads are blocked."""
+    # MLX is imported now, because `Join` must be obeyed immediately.
     import backend.engine.ranks.group  # noqa: F401
 
     link = _connected(place, token)
@@ -193,7 +193,7 @@ class _Follower:
         request, member = LoadRequest(**order.request), Member(self._place, agree)
         try:
             stages = load_followed(request, order.number, member, abandoned)
-            self._model = _through(stages, abandoned)
+            self._model = _loaded(stages, abandoned)
         except Cancelled:
             self._drop()
         except EngineError as refusal:
@@ -210,7 +210,7 @@ class _Follower:
             release_memory()
 
 
-def _through(stages: Stages[FollowedModel], abandoned: threading.Event) -> FollowedModel:
+def _loaded(stages: Stages[FollowedModel], abandoned: threading.Event) -> FollowedModel:
     """The result of the load. Raises Cancelled if rank 0 has ended it."""
     with contextlib.closing(stages):
         while not abandoned.is_set():

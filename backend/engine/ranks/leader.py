@@ -70,7 +70,7 @@ Loaded = TypeVar("Loaded")
 _log = logging.getLogger(__name__)
 
 _REPORT_SECONDS = 5.0  # seconds between two log lines about missing ranks
-_GLANCE_SECONDS = 0.2  # seconds between two checks whether a wait was cancelled
+_CHECK_SECONDS = 0.2  # seconds between two checks whether a wait was cancelled
 # seconds to wait for the cause: MLX may notice the loss of a rank before its connection does
 _NAME_SECONDS = 1.0
 
@@ -311,7 +311,7 @@ class Leader:
             if self._refusal:
                 raise ModelRejected(self._refusal)
             try:
-                report = self._followers[rank].reports.get(timeout=_GLANCE_SECONDS)
+                report = self._followers[rank].reports.get(timeout=_CHECK_SECONDS)
             except queue.Empty:
                 if time.monotonic() - reported >= _REPORT_SECONDS:
                     reported = time.monotonic()
@@ -323,7 +323,7 @@ class Leader:
     def _wait_while(
         self, missing: Callable[[], str], cancelled: threading.Event, limit: float
     ) -> None:
-        """Wait until no rank is missing. missing: their names. limit: in seconds."""
+        """Wait until no rank is missing. missing: returns their names. limit: in seconds."""
         began = reported = time.monotonic()
         while names := missing():
             if cancelled.is_set():
@@ -331,14 +331,14 @@ class Leader:
             now = time.monotonic()
             if now - began >= limit:
                 raise ShuttingDown(
-                    f"{names} did not join within {limit:g} s: see that every rank is started, and"
-                    f" that it reaches rank 0 and has its token{self._refused}"
+                    f"{names} did not join within {limit:g} s: check that every rank is started,"
+                    f" reaches rank 0 and has the same token{self._refused}"
                 )
             if now - reported >= _REPORT_SECONDS:
                 reported = now
                 _log.warning("the load waits for %s", names)
             with self._changed:
-                self._changed.wait(_GLANCE_SECONDS)
+                self._changed.wait(_CHECK_SECONDS)
 
     def _missing(self) -> str:
         return self._names(

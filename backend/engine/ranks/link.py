@@ -31,7 +31,7 @@ _BEATS = 5  # per time-out
 _HANDSHAKE_SECONDS = 5.0
 _MOST_HANDSHAKES = 64  # at the same time, because anyone who can reach the address may connect
 _PAUSE_SECONDS = 0.5  # after a connection that could not be accepted
-_GLANCE_SECONDS = 0.25  # between two checks whether the other side has been silent for too long
+_CHECK_SECONDS = 0.25  # between two checks whether the other side has been silent for too long
 _HELLO = struct.Struct("!8sH32s")  # magic, version, nonce
 _CLAIM = struct.Struct("!8sHII32s32s")  # magic, version, rank, size, nonce, proof
 _LENGTH = struct.Struct("!I")
@@ -119,8 +119,8 @@ class Link:
         MLX keeps its threads from running, and bytes may have arrived meanwhile.
         """
         silent = 0.0
-        while not self._arrivals.poll(_GLANCE_SECONDS * 1000):
-            silent += _GLANCE_SECONDS
+        while not self._arrivals.poll(_CHECK_SECONDS * 1000):
+            silent += _CHECK_SECONDS
             if silent >= self._timeout:
                 raise TimeoutError
 

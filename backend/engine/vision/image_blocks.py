@@ -23,7 +23,7 @@ def mask_blocks_of_pass(language: Any) -> bool:
 
 
 def _open(text: Any, causal: mx.array, token_types: mx.array) -> mx.array:
-    """`causal`, [tokens, keys] or [rows, 1, tokens, keys], with the images' tokens opened.
+    """`causal`, [tokens, keys] or [rows, 1, tokens, keys], with each image's tokens unmasked.
 
     The last keys are those of the pass.
     """

@@ -107,7 +107,7 @@ class MediaPrompts:
     def fitted(
         self, items: Sequence[MediaItem], places: Sequence[tuple[int, int]]
     ) -> list[MediaItem]:
-        """A prompt's items in order, with what the family writes by their place among others."""
+        """A prompt's items in order, with numbers and boundaries that depend on other items."""
         return self._processor.beside(self._processor.numbered(items), places)
 
     def _require_taken(self, kind: str, count: int) -> None:

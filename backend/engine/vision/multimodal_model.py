@@ -31,9 +31,9 @@ _ONE_AXIS = ("minimax_m3_vl", "minimax_m3")
 _MISNAMED = ("idefics2", "molmo")
 # Positions are [rows, tokens, 3].
 _AXES_LAST = ("ernie4_5_moe_vl",)
-# Visual tokens have experts of their own, which mlx-vlm 0.7.10's generation does not choose.
+# Visual tokens have separate experts, which mlx-vlm 0.7.10's generation does not select.
 _KINDS = {"ernie4_5_moe_vl": "token_type_ids"}
-# What is added to layers has a place for every token of the prompt, not only for visual ones.
+# The features added to layers have a row for every token of the prompt, not only for visual ones.
 _DEEP_BY_PLACE = ("granite4_vision",)
 # An answer forgets its own tokens but never its prompt, and KV does not record where that ended.
 _FORGETFUL = ("unlimited-ocr", "unlimited_ocr")
@@ -45,10 +45,10 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
     shifts: whether positions differ from token counts (multimodal RoPE); if so, every row has a
     `RowShift` as its last cache. axes: how many positions a token has then. passes_positions:
     whether the family cannot compute them. sees_ahead: whether the tokens of an image attend to
-    each other in both directions, so that a pass must not cut it. reads_whole: the same for all
-    tokens of a prompt, so that one pass must have it to its end and nothing else. forgets:
-    whether an answer attends to all of its prompt, but only to its own latest tokens. stores:
-    whether stored KV of a prompt and its answer can start a later prompt.
+    each other in both directions, so that a pass must not cut it. reads_whole: whether all tokens
+    of a prompt do so, so that one pass must contain the rest of the prompt and nothing else.
+    forgets: whether an answer attends to all of its prompt, but only to its own latest tokens.
+    stores: whether stored KV of a prompt and its answer can start a later prompt.
     """
 
     def __init__(self, whole: Any) -> None:
@@ -157,7 +157,7 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
 
 
 def _mask_of_answer(inputs: mx.array, layer: Any) -> mx.array | None:
-    """What the tokens of an answer attend to; None for a prompt, which attends to all of itself."""
+    """The mask for tokens of an answer; None for a prompt, whose tokens all see each other."""
     if layer.empty():
         return None
     mask: mx.array | None = create_attention_mask(inputs, layer, return_array=True)
@@ -170,7 +170,7 @@ class _CacheList(lm.CacheList, vlm.CacheList):  # type: ignore[misc]  # both are
 
 
 class _OfChunk:
-    """An array for the tokens of a chunk, where the family cuts them out of the whole prompt's."""
+    """An array for the tokens of a chunk, for families that slice an array of the whole prompt."""
 
     def __init__(self, array: mx.array) -> None:
         self._array = array
@@ -180,7 +180,7 @@ class _OfChunk:
 
 
 def _spread(layer: mx.array, visual: mx.array) -> mx.array:
-    """[visual tokens, hidden] as [tokens, hidden]; what other tokens get is not read."""
+    """[visual tokens, hidden] as [tokens, hidden]; the rows of other tokens are arbitrary."""
     return layer[mx.maximum(mx.cumsum(visual.astype(mx.int32)) - 1, 0)]
 
 

@@ -2,7 +2,7 @@
 
 mlx-vlm's processor is called with one decoded item at a time and the marker that the chat template
 writes for it. It never receives media as strings, which it would open as URLs or paths. It runs on
-prompt threads; the MLX arrays that it returns are converted to NumPy at once.
+prompt threads; the MLX arrays that it returns are converted to NumPy immediately.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def drop_arguments_for_text(processor: Any) -> None:
 
 
 def complete_tiles(processor: Any) -> None:
-    """Let Llama 4 see the whole image after its tiles, for which its prompts have tokens.
+    """Let Llama 4 see the whole image after its tiles, for which its prompts contain tokens.
 
     mlx-vlm 0.7.10 leaves it out (`llama4/processing_llama4.py`). The model then takes the features
     of these tokens from memory that lies behind those of the tiles.

@@ -88,7 +88,9 @@ for text in (COUNT, SUM):
 ask(*responses, input=COUNT, include=["message.output_text.logprobs"], top_logprobs=2)
 ask(*responses, input=COUNT, max_output_tokens=2)
 in_json = {"format": {"type": "json_object"}, "verbosity": "low"}
-ask(*responses, input=COUNT, text=in_json, max_output_tokens=50)  # this model would never end it
+ask(
+    *responses, input=COUNT, text=in_json, max_output_tokens=50
+)  # this model would not end such an answer
 ask(*responses, input=WEATHER, tools=tools)
 ask(*responses, input=WEATHER, tools=tools, max_output_tokens=15)
 ask(*responses, input=WEATHER, tools=tools, tool_choice={"type": "function", "name": "get_weather"})

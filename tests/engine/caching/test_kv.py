@@ -63,7 +63,7 @@ def _best(logits: mx.array) -> list[int]:
     return list(best)
 
 
-class Floor:
+class Batches:
     """Prefills texts in one group, decodes them in another, and stores them."""
 
     def __init__(self, kind: str) -> None:
@@ -134,35 +134,35 @@ class Floor:
 @settings(max_examples=25)
 @given(st.data())
 def test_a_sequence_gets_the_same_tokens_as_alone(kind: str, data: st.DataObject) -> None:
-    floor = Floor(kind)
+    batches = Batches(kind)
     lengths = st.lists(st.sampled_from([1, 2, 9, 30, 45]), min_size=1, max_size=3)
     for _ in range(data.draw(st.integers(4, 16))):
-        floor.batch.rows = data.draw(st.sampled_from([0, 2, 4, 8]))
-        floor.batch.gaps = data.draw(st.booleans())
+        batches.batch.rows = data.draw(st.sampled_from([0, 2, 4, 8]))
+        batches.batch.gaps = data.draw(st.booleans())
         match data.draw(st.sampled_from("arrive read read step step step leave return".split())):
             case "arrive":
                 starts = st.integers(1, 3)
                 prompts = [words(count, data.draw(starts)) for count in data.draw(lengths)]
-                floor.arrive([Text(tuple(prompt)) for prompt in prompts])
+                batches.arrive([Text(tuple(prompt)) for prompt in prompts])
             case "read":
-                floor.read(data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=3)))
+                batches.read(data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=3)))
             case "step":
                 for _ in range(data.draw(st.sampled_from([1, 1, 5]))):
-                    floor.step()
-            case "leave" if floor.running:
-                leaving = data.draw(st.sets(st.integers(0, len(floor.running) - 1), max_size=2))
+                    batches.step()
+            case "leave" if batches.running:
+                leaving = data.draw(st.sets(st.integers(0, len(batches.running) - 1), max_size=2))
                 for place in leaving:
                     if data.draw(st.booleans()):
-                        floor.store(place)
-                floor.leave(sorted(leaving))
-            case "return" if floor.stored:
-                anyone = st.integers(0, len(floor.stored) - 1)
-                floor.return_(data.draw(st.lists(anyone, min_size=1, max_size=2)))
-    while floor.reading:
-        floor.read([17])
-    floor.step()
-    floor.step()
-    for text in [*floor.gone, *floor.running, *(text for text, _ in floor.stored)]:
+                        batches.store(place)
+                batches.leave(sorted(leaving))
+            case "return" if batches.stored:
+                anyone = st.integers(0, len(batches.stored) - 1)
+                batches.return_(data.draw(st.lists(anyone, min_size=1, max_size=2)))
+    while batches.reading:
+        batches.read([17])
+    batches.step()
+    batches.step()
+    for text in [*batches.gone, *batches.running, *(text for text, _ in batches.stored)]:
         generated = len(text.tokens) - len(text.prompt)
         assert text.tokens == _alone(kind, text.prompt, generated)
         assert text.fed == len(text.prompt) - 1 + generated or text.unread
@@ -395,7 +395,7 @@ def test_a_sequence_that_joins_takes_the_row_of_one_that_has_left(kind: str) -> 
     assert order == [0, 3, 1, 2]
     assert _addresses(batch.layers) == before
     texts = [texts[place] for place in order]
-    for token in range(12):  # over the end of the buffers, which grow by 256 tokens
+    for token in range(12):  # beyond the end of the buffers, which grow by 256 tokens
         texts = [[*own, token] for own in texts]
         after = model(mx.array([[token]] * 4), cache=batch.layers)[:, -1]
     for row, own in enumerate(texts):

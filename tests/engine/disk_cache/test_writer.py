@@ -256,7 +256,7 @@ def test_files_left_by_a_killed_process_are_removed_later(tmp_path: Path) -> Non
 def test_a_full_disk_is_a_miss_and_one_log_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The system does not let files grow, as on a full disk."""
+    """The system refuses to let files grow, as on a full disk."""
     model = model_of("full")
     disk = disk_cache(model, tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -201,7 +201,7 @@ class Stumbling:
 
 
 @pytest.mark.parametrize("name", ["lookup", "model", "stumbling"])
-def test_every_row_says_what_it_says_without_guesses(
+def test_every_row_gets_the_answer_that_it_gets_without_guesses(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     dice = random.Random(7)

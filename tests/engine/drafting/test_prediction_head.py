@@ -136,7 +136,7 @@ def test_most_guesses_are_right_and_counted(
 
 
 @pytest.mark.parametrize("kind", CONFIGS if TEST_LONG else ["qwen3_5"])
-def test_every_row_says_what_it_says_without_guesses(
+def test_every_row_gets_the_answer_that_it_gets_without_guesses(
     kind: str, families: Callable[[str], Checkpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dice = random.Random(7)

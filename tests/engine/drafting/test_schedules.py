@@ -50,7 +50,7 @@ KINDS = (
 
 
 class Seer:
-    """A guesser that knows the answers, and is wrong from a random position on."""
+    """A guesser that knows the answers and guesses wrong from a random position on."""
 
     nbytes = 0
 

@@ -146,7 +146,7 @@ def _drafting(drafter: Path, model: Path) -> tuple[Any, Drafting]:
 
 
 @pytest.mark.parametrize(("kind", "form"), PAIRS if TEST_LONG else SAMPLE)
-def test_every_row_says_what_it_says_without_guesses(
+def test_every_row_gets_the_answer_that_it_gets_without_guesses(
     kind: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dice = random.Random(7)

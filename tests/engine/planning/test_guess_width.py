@@ -28,7 +28,7 @@ class Play:
         """Seconds for that many tokens of each sequence, and the widths that were chosen."""
         seconds, chosen, done = 0.0, list[int](), 0.0
         while done < tokens:
-            rests = self.widths.rests(self.rows)
+            rests = self.widths.skips_guesses(self.rows)
             width = 0 if rests else self.widths.choose(self.rows, self.length, self.most)
             right = [self._right(width) for _ in range(self.rows)]
             behind = 0
@@ -61,13 +61,13 @@ def steep(width: int) -> float:
 
 
 def dear(width: int) -> float:
-    """The time of a step in which each token costs more than a whole step, as with cold experts."""
+    """The time of a step in which each token costs more than a whole step (new experts)."""
     return 0.02 * (1 + 1.5 * width)
 
 
 @pytest.mark.parametrize("chance", [0.3, 0.6, 1.0])
 def test_guesses_that_cannot_pay_cost_next_to_nothing(chance: float) -> None:
-    """Even right guesses are slower than plain steps here, so a test of them ends at once."""
+    """Even right guesses are slower than plain steps here, so a test of them ends immediately."""
     assert Play(dear, chance).run(800)[0] < 1.02 * 800 * dear(0)
 
 
@@ -119,7 +119,7 @@ def test_it_is_near_the_best_fixed_width_and_never_slower_than_none(
     assert seconds / 2000 < 1.03 * expected[0]
 
 
-def test_guesses_that_nearly_pay_are_not_taken_up_and_dropped_all_the_time() -> None:
+def test_guesses_that_nearly_pay_do_not_alternate_with_plain_steps() -> None:
     """The first step with guesses takes longer: the guesser reads what it has missed."""
 
     def cost(width: int) -> float:
@@ -195,13 +195,15 @@ def test_a_slower_machine_is_noticed() -> None:
     assert sum(width == 0 for width in chosen) > 0.8 * len(chosen)
 
 
-def test_while_guesses_rest_few_steps_are_decided_and_reported() -> None:
+def test_while_guesses_are_given_up_few_steps_are_reported() -> None:
     play = Play(steep, 0.0)
     play.run(200)
     before = play.unreported
     _, chosen = play.run(800)
     assert play.unreported - before > 0.8 * len(chosen)
-    assert play.widths.rests(2) is False  # other sequences are decided on at once
+    assert (
+        play.widths.skips_guesses(2) is False
+    )  # for another number of sequences, `choose` decides immediately
 
 
 def test_while_guesses_pay_every_step_is_reported() -> None:

@@ -522,7 +522,7 @@ class OneAtATime(random.Random):
 
 
 def test_texts_that_need_all_memory_share_the_time_with_sequences() -> None:
-    """A turn comes after twice the time that the prompt takes, so it costs less than that."""
+    """Texts get memory only after twice the time that it takes to compute the prompt again."""
 
     def run(texts: int) -> tuple[float, World]:
         world = World(limits_of(room=14 * STEP * PER_TOKEN, prompt_cache=0), OneAtATime(1))

@@ -133,7 +133,7 @@ def test_sequences_give_up_memory_for_a_text_in_one_step() -> None:
     plan = planner.plan(0.1, [OtherBytes(0, texts=3000), PrefillTimed(512, 0.5), waits])
     assert (plan.start, plan.preempt) == ((), ())
     assert planner.lendable < 3000
-    later = OtherBytes(1, texts=3000)  # for as long as before
+    later = OtherBytes(1, texts=3000)  # the same time again
     assert planner.plan(2.0, [later]).preempt == ()  # twice the second that the prompt takes
     planner.plan(2.0, [OtherBytes(0, texts=3000)])
     plan = planner.plan(2.2, [])
@@ -153,7 +153,7 @@ def test_entries_give_way_to_a_text_that_can_then_run() -> None:
     assert planner.lendable >= 1500
 
 
-def test_what_was_read_from_disk_is_given_up_before_anyone_is_preempted() -> None:
+def test_what_was_read_from_disk_is_dropped_before_a_sequence_is_preempted() -> None:
     planner = Planner(limits(3000))
     plan = planner.plan(0.0, [arrived(1, [1] * 1000)])
     assert [start.sequence for start in plan.start] == [1]
@@ -162,7 +162,7 @@ def test_what_was_read_from_disk_is_given_up_before_anyone_is_preempted() -> Non
     assert (plan.preempt, plan.start, plan.unread) == ((), (), (2,))
 
 
-def test_a_file_is_given_up_for_the_sequence_that_can_start() -> None:
+def test_a_file_is_dropped_for_the_sequence_that_can_start() -> None:
     planner = Planner(limits(2000))
     both = [replace(arrived(number, [number] * 1000), on_disk=900) for number in (1, 2)]
     plan = planner.plan(0.0, [OtherBytes(0, files=1800), *both])

@@ -132,7 +132,7 @@ class Stored:
     def passes(self, old: Stored) -> bool:
         """Whether it does so except at the older entry's end."""
         before = (old.places or frozenset()) - {len(old.tokens)}
-        return bool(before) and self.nearly_serves_all(old, before)
+        return bool(before) and self.nearly_serves_all(old, before) and not self.replaces(old)
 
     def nearly_serves_all(self, old: Stored, places: Collection[int]) -> bool:
         shared = common(self.tokens, old.tokens)
@@ -254,12 +254,12 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def find(self, data: st.DataObject) -> None:
-        self.look(*self.key(data))
+        self.compare_find(*self.key(data))
         for entry in self.model.entries.values():
             prompt = (*entry.tokens, *data.draw(SHORT))
-            self.look(prompt, PrefixKey(prompt))
+            self.compare_find(prompt, PrefixKey(prompt))
 
-    def look(self, tokens: Tokens, key: PrefixKey) -> None:
+    def compare_find(self, tokens: Tokens, key: PrefixKey) -> None:
         entries = self.model.entries
         length = max((entry.serves(tokens) for entry in entries.values()), default=0)
         limit = max(len(tokens) - 1, 0)
@@ -462,7 +462,7 @@ def test_a_prompt_is_compared_with_a_logarithm_of_the_entries(
         assert 0 < calls <= 2 * (entries.bit_length() + 2)
 
 
-def test_a_look_from_another_thread_survives_whatever_happens_meanwhile() -> None:
+def test_lookups_on_another_thread_are_safe_during_changes() -> None:
     """Prompt threads look while the engine thread stores and evicts."""
     index = PrefixIndex(1 << 20)
     for entry in range(64):

@@ -30,7 +30,7 @@ _CONFIG = {
     "head_dim": 40,
     "num_hidden_layers": _LAYERS,
 }
-# What each rank may use: as much as the other, or half of it.
+# The memory that each rank may use: the same, or half of it for one.
 _CASES = {"tensor": ("tensor", 512), "pipeline": ("pipeline", 512), "uneven": ("pipeline", 256)}
 
 

@@ -1,4 +1,4 @@
-"""Another rank whose rank 0 goes away while MLX forms its group."""
+"""A rank whose rank 0 disappears while MLX forms its group."""
 
 from __future__ import annotations
 

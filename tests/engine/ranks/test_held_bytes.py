@@ -39,7 +39,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_a_rank_holds_its_share(
     case: str, shares: tuple[float, float], words: list[str], found: Any
 ) -> None:
-    """The last layers are rank 0's. What is not of a layer, as the embeddings, is everywhere."""
+    """The last layers are rank 0's; all ranks have the weights outside layers (embeddings)."""
     one = found[case]
     assert one["words"] == words
     expected = [one["everywhere"] + share * one["layers"] for share in shares]

@@ -1,4 +1,4 @@
-"""Rank 0's book of the other ranks, without MLX: who counts as joined, and who as lost."""
+"""Rank 0's record of the other ranks, without MLX: which count as joined, and which as lost."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Ranks:
         return other
 
     def form(self, other: Link) -> None:
-        """Form the group with rank 1, which is ready at once."""
+        """Form the group with rank 1, which is ready immediately."""
         forming = threading.Thread(
             target=lambda: at_once(self.leader.form(WAIT, threading.Event())), daemon=True
         )
@@ -71,7 +71,7 @@ class Ranks:
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
-    """With a group of MLX that forms at once."""
+    """With a group of MLX that forms immediately."""
     monkeypatch.setattr(group, "join_group", lambda _: None)
     place = Place(0, 2, ("127.0.0.1", free_ports(1)[0]), ("a", "b"), join_timeout=WAIT)
     found = Ranks(Leader(place, "secret"))
@@ -96,7 +96,7 @@ def test_mlx_forms_the_group_only_when_every_rank_is_ready(
 
 
 def test_a_load_does_not_wait_for_ever_for_a_rank_that_is_not_ready(ranks: Ranks) -> None:
-    """It is connected, but its engine thread does nothing. The next load asks again."""
+    """The rank is connected, but its engine thread does nothing. The next load asks it again."""
     other = ranks.joined()
     other.timeout = 0.5  # heartbeats come often enough
     with pytest.raises(ShuttingDown, match=r"rank 1 \(b\) did not join within 2 s"):
@@ -147,7 +147,7 @@ def test_a_rank_that_says_nothing_of_its_software_does_not_join(ranks: Ranks) ->
     other.close()
 
 
-def test_a_load_that_waits_in_vain_says_why_a_rank_was_refused(ranks: Ranks) -> None:
+def test_a_load_that_times_out_says_why_a_rank_was_refused(ranks: Ranks) -> None:
     place = ranks.leader.place = replace(ranks.leader.place, join_timeout=0.0)
     with pytest.raises(LinkLost):
         connect(place.control, "other", 1, place.size, place.timeout)
@@ -155,7 +155,7 @@ def test_a_load_that_waits_in_vain_says_why_a_rank_was_refused(ranks: Ranks) -> 
     with pytest.raises(ShuttingDown) as waited:
         at_once(ranks.leader.form(WAIT, threading.Event()))
     assert str(waited.value).endswith(
-        "its token; rank 0 refused a connection from 127.0.0.1, which has a different token"
+        "the same token; rank 0 refused a connection from 127.0.0.1, which has a different token"
     )
 
 
@@ -239,7 +239,7 @@ def test_a_message_that_breaks_its_reader_loses_the_rank(
 def test_a_rank_that_takes_long_to_load_is_named(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its disk is slow, for example. The load waits as long as its caller does."""
+    """Its disk may be slow, for example. The load waits as long as its caller waits."""
     said: list[str] = []
     cancelled = threading.Event()
 
@@ -259,7 +259,7 @@ def test_a_rank_that_takes_long_to_load_is_named(
 
 
 def test_a_refusal_that_rank_0_cannot_heed_ends_the_group(ranks: Ranks) -> None:
-    """It waits in a collective for the rank that has left the load."""
+    """Rank 0 waits in a collective for the rank that has left the load."""
     other = ranks.joined()
     ranks.form(other)
     ranks.leader.begin(LoadRequest("m"), 7, 0.5, threading.Event())
@@ -319,8 +319,8 @@ def test_a_refusal_ends_the_load_between_two_stages(ranks: Ranks) -> None:
     other.close()
 
 
-def test_a_load_that_fails_with_a_lost_rank_says_so(ranks: Ranks) -> None:
-    """And not that the model is at fault, which MLX's error sounds like."""
+def test_a_load_that_fails_through_a_lost_rank_names_it(ranks: Ranks) -> None:
+    """MLX's error sounds as if the model were at fault."""
     other = ranks.joined()
     ranks.form(other)
     ranks.leader.begin(LoadRequest("m"), 7, WAIT, threading.Event())

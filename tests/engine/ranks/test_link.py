@@ -202,7 +202,7 @@ def test_a_stranger_that_sends_slowly_is_refused(monkeypatch: pytest.MonkeyPatch
     assert "ended the handshake" in str(listening.done())
 
 
-def test_no_more_strangers_than_so_many_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_simultaneous_handshakes_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "_MOST_HANDSHAKES", 2)
     leave = threading.Event()
 

@@ -1,4 +1,4 @@
-"""The engine with the small vision model, and pictures to show it."""
+"""The engine with the small vision model, and pictures for it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GREEDY = Sampling(temperature=0)
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one request."""
+    """What one request returned."""
 
     text: str
     tokens: tuple[int, ...]

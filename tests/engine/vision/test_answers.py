@@ -46,7 +46,7 @@ async def test_one_picture_and_three_in_order(engine: Engine) -> None:
     assert several.text == "The images are blue, red and green."
 
 
-async def test_pictures_of_the_same_size_are_told_apart(engine: Engine) -> None:
+async def test_pictures_of_the_same_size_are_distinguished(engine: Engine) -> None:
     for colour in ("red", "blue", "red", "green"):
         answer = await answer_to(engine, asking(ONE, shown(colour)))
         assert answer.text == f"The image is {colour}."

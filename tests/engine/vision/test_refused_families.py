@@ -91,7 +91,7 @@ async def test_drafting_with_unlimited_ocr_is_refused(
         await engine.stop(10)
 
 
-def test_mllama_answers_otherwise_than_it_reads() -> None:
+def test_mllama_decodes_differently_than_it_prefills() -> None:
     from mlx_vlm.models import mllama
 
     language = _drawn(mllama.LanguageModel(mllama.TextConfig.from_dict({
@@ -154,7 +154,7 @@ def test_some_processors_write_a_whole_prompt_around_an_image() -> None:
     assert _apply_ja01_template("<plamo:image>", "Read it.").endswith("Read it.\n\n### 応答:\n")
 
 
-def test_deepseek_v4_answers_otherwise_than_it_reads() -> None:
+def test_deepseek_v4_decodes_differently_than_it_prefills() -> None:
     """Its compressed KV is another after steps of one token than after one pass."""
     from mlx_vlm.models import deepseek_v4
 

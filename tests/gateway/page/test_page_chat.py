@@ -91,7 +91,7 @@ WEATHER = [
     }
 ]
 
-SILENT = {"temperature": "0", "top_p": "1", "top_k": "0", "max_tokens": "to the end"}
+SILENT = {"temperature": "0", "top_p": "1", "top_k": "0", "max_tokens": "no limit"}
 
 
 def running(gateway: GatewayProcess) -> int:
@@ -306,4 +306,4 @@ def test_many_pieces_are_shown_at_most_once_a_frame(page: Page) -> None:
     page.ask("Go on.")
     assert len(page.answered()) == 2000 * 10 - 1
     paints, frames = page.run("return [window.paints, window.frames_]")
-    assert 1 < paints <= frames + 1  # the last one is shown at once
+    assert 1 < paints <= frames + 1  # the last one is shown immediately

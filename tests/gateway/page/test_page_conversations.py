@@ -44,8 +44,8 @@ def message(**changes: Any) -> dict[str, Any]:
 
 
 DAMAGED = [
-    ({}, "holds no conversations"),
-    (FILE | {"version": 2}, "is of version 2"),
+    ({}, "contains no conversations"),
+    (FILE | {"version": 2}, "has version 2"),
     (changed(leaf=3), "Conversation 1 of this file is damaged"),
     (changed(title=7), "is damaged"),
     (changed(messages=None), "is damaged"),

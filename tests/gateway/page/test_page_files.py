@@ -103,10 +103,10 @@ def test_an_attached_file_can_be_removed(page: Page, tmp_path: Path) -> None:
 
 def test_an_unreadable_file_is_refused_with_a_message(page: Page, tmp_path: Path) -> None:
     for name, content, sentence in [
-        ("program.bin", b"\x7fELF\x00\x01\xff", "program.bin is no text in UTF-8, no PDF and"),
+        ("program.bin", b"\x7fELF\x00\x01\xff", "program.bin is not UTF-8 text, a PDF or"),
         ("nothing.txt", b" \n", "nothing.txt is empty."),
         ("broken.pdf", b"%PDF-1.4 and no more", "broken.pdf cannot be read as a PDF."),
-        ("scan.pdf", pdf(""), "scan.pdf has no text in it: attach its pages as images."),
+        ("scan.pdf", pdf(""), "scan.pdf contains no text: attach its pages as images."),
         ("photo.heic", b"x", "photo.heic is image/heif: attach a PNG, JPEG, WebP or GIF."),
         ("image.png", b"x", "image.png cannot be read as an image."),
     ]:
