@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
+import mlx.core as mx
 import pytest
 
 from backend.engine import scheduler
@@ -14,6 +16,19 @@ from backend.engine.planning.guess_width import GuessWidth
 def small_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
     """Charge less for a grammar, so that grammars fit beside the KV of the small models."""
     monkeypatch.setattr(scheduler, "_MATCHER_BYTES", 0)
+
+
+@pytest.fixture
+def exact_buffers() -> Iterator[None]:
+    """MLX holds no more bytes than its arrays: a freed buffer of up to twice the size is not used.
+
+    None is kept, also where a load would set another limit.
+    """
+    before, set_limit = mx.set_cache_limit(0), mx.set_cache_limit
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mx, "set_cache_limit", lambda _: 0)
+        yield
+    set_limit(before)
 
 
 @pytest.fixture

@@ -17,7 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.engine import blas_threads as module
-from backend.engine.blas_threads import BlasThreads, FreeCores, blas_threads, busy_seconds
+from backend.engine.blas_threads import (
+    BlasThreads,
+    FreeCores,
+    blas_threads,
+    busy_seconds,
+    most_blas_threads,
+)
 
 STAT = """cpu  900 0 0 9000 0 0 0 0 50 0
 cpu0 100 20 30 4000 500 6 7 8 9 0
@@ -135,10 +141,21 @@ def test_a_number_that_the_user_set_is_kept() -> None:
     assert blas_threads(1 << 30, {"OPENBLAS_NUM_THREADS": "3"}) is None
 
 
-@pytest.mark.skipif(blas_threads(1 << 30, {}) is None, reason="no OpenBLAS, or a single core")
+@pytest.mark.skipif(not most_blas_threads({}), reason="no OpenBLAS")
+@pytest.mark.skipif("OPENBLAS_NUM_THREADS" not in os.environ, reason="loads set the number")
+def test_no_test_changes_the_number_for_others() -> None:
+    """Beside the other worker, the tests of models took twice the CPU time with two threads."""
+    assert ctypes.CDLL(None).openblas_get_num_threads() == most_blas_threads()
+
+
+@pytest.mark.skipif(most_blas_threads({}) < 2, reason="no OpenBLAS, or a single core")
 def test_small_matrices_are_computed_on_one_thread() -> None:
     """With matrices of 160 kB, a decode step took 1.5 times as long on two threads."""
-    get = ctypes.CDLL(None).openblas_get_num_threads
-    for matrix_bytes, threads in ((1 << 16, 1), (1 << 24, len(os.sched_getaffinity(0)))):
-        assert blas_threads(matrix_bytes, {}) is not None
-        assert get() == threads
+    blas = ctypes.CDLL(None)
+    before = blas.openblas_get_num_threads()
+    try:
+        for matrix_bytes, threads in ((1 << 16, 1), (1 << 24, len(os.sched_getaffinity(0)))):
+            assert blas_threads(matrix_bytes, {}) is not None
+            assert blas.openblas_get_num_threads() == threads
+    finally:
+        blas.openblas_set_num_threads(before)

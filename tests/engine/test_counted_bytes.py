@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Iterator
 
 import mlx.core as mx
 import numpy as np
@@ -23,16 +22,12 @@ REQUESTS = 200 if TEST_LONG else 100
 
 
 @pytest.fixture(autouse=True)
-def _exact_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Arrays of small models get buffers of their size.
+def _copies(exact_buffers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mx.contiguous` of mlx 0.32.4 leaves up to 16 KiB in a buffer rather than copy it.
 
-    mlx 0.32.4 may give an array a freed buffer of up to twice its size, and `mx.contiguous` leaves
-    up to 16 KiB in a buffer rather than copy it: little beside the KV of real models.
+    That is little beside the KV of real models, but not of these.
     """
-    before = mx.set_cache_limit(0)
     monkeypatch.setattr(mx, "contiguous", lambda array: mx.array(np.array(array)))
-    yield
-    mx.set_cache_limit(before)
 
 
 def _held_and_counted(kind: str, cache_bytes: int) -> tuple[int, int]:

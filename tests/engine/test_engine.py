@@ -163,6 +163,7 @@ async def test_free_releases_the_memory(model: Path) -> None:
             assert mx.get_active_memory() <= before + 1_000
 
 
+@pytest.mark.usefixtures("exact_buffers")
 async def test_status_is_consistent_while_many_requests_run(tmp_path: Path) -> None:
     """Every status is taken by the engine thread between two steps."""
     wide = write_model(tmp_path, hidden_size=1024, head_dim=128, max_position_embeddings=100_000)

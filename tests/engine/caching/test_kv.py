@@ -285,6 +285,7 @@ LARGE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("exact_buffers")
 @pytest.mark.parametrize("kind", LARGE)
 @pytest.mark.parametrize("seed", range(3 if TEST_LONG else 1))
 def test_what_is_stored_holds_the_bytes_that_are_counted(kind: str, seed: int) -> None:

@@ -110,24 +110,27 @@ class PlainPasses:
         )
 
     def forgets(
-        self, messages: Sequence[Message], images: Sequence[Any], tokens: int
-    ) -> tuple[int, ...]:
-        """The answer if attention saw the prompt and the last token, and none between."""
+        self, messages: Sequence[Message], images: Sequence[Any], answer: Sequence[int]
+    ) -> bool:
+        """Whether it is the answer if attention sees the prompt and the last token, none between.
+
+        Computed up to the first token that differs.
+        """
         from mlx_lm.models import cache as lm
         from mlx_vlm.models.cache import KVCache, make_prompt_cache
 
         language = self._language
         cache: list[Any] = make_prompt_cache(language)
         logits = self._pass(self._inputs(messages, images), cache)
-        answer: list[int] = []
-        for _ in range(tokens):
-            answer.append(SIGNS[np.array(logits[0, -1])[SIGNS].argmax()])
-            logits = language(mx.array([answer[-1:]]), cache=cache).logits
+        for token in answer:
+            if SIGNS[np.array(logits[0, -1])[SIGNS].argmax()] != token:
+                return False
+            logits = language(mx.array([[token]]), cache=cache).logits
             for layer in cache:
                 for part in getattr(layer, "caches", (layer,)):
                     if isinstance(part, KVCache | lm.KVCache):
                         part.trim(1)
-        return tuple(answer)
+        return True
 
     def _inputs(self, messages: Sequence[Message], images: Sequence[Any]) -> dict[str, Any]:
         from mlx_vlm.utils import prepare_inputs, should_add_special_tokens
