@@ -242,3 +242,14 @@ def test_the_states_from_before_a_step_with_guesses_are_charged_for(
     planner.plan(0.1, [Started(start.sequence, 0)])
     planner.limits = replace(planner.limits, room=HYBRID.of(200 + 512) + spare)
     assert planner.plan(0.2, [Prefilled(1, 200)]).guess == guesses
+
+
+@pytest.mark.parametrize("slots", [1, 8])
+def test_what_can_never_fit_is_refused_at_once_although_others_run(slots: int) -> None:
+    """It would wait for them, and after a while block everyone behind it."""
+    planner = Planner(limits(3000, slots=slots))
+    planner.plan(0.0, [arrived(1, [1] * 200)])
+    plan = planner.plan(0.1, [arrived(2, [2] * 3000), arrived(3, [3] * 200)])
+    assert [refusal.sequence for refusal in plan.refuse] == [2]
+    assert [leave.sequence for leave in plan.leave] == [2]
+    assert 3 in planner.sequences.by_number
