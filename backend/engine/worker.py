@@ -221,6 +221,8 @@ class Worker:
         if encoder.busy:
             self._outbox.flush(everything=True)
             encoder.step(running=running, room=room)
+            if encoder.short and self._scheduler is not None:
+                self._scheduler.shed()
 
     def _load(self, command: Load) -> None:
         """Run a stage. The current model serves until the new one is complete."""
