@@ -27,6 +27,7 @@ from backend.engine.errors import (
 )
 from backend.engine.events import Event, Finished, Progress
 from backend.engine.load_request import LoadRequest
+from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt, GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
 from tests.engine.loading_models import write_model
@@ -307,6 +308,40 @@ async def test_stop_abandons_a_load(model: Path) -> None:
         await engine.stop(10)
         with pytest.raises((Cancelled, ShuttingDown, RuntimeError, asyncio.CancelledError)):
             await asyncio.wait_for(load, 5)
+
+
+async def test_stop_refuses_a_free_that_waits_for_a_load(model: Path) -> None:
+    """The engine thread has ended by then and would not answer."""
+    async with _engine() as engine:
+        load = await begun(engine.load(LoadRequest("m", str(model))))
+        free = await begun(engine.free())
+        await engine.stop(10)
+        await asyncio.wait({load})
+        with pytest.raises(ShuttingDown):
+            await asyncio.wait_for(free, 60)
+
+
+async def test_stop_refuses_texts_that_wait_to_be_tokenised(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins, goes_on = threading.Event(), threading.Event()
+
+    def wait(builder: PromptBuilder, text: str) -> list[int]:
+        begins.set()
+        goes_on.wait()
+        return []
+
+    async with _engine(model) as engine:
+        monkeypatch.setattr(PromptBuilder, "tokenize", wait)
+        calls = [await begun(engine.tokenize("a")) for _ in range(2)]
+        await asyncio.to_thread(begins.wait)
+        try:
+            await engine.stop(10)
+            for call in calls:
+                with pytest.raises(ShuttingDown):
+                    await asyncio.wait_for(call, 60)
+        finally:
+            goes_on.set()
 
 
 async def test_stop_ends_all_requests_and_refuses_new_ones(model: Path) -> None:
