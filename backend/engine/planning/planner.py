@@ -291,7 +291,7 @@ class Planner:
                 Leave(one.number, self.entries.number_for(one, filled) if filled else None)
             )
             self.sequences.preempt(one, self._steps)
-            one.resting, one.postponed = True, False
+            one.resting = True
         return leaving
 
     def _is_paused(self, one: SequenceState) -> bool:

@@ -13,6 +13,7 @@ from backend.engine.planning.plan import (
     Ended,
     Generated,
     Limits,
+    Masked,
     OtherBytes,
     PassCost,
     PlannerEvent,
@@ -253,3 +254,18 @@ def test_what_can_never_fit_is_refused_at_once_although_others_run(slots: int) -
     assert [refusal.sequence for refusal in plan.refuse] == [2]
     assert [leave.sequence for leave in plan.leave] == [2]
     assert 3 in planner.sequences.by_number
+
+
+def test_a_postponed_sequence_that_gave_up_its_memory_is_preempted_once() -> None:
+    planner = Planner(limits(3000))
+    first, second = (arrived(number, [number] * 200) for number in (1, 2))
+    planner.plan(0.0, [first, second])
+    planner.plan(0.1, [Started(1, 0), Started(2, 0)])
+    assert sum(planner.plan(0.2, [Prefilled(1, 200), Prefilled(2, 200)]).decode.values()) == 2
+    plenty = planner.limits
+    planner.limits = replace(plenty, room=1000)
+    plan = planner.plan(0.3, [Masked(2, 0.5, postponed=True)])
+    assert [leave.sequence for leave in plan.preempt] == [2]
+    planner.limits = plenty
+    assert [start.sequence for start in planner.plan(0.4, []).start] == [2]
+    assert planner.plan(0.5, [Started(2, 0)]).preempt == ()
