@@ -366,8 +366,9 @@ class Planner:
                     break
                 continue
             source = self._sources.choose(one)
-            if self._sources.expects(one, source):
+            if self._sources.expects(one, source, self._room - used):
                 expecting += 1
+                used = self._used() + storing  # with a snapshot that it may need
                 continue
             while needed > self._room and one.width > 2:
                 one.width = 1 + (one.width - 1) // 2

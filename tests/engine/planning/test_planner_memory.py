@@ -70,6 +70,25 @@ def test_snapshots_of_running_sequences_are_charged() -> None:
     assert rows + wanted * 2000 <= 20_000
 
 
+def test_snapshots_for_sequences_that_wait_for_a_prefix_take_only_memory_that_is_free() -> None:
+    """Otherwise the sequence that computes the prefix would be preempted for them."""
+    room = HYBRID.of(4000 + 512) + 9500
+    planner = Planner(limits(room, cost=HYBRID, trims=False, slots=16))
+    tokens = list(range(4000))
+    plan = planner.plan(0.0, [arrived(1, tokens)])
+    others = [
+        arrived(number, [*tokens[: 600 + number * 20], *[number] * (500 - number * 20)])
+        for number in range(2, 14)
+    ]
+    events: list[PlannerEvent] = [Started(1, 0), *others]
+    events += [Prefilled(1, part.end) for group in plan.prefill for part in group]
+    planner.plan(0.1, events)
+    (long,) = (one for one in planner.sequences.admitted.values() if one.number == 1)
+    assert HYBRID.of(long.charged) + long.wanted_snapshots * 2000 <= room
+    assert long.wanted_snapshots > 1
+    assert planner.plan(0.2, []).preempt == ()
+
+
 def test_the_turns_of_a_conversation_do_not_pile_up_snapshots() -> None:
     planner = Planner(limits(1 << 30, cost=HYBRID, trims=False))
     tokens = list(range(5000))
