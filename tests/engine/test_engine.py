@@ -15,10 +15,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from backend.engine.commands import Submit
 from backend.engine.engine import Engine
 from backend.engine.engine_state import EngineState
 from backend.engine.errors import (
     Cancelled,
+    EngineFailed,
     InvalidRequest,
     ModelRejected,
     NotLoaded,
@@ -371,6 +373,28 @@ async def test_a_fatal_error_is_reported(model: Path, monkeypatch: pytest.Monkey
         await engine.stop(0)
         with pytest.raises(ShuttingDown, match="send the request again"):
             await running
+
+
+async def test_a_fault_at_the_arrival_of_a_request_ends_no_other(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _engine(model) as engine, engine.submit(ENDLESS) as running:
+        await anext(aiter(running))
+        with monkeypatch.context() as patch:
+
+            def broken(_: Scheduler, command: Submit) -> None:
+                raise RuntimeError("injected")
+
+            patch.setattr(Scheduler, "submit", broken)
+            failing = asyncio.ensure_future(_all(engine, ENDLESS))
+            failed = asyncio.ensure_future(engine.failed())
+            await asyncio.wait({failing, failed}, return_when=asyncio.FIRST_COMPLETED)
+        assert not failed.done()
+        with pytest.raises(EngineFailed, match="RuntimeError"):
+            await failing
+        failed.cancel()
+        await _serves(engine)
+        assert not running.over
 
 
 async def test_equal_seeds_repeat_and_others_differ(model: Path) -> None:
