@@ -43,6 +43,7 @@ class _Job:
     ticket: int
     outputs: list[np.ndarray | None]
     left: int
+    dropped: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -84,6 +85,8 @@ class EncodeQueue:
         self._report = report
         self._gauges = gauges
         self._pace = pace
+        self._jobs: dict[int, _Job] = {}  # by ticket
+        # The first row of each bucket is never of a dropped job; others may be.
         self._buckets: dict[int, deque[_Row]] = {}
         self._arrivals = 0
         self._steps = 0
@@ -123,7 +126,7 @@ class EncodeQueue:
             )
             return
         count = len(command.pieces)
-        job = _Job(command.ticket, [None] * count, count)
+        job = self._jobs[command.ticket] = _Job(command.ticket, [None] * count, count)
         for place, piece in enumerate(command.pieces):
             row = _Row(job, place, piece, self._arrivals)
             self._arrivals += 1
@@ -131,11 +134,13 @@ class EncodeQueue:
 
     def cancel(self, ticket: int) -> None:
         """Drop a request. Nothing is published: the caller already knows."""
-        self._drop(lambda job: job.ticket == ticket)
+        if (job := self._jobs.pop(ticket, None)) is not None:
+            job.dropped = True
+            self._drop_first_rows()
 
     def cancel_all(self, error: EngineError) -> None:
         """End every request with an error."""
-        jobs = {row.job.ticket for rows in self._buckets.values() for row in rows}
+        jobs, self._jobs = self._jobs, {}
         self._buckets.clear()
         for ticket in jobs:
             self._publish(ticket, error)
@@ -194,11 +199,15 @@ class EncodeQueue:
         waiting = self._next
         count = 1
         if not waiting[0].retried:
-            fresh = takewhile(lambda row: not row.retried, waiting)
+            left = (row for row in waiting if not row.job.dropped)
+            fresh = takewhile(lambda row: not row.retried, left)
             count = rows_that_fit((row.length for row in fresh), tokens, self._cost, room)
-        rows = [waiting.popleft() for _ in range(count)]
-        if not waiting:
-            del self._buckets[bucket_of(rows[0].length)]
+        rows: list[_Row] = []
+        while len(rows) < count:
+            row = waiting.popleft()
+            if not row.job.dropped:
+                rows.append(row)
+        self._drop_first_rows()
         return rows
 
     def _hand_out(self, row: _Row, output: np.ndarray) -> None:
@@ -210,6 +219,7 @@ class EncodeQueue:
         job.outputs[row.place] = output
         job.left -= 1
         if job.left == 0:
+            del self._jobs[job.ticket]
             done = tuple(output for output in job.outputs if output is not None)
             self._publish(job.ticket, Encoded(done))
 
@@ -217,10 +227,13 @@ class EncodeQueue:
         self.cancel(ticket)
         self._publish(ticket, failure)
 
-    def _drop(self, dropped: Callable[[_Job], bool]) -> None:
+    def _drop_first_rows(self) -> None:
+        """Drop the rows of dropped jobs before the first other one of each bucket.
+
+        Those behind it are skipped later: many jobs of many rows may be cancelled at once.
+        """
         for size, rows in list(self._buckets.items()):
-            kept = deque(row for row in rows if not dropped(row.job))
-            if kept:
-                self._buckets[size] = kept
-            else:
+            while rows and rows[0].job.dropped:
+                rows.popleft()
+            if not rows:
                 del self._buckets[size]

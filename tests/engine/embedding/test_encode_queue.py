@@ -93,6 +93,19 @@ def test_a_cancelled_request_is_not_computed_further() -> None:
     assert sum(map(len, room.steps)) < 9
 
 
+def test_requests_around_a_cancelled_one_get_their_own_rows() -> None:
+    room = Room()
+    for ticket in range(1, 6):
+        room.ask(ticket, *[[ticket] * 3] * 2)
+    for ticket in (2, 4, 5):
+        room.queue.cancel(ticket)
+    assert room.queue.busy
+    room.finish()
+    assert (room.sums(1), room.sums(3)) == ([3, 3], [9, 9])
+    assert room.outcomes.keys() == {1, 3}
+    assert sum(map(len, room.steps)) == 4
+
+
 def test_a_fault_ends_only_the_requests_of_its_step() -> None:
     room = Room()
     room.ask(1, [-1, 1], [1] * 60)
