@@ -199,6 +199,7 @@ class Engine:
         """Cancel all generations and release the model. False if no model was loaded."""
         self._refuse_when_stopping()
         async with self._slot:
+            self._refuse_when_stopping()
             return await self._drop_model()
 
     async def _drop_model(self) -> bool:

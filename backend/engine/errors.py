@@ -128,6 +128,17 @@ def refused_by_system(fault: BaseException) -> Overloaded | None:
     return Overloaded(REFUSED) if no_thread or refused or isinstance(fault, MemoryError) else None
 
 
+def is_allocation_failure(fault: BaseException) -> bool:
+    """Whether MLX or Python could not get memory; mlx 0.32.4 has no exception class for that.
+
+    The engine's own errors may quote a client's words, and are not searched.
+    """
+    text = "" if isinstance(fault, EngineError) else str(fault).lower()
+    return isinstance(fault, MemoryError) or any(
+        sign in text for sign in ("allocat", "out of memory", "bad_alloc", "insufficient memory")
+    )
+
+
 @contextmanager
 def about(field: str) -> Iterator[None]:
     """Name this field in an EngineError that is raised inside, unless the error names one."""

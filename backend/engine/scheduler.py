@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import mlx.core as mx
 
 from backend.engine.commands import Submit
-from backend.engine.errors import EngineError, EngineFailed, Overloaded
+from backend.engine.errors import EngineError, EngineFailed, Overloaded, is_allocation_failure
 from backend.engine.events import Undelivered
 from backend.engine.executing.choosing import Sampled
 from backend.engine.executing.executor import Executor
@@ -326,10 +326,9 @@ class Scheduler:
         self._retried &= self._outputs.keys()
 
     def _handle(self, failure: Failure) -> None:
-        short = _is_allocation_failure(failure.fault)
+        short = is_allocation_failure(failure.fault)
         if short:
-            self._events.append(MemoryShort())
-            mx.clear_cache()
+            self.shed()
         if not failure.sequences:
             self._report(failure.where, failure.fault)
         for number in failure.sequences:
@@ -407,6 +406,11 @@ class Scheduler:
             self._guess_report = report
             self._gauges.guessing = replace(report, guessers=drafting.names)
 
+    def shed(self) -> None:
+        """Give up the prompt cache and freed buffers, because an allocation failed."""
+        self._events.append(MemoryShort())
+        mx.clear_cache()
+
     def lend(self, nbytes: int) -> int:
         """Bytes that a batch of texts to embed may use now.
 
@@ -429,14 +433,6 @@ class Scheduler:
         if self._model.media is not None:
             parts["media_features"] = self.executor.feature_bytes
         return parts
-
-
-def _is_allocation_failure(fault: Exception) -> bool:
-    """Whether MLX or Python could not get memory; mlx 0.32.4 has no exception class for that."""
-    text = str(fault).lower()
-    return isinstance(fault, MemoryError) or any(
-        sign in text for sign in ("allocat", "out of memory", "bad_alloc", "insufficient memory")
-    )
 
 
 def _fault(fault: Exception) -> EngineFailed:

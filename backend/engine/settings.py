@@ -107,7 +107,8 @@ class Settings:
         0,
         0,
         1 << 20,
-        "Minimum length of an answer in tokens; a request may set its own (`mlx.min_tokens`).",
+        "Minimum length of an answer in tokens, or its limit if that is smaller; a request may set"
+        " its own (`mlx.min_tokens`).",
     )
     xtc_probability: float = number(
         0.0,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from backend.engine.commands import Cancel, Command, Encode, Free, Load, MeasureMemory, Stop, Submit
 from backend.engine.device import release_memory
-from backend.engine.errors import Cancelled, EngineError, NotLoaded, ShuttingDown
+from backend.engine.errors import Cancelled, EngineError, EngineFailed, NotLoaded, ShuttingDown
 from backend.engine.gauges import Gauges
 from backend.engine.outbox import Outbox, Publication
 
@@ -201,7 +201,13 @@ class Worker:
             self._gather_until = now + _GATHER_SECONDS
         share = self._scheduler.prefill_seconds(command) * _LINGER_SHARE
         self._linger_until = now + min(max(share, _LEAST_LINGER), _LINGER_SECONDS)
-        self._scheduler.submit(command)
+        try:
+            self._scheduler.submit(command)
+        except Exception as fault:
+            self._report("the start of a request", fault)
+            self._scheduler.cancel(command.ticket)
+            failure = f"the request could not be started ({type(fault).__name__})"
+            self._outbox.publish(command.ticket, EngineFailed(failure))
 
     def _encode(self, command: Encode) -> None:
         if self._encoder is None or command.epoch != self._epoch:
@@ -221,6 +227,8 @@ class Worker:
         if encoder.busy:
             self._outbox.flush(everything=True)
             encoder.step(running=running, room=room)
+            if encoder.short and self._scheduler is not None:
+                self._scheduler.shed()
 
     def _load(self, command: Load) -> None:
         """Run a stage. The current model serves until the new one is complete."""

@@ -43,6 +43,7 @@ EFFORT_BUDGETS = {
     "max": -1,
 }
 _BUDGET = f"{PREFIX}thinking_budget"
+_LEAST = f"{PREFIX}min_tokens"
 _UNLIMITED = (0, -1, -2)  # values that hosts send for "no limit"
 _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
@@ -65,7 +66,7 @@ def generation_request(options: pb.PredictOptions, facts: ServedModel) -> Genera
         sampling=sampling(options, extras, facts.vocabulary_size),
         max_tokens=max_tokens,
         stop=_stop_strings(list(options.StopPrompts)),
-        min_tokens=_min_tokens(extras, max_tokens),
+        min_tokens=_min_tokens(options, extras, max_tokens or facts.default_max_tokens),
         ignore_eos=options.IgnoreEOS,
         logprobs=_logprobs(options),
         stream_logprobs=extras.stream_logprobs,
@@ -244,14 +245,22 @@ def _with_budget_variables(prompt: ChatPrompt, budget: int, facts: ServedModel) 
     return replace(prompt, template_arguments=arguments)
 
 
-def _min_tokens(extras: Extras, most: int | None) -> int:
-    if most is not None and extras.min_tokens > most:
-        raise InvalidRequest(
-            f"Metadata mlx.min_tokens is {extras.min_tokens}, but Tokens is {most}: send less",
-            "Metadata mlx.min_tokens",
-            "Tokens",
-        )
-    return extras.min_tokens
+def _min_tokens(options: pb.PredictOptions, extras: Extras, most: int | None) -> int:
+    """The minimum length of the answer. most: its limit; None or 0 if there is none.
+
+    The model's default gives way to a smaller limit; a request's own contradicts it.
+    """
+    least = extras.min_tokens
+    if not most or least <= most:
+        return least
+    if _LEAST not in options.Metadata:
+        return most
+    limit = f"Tokens is {most}" if options.Tokens > 0 else f"the model's max_tokens is {most}"
+    raise InvalidRequest(
+        f"Metadata {_LEAST} is {least}, but {limit}: send less, or more Tokens",
+        f"Metadata {_LEAST}",
+        "Tokens",
+    )
 
 
 def _n_draft(value: int) -> int:

@@ -72,14 +72,15 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         for warning in warnings:
             logs.warning("load_option", model=request.Model, warning=warning)
         logs.info("load", model=request.Model)
-        before = self._engine.loaded
-        try:
-            facts = await self._load(request.Model, wanted)
-        finally:
-            if (after := self._engine.loaded) is None:
-                self._last_load.forget()  # it has dropped the model, and failed
-            elif after is not before:
-                self._last_load.remember(request)
+        async with self._loading:
+            before = self._engine.loaded
+            try:
+                facts = await self._load(request.Model, wanted)
+            finally:
+                if (after := self._engine.loaded) is None:
+                    self._last_load.forget()  # it has dropped the model, and failed
+                elif after is not before:
+                    self._last_load.remember(request)
         note(type=facts.model_type, context=facts.context_size)
         words = f"loaded {facts.name} ({facts.model_type}, context {facts.context_size} tokens)"
         if facts.division:
@@ -88,28 +89,29 @@ class Servicer(backend_pb2_grpc.BackendServicer):
 
     async def _load(self, name: str, wanted: LoadRequest) -> ServedModel:
         """Load, and remember the name even if the caller disconnected just before the end."""
-        async with self._loading:
-            before = self._engine.loaded
-            try:
-                return await self._engine.load(wanted)
-            finally:
-                after = self._engine.loaded
-                if after is not None and after is not before:
-                    self._identity.learn(name)
+        before = self._engine.loaded
+        try:
+            return await self._engine.load(wanted)
+        finally:
+            after = self._engine.loaded
+            if after is not None and after is not before:
+                self._identity.learn(name)
 
     async def load_again(self) -> None:
         """Load the model that the previous process had loaded; a failure is logged."""
         if (request := self._last_load.request()) is None:
             return
         try:
-            await self._load(request.Model, load_request(request)[0])
+            async with self._loading:
+                await self._load(request.Model, load_request(request)[0])
             logs.info("loaded_again", model=request.Model)
         except EngineError as error:
             logs.error("loaded_again", model=request.Model, failed=error)
 
     async def Free(self, _: pb.HealthMessage, _context: Context) -> pb.Result:
-        self._last_load.forget()
-        freed = await self._engine.free()
+        async with self._loading:
+            self._last_load.forget()
+            freed = await self._engine.free()
         words = "the model is unloaded" if freed else "there was no model to unload"
         return pb.Result(success=True, message=words)
 

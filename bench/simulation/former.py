@@ -54,7 +54,7 @@ class Former(Planner):
             if one.preempted_in == self._steps:
                 break
             source = self._sources.choose(one)
-            if self._sources.expects(one, source):
+            if self._sources.expects(one, source, self._room):
                 expecting += 1
                 continue
             admitted = [*self.sequences.admitted.values(), one]

@@ -15,10 +15,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from backend.engine.commands import Submit
 from backend.engine.engine import Engine
 from backend.engine.engine_state import EngineState
 from backend.engine.errors import (
     Cancelled,
+    EngineFailed,
     InvalidRequest,
     ModelRejected,
     NotLoaded,
@@ -27,6 +29,7 @@ from backend.engine.errors import (
 )
 from backend.engine.events import Event, Finished, Progress
 from backend.engine.load_request import LoadRequest
+from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt, GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
 from tests.engine.loading_models import write_model
@@ -310,6 +313,40 @@ async def test_stop_abandons_a_load(model: Path) -> None:
             await asyncio.wait_for(load, 5)
 
 
+async def test_stop_refuses_a_free_that_waits_for_a_load(model: Path) -> None:
+    """The engine thread has ended by then and would not answer."""
+    async with _engine() as engine:
+        load = await begun(engine.load(LoadRequest("m", str(model))))
+        free = await begun(engine.free())
+        await engine.stop(10)
+        await asyncio.wait({load})
+        with pytest.raises(ShuttingDown):
+            await asyncio.wait_for(free, 60)
+
+
+async def test_stop_refuses_texts_that_wait_to_be_tokenised(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins, goes_on = threading.Event(), threading.Event()
+
+    def wait(builder: PromptBuilder, text: str) -> list[int]:
+        begins.set()
+        goes_on.wait()
+        return []
+
+    async with _engine(model) as engine:
+        monkeypatch.setattr(PromptBuilder, "tokenize", wait)
+        calls = [await begun(engine.tokenize("a")) for _ in range(2)]
+        await asyncio.to_thread(begins.wait)
+        try:
+            await engine.stop(10)
+            for call in calls:
+                with pytest.raises(ShuttingDown):
+                    await asyncio.wait_for(call, 60)
+        finally:
+            goes_on.set()
+
+
 async def test_stop_ends_all_requests_and_refuses_new_ones(model: Path) -> None:
     async with _engine(model) as engine:
         generation = engine.submit(ENDLESS)
@@ -337,6 +374,28 @@ async def test_a_fatal_error_is_reported(model: Path, monkeypatch: pytest.Monkey
         await engine.stop(0)
         with pytest.raises(ShuttingDown, match="send the request again"):
             await running
+
+
+async def test_a_fault_at_the_arrival_of_a_request_ends_no_other(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _engine(model) as engine, engine.submit(ENDLESS) as running:
+        await anext(aiter(running))
+        with monkeypatch.context() as patch:
+
+            def broken(_: Scheduler, command: Submit) -> None:
+                raise RuntimeError("injected")
+
+            patch.setattr(Scheduler, "submit", broken)
+            failing = asyncio.ensure_future(_all(engine, ENDLESS))
+            failed = asyncio.ensure_future(engine.failed())
+            await asyncio.wait({failing, failed}, return_when=asyncio.FIRST_COMPLETED)
+        assert not failed.done()
+        with pytest.raises(EngineFailed, match="RuntimeError"):
+            await failing
+        failed.cancel()
+        await _serves(engine)
+        assert not running.over
 
 
 async def test_equal_seeds_repeat_and_others_differ(model: Path) -> None:

@@ -16,6 +16,7 @@ from backend.rpc.identity import Identity
 from backend.rpc.last_load import FILE, LastLoad
 from backend.rpc.servicer import Servicer
 from tests.rpc.fake_engine import FACTS, FakeEngine
+from tests.tasks import begun
 from wire import backend_pb2 as pb
 
 
@@ -62,6 +63,54 @@ def test_ranks_load_again_what_was_served(
         asyncio.run(load("second"))
     request = last_load.request()
     assert (request and request.Model) == remembered
+
+
+class WaitingEngine(FakeEngine):
+    """A load ends once it may, and `free` waits for it; a load of a model named `bad` fails."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.may_end = asyncio.Event()
+        self._slot = asyncio.Lock()
+
+    async def load(self, request: LoadRequest) -> ServedModel:
+        async with self._slot:
+            await self.may_end.wait()
+            if request.model == "bad":
+                raise ModelRejected("it is bad")
+            return await super().load(request)
+
+    async def free(self) -> bool:
+        async with self._slot:
+            return await super().free()
+
+
+async def test_a_load_that_fails_after_another_is_not_remembered(tmp_path: Path) -> None:
+    """Both had come before any model was loaded."""
+    engine, last_load = WaitingEngine(), LastLoad({FILE: str(tmp_path / "last_load")})
+    servicer = Servicer(engine, Identity(), last_load)
+    loads = [
+        await begun(servicer.LoadModel(pb.ModelOptions(Model=name), None))  # type: ignore[arg-type]
+        for name in ("good", "bad")
+    ]
+    engine.may_end.set()
+    assert (await loads[0]).success
+    with pytest.raises(ModelRejected):
+        await loads[1]
+    request = last_load.request()
+    assert request is not None
+    assert request.Model == "good"
+
+
+async def test_a_model_that_is_freed_while_it_is_loaded_is_not_remembered(tmp_path: Path) -> None:
+    engine, last_load = WaitingEngine(), LastLoad({FILE: str(tmp_path / "last_load")})
+    servicer = Servicer(engine, Identity(), last_load)
+    load = await begun(servicer.LoadModel(pb.ModelOptions(Model="good"), None))  # type: ignore[arg-type]
+    free = await begun(servicer.Free(pb.HealthMessage(), None))  # type: ignore[arg-type]
+    engine.may_end.set()
+    await asyncio.wait([load, free])
+    assert engine.loaded is None
+    assert last_load.request() is None
 
 
 def test_a_load_succeeds_although_it_cannot_be_stored(tmp_path: Path) -> None:

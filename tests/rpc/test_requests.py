@@ -300,6 +300,18 @@ def test_metadata_overrides_the_models_defaults() -> None:
     assert (request.min_tokens, request.sampling.xtc_probability) == (1, 0.1)
 
 
+def test_the_models_least_tokens_give_way_to_the_limit_of_an_answer() -> None:
+    """A request did not send them, so they cannot be what is wrong with it."""
+    facts = replace(FACTS, defaults=Extras(min_tokens=100))
+    assert generation_request(predict_options(Tokens=10), facts).min_tokens == 10
+    assert generation_request(predict_options(Tokens=0), facts).min_tokens == 100
+    short = replace(facts, default_max_tokens=20)
+    assert generation_request(predict_options(Tokens=0), short).min_tokens == 20
+    options = predict_options(Tokens=0, Metadata={"mlx.min_tokens": "30"})
+    with pytest.raises(InvalidRequest, match="is 30, but the model's max_tokens is 20"):
+        generation_request(options, short)
+
+
 def test_an_answer_to_continue_is_the_last_message() -> None:
     goes_on = {"mlx.continue_final_message": "true"}
     begun = pb.Message(role="assistant", content="It is")

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -18,7 +19,7 @@ import numpy as np
 
 from backend.engine.embedding.batch_plan import ActivationCost, bucket_of, rows_that_fit
 from backend.engine.embedding.encoding import Encoded, Piece
-from backend.engine.errors import EngineError, EngineFailed, Overloaded
+from backend.engine.errors import EngineError, EngineFailed, Overloaded, is_allocation_failure
 from backend.engine.gauges import Gauges
 from backend.engine.heartbeat import counted
 from backend.engine.planning.pace import Pace
@@ -42,6 +43,7 @@ class _Job:
     ticket: int
     outputs: list[np.ndarray | None]
     left: int
+    dropped: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -50,6 +52,7 @@ class _Row:
     place: int
     piece: Piece
     arrival: int
+    retried: bool = False
     length: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,7 +64,8 @@ class EncodeQueue:
 
     run: runs the model on one batch and returns an output per piece. pace: decides the number of
     padded tokens per step. room: bytes that are left after the weights. publish: called with a
-    request's answer or error. report: logs a fault.
+    request's answer or error. report: logs a fault. short: whether the latest step got too little
+    memory; its rows then run once more, each alone.
     """
 
     def __init__(
@@ -81,9 +85,12 @@ class EncodeQueue:
         self._report = report
         self._gauges = gauges
         self._pace = pace
+        self._jobs: dict[int, _Job] = {}  # by ticket
+        # The first row of each bucket is never of a dropped job; others may be.
         self._buckets: dict[int, deque[_Row]] = {}
         self._arrivals = 0
         self._steps = 0
+        self.short = False
 
     @property
     def busy(self) -> bool:
@@ -119,7 +126,7 @@ class EncodeQueue:
             )
             return
         count = len(command.pieces)
-        job = _Job(command.ticket, [None] * count, count)
+        job = self._jobs[command.ticket] = _Job(command.ticket, [None] * count, count)
         for place, piece in enumerate(command.pieces):
             row = _Row(job, place, piece, self._arrivals)
             self._arrivals += 1
@@ -127,11 +134,13 @@ class EncodeQueue:
 
     def cancel(self, ticket: int) -> None:
         """Drop a request. Nothing is published: the caller already knows."""
-        self._drop(lambda job: job.ticket == ticket)
+        if (job := self._jobs.pop(ticket, None)) is not None:
+            job.dropped = True
+            self._drop_first_rows()
 
     def cancel_all(self, error: EngineError) -> None:
         """End every request with an error."""
-        jobs = {row.job.ticket for rows in self._buckets.values() for row in rows}
+        jobs, self._jobs = self._jobs, {}
         self._buckets.clear()
         for ticket in jobs:
             self._publish(ticket, error)
@@ -144,14 +153,12 @@ class EncodeQueue:
         """
         rows = self._take(self._pace.tokens(running=running), self.room if room is None else room)
         self._gauges.heartbeat.begin(f"pass over {counted(len(rows), 'text')}")
+        self.short = False
         started = time.perf_counter()
         try:
             outputs = self._run([row.piece for row in rows])
         except Exception as fault:
-            self._report("encoding", fault)
-            failure = EngineFailed(f"the model failed on this request ({type(fault).__name__})")
-            for ticket in {row.job.ticket for row in rows}:
-                self._fail(ticket, failure)
+            self._failed(rows, fault)
             return
         tokens = sum(row.length for row in rows)
         padded = len(rows) * max(row.length for row in rows)
@@ -163,14 +170,44 @@ class EncodeQueue:
         if not self.busy or self._steps % _TIDY_EVERY == 0:
             mx.clear_cache()
 
+    def _failed(self, rows: Sequence[_Row], fault: Exception) -> None:
+        """Handle a failed step. After a failed allocation its rows run once more, each alone."""
+        self.short = is_allocation_failure(fault)
+        if self.short and not rows[0].retried:
+            mx.clear_cache()
+            waiting = self._buckets.setdefault(bucket_of(rows[0].length), deque())
+            waiting.extendleft(reversed(rows))
+            for row in rows:
+                row.retried = True
+            return
+        self._report("encoding", fault)
+        failure: EngineError
+        if self.short:
+            longest = max(row.length for row in rows)
+            failure = Overloaded(
+                f"the device is out of memory: {mx.get_active_memory() // MIB} MiB are in use, and"
+                f" a text of {longest} tokens needs about {self._cost.of(1, longest) // MIB} MiB:"
+                " send it again later, send a shorter text, or lower memory_limit_mib"
+            )
+        else:
+            failure = EngineFailed(f"the model failed on this request ({type(fault).__name__})")
+        for ticket in {row.job.ticket for row in rows}:
+            self._fail(ticket, failure)
+
     def _take(self, tokens: int, room: int) -> list[_Row]:
         """Take the rows of the next step: the oldest one and others of its bucket."""
         waiting = self._next
-        lengths = (row.length for row in waiting)
-        count = rows_that_fit(lengths, tokens, self._cost, room)
-        rows = [waiting.popleft() for _ in range(count)]
-        if not waiting:
-            del self._buckets[bucket_of(rows[0].length)]
+        count = 1
+        if not waiting[0].retried:
+            left = (row for row in waiting if not row.job.dropped)
+            fresh = takewhile(lambda row: not row.retried, left)
+            count = rows_that_fit((row.length for row in fresh), tokens, self._cost, room)
+        rows: list[_Row] = []
+        while len(rows) < count:
+            row = waiting.popleft()
+            if not row.job.dropped:
+                rows.append(row)
+        self._drop_first_rows()
         return rows
 
     def _hand_out(self, row: _Row, output: np.ndarray) -> None:
@@ -182,6 +219,7 @@ class EncodeQueue:
         job.outputs[row.place] = output
         job.left -= 1
         if job.left == 0:
+            del self._jobs[job.ticket]
             done = tuple(output for output in job.outputs if output is not None)
             self._publish(job.ticket, Encoded(done))
 
@@ -189,10 +227,13 @@ class EncodeQueue:
         self.cancel(ticket)
         self._publish(ticket, failure)
 
-    def _drop(self, dropped: Callable[[_Job], bool]) -> None:
+    def _drop_first_rows(self) -> None:
+        """Drop the rows of dropped jobs before the first other one of each bucket.
+
+        Those behind it are skipped later: many jobs of many rows may be cancelled at once.
+        """
         for size, rows in list(self._buckets.items()):
-            kept = deque(row for row in rows if not dropped(row.job))
-            if kept:
-                self._buckets[size] = kept
-            else:
+            while rows and rows[0].job.dropped:
+                rows.popleft()
+            if not rows:
                 del self._buckets[size]

@@ -80,9 +80,10 @@ class LabelReader:
     by_word: bool = True
 
     def read(self, text: str) -> LabelledText:
-        """Tokenise a text. Raises TooLong."""
+        """Tokenise a text. Raises TooLong, InvalidRequest."""
         self.limits.check_text("text", text)
         row = self.tokenizer.encode(text, add_special_tokens=False)
+        self.limits.check_known("text", row.ids)
         parts = windows(len(row.ids), self.limits.context - len(self.before) - len(self.after))
         ids = [[*self.before, *row.ids[part.first : part.last], *self.after] for part in parts]
         return LabelledText(

@@ -48,6 +48,20 @@ class Limits:
                 name,
             )
 
+    def check_known(self, name: str, ids: Sequence[int], *, listed: bool = False) -> None:
+        """Raise InvalidRequest for a token without an embedding: MLX would read beyond the table.
+
+        listed: whether the request has the ids, not their text.
+        """
+        for place, token in enumerate(ids):
+            if not 0 <= token < self.vocabulary:
+                field = f"{name}[{place}]" if listed else name
+                raise InvalidRequest(
+                    f"{field} {'is' if listed else 'has'} the token {token}, but the model's"
+                    f" vocabulary ends at {self.vocabulary - 1}",
+                    field,
+                )
+
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
@@ -102,23 +116,14 @@ class TextReader:
                 "Embeddings has no tokens: send a text that is not empty", "Embeddings"
             )
         self.limits.check("Embeddings", len(ids))
-        self._require_known(ids, "Embeddings")
+        self.limits.check_known("Embeddings", ids)
         return [_single(ids)]
 
     def read_tokens(self, tokens: Sequence[int]) -> list[Piece]:
         """Use ids as they were sent, without adding any. Raises TooLong, InvalidRequest."""
         self.limits.check("EmbeddingTokens", len(tokens))
-        self._require_known(tokens, "EmbeddingTokens")
+        self.limits.check_known("EmbeddingTokens", tokens, listed=True)
         return [_single(list(tokens))]
-
-    def _require_known(self, ids: Sequence[int], name: str) -> None:
-        for place, token in enumerate(ids):
-            if not 0 <= token < self.limits.vocabulary:
-                raise InvalidRequest(
-                    f"{name}[{place}] is the token {token}, but the model's vocabulary ends at"
-                    f" {self.limits.vocabulary - 1}",
-                    f"{name}[{place}]",
-                )
 
     def answer(self, pieces: Sequence[Piece], encoded: Encoded) -> Embedded:
         """The vector or vectors of the one row."""
@@ -142,13 +147,14 @@ class PairReader:
     limits: Limits
 
     def read(self, query: str, documents: Sequence[str]) -> list[Piece]:
-        """Tokenise the pairs. Raises TooLong, which names the document."""
+        """Tokenise the pairs. Raises TooLong and InvalidRequest, which name the document."""
         self.limits.check_text("query", query)
         pieces: list[Piece] = []
         for index, document in enumerate(documents):
             self.limits.check_text(f"documents[{index}]", document)
             piece = self.encode(query, document)
             self.limits.check(f"the query with documents[{index}]", len(piece.ids))
+            self.limits.check_known(f"the query with documents[{index}]", piece.ids)
             pieces.append(piece)
         return pieces
 

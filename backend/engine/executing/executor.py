@@ -396,6 +396,7 @@ class Executor:
                 continue
             if leave.entry is not None or self._files.want_answer(one):
                 self._keep(one, leave.entry)
+            self._passes.forget(one)  # If they fail, nothing of it is left to drop.
             if one.group is not None:
                 one.group.drop(one)
             if one.batch is not None:

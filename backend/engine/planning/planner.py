@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from backend.engine.planning.charges import Charges
 from backend.engine.planning.guess_width import GuessWidth
 from backend.engine.planning.mask_share import MaskShare
-from backend.engine.planning.pace import PASS_TOKENS, Pace
+from backend.engine.planning.pace import PASS_TOKENS, SMALLEST_STEP, Pace
 from backend.engine.planning.plan import (
     Arrived,
     DecodeTimed,
@@ -79,6 +79,7 @@ class Planner:
         self._texts = TextTurn(self.sequences, self._charges, self.pace)
         self.preemptions = 0
         self.unused = self.lendable = limits.room
+        self._arrived: list[int] = []  # since the latest plan
         self._leaving: list[Leave] = []
         self._steps = 0
         self._batches = 0
@@ -106,10 +107,11 @@ class Planner:
         self._claim = 0
         if self._texts.lacking:
             self._claim = self._texts.claim(now, self._room - self._used())
+        unfit = self._refuse_unfit()
         preempt, refuse, used = self._make_room()
         paused = self._pause_costly_grammars()
-        start, unfit = self._admit(now)
-        refuse += unfit
+        start, refused = self._admit(now)
+        refuse += unfit + refused
         join = self._join()
         decode = {
             number: len(members) for number, members in sorted(self.sequences.batches().items())
@@ -165,6 +167,7 @@ class Planner:
                 self.sequences.by_number[event.sequence] = SequenceState(
                     event, now, event.width, on_disk=event.on_disk
                 )
+                self._arrived.append(event.sequence)
             case Started(number, reused):
                 if one := self.sequences.by_number.get(number):
                     # Less than planned, because a file has disappeared. The executor has left out
@@ -288,12 +291,27 @@ class Planner:
                 Leave(one.number, self.entries.number_for(one, filled) if filled else None)
             )
             self.sequences.preempt(one, self._steps)
-            one.resting, one.postponed = True, False
+            one.resting = True
         return leaving
 
     def _is_paused(self, one: SequenceState) -> bool:
         """Whether it must wait until decode steps of others have made up for its grammar's time."""
         return one.resting and self.masks.owed > 0 and bool(self.sequences.of("decode"))
+
+    def _refuse_unfit(self) -> list[Refusal]:
+        """Refuse new sequences that would not fit even alone, in the smallest passes.
+
+        They would wait until the others end, and block those behind them.
+        """
+        refused: list[Refusal] = []
+        arrived, self._arrived = self._arrived, []
+        for one in filter(None, map(self.sequences.by_number.get, arrived)):
+            one.width, one.least = min(one.width, 2), 1
+            needed = self._charges.newcomer(one, alone=True)
+            one.width, one.least = one.arrived.width, SMALLEST_STEP
+            if needed > self.limits.room:
+                refused.append(self._refuse(one, needed))
+        return refused
 
     def _refuse(self, one: SequenceState, needed: int) -> Refusal:
         self.sequences.remove(one.number)
@@ -348,8 +366,9 @@ class Planner:
                     break
                 continue
             source = self._sources.choose(one)
-            if self._sources.expects(one, source):
+            if self._sources.expects(one, source, self._room - used):
                 expecting += 1
+                used = self._used() + storing  # with a snapshot that it may need
                 continue
             while needed > self._room and one.width > 2:
                 one.width = 1 + (one.width - 1) // 2

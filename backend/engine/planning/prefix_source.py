@@ -48,8 +48,11 @@ class PrefixSource:
             best = Source("disk", 0, one.on_disk)
         return best if best is not None and best.length > 0 else None
 
-    def expects(self, one: SequenceState, source: Source | None) -> bool:
-        """Whether to wait for a prefix that is being computed or stored for another sequence."""
+    def expects(self, one: SequenceState, source: Source | None, free: int) -> bool:
+        """Whether to wait for a prefix that is being computed or stored for another sequence.
+
+        free: bytes for a snapshot of it, where one is needed.
+        """
         if one.arrived.fresh or one.generated or not self._limits.prompt_cache:
             return False
         for other in self._sequences.of("prefill"):
@@ -59,7 +62,9 @@ class PrefixSource:
             own = source is not None and source.kind == "sequence" and source.number == other.number
             if length < PASS_TOKENS + (0 if source is None or own else source.length):
                 continue
-            if not self._limits.trims:
+            if not self._limits.trims and length not in other.places:
+                if self._limits.cost.snapshot(other.prompt) > free:
+                    continue
                 other.places.add(length)
             return True
         known = source.length if source else 0

@@ -115,5 +115,6 @@ class SequenceState:
         """
         self.state, self.filled, self.group, self.known = "waiting", 0, 0, 0
         self.preempted_in = step
+        self.postponed = False
         self.least = SMALLEST_STEP
         self.match = None

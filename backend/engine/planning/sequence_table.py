@@ -42,8 +42,10 @@ class SequenceTable:
         one.wait_again(step)
 
     def remove(self, number: int) -> SequenceState | None:
-        """Remove a sequence; returns its data."""
+        """Remove a sequence; returns its data.
+
+        Thousands may be cancelled in one step, so the others are not searched for what they know
+        of it; numbers are never used again.
+        """
         self.admitted.pop(number, None)
-        for other in self.by_number.values():
-            other.shared.pop(number, None)
         return self.by_number.pop(number, None)

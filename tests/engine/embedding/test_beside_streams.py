@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Event
 from typing import Any, cast
 
 import numpy as np
 
-from backend.engine.commands import Cancel, Command, Encode, Load, Stop, Submit
+from backend.engine.commands import (
+    Cancel,
+    Command,
+    Encode,
+    Load,
+    MeasureMemory,
+    Stop,
+    Submit,
+)
 from backend.engine.embedding import networks
 from backend.engine.embedding.batch_plan import ActivationCost
 from backend.engine.embedding.encode_queue import EncodeQueue
@@ -25,6 +33,7 @@ from backend.engine.served_model import ServedModel
 from backend.engine.worker import Worker
 from tests.engine.kv_models import kv_model, words
 from tests.engine.rounds import MIB, alone, engine_model
+from tests.polling import until
 
 ENDLESS = 1 << 30
 STREAM, TEXT, NEWCOMER = 1, 2, 3
@@ -61,7 +70,8 @@ class Outcomes:
 
 
 @contextmanager
-def serving(model: EngineModel) -> Iterator[tuple[Worker, Outcomes]]:
+def serving(model: EngineModel, *, fails: int = 0) -> Iterator[tuple[Worker, Outcomes]]:
+    """fails: how many passes over texts get no memory before one does."""
     outcomes = Outcomes()
     worker = Worker(outcomes.put, outcomes.put)
     worker.start()
@@ -69,12 +79,18 @@ def serving(model: EngineModel) -> Iterator[tuple[Worker, Outcomes]]:
         networks.causal(model.model), (), PoolingRule("mean", False), pad_token=0
     )
     pace = Pace(4096, 250)
+    failing = iter(range(fails))
+
+    def run_or_fail(pieces: Sequence[Piece]) -> list[np.ndarray]:
+        if next(failing, None) is not None:
+            raise RuntimeError("[malloc] Unable to allocate 123456 bytes.")
+        return run(pieces)
 
     def load() -> Generator[str, None, Any]:
         yield from ()
 
         def new_encoder(*edges: Any) -> EncodeQueue:
-            return EncodeQueue(run, _COST, pace, model.memory_limit, *edges)
+            return EncodeQueue(run_or_fail, _COST, pace, model.memory_limit, *edges)
 
         served = cast(ServedModel, type("Served", (), {"epoch": 1}))
         return model, new_encoder, served
@@ -122,6 +138,25 @@ def test_a_text_that_needs_all_memory_stops_neither_the_stream_nor_newcomers() -
     assert outcomes.texts[STREAM] == expected
     (vector,) = _vectors_alone(model)
     np.testing.assert_allclose(outcomes.vectors[TEXT], vector, rtol=1e-4, atol=1e-5)
+
+
+def test_earlier_prompts_give_way_to_a_text_that_gets_no_memory() -> None:
+    model = engine_model(kv_model("attention"))
+    with serving(model, fails=1) as (worker, outcomes):
+        worker.send(_submit(NEWCOMER, words(20, 3), 5))
+        while NEWCOMER not in outcomes.order:
+            outcomes.take()
+        until(lambda: _stored_bytes(worker) > 0)
+        worker.send(Encode(1, TEXT, [Piece(words(7, 1))]))
+        while TEXT not in outcomes.order:
+            outcomes.take()
+        assert _stored_bytes(worker) == 0
+
+
+def _stored_bytes(worker: Worker) -> int:
+    measured = MeasureMemory()
+    worker.send(measured)
+    return measured.done.result(60)["prompt_cache"]
 
 
 def _vectors_alone(model: EngineModel) -> list[np.ndarray]:

@@ -17,9 +17,13 @@ from backend.engine.planning.pace import Pace
 
 
 class Room:
-    """A queue over a model whose result is the sum of a row's ids; an id of -1 raises."""
+    """A queue over a model whose result is the sum of a row's ids.
 
-    def __init__(self, room: int = 1 << 30) -> None:
+    An id of -1 raises; one of -2 takes more memory than there is.
+    """
+
+    def __init__(self, room: int = 1 << 30, most: int = 1 << 30) -> None:
+        self.most = most  # rows for which there is memory
         self.steps: list[list[int]] = []
         self.outcomes: dict[int, Any] = {}
         self.faults: list[str] = []
@@ -37,6 +41,8 @@ class Room:
         self.steps.append([len(piece.ids) for piece in pieces])
         if any(-1 in piece.ids for piece in pieces):
             raise ValueError("secret")
+        if len(self.steps[-1]) > self.most or any(-2 in piece.ids for piece in pieces):
+            raise RuntimeError("[malloc] Unable to allocate 123456 bytes.")
         sums = [float(sum(piece.ids)) for piece in pieces]
         return [np.array([np.nan if total == 13 else total]) for total in sums]
 
@@ -87,6 +93,19 @@ def test_a_cancelled_request_is_not_computed_further() -> None:
     assert sum(map(len, room.steps)) < 9
 
 
+def test_requests_around_a_cancelled_one_get_their_own_rows() -> None:
+    room = Room()
+    for ticket in range(1, 6):
+        room.ask(ticket, *[[ticket] * 3] * 2)
+    for ticket in (2, 4, 5):
+        room.queue.cancel(ticket)
+    assert room.queue.busy
+    room.finish()
+    assert (room.sums(1), room.sums(3)) == ([3, 3], [9, 9])
+    assert room.outcomes.keys() == {1, 3}
+    assert sum(map(len, room.steps)) == 4
+
+
 def test_a_fault_ends_only_the_requests_of_its_step() -> None:
     room = Room()
     room.ask(1, [-1, 1], [1] * 60)
@@ -98,6 +117,28 @@ def test_a_fault_ends_only_the_requests_of_its_step() -> None:
     assert isinstance(room.outcomes[2], EngineFailed)
     assert room.sums(3) == [180]
     assert room.faults == ["encoding"]
+
+
+def test_rows_for_which_memory_was_short_run_once_more_each_alone() -> None:
+    room = Room(most=1)
+    room.ask(1, [1, 1], [2, 2])
+    room.ask(2, [3, 3])
+    room.ask(3, [4] * 60)
+    room.finish()
+    assert room.steps[:4] == [[2, 2, 2], [2], [2], [2]]
+    assert (room.sums(1), room.sums(2), room.sums(3)) == ([2, 4], [6], [240])
+    assert room.faults == []
+
+
+def test_a_row_that_gets_no_memory_ends_its_request_with_figures() -> None:
+    room = Room()
+    room.ask(1, [-2] * 20, [1] * 60)
+    room.ask(2, [3] * 20)
+    room.finish()
+    assert isinstance(room.outcomes[1], Overloaded)
+    assert "a text of 20 tokens needs about 0 MiB" in str(room.outcomes[1])
+    assert room.sums(2) == [60]
+    assert room.steps == [[20, 20], [20], [20]]
 
 
 def test_a_row_with_nan_results_fails_only_its_request() -> None:

@@ -12,19 +12,23 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from backend.engine.embedding.batch_plan import ActivationCost, bucket_of, rows_that_fit
 from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.entities import entities_of, labels_of_words, runs_of
-from backend.engine.embedding.label_reader import windows
+from backend.engine.embedding.label_reader import LabelReader, windows
 from backend.engine.embedding.pooling_rule import (
     Mode,
     PoolingRule,
     pooling_of_checkpoint,
     sequence_limit,
 )
+from backend.engine.embedding.readers import Limits, PairReader, TextReader, cross_encoder
 from backend.engine.embedding.vectors import padded, pool
-from backend.engine.errors import ModelRejected
+from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.settings import Settings
 from common.model_kind import ModelKind, kind_of
 
@@ -194,3 +198,21 @@ def test_kind_of_a_checkpoint(
     config: dict[str, Any], files: tuple[str, ...], wanted: str, kind: ModelKind
 ) -> None:
     assert kind_of(config, frozenset(files), wanted) is kind
+
+
+def test_texts_with_tokens_that_the_model_does_not_have_are_refused() -> None:
+    """MLX does not check ids: it would read beyond the table of embeddings."""
+    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "<new>": 2}, "a"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    limits = Limits(context=100, vocabulary=2)
+    pairs = PairReader(cross_encoder(tokenizer, segments=False), limits)
+    assert [piece.ids for piece in pairs.read("a", ["b"])] == [[0, 1]]
+    with pytest.raises(InvalidRequest, match=r"documents\[1\] has the token 2, but .* ends at 1"):
+        pairs.read("a", ["b", "a <new>"])
+    labels = LabelReader(tokenizer, limits, ("O",), lambda shares: [0] * len(shares))
+    assert labels.read("a b").pieces[0].ids == [0, 1]
+    with pytest.raises(InvalidRequest, match=r"text has the token 2, but .* ends at 1"):
+        labels.read("a b <new>")
+    texts = TextReader(lambda text: tokenizer.encode(text).ids, limits)
+    with pytest.raises(InvalidRequest, match=r"Embeddings has the token 2, but .* ends at 1"):
+        texts.read_text("a <new>")

@@ -27,7 +27,7 @@ from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import LookupGuesser
 from backend.engine.errors import Cancelled, EngineFailed
 from backend.engine.executing import batch as decode_batch
-from backend.engine.executing import choosing, prefill_passes, prompt_logprobs
+from backend.engine.executing import choosing, prefill_passes, prompt_logprobs, step_times
 from backend.engine.executing.batch import DecodeBatch, PrefillGroup
 from backend.engine.executing.choosing import Chooser
 from backend.engine.executing.score_plan import Continuation, ScorePlan
@@ -554,6 +554,34 @@ def test_some_requests_can_be_cancelled_at_any_step(kind: str) -> None:
             same(rounds.received[number], alone(kind, number))
         assert_nothing_is_left(rounds)
         assert not rounds.faults
+
+
+def test_a_pass_in_flight_may_fail_after_one_of_its_requests_was_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU, a pass is waited for in a later step than that in which it was launched."""
+    monkeypatch.setattr(step_times, "may_wait_within_a_step", lambda: False)
+    rounds = Rounds(model_of("full"))
+    rounds.submit(1, spread(24, 7), 40, ignore_eos=True)
+    while len(rounds.received[1].tokens) < 3:
+        rounds.step()
+    for number in (2, 3):
+        rounds.submit(number, spread(12, number), 8, ignore_eos=True)
+    executor = rounds.scheduler.executor
+    gone, other = executor.sequences[2], executor.sequences[3]
+    while not (executor.in_flight(gone) and executor.in_flight(other)):
+        rounds.step()
+    with monkeypatch.context() as patch:
+        Action(prefill_passes.PrefillPass, "wait", ONE).rig(patch, Trap(0, DEFECT))
+        rounds.scheduler.cancel(2)
+        rounds.step()
+    rounds.drain(2000)
+    # The first one's KV is in the same batch as what the pass computed.
+    assert all(isinstance(rounds.received[number].error, EngineFailed) for number in (1, 3))
+    assert_nothing_is_left(rounds)
+    submit(rounds, 4, 104)
+    rounds.drain(2000)
+    same(rounds.received[104], alone("full", 4))
 
 
 def test_a_preempted_sequence_reports_its_prompt_logprobs_once() -> None:

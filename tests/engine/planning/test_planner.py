@@ -22,6 +22,7 @@ from backend.engine.planning.plan import (
 )
 from backend.engine.planning.planner import Planner
 from backend.engine.planning.prefix_index import PrefixKey
+from backend.engine.planning.sequence_state import SequenceState
 from tests.engine.fake_executor import FakeExecutor, Faults
 from tests.long import TEST_LONG
 
@@ -541,3 +542,24 @@ def test_texts_that_need_all_memory_share_the_time_with_sequences() -> None:
     shared, world = run(1000)
     assert len(world.embedded) > 2
     assert shared < 3 * undisturbed
+
+
+class Unlisted(dict[int, SequenceState]):
+    """A table that may be asked for one sequence, but not searched."""
+
+    def _refuse(self) -> Any:
+        raise AssertionError("all sequences were looked at")
+
+    __iter__ = items = values = _refuse
+
+
+def test_a_cancelled_sequence_costs_the_same_however_many_wait() -> None:
+    """Thousands may be cancelled in one step, while others stream."""
+    world = World(limits_of())
+    for _ in range(3):
+        world.arrive(range(40))
+    world.step()
+    table = world.planner.sequences
+    table.by_number = Unlisted(table.by_number)
+    assert table.remove(2) is not None
+    assert len(table.by_number) == 2

@@ -13,6 +13,7 @@ from backend.engine.planning.plan import (
     Ended,
     Generated,
     Limits,
+    Masked,
     OtherBytes,
     PassCost,
     PlannerEvent,
@@ -67,6 +68,25 @@ def test_snapshots_of_running_sequences_are_charged() -> None:
     wanted = sum(len(one.places) for one in planner.sequences.admitted.values())
     assert plan.start
     assert rows + wanted * 2000 <= 20_000
+
+
+def test_snapshots_for_sequences_that_wait_for_a_prefix_take_only_memory_that_is_free() -> None:
+    """Otherwise the sequence that computes the prefix would be preempted for them."""
+    room = HYBRID.of(4000 + 512) + 9500
+    planner = Planner(limits(room, cost=HYBRID, trims=False, slots=16))
+    tokens = list(range(4000))
+    plan = planner.plan(0.0, [arrived(1, tokens)])
+    others = [
+        arrived(number, [*tokens[: 600 + number * 20], *[number] * (500 - number * 20)])
+        for number in range(2, 14)
+    ]
+    events: list[PlannerEvent] = [Started(1, 0), *others]
+    events += [Prefilled(1, part.end) for group in plan.prefill for part in group]
+    planner.plan(0.1, events)
+    (long,) = (one for one in planner.sequences.admitted.values() if one.number == 1)
+    assert HYBRID.of(long.charged) + long.wanted_snapshots * 2000 <= room
+    assert long.wanted_snapshots > 1
+    assert planner.plan(0.2, []).preempt == ()
 
 
 def test_the_turns_of_a_conversation_do_not_pile_up_snapshots() -> None:
@@ -242,3 +262,29 @@ def test_the_states_from_before_a_step_with_guesses_are_charged_for(
     planner.plan(0.1, [Started(start.sequence, 0)])
     planner.limits = replace(planner.limits, room=HYBRID.of(200 + 512) + spare)
     assert planner.plan(0.2, [Prefilled(1, 200)]).guess == guesses
+
+
+@pytest.mark.parametrize("slots", [1, 8])
+def test_what_can_never_fit_is_refused_at_once_although_others_run(slots: int) -> None:
+    """It would wait for them, and after a while block everyone behind it."""
+    planner = Planner(limits(3000, slots=slots))
+    planner.plan(0.0, [arrived(1, [1] * 200)])
+    plan = planner.plan(0.1, [arrived(2, [2] * 3000), arrived(3, [3] * 200)])
+    assert [refusal.sequence for refusal in plan.refuse] == [2]
+    assert [leave.sequence for leave in plan.leave] == [2]
+    assert 3 in planner.sequences.by_number
+
+
+def test_a_postponed_sequence_that_gave_up_its_memory_is_preempted_once() -> None:
+    planner = Planner(limits(3000))
+    first, second = (arrived(number, [number] * 200) for number in (1, 2))
+    planner.plan(0.0, [first, second])
+    planner.plan(0.1, [Started(1, 0), Started(2, 0)])
+    assert sum(planner.plan(0.2, [Prefilled(1, 200), Prefilled(2, 200)]).decode.values()) == 2
+    plenty = planner.limits
+    planner.limits = replace(plenty, room=1000)
+    plan = planner.plan(0.3, [Masked(2, 0.5, postponed=True)])
+    assert [leave.sequence for leave in plan.preempt] == [2]
+    planner.limits = plenty
+    assert [start.sequence for start in planner.plan(0.4, []).start] == [2]
+    assert planner.plan(0.5, [Started(2, 0)]).preempt == ()
