@@ -40,6 +40,7 @@ SAMPLINGS = [
 ]
 
 
+@pytest.mark.usefixtures("exact_buffers")
 @pytest.mark.parametrize("kind", WIDE)
 def test_the_parts_of_status_equal_what_mlx_holds(kind: str) -> None:
     model = kv_model(kind, **WIDE[kind])
@@ -61,12 +62,24 @@ def test_the_parts_of_status_equal_what_mlx_holds(kind: str) -> None:
         mx.synchronize()
         held = mx.get_active_memory() - before + weights
         parts = rounds.scheduler.memory()
-        assert held == pytest.approx(weights + sum(parts.values()), rel=0.05), parts
+        counted = weights + sum(parts.values())
+        # Until the next write, a window and its latest snapshot may share a buffer.
+        least = counted - _latest_windows(rounds)
+        assert 0.95 * least <= held <= 1.05 * counted, parts
         looks += 1
     assert looks > 50
     assert parts["kv_cache"] == 0
     assert parts["prompt_cache"] == rounds.scheduler.planner.entries.index.nbytes > 0
     assert not rounds.faults
+
+
+def _latest_windows(rounds: Rounds) -> int:
+    return sum(
+        kv.snapshot_bytes(kept, latest=True)
+        for one in rounds.scheduler.executor.sequences.values()
+        for at, kept in one.snapshots.items()
+        if at == len(one.history)
+    )
 
 
 @pytest.mark.usefixtures("guesses_always")
