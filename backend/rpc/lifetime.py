@@ -48,7 +48,7 @@ async def serve(engine: Engine, address: Address, token: str, ready: Callable[[i
     again.cancel()
     if not failed:
         logs.info("stopping", signal=signal.Signals(stop_signal.result()).name)
-    await server.refuse_new(failed=failed)
+    server.refuse_new(failed=failed)
     try:
         await asyncio.wait_for(engine.stop(0 if failed else _ENGINE_GRACE), _ENGINE_LIMIT)
     except TimeoutError:

@@ -132,6 +132,17 @@ EDGES: dict[str, list[Edge]] = {
             "rpc/test_sizes.py::test_a_refusal_is_the_answer_of_the_call",
         ),
         Edge(
+            "a health check or a reflection request that is long or damaged",
+            "INVALID_ARGUMENT",
+            "rpc/test_other_services.py::test_a_long_message_is_refused",
+        ),
+        Edge(
+            "a Watch of grpc.health.v1 that its client does not read",
+            "nothing for the others; the process stops when told to",
+            "rpc/test_other_services.py::"
+            "test_a_watch_that_nobody_reads_holds_up_neither_others_nor_the_end",
+        ),
+        Edge(
             "prompts that are slow to prepare",
             "short prompts overtake them",
             "engine/test_preparing.py::test_a_short_prompt_overtakes_slow_ones",
