@@ -185,6 +185,18 @@ EDGES: dict[str, list[Edge]] = {
             "engine/disk_cache/test_writer.py::test_a_full_disk_is_a_miss_and_one_log_line",
         ),
         Edge(
+            "the clock is set back",
+            "files of a later time are evicted first",
+            "engine/disk_cache/test_catalogue.py::"
+            "test_entries_from_before_the_clock_was_set_back_are_evicted_first",
+        ),
+        Edge(
+            "a user without a home folder",
+            "INVALID_ARGUMENT for models of the hub; the error names the setting",
+            "engine/test_loading_download.py::"
+            "test_a_user_without_a_home_folder_is_told_what_to_set",
+        ),
+        Edge(
             "the cache folder is deleted",
             "a cache miss",
             "engine/disk_cache/test_writer.py::test_a_deleted_folder_is_a_miss",
@@ -298,6 +310,12 @@ EDGES: dict[str, list[Edge]] = {
             "2,000 idle connections, and few open files",
             "nothing for the others",
             "gateway/test_safety_heads.py::test_many_silent_connections_keep_nobody_out",
+        ),
+        Edge(
+            "a client that sends more requests before the first is answered, and disconnects",
+            "its slot is free at once",
+            "gateway/test_safety_heads.py::"
+            "test_the_request_that_is_answered_learns_that_its_client_left",
         ),
         Edge(
             "a body that is all brackets",
