@@ -25,7 +25,7 @@ _ENGINE_LIMIT = 6.0  # seconds after which an engine that has not stopped is aba
 _ANSWER_GRACE = 1.0
 _LAST_LOOK = 1.0  # seconds during which Status and Health report a failure before calls end
 _ECHO = 0.1
-_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class EngineStopped(Exception):

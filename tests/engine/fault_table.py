@@ -262,6 +262,11 @@ EDGES: dict[str, list[Edge]] = {
             f"{_ACCEPTANCE}unread_logs.py::test_a_full_log_pipe_blocks_nothing_and_dropped_lines_are_counted",
         ),
         Edge(
+            "the disk that the log is written to is full",
+            "log lines are dropped and counted; calls continue",
+            "rpc/test_logs.py::test_lines_that_do_not_fit_on_the_disk_are_counted",
+        ),
+        Edge(
             "closed standard streams",
             "no effect",
             f"{_ACCEPTANCE}unread_logs.py::test_closed_standard_streams_do_not_block",
