@@ -7,12 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
+class NoHome(Exception):
+    """Why the folder is unknown, and what to do."""
+
+
 def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
     """The cache folder according to the environment.
 
     LocalAI sets both HF_HOME and HUGGINGFACE_HUB_CACHE to its models folder; the second takes
-    precedence, and has no subfolder `hub`.
+    precedence, and has no subfolder `hub`. Raises NoHome.
     """
     home = environ.get("HF_HOME") or f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
     given = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
-    return Path(os.path.expandvars(given or f"{home}/hub")).expanduser()
+    try:
+        return Path(os.path.expandvars(given or f"{home}/hub")).expanduser()
+    except RuntimeError:  # as in a container that runs as a user whom it does not know
+        raise NoHome("there is no home folder for downloads: set HF_HOME to a folder") from None

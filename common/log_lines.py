@@ -12,6 +12,7 @@ import logging
 import os
 import queue
 import re
+import select
 import threading
 import traceback
 
@@ -95,18 +96,35 @@ class LineWriter(logging.Handler):
             lines.all_tasks_done.wait_for(lambda: not lines.unfinished_tasks, _FLUSH_SECONDS)
 
     def _write(self) -> None:
+        torn = b""  # ends a line that was written in part
         while True:
             text = self._lines.get()
+            dropped = 0
             if self._dropped and self._lines.empty():
                 self.acquire()
                 dropped, self._dropped = self._dropped, 0
                 self.release()
                 text += f"\nlevel=warning event=log_dropped lines={dropped}"
-            left = f"{text}\n".encode(errors="replace")
-            with contextlib.suppress(OSError):  # the reader has closed the pipe
+            left = line = torn + f"{text}\n".encode(errors="replace")
+            try:
                 while left:
-                    left = left[os.write(self._descriptor, left) :]
+                    left = left[self._write_some(left) :]
+                torn = b""
+            except OSError:  # the reader has closed the pipe, or the disk is full
+                torn = b"\n" if len(left) < len(line) else torn
+                self.acquire()
+                self._dropped += 1 + dropped
+                self.release()
             self._lines.task_done()
+
+    def _write_some(self, left: bytes) -> int:
+        with contextlib.suppress(BlockingIOError):
+            return os.write(self._descriptor, left)
+        # Another process that shares the pipe or terminal has made it non-blocking.
+        room = select.poll()
+        room.register(self._descriptor, select.POLLOUT)
+        room.poll()
+        return 0
 
 
 class EventLog:

@@ -29,11 +29,17 @@ class ModelUnavailable(Exception):
 
 
 def cache_directory() -> Path:
-    """The folder for files that this project can download again."""
-    if own := os.environ.get("MLX_BACKEND_CACHE"):
-        return Path(own).expanduser().absolute()
+    """The folder for files that this project can download again. Raises ModelUnavailable."""
     shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(shared).expanduser().absolute() / "mlx-backend"
+    try:
+        return (
+            Path(os.environ.get("MLX_BACKEND_CACHE") or f"{shared}/mlx-backend")
+            .expanduser()
+            .absolute()
+        )
+    except RuntimeError:
+        why = "there is no home folder for its files: set MLX_BACKEND_CACHE to a folder"
+        raise ModelUnavailable(why) from None
 
 
 def location() -> Path:

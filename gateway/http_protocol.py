@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from http import HTTPStatus
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 LONGEST_HEAD = 64 << 10  # bytes; nginx takes 32 KiB
 HEAD_SECONDS = 30.0
+MOST_WAITING = 1000  # requests that a client sends before the first is answered
+_TOO_LONG = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+# The offer of another protocol, as Java's client makes with every POST. The parser would skip the
+# body then, although a server may ignore the offer.
+_OFFER = re.compile(rb"[A-Z]{3,7} \S+ HTTP/1\.1\r\n(?:[^\r\n]+\r\n)*?(?=upgrade:)", re.IGNORECASE)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -18,6 +25,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _between = 0  # bytes in a row after it that are no body: sizes of chunks, and trailers
     _reading_head = True
     _timer: asyncio.TimerHandle | None = None
+    _answered: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -28,20 +36,21 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._reading_head:
             self._head += len(data)
             if self._head > LONGEST_HEAD and b"\r\n\r\n" not in data:
-                self._refuse(
-                    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                    f"the headers are longer than {LONGEST_HEAD} bytes",
-                )
+                self._refuse(_TOO_LONG, f"the headers are longer than {LONGEST_HEAD} bytes")
                 return
         self._between += len(data)
+        if offer := _OFFER.match(data):
+            data = data[: offer.end()] + b"ignored-" + data[offer.end() :]
         super().data_received(data)
         if self._between > LONGEST_HEAD and not self._reading_head:
-            sentence = f"the trailers are longer than {LONGEST_HEAD} bytes"
-            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, sentence)
+            self._refuse(_TOO_LONG, f"the trailers are longer than {LONGEST_HEAD} bytes")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
         super().connection_lost(exc)
+        if self._answered is not None:  # of several requests, uvicorn knows the last
+            self._answered.disconnected = True
+            self._answered.message_event.set()
 
     def on_message_begin(self) -> None:
         self._begin_head()
@@ -55,6 +64,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._end_head()
         self._between = 0
         super().on_headers_complete()
+        if len(self.pipeline) > MOST_WAITING:
+            self.transport.abort()
+        elif self.pipeline:
+            self.flow.resume_reading()  # otherwise it is not noticed if the client leaves
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _begin_head(self) -> None:
         if not self._reading_head or self._timer is None:

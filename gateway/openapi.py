@@ -39,8 +39,6 @@ EVERYWHERE = {
     "504": "It took longer than a request may.",
 }
 Responses = dict[int | str, dict[str, Any]]
-
-
 _SCHEMAS: dict[str, Mapping[str, Any]] = {}  # of answers, by name
 
 
@@ -68,10 +66,8 @@ def install(app: FastAPI) -> None:
     making: asyncio.Future[bytes] | None = None
 
     def document() -> dict[str, Any]:
-        plain = get_openapi(
-            title=app.title, version=app.version, summary=app.summary, routes=app.routes
-        )
-        return with_refusals(plain)
+        about: dict[str, Any] = {"title": app.title, "version": app.version, "summary": app.summary}
+        return with_refusals(get_openapi(**about, routes=app.routes))
 
     async def describe(_: Request) -> Response:
         nonlocal making

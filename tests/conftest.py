@@ -6,8 +6,10 @@ The files that take longest come first, so that all workers stay busy.
 from __future__ import annotations
 
 import gc
+import pwd
 from collections.abc import Generator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -47,6 +49,17 @@ LONG = (
     "engine/test_parity.py",
     "acceptance/test_restart.py",
 )
+
+
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user whom the system does not know, as in a container that runs as any user."""
+
+    def unknown(user: int) -> NoReturn:
+        raise KeyError(user)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
 
 
 def pytest_sessionstart() -> None:

@@ -2,7 +2,7 @@
 
 The order matters: the token is checked before any of the request is parsed, and a call without it
 never reaches the model identity. The first interceptor covers all services of the process,
-including reflection and grpc.health.v1; the second only our own.
+including reflection and grpc.health.v1; of the second, these need only a part (`other_services`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from google.protobuf.message import DecodeError
 from backend.engine.errors import Cancelled, InvalidRequest, ShuttingDown
 from backend.rpc import call_log, logs
 from backend.rpc.identity import Identity
+from backend.rpc.long_requests import LONG, return_memory_soon
+from backend.rpc.other_services import checked
 from backend.rpc.sizes import require_bounded
 from backend.rpc.statuses import status_of
 from common.machine_memory import return_freed_memory
@@ -29,16 +31,9 @@ REACHED = (("mlx-reached", "1"),)
 QUEUED = frozenset({"Predict", "PredictStream", "Embedding", "Rerank", "Score", "TokenClassify"})
 """The methods whose requests wait for the engine, and are refused while its queue is full."""
 _PREFIX = f"/{SERVICE}/"
-_LONG = 1 << 20  # bytes
-_SOON = 0.05  # seconds
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
 Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Handler]]
 Behaviour = Callable[[Any, Any], Awaitable[Any]]
-
-
-def _return_memory() -> None:
-    """In a thread, because it takes time."""
-    asyncio.get_running_loop().run_in_executor(None, return_freed_memory)
 
 
 class TokenInterceptor(grpc.aio.ServerInterceptor):
@@ -99,9 +94,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, details: grpc.HandlerCallDetails
     ) -> Handler:
-        handler = await continuation(details)
-        if handler is None or not details.method.startswith(_PREFIX):
-            return handler
+        handler: Any = await continuation(details)
+        if handler is None:
+            return None
+        if not details.method.startswith(_PREFIX):
+            return checked(details.method, handler)
         call = self._around(details.method.removeprefix(_PREFIX), handler)
         # gRPC leaves a unary call without an answer if its client sends no message.
         kind = (
@@ -118,7 +115,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raw, long = b"", False
             try:
                 raw = await _message(method, context)
-                long = len(raw) > _LONG
+                long = len(raw) > LONG
                 reply = await self._answer(method, handler, raw, context)
             except asyncio.CancelledError:
                 call_log.cancelled(method, notes, started)
@@ -136,8 +133,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                 return reply
             finally:
                 if long:
-                    # gRPC still has the request.
-                    asyncio.get_running_loop().call_later(_SOON, _return_memory)
+                    return_memory_soon()
             # Cycles of exceptions and frames keep a request, perhaps of 50 MiB, until the garbage
             # collector finds them. So the error has lost its frames, and this frame, to which
             # gRPC's exception and its context refer, loses the request.
@@ -156,7 +152,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if self._closed and method not in self._answered:
             raise ShuttingDown
         require_bounded(handler.request_deserializer.__self__, raw)
-        if len(raw) > _LONG:
+        if len(raw) > LONG:
             # The pieces in which it came take twice its length, although they are freed.
             await asyncio.to_thread(return_freed_memory)
         try:

@@ -25,7 +25,7 @@ _ENGINE_LIMIT = 6.0  # seconds after which an engine that has not stopped is aba
 _ANSWER_GRACE = 1.0
 _REPORT_SECONDS = 1.0  # seconds during which Status and Health report a failure before calls end
 _ECHO = 0.1
-_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 class EngineStopped(Exception):
@@ -48,7 +48,7 @@ async def serve(engine: Engine, address: Address, token: str, ready: Callable[[i
     again.cancel()
     if not failed:
         logs.info("stopping", signal=signal.Signals(stop_signal.result()).name)
-    await server.refuse_new(failed=failed)
+    server.refuse_new(failed=failed)
     try:
         await asyncio.wait_for(engine.stop(0 if failed else _ENGINE_GRACE), _ENGINE_LIMIT)
     except TimeoutError:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import SERVICE_NAME as HEALTH
 
 from backend.engine.engine import Engine
 from backend.engine.threads import require_threads
 from backend.rpc import reflection
 from backend.rpc.address import Address, AddressInUse, require_free
+from backend.rpc.health import HealthServicer
 from backend.rpc.identity import Identity
 from backend.rpc.interceptors import SERVICE, CallInterceptor, TokenInterceptor
 from backend.rpc.last_load import LastLoad
@@ -35,7 +37,6 @@ _OPTIONS = (
 )
 # gRPC starts 4 to 16 threads of its own, by the number of processors, and a few for other work.
 _GRPC_THREADS = min(max(os.cpu_count() or 16, 4), 16) + 4
-_SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 class Server:
@@ -50,11 +51,11 @@ class Server:
         self._calls = CallInterceptor(identity, engine.require_room)
         guards = [TokenInterceptor(token)] if token else []
         self._server = grpc.aio.server(interceptors=[*guards, self._calls], options=_OPTIONS)
-        self._health = health.aio.HealthServicer()
+        self._health = HealthServicer(SERVICE)
         self._servicer = Servicer(engine, identity, LastLoad(os.environ))
         backend_pb2_grpc.add_BackendServicer_to_server(self._servicer, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable(self._server, (SERVICE, health.SERVICE_NAME))
+        reflection.enable(self._server, (SERVICE, HEALTH))
 
     async def start(self, address: Address) -> int:
         """Bind and serve; returns the port. Raises AddressInUse or UsageError."""
@@ -65,7 +66,6 @@ class Server:
             port = 0
         if port == 0:
             raise AddressInUse(f"cannot listen on {address}: is it an address of this machine?")
-        await self._health.set(SERVICE, _SERVING)
         await self._server.start()
         return port
 
@@ -73,13 +73,13 @@ class Server:
         """If this process replaces one that was lost, load the model that it had loaded."""
         await self._servicer.load_again()
 
-    async def refuse_new(self, *, failed: bool = False) -> None:
+    def refuse_new(self, *, failed: bool = False) -> None:
         """Answer further calls with UNAVAILABLE, and health checks with NOT_SERVING.
 
         failed: Status is still answered, because it reports the failure.
         """
         self._calls.close(but=("Status",) if failed else ())
-        await self._health.enter_graceful_shutdown()
+        self._health.stop()
 
     async def stop(self, grace: float) -> None:
         """Close the port, give running answers `grace` seconds to end, cancel the rest."""

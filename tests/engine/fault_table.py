@@ -132,6 +132,17 @@ EDGES: dict[str, list[Edge]] = {
             "rpc/test_sizes.py::test_a_refusal_is_the_answer_of_the_call",
         ),
         Edge(
+            "a health check or a reflection request that is long or damaged",
+            "INVALID_ARGUMENT",
+            "rpc/test_other_services.py::test_a_long_message_is_refused",
+        ),
+        Edge(
+            "a Watch of grpc.health.v1 that its client does not read",
+            "nothing for the others; the process stops when told to",
+            "rpc/test_other_services.py::"
+            "test_a_watch_that_nobody_reads_holds_up_neither_others_nor_the_end",
+        ),
+        Edge(
             "prompts that are slow to prepare",
             "short prompts overtake them",
             "engine/test_preparing.py::test_a_short_prompt_overtakes_slow_ones",
@@ -172,6 +183,18 @@ EDGES: dict[str, list[Edge]] = {
             "a full disk",
             "a cache miss, and one line in the log",
             "engine/disk_cache/test_writer.py::test_a_full_disk_is_a_miss_and_one_log_line",
+        ),
+        Edge(
+            "the clock is set back",
+            "files of a later time are evicted first",
+            "engine/disk_cache/test_catalogue.py::"
+            "test_entries_from_before_the_clock_was_set_back_are_evicted_first",
+        ),
+        Edge(
+            "a user without a home folder",
+            "INVALID_ARGUMENT for models of the hub; the error names the setting",
+            "engine/test_loading_download.py::"
+            "test_a_user_without_a_home_folder_is_told_what_to_set",
         ),
         Edge(
             "the cache folder is deleted",
@@ -239,6 +262,11 @@ EDGES: dict[str, list[Edge]] = {
             f"{_ACCEPTANCE}unread_logs.py::test_a_full_log_pipe_blocks_nothing_and_dropped_lines_are_counted",
         ),
         Edge(
+            "the disk that the log is written to is full",
+            "log lines are dropped and counted; calls continue",
+            "rpc/test_logs.py::test_lines_that_do_not_fit_on_the_disk_are_counted",
+        ),
+        Edge(
             "closed standard streams",
             "no effect",
             f"{_ACCEPTANCE}unread_logs.py::test_closed_standard_streams_do_not_block",
@@ -287,6 +315,12 @@ EDGES: dict[str, list[Edge]] = {
             "2,000 idle connections, and few open files",
             "nothing for the others",
             "gateway/test_safety_heads.py::test_many_silent_connections_keep_nobody_out",
+        ),
+        Edge(
+            "a client that sends more requests before the first is answered, and disconnects",
+            "its slot is free at once",
+            "gateway/test_safety_heads.py::"
+            "test_the_request_that_is_answered_learns_that_its_client_left",
         ),
         Edge(
             "a body that is all brackets",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import resource
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -163,6 +165,25 @@ def test_a_read_only_cache_is_reported(
         get()
     assert "the model cache cannot be written" in str(refusal.value)
     assert str(tmp_path) not in str(refusal.value)
+
+
+def test_a_user_without_a_home_folder_is_told_what_to_set(
+    hub: Hub, homeless: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HOME", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ModelRejected, match="set HF_HOME to a folder"):
+        get()
+
+
+def test_a_download_beside_more_open_files_than_select_takes(hub: Hub) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    with ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1024):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        assert (get() / "config.json").is_file()
 
 
 def test_a_slow_download_is_cancelled_at_once_and_resumed_by_file(hub: Hub, tmp_path: Path) -> None:

@@ -32,6 +32,11 @@ def test_folder_under_the_models_root_comes_second(models: Path) -> None:
     assert resolve(" owner/name ", "", str(models)) == expected
 
 
+def test_a_reference_to_a_home_folder_that_there_is_not(homeless: None) -> None:
+    with pytest.raises(ModelNotFound, match="does not exist"):
+        resolve("~/model")
+
+
 def test_hub_comes_last(models: Path) -> None:
     missing = str(models / "org/other")
     assert resolve("org/other", missing, str(models)) == HubModel("org/other", "", "org/other")

@@ -50,6 +50,16 @@ def _sampling_of(options: pb.PredictOptions) -> tuple[float, ...]:
     return tuple(round(getattr(options, name), 4) for name in names)
 
 
+def test_a_user_without_a_home_folder_has_no_downloads(
+    tmp_path: Path, homeless: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    checkpoints = Checkpoints(tmp_path)
+    assert checkpoints.weight_bytes(_config("someone/model")) == 0
+    assert checkpoints.completed(_config("someone/model")).name == "m"
+
+
 def test_defaults_come_from_each_source_in_turn(tmp_path: Path) -> None:
     """The order: the request, the model's file, the checkpoint, OpenAI's defaults."""
     checkpoints = Checkpoints(tmp_path)

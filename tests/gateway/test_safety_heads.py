@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
 import resource
 import socket
 from collections.abc import AsyncIterator
@@ -11,7 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import http_protocol
 from gateway.http_protocol import LONGEST_HEAD, BoundedProtocol
@@ -28,12 +30,22 @@ async def answering(scope: Scope, receive: Receive, send: Send) -> None:
     await PlainTextResponse("ok")(scope, receive, send)
 
 
+async def echo(_: Scope, receive: Receive, send: Send) -> None:
+    """Answers with the body."""
+    message = await receive()
+    await PlainTextResponse(message["body"])(_, receive, send)
+
+
+async def silent(_: Scope, receive: Receive, __: Send) -> None:
+    """Never answers."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 @asynccontextmanager
-async def listening() -> AsyncIterator[int]:
+async def listening(app: ASGIApp = answering) -> AsyncIterator[int]:
     """The port of a server with this parser."""
-    config = uvicorn.Config(
-        answering, port=0, http=BoundedProtocol, log_config=None, lifespan="off"
-    )
+    config = uvicorn.Config(app, port=0, http=BoundedProtocol, log_config=None, lifespan="off")
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     running = asyncio.ensure_future(server.serve([listener]))
@@ -110,6 +122,51 @@ async def test_a_request_in_time_is_answered_and_its_connection_can_be_reused() 
     async with listening() as port:
         found = await answer_to(port, HEAD + b"\r\n", HEAD + b"connection: close\r\n\r\n")
     assert found.count(b"HTTP/1.1 200 ") == 2
+
+
+@pytest.mark.parametrize("offer", [b"websocket", b"h2c"])
+async def test_an_offer_of_another_protocol_is_ignored(offer: bytes) -> None:
+    """Java's client makes one with its first request, also if that has a body."""
+    offering = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: " + offer
+    post = HEAD.replace(b"GET", b"POST") + offering + b"\r\ncontent-length: 4\r\n\r\nbody"
+    async with listening(echo) as port:
+        found = await answer_to(port, post, HEAD + b"connection: close\r\n\r\n")
+    assert found.count(b"HTTP/1.1 200 ") == 2
+    assert b"\r\n\r\nbody" in found
+
+
+async def test_requests_sent_before_the_first_is_answered_are_answered_in_order() -> None:
+    posts = [
+        HEAD.replace(b"GET", b"POST") + b"content-length: 3\r\n\r\n" + str(number).encode()
+        for number in range(100, 200)
+    ]
+    async with listening(echo) as port:
+        found = await answer_to(port, b"".join(posts), HEAD + b"connection: close\r\n\r\n")
+    assert re.findall(rb"\r\n\r\n(\d+)", found) == [post[-3:] for post in posts]
+
+
+async def test_too_many_requests_before_an_answer_close_the_connection() -> None:
+    async with listening(silent) as port:
+        with contextlib.suppress(ConnectionResetError):
+            assert await answer_to(port, (HEAD + b"\r\n") * (http_protocol.MOST_WAITING + 2)) == b""
+
+
+@pytest.mark.parametrize("more", [0, 3])
+async def test_the_request_that_is_answered_learns_that_its_client_left(more: int) -> None:
+    begun, left = asyncio.Event(), asyncio.Event()
+
+    async def until_left(_: Scope, receive: Receive, __: Send) -> None:
+        begun.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    async with listening(until_left) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write((HEAD + b"\r\n") * (1 + more))
+        await begun.wait()
+        writer.close()
+        await asyncio.wait_for(left.wait(), 60)
 
 
 def test_many_silent_connections_keep_nobody_out() -> None:

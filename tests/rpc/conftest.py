@@ -45,6 +45,9 @@ class Running:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.later(work).result(WAIT)
 
+    def refuse_new(self) -> None:
+        self._loop.call_soon_threadsafe(self.server.refuse_new)
+
     def close_calls(self) -> None:
         """Stop the server once every call has ended and been logged."""
         self.run(self.server.stop(WAIT))

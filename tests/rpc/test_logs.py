@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import grpc
 import pytest
@@ -46,6 +48,43 @@ def lines_of(code: str, level: str = "") -> list[str]:
     )
     assert child.stdout == ""
     return child.stderr.splitlines()
+
+
+def record(text: str) -> logging.LogRecord:
+    made = logging.LogRecord("backend", logging.INFO, "", 0, text, (), None)
+    made.fields = {}
+    return made
+
+
+def test_lines_that_do_not_fit_on_the_disk_are_counted() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    writer = log_lines.LineWriter(descriptor)
+    for _ in range(3):
+        writer.emit(record("lost"))
+    writer.flush()
+    reading, writing = os.pipe()
+    os.dup2(writing, descriptor)  # there is room again
+    writer.emit(record("seen"))
+    assert os.read(reading, 1000) == (
+        b"level=info event=seen\nlevel=warning event=log_dropped lines=3\n"
+    )
+    for each in (writing, reading):
+        os.close(each)
+
+
+def test_a_full_pipe_that_does_not_block_loses_no_line() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    writer = log_lines.LineWriter(writing)
+    line = b"level=info event=" + b"x" * 5000 + b"\n"
+    for _ in range(100):
+        writer.emit(record("x" * 5000))
+    found = b""
+    while len(found) < 100 * len(line):
+        found += os.read(reading, 4096)
+    assert found == line * 100
 
 
 def test_levels() -> None:

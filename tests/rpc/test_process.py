@@ -94,7 +94,7 @@ def test_importing_the_server_imports_nothing_heavy() -> None:
     assert child.stderr.strip() == "[]"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_an_idle_process_exits_with_zero(start: Start, number: signal.Signals) -> None:
     with heeded(number):
         process = start(ANYWHERE)

@@ -59,7 +59,7 @@ def test_health_v1_is_serving_until_the_process_exits(running: Running) -> None:
         assert health.Check(health_pb2.HealthCheckRequest(service=name)).status == SERVING
     failure = failure_of(lambda: health.Check(health_pb2.HealthCheckRequest(service="nobody")))
     assert failure.code is grpc.StatusCode.NOT_FOUND
-    running.run(running.server.refuse_new())
+    running.refuse_new()
     assert next(watch).status == NOT_SERVING
     watch.cancel()
     assert health.Check(request).status == NOT_SERVING

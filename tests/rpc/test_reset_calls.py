@@ -9,28 +9,20 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from tests.rpc.frames import (
+    CANCEL,
+    END_HEADERS,
+    HEADERS,
+    PING,
+    PREFACE,
+    RESET,
+    SETTINGS,
+    frame,
+    head,
+)
 from tests.rpc.process import WAIT, Process
 
 MIB = 1 << 20
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-HEADERS, RESET, SETTINGS, PING = 1, 3, 4, 6
-END_HEADERS, CANCEL = 4, 8
-FIELDS = {
-    ":method": "POST",
-    ":scheme": "http",
-    ":path": "/backend.Backend/Health",
-    ":authority": "localhost",
-    "content-type": "application/grpc",
-    "te": "trailers",
-}
-
-
-def frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
-    return struct.pack(">IBI", len(content) << 8 | kind, flags, stream) + content
-
-
-def literal(text: str) -> bytes:
-    return bytes([len(text)]) + text.encode()
 
 
 @pytest.fixture
@@ -41,14 +33,14 @@ def process() -> Iterator[Process]:
 
 
 def test_calls_that_are_reset_at_once_do_not_fill_memory(process: Process) -> None:
-    head = b"".join(b"\0" + literal(name) + literal(value) for name, value in FIELDS.items())
+    fields = head("/backend.Backend/Health")
     reset = struct.pack(">I", CANCEL)
     with socket.create_connection(("127.0.0.1", process.port()), WAIT) as client:
         before = psutil.Process(process.child.pid).memory_info().rss
         client.sendall(PREFACE + frame(SETTINGS, 0, 0))
         for first in range(1, 120_000, 2_000):
             calls = (
-                frame(HEADERS, END_HEADERS, stream, head) + frame(RESET, 0, stream, reset)
+                frame(HEADERS, END_HEADERS, stream, fields) + frame(RESET, 0, stream, reset)
                 for stream in range(first, first + 2_000, 2)
             )
             client.sendall(b"".join(calls))

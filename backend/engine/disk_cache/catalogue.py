@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend.engine.disk_cache.entry_file import (
+    FORGOTTEN,
     BadEntry,
     Head,
     Opened,
@@ -256,8 +258,13 @@ def to_evict(
 
 
 def _stored_files(folder: Path) -> list[StoredFile]:
-    """All entries in the folder, of every model."""
+    """All entries in the folder, of every model.
+
+    Those from the future, because the clock has been set back, count as used long ago: otherwise
+    each new entry would be evicted for the next.
+    """
     files = []
+    latest = time.time_ns() + int(FORGOTTEN * 1e9)
     with os.scandir(folder) as found:
         for file in found:
             if not _NAME.fullmatch(file.name):
@@ -265,7 +272,8 @@ def _stored_files(folder: Path) -> list[StoredFile]:
             with contextlib.suppress(FileNotFoundError):
                 facts = file.stat(follow_symlinks=False)
                 if is_entry(Path(file.path)):
-                    files.append(StoredFile(Path(file.path), facts.st_size, facts.st_mtime_ns))
+                    used = facts.st_mtime_ns if facts.st_mtime_ns < latest else 0
+                    files.append(StoredFile(Path(file.path), facts.st_size, used))
     return files
 
 

@@ -41,7 +41,9 @@ _HEAD_LIMIT = 8 << 20
 _PIECE = 8 << 20  # bytes between two calls of `give_up`
 _MOST = 1 << 48  # maximum of any number in a head: no file is larger
 _UNFINISHED = re.compile(r"\.mlxkv-[0-9a-f]{16}\.part")
-_FORGOTTEN = 600.0  # seconds without a write after which an unfinished file counts as abandoned
+# Seconds without a write after which an unfinished file counts as abandoned. One from the future
+# does too: the clock has been set back.
+FORGOTTEN = 600.0
 _CARRIERS = {1: "<u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 
@@ -124,7 +126,7 @@ def remove_forgotten(folder: Path) -> int:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 facts = file.stat(follow_symlinks=False)
-                if time.time() - facts.st_mtime > _FORGOTTEN:
+                if abs(time.time() - facts.st_mtime) > FORGOTTEN:
                     Path(file.path).unlink()
                 else:
                     nbytes += facts.st_size

@@ -104,10 +104,9 @@ def _folder(request: AdapterRequest, model_path: str, cancel: threading.Event) -
         place = resolve(name, model_path=model_path)
         if not isinstance(place, HubModel):
             return place.path
-        from backend.engine.loading.hub_process import fetch
-        from common.hub_cache import hub_cache
+        from backend.engine.loading.hub_process import cache_for, fetch
 
-        return fetch(place, (CONFIG, WEIGHTS), hub_cache(), cancel)
+        return fetch(place, (CONFIG, WEIGHTS), cache_for(place), cancel)
     except EngineError as error:
         # These functions write messages about models.
         raise type(error)(str(error).replace("model ", "adapter ", 1)) from None

@@ -19,10 +19,9 @@ from backend.engine.loading.checkpoint import (
     inspect_config,
     require_files,
 )
-from backend.engine.loading.hub_process import fetch
+from backend.engine.loading.hub_process import cache_for, fetch
 from backend.engine.loading.model_reference import HubModel
 from backend.engine.settings import Settings
-from common.hub_cache import hub_cache
 from common.wording import shown
 
 _log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ def download(
     drafter. Raises ModelNotFound, ModelRejected, and Cancelled soon after `cancel` is set.
     """
     flaw: EngineError | None = None
-    cache = hub_cache()
+    cache = cache_for(model)
     if snapshot := _cached(model, cache):
         try:
             inspect(snapshot, model.name, settings, drafts=drafts)

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from backend.engine.errors import Cancelled, EngineError, ModelNotFound, ModelRejected
 from backend.engine.loading.model_reference import HubModel
 from backend.engine.units import MIB
+from common.hub_cache import NoHome, hub_cache
 from common.wording import shown
 
 _log = logging.getLogger(__name__)
@@ -28,6 +29,14 @@ Child = subprocess.Popen[bytes]
 _POLL_SECONDS = 0.1
 _PROGRESS_SECONDS = 2.0
 _END_SECONDS = 5.0
+
+
+def cache_for(model: HubModel) -> Path:
+    """The folder for its download. Raises ModelRejected."""
+    try:
+        return hub_cache()
+    except NoHome as why:
+        raise ModelRejected.because(model.name, str(why)) from None
 
 
 def fetch(model: HubModel, patterns: tuple[str, ...], cache: Path, cancel: threading.Event) -> Path:
@@ -79,12 +88,14 @@ def _follow(child: Child, model: HubModel, cancel: threading.Event) -> Path:
     """Read the child's messages until its result."""
     assert child.stdout is not None
     output = child.stdout.fileno()
+    arrivals = select.poll()  # `select.select` takes no descriptor above 1023
+    arrivals.register(output, select.POLLIN)
     progress = Progress(model.name, time.monotonic())
     buffer = b""
     while True:
         if cancel.is_set():
             raise Cancelled(f"download of model {shown(model.name)} was cancelled")
-        if not select.select([output], [], [], _POLL_SECONDS)[0]:
+        if not arrivals.poll(_POLL_SECONDS * 1000):
             continue
         received = os.read(output, 65536)
         if not received:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -78,7 +79,8 @@ def _existing(reference: str, model_file: str, model_path: str) -> Path | None:
     elif reference:
         plain = Path(reference)
         if reference.startswith("~/"):
-            plain = Path.home() / reference[2:]
+            with suppress(RuntimeError):  # the user has no home folder
+                plain = Path.home() / reference[2:]
         if plain.is_absolute():
             candidates.append(plain)
         else:

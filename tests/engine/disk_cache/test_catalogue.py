@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -191,6 +192,20 @@ def test_the_last_used_entry_is_evicted_last(tmp_path: Path) -> None:
     saved(disk, model, words(64, 4))
     assert disk.find([*words(64, 3), 1]) is None
     assert disk.find([*words(64, 1), 1]) is not None
+
+
+def test_entries_from_before_the_clock_was_set_back_are_evicted_first(tmp_path: Path) -> None:
+    model = model_of("full")
+    disk = disk_cache(model, tmp_path, max_bytes=SIZE * 3)
+    for start in (1, 2):
+        saved(disk, model, words(64, start))
+    for path in entries_in(tmp_path):
+        os.utime(path, (time.time() + 86_400,) * 2)
+    for start in (3, 4):
+        saved(disk, model, words(64, start))
+        age(tmp_path)
+    for start, found in ((1, False), (2, False), (3, True), (4, True)):
+        assert (disk.find([*words(64, start), 1]) is not None) == found
 
 
 def test_a_smaller_limit_applies_from_the_start(tmp_path: Path) -> None:

@@ -241,14 +241,16 @@ def assert_opened(gate: threading.Event) -> None:
 
 
 def test_files_left_by_a_killed_process_are_removed_later(tmp_path: Path) -> None:
-    old, new = (tmp_path / f".mlxkv-{digit * 16}.part" for digit in "ab")
+    old, new, future = (tmp_path / f".mlxkv-{digit * 16}.part" for digit in "abc")
     other = tmp_path / "other.part"
-    for path in (old, new, other):
+    for path in (old, new, future, other):
         path.touch()
     for path in (old, other):
         os.utime(path, (time.time() - 7200,) * 2)
+    os.utime(future, (time.time() + 7200,) * 2)
     remove_forgotten(tmp_path)
     assert not old.exists()
+    assert not future.exists(), "the clock has been set back since"
     assert new.exists(), "somebody may be writing it"
     assert other.exists()
 

@@ -1,0 +1,62 @@
+"""grpc.health.v1: whether this process serves.
+
+gRPC's own servicer holds a lock while it sends, so one client that reads nothing would keep every
+other from its answer, and the process from stopping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from common.wording import shown
+
+pb: Any = health_pb2  # the published types lack `List`
+_UNKNOWN = pb.HealthCheckResponse.SERVICE_UNKNOWN
+_SERVING = pb.HealthCheckResponse.SERVING
+_NOT_SERVING = pb.HealthCheckResponse.NOT_SERVING
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):
+    """Every service that it knows is SERVING until `stop`; '' means the whole process."""
+
+    def __init__(self, *services: str) -> None:
+        self._services = ("", *services)
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """Report NOT_SERVING from now on."""
+        self._stopped.set()
+
+    async def Check(self, request: Any, context: Any) -> Any:
+        status = self._status(request.service)
+        if status == _UNKNOWN:
+            known = ", ".join(map(repr, self._services))
+            sentence = f"there is no service {shown(request.service)}: ask for one of {known}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, sentence)
+        return pb.HealthCheckResponse(status=status)
+
+    async def List(self, _request: pb.HealthListRequest, _context: Any) -> pb.HealthListResponse:
+        statuses = {
+            name: pb.HealthCheckResponse(status=self._status(name)) for name in self._services
+        }
+        return pb.HealthListResponse(statuses=statuses)
+
+    async def Watch(self, request: Any, context: Any) -> None:
+        """Send the status, and again when it changes, until the client or the server ends it."""
+        service = request.service if request.service in self._services else None
+        del request  # its name may be long
+        first = self._status(service)
+        await context.write(pb.HealthCheckResponse(status=first))
+        await self._stopped.wait()
+        if (last := self._status(service)) != first:
+            await context.write(pb.HealthCheckResponse(status=last))
+        await asyncio.Event().wait()
+
+    def _status(self, service: str | None) -> Any:
+        if service not in self._services:
+            return _UNKNOWN
+        return _NOT_SERVING if self._stopped.is_set() else _SERVING

@@ -1,0 +1,20 @@
+"""Gives the memory of long requests back to the system, which glibc would keep."""
+
+from __future__ import annotations
+
+import asyncio
+
+from common.machine_memory import return_freed_memory
+
+LONG = 1 << 20  # bytes
+_SOON = 0.05  # seconds
+
+
+def return_memory_soon() -> None:
+    """After a call with a long request: not at once, because gRPC still has the request."""
+    asyncio.get_running_loop().call_later(_SOON, _return_memory)
+
+
+def _return_memory() -> None:
+    """In a thread, because it takes time."""
+    asyncio.get_running_loop().run_in_executor(None, return_freed_memory)
