@@ -30,6 +30,7 @@ _FORMS: tuple[Place, ...] = (
     ("output_config", "format"),
     ("output_format",),
 )
+_CONTAINERS = frozenset({"dict_type", "list_type", "model_type", "model_attributes_type"})
 _ALTERNATIVES = frozenset({"logprobs", "top_logprobs", "n_probs"})  # reduced to their maximum
 # Well-behaved clients send these with every request, so `--strict` accepts them as well.
 NEUTRAL = frozenset(
@@ -120,13 +121,18 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
         if not repair.lossless:
             tag = value if repair.up and isinstance(value, str) else ""
             exchange.current().ignore(_name(target) + (f"[{tag}]" if tag else ""))
-    elif value is None and place and isinstance(place[-1], str):
+    elif (value is None or _is_empty(value, kind)) and place and isinstance(place[-1], str):
         _edit(edits, place, DROPPED)  # null means absent; a field that is required is then missing
     elif kind == "int_type" and isinstance(value, float) and value.is_integer():
         _edit(edits, place, int(value))
     elif kind == "less_than_equal" and place[-1] in _ALTERNATIVES:
         _edit(edits, place, int(problem["ctx"]["le"]))
         exchange.current().ignore(_name(place))
+
+
+def _is_empty(value: Any, kind: str) -> bool:
+    """Whether it is empty, but of the wrong type: PHP writes an empty object as a list."""
+    return value in ([], {}, "") and kind in _CONTAINERS
 
 
 def _forms_the_answer(place: Place) -> bool:

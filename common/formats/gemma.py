@@ -19,10 +19,11 @@ def _read(reading: Reading, dialect: Dialect, opener: str, closer: str) -> Wait[
     marked = bool((yield from cursor.accept(opener)))
     while True:
         yield from cursor.space()
-        yield from cursor.expect("call:", ":call:")
+        word = yield from cursor.accept("call:", ":call:")
+        yield from cursor.space()
         name = yield from cursor.run(_NAME)
         yield from cursor.space()
-        if not name or not (marked or name in reading.tools):
+        if not name or not ((marked and word) or name in reading.tools):
             raise cursor.unreadable()
         if (yield from cursor.peek()) != "{":
             raise cursor.unreadable()

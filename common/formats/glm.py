@@ -12,7 +12,7 @@ from common.formats.reading import CallSyntax, Reading, Tags, no_content_yet
 from common.formats.tagged_calls import CallTags
 from common.formats.tagged_text import TaggedText
 
-_NAME = re.compile(r"[^<>{}\s\\]*")
+_NAME = re.compile(r"[^<>{}()\s\\]*")
 _KEY = re.compile(r"[^<\n]*")
 
 

@@ -20,8 +20,10 @@ _START, _MESSAGE, _CHANNEL = "<|start|>", "<|message|>", "<|channel|>"
 _ROLE, _CONSTRAIN, _RECIPIENT = "assistant", "<|constrain|>", "to="
 _CHANNELS = ("analysis", "commentary", "final")
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
-_BODY_ENDS = Markers([_START, _CHANNEL, *_ENDS])
+_NEXT_PART = (_START, _CHANNEL)
+_BODY_ENDS = Markers([*_NEXT_PART, *_ENDS])
 _HEADER_PARTS = (_START, _ROLE, _CHANNEL, *_CHANNELS, _CONSTRAIN, "json", "code", _RECIPIENT)
+_AFTER_CHANNEL = (_MESSAGE, _CHANNEL, _CONSTRAIN, _RECIPIENT, "json", "code")
 _BARE_PARTS = frozenset({_ROLE, *_CHANNELS, "json", "code", _RECIPIENT})
 _NEXT = Markers([_START])
 _NAME = re.compile(r"[^\s<{]*")
@@ -136,10 +138,10 @@ class Harmony:
         empty = stopped and not reading.tools.lacks(name, ())
         reading.begin(name)
         if not empty and not (yield from cursor.at([*_ENDS, _START])):
-            arguments = yield from read_arguments(reading, (*_ENDS, _START))
+            arguments = yield from read_arguments(reading, (*_ENDS, *_NEXT_PART))
         yield from cursor.space()
         closed = yield from cursor.accept(*_ENDS)
-        if not closed and (yield from cursor.more()) and not (yield from cursor.at([_START])):
+        if not closed and (yield from cursor.more()) and not (yield from cursor.at(_NEXT_PART)):
             raise Unreadable
         reading.call(Call(name, arguments))
 
@@ -171,9 +173,12 @@ class Harmony:
         with cursor.ahead():
             cursor.take(len(marker))
             if marker == _CHANNEL:
-                yield from cursor.space()
-                if (yield from cursor.more()) and not (yield from cursor.at(_CHANNELS)):
-                    return len(marker)
+                # A real one is followed by its name and by the rest of a header.
+                for following in (_CHANNELS, _AFTER_CHANNEL):
+                    yield from cursor.space()
+                    found = yield from cursor.accept(*following)
+                    if not found and (yield from cursor.more()):
+                        return len(marker)
             if not answer.quotes:
                 return 0
             yield from cursor.run(_QUOTED)

@@ -55,12 +55,15 @@ def read_arguments(
     """
     cursor = reading.cursor
     fence = yield from _read_fence(cursor)
+    if fence and (yield from cursor.accept(fence)):
+        return "{}"
     send = reading.send if (yield from cursor.peek()) == "{" else None
     arguments = arguments_of((yield from read_value(cursor, dialect, ends, send=send)))
     if arguments is None:
         raise Unreadable
     yield from drop_surplus(cursor, (fence, *ends) if fence else ends)
     yield from cursor.accept_after_space(fence)
+    yield from cursor.drop_cut((fence, *ends))
     return arguments
 
 

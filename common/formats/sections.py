@@ -79,11 +79,13 @@ class Section:
     def _close_call(self, reading: Reading) -> Wait[None]:
         """Read a call's closing marker, which may be missing if the next text implies it."""
         cursor = reading.cursor
+        markers = (self.call_close, self.call, self.closer)
+        yield from cursor.drop_cut(markers)
         with cursor.ahead():
             space = len((yield from cursor.space()))
             if not (yield from cursor.more()):
                 return
-            found = yield from cursor.at([self.call_close, self.call, self.closer])
+            found = yield from cursor.at(markers)
         if not found:
             raise cursor.unreadable()
         cursor.take(space + (len(found) if found == self.call_close else 0))

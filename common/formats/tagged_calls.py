@@ -241,7 +241,7 @@ class CallTags:
                 if space is None:
                     break
                 cursor.take(space)
-            if in_block and not count and (yield from cursor.peek()) in ("{", "[", "`"):
+            if in_block and (yield from cursor.peek()) in ("{", "[", "`"):
                 yield from read_json_calls(reading, (self.block_close,))
             else:
                 reading.call((yield from self._read_call(reading)))
@@ -251,13 +251,23 @@ class CallTags:
             raise cursor.unreadable()
 
     def _space_before_call(self, reading: Reading) -> Wait[int | None]:
-        """The length of the space before the next call of the block; None if there is none."""
+        """The length of the space before the next call of the block; None if there is none.
+
+        Calls that are objects may have a comma between them.
+        """
         cursor = reading.cursor
+        start = cursor.position
         with cursor.ahead():
-            space = len((yield from cursor.space()))
-            if (yield from cursor.at([self.call])):
-                return space
-            return space if (yield from cursor.peek()) in ("{", "[", "`") else None
+            yield from cursor.space()
+            if not (yield from cursor.at([self.call])):
+                comma = yield from cursor.accept(",")
+                yield from cursor.space()
+                head = yield from cursor.peek()
+                if comma and not head and reading.was_cut():
+                    raise Cut
+                if head not in ("{", "[", "`"):
+                    return None
+            return cursor.position - start
 
     def _read_call_header(self, cursor: Cursor) -> Wait[tuple[str, bool, str]]:
         """The name of a call whose opening was read, whether the tag closes itself, and the id."""

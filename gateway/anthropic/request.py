@@ -25,7 +25,7 @@ class Tool(Strict):
     """A tool that the client runs."""
 
     name: str = Field(min_length=1, max_length=128)
-    input_schema: dict[str, Any]
+    input_schema: dict[str, Any] = Field(default_factory=dict)
     type: Literal["custom"] | None = None
     description: str | None = None
     strict: bool | None = None

@@ -24,7 +24,7 @@ ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":lates
 class Turn(Strict):
     """One message; images are in base64, and may include videos."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str = ""
     images: list[str] | None = None
     thinking: str | None = None

@@ -26,7 +26,6 @@ class RoleMapping(Strict):
     assistant: str = ""
     tool: str = ""
     stop: str = Field("", description="What ends every message.")
-    system_prompt: str | None = Field(None, description="Not read, as in mlx_lm.server.")
 
 
 class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRequest):
@@ -84,4 +83,6 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRe
                 given.pop("n_predict", None)
             self.fill(given)
         self.fill(self.thinking_values())
+        if self.messages[-1].prefix:
+            self.fill({"continue_final_message": True})
         return self

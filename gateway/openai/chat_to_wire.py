@@ -16,8 +16,7 @@ from gateway.openai.chat_answer import wants_logprobs
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.field_names import names_of
 from gateway.openai.format_to_wire import constraint_of, write_constraint
-from gateway.openai.messages_to_wire import wire_messages
-from gateway.openai.role_mapping import prompt_of
+from gateway.openai.messages_to_wire import prompt_of, wire_messages
 from gateway.openai.sampling_to_wire import agreed, most_tokens, seed_of, write_sampling
 from gateway.openai.template_arguments import write_template_arguments
 from gateway.openai.tools_to_wire import is_single_call, offer_of, write_tools

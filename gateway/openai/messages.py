@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from gateway.openai.anthropic_parts import ImageSource, ThoughtPart, ToolUseBlock
 from gateway.openai.base import Strict
@@ -123,6 +123,11 @@ class ChatMessage(Strict):
         None, description="OpenRouter: the same."
     )
     refusal: str | None = Field(None, description="Assistant: content, where it refused.")
+    prefix: bool | None = Field(
+        None,
+        validation_alias=AliasChoices("prefix", "partial"),
+        description="Mistral, DeepSeek, Kimi: the answer continues this message, the last one.",
+    )
 
     @property
     def thought(self) -> str:

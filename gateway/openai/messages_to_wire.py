@@ -17,6 +17,7 @@ from typing import Literal
 from gateway import exchange, images
 from gateway.errors import ApiError, bad_field
 from gateway.openai.anthropic_parts import ThoughtPart
+from gateway.openai.chat_request import RoleMapping
 from gateway.openai.messages import ChatMessage, ContentPart, Part, ResultPart, ToolCall
 from gateway.openai.turns import RESULTS, Turn, turns_of
 from gateway.remote_images import Fetched
@@ -218,3 +219,27 @@ def _call(call: ToolCall) -> dict[str, object]:
 
 def _refused(place: str, instead: str) -> ApiError:
     return bad_field(place, f"{place} is not supported: {instead}", "unsupported_parameter")
+
+
+def prompt_of(mapping: RoleMapping, found: WireMessages, options: pb.PredictOptions) -> str:
+    """The prompt of mlx_lm.server's `role_mapping`: texts around the messages, without a template.
+
+    Raises ApiError for an empty one, and for what needs a chat template.
+    """
+    called = any(message.tool_calls for message in found.messages)
+    if options.Tools or called or any(found.media.values()):
+        sentence = "role_mapping cannot be combined with tools, images, videos and audio"
+        raise bad_field(
+            "role_mapping", f"{sentence}, which need the model's chat template: leave it out"
+        )
+    texts = [
+        f"{getattr(mapping, message.role, '')}{message.content}{mapping.stop}"
+        for message in found.messages
+    ]
+    prompt = ("".join(texts) + mapping.assistant).rstrip()
+    if not prompt:
+        raise bad_field(
+            "messages",
+            "messages and role_mapping have no text between them: send a message to answer",
+        )
+    return prompt

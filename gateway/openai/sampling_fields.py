@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from gateway.openai.base import Strict
 
@@ -29,6 +29,13 @@ Count = Annotated[int, Field(ge=-1, le=MOST_TOKENS)]  # -1: all, or no limit
 Window = Annotated[int, Field(ge=0, le=1 << 20)]
 Alternatives = Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)]
 Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
+
+
+def _biases(value: Any) -> Any:
+    """Also llama.cpp's list of pairs, in which false forbids a token."""
+    if isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value):
+        return {str(token): -1e6 if bias is False else bias for token, bias in value}
+    return value
 
 
 class SamplingFields(Strict):
@@ -63,7 +70,7 @@ class SamplingFields(Strict):
         None, description="Tokens that repeat_penalty looks back: 64 by default, -1 all, 0 none."
     )
     repetition_context_size: Count | None = Field(None, description="Alias of repeat_last_n.")
-    logit_bias: dict[TokenId, Bias] | None = Field(
+    logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_biases)] = Field(
         None, description="Token id → value added to its logit.", max_length=10_000
     )
     seed: Seed | None = Field(

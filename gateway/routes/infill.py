@@ -1,4 +1,4 @@
-"""`/infill`, as in llama.cpp: the text between two others, for editors that complete code."""
+"""`/completion` and `/infill`, as in llama.cpp: the text after one, or between two others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gateway.limits import JsonRoute
 from gateway.openai import refused
 from gateway.openai.answering import events_of
 from gateway.openai.base import Strict
-from gateway.openai.completion_request import CompletionRequest
+from gateway.openai.completion_request import CompletionRequest, Tokens
 from gateway.openai.completion_to_wire import completion_plan
 from gateway.sse import EventStream
 
@@ -31,17 +31,23 @@ class ExtraFile(Strict):
     text: str
 
 
-class InfillRequest(CompletionRequest):
-    """The texts before and after the gap; without a limit the model ends the answer."""
+class NativeRequest(CompletionRequest):
+    """llama.cpp's own completion: without a limit the model ends the answer."""
 
     refused = refused.INFILL
     most_by_default = 0
+
+    prompt: str | Tokens
+    t_max_predict_ms: float | None = Field(None, description="Maximum time after the first token.")
+
+
+class InfillRequest(NativeRequest):
+    """The texts before and after the gap."""
 
     prompt: str = Field("", description="The last part of the text before the gap.")
     input_prefix: str = ""
     input_suffix: str = ""
     input_extra: list[ExtraFile] = Field(default_factory=list)
-    t_max_predict_ms: float | None = Field(None, description="Maximum time after the first token.")
 
     def before(self) -> str:
         return self.input_prefix + self.prompt
@@ -54,6 +60,12 @@ class InfillRequest(CompletionRequest):
 @router.post("/infill")
 async def infill(body: InfillRequest, gateway: GatewayDep) -> Response:
     """The text between `input_prefix` and `input_suffix`, in one piece or as a stream."""
+    return await completion(body, gateway)
+
+
+@router.post("/completion")
+async def completion(body: NativeRequest, gateway: GatewayDep) -> Response:
+    """The text after `prompt`, in one piece or as a stream."""
     answer = _answer(body, gateway)
     if body.stream:
         return EventStream(answer, _event, gateway.settings, lambda: _event(_part("")))
@@ -62,7 +74,7 @@ async def infill(body: InfillRequest, gateway: GatewayDep) -> Response:
     return JSONResponse(parts[-1] | {"content": "".join(part["content"] for part in parts)})
 
 
-async def _answer(body: InfillRequest, gateway: Gateway) -> AsyncGenerator[Json, None]:
+async def _answer(body: NativeRequest, gateway: Gateway) -> AsyncGenerator[Json, None]:
     """Parts of the text: an empty one once the request is accepted, the last with the totals."""
     config = gateway.supervisor.resolve(body.model)
     model = body.model or config.name

@@ -27,19 +27,13 @@ from gateway.responses.to_chat import chat_request
 
 
 async def known_query(request: Request) -> None:
-    """Raises ApiError for a query parameter that the route does not declare."""
+    """List the query parameters that the route does not declare: all that is stored is sent."""
     route = request.scope["route"]
     assert isinstance(route, APIRoute)
     known = {field.alias for field in route.dependant.query_params}
     for name in request.query_params:
-        if name in ("include", "include[]"):  # what is stored is never more
+        if name not in known:
             exchange.current().ignore(name)
-        elif name not in known:
-            raise bad_field(
-                name[:64],
-                f"{name[:64]} is not a query parameter of this endpoint: leave it out",
-                "unknown_parameter",
-            )
 
 
 KnownQuery = Depends(known_query)

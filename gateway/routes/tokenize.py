@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
@@ -27,13 +27,6 @@ class TokenizeRequest(Request):
 
     content: str | None = Field(None, description="llama.cpp: the text.")
     prompt: str | None = Field(None, description="vLLM: the text.")
-    add_special: Literal[False] | None = Field(
-        None, description="llama.cpp: only false. The text is tokenized without additions."
-    )
-    add_special_tokens: Literal[False] | None = Field(None, description="vLLM: only false.")
-    parse_special: Literal[True] | None = Field(
-        None, description="llama.cpp: only true. Text such as <|im_end|> becomes that token."
-    )
     with_pieces: bool | None = Field(
         None, description="llama.cpp: tokens as {id, piece}; bytes of half a character are �."
     )

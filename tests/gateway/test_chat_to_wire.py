@@ -132,6 +132,7 @@ def test_a_request_without_options_gets_openais_defaults() -> None:
         ({"repeat_penalty": 1.5, "repeat_last_n": 0}, {"Repeat": None, "Penalty": 1.0}),
         ({"logit_bias": {"5": -100}}, {"LogitBias": '{"5": -100.0}'}),
         ({"logit_bias": {}}, {}),
+        ({"logit_bias": [[5, 2], [6, False]]}, {"LogitBias": '{"5": 2.0, "6": -1000000.0}'}),
         ({"seed": 3}, {"Seed": 3}),
         ({"seed": -1}, {}),
         ({"max_tokens": 5}, {"Tokens": 5}),
@@ -348,6 +349,18 @@ def test_a_begun_answer_is_continued(opens: dict[str, Any]) -> None:
     assert as_dict(translated({"continue_final_message": False})[0]) == PLAIN
 
 
+@pytest.mark.parametrize("name", ["prefix", "partial"])
+def test_a_last_message_may_ask_to_be_continued_itself(name: str) -> None:
+    """As in the APIs of Mistral and DeepSeek, and of Kimi."""
+    begun = [*BEGUN[:-1], {**BEGUN[-1], name: True}]
+    (plain,) = translated({"messages": BEGUN})
+    (marked,) = translated({"messages": begun})
+    assert marked.Metadata["mlx.continue_final_message"] == "true"
+    assert "mlx.continue_final_message" not in plain.Metadata
+    (not_last,) = translated({"messages": [*begun, {"role": "user", "content": "Hi"}]})
+    assert "mlx.continue_final_message" not in not_last.Metadata
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -429,7 +442,8 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ({"stop": ["a"] * 65}, "stop"),
         ({"logit_bias": {"a": 1}}, "logit_bias.a"),
         ({"logit_bias": {"1": "b"}}, "logit_bias.1"),
-        ({"logit_bias": [[1, 2]]}, "logit_bias"),
+        ({"logit_bias": [["a", 2]]}, "logit_bias.a"),
+        ({"logit_bias": [1, 2]}, "logit_bias"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": 3, "top_logprobs": 2}, "top_logprobs"),

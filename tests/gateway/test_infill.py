@@ -85,6 +85,15 @@ def test_infill_is_the_same_completion_in_llama_cpp_s_format(gateway: GatewayPro
     assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
 
 
+def test_llama_cpp_s_own_completion_continues_a_text(gateway: GatewayProcess) -> None:
+    (choice,) = post(gateway, "/completions", prompt="Count to", max_tokens=2)["choices"]
+    for prompt in ("Count to", post(gateway, "/tokenize", content="Count to")["tokens"]):
+        whole = post(gateway, "/completion", prompt=prompt, n_predict=2)
+        assert (whole["content"], whole["stop_type"]) == (choice["text"], "limit")
+    several = gateway.client.post("/completion", json={"model": "filling", "prompt": ["a", "b"]})
+    assert (several.status_code, several.json()["error"]["param"]) == (400, "prompt[0]")
+
+
 def test_other_files_are_used_too_and_editors_fields_are_ignored(gateway: GatewayProcess) -> None:
     plain = {"input_prefix": "a", "input_suffix": "b", "n_predict": 2}
     short = post(gateway, "/infill", **plain)["tokens_evaluated"]

@@ -536,3 +536,43 @@ def test_anything_is_a_request_or_refused(fields: dict[str, Any]) -> None:
         parsed(**fields)
     except (ValidationError, ApiError):
         return
+
+
+USED = {"id": "c1", "type": "function", "function": {"name": "read", "arguments": []}}
+ASKED = [*HI, {"role": "assistant", "content": "", "tool_calls": [USED]}]
+BLOCK = {"type": "tool_use", "id": "c1", "name": "read", "input": []}
+RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"logit_bias": [], "chat_template_kwargs": [], "stream_options": []}),
+        (CHAT, {"tools": {}, "stop": []}),
+        (CHAT, {"messages": [*ASKED, {"role": "tool", "tool_call_id": "c1", "content": "ok"}]}),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}),
+        (
+            MESSAGES,
+            {
+                "messages": [
+                    *HI,
+                    {"role": "assistant", "content": [BLOCK]},
+                    {"role": "user", "content": [RESULT]},
+                ],
+                "tools": [{"name": "read"}, {"name": "write", "input_schema": []}],
+            },
+        ),
+    ],
+)
+def test_an_empty_value_of_the_wrong_kind_is_an_empty_one(
+    gateway: GatewayProcess, path: str, fields: dict[str, Any]
+) -> None:
+    """PHP writes an empty object as a list."""
+    answer = gateway.client.post(path, json={"model": "tiny", **SHORT[path], **fields})
+    assert answer.status_code == 200, answer.text
+
+
+def test_a_needed_value_cannot_be_empty_and_of_the_wrong_kind(gateway: GatewayProcess) -> None:
+    answer = gateway.client.post(CHAT, json={"model": "tiny", "messages": {}})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages"

@@ -30,6 +30,11 @@ JSON_CASES = [
         f"<tool_call>\n```json\n{FERRY[12:-13]}\n```\n</tool_call>",
         calls=[A_FERRY],
     ),
+    Case(
+        "two objects with a comma between them",
+        f"{FERRY.removesuffix('</tool_call>')},{TIDE.removeprefix('<tool_call>')}",
+        calls=[A_FERRY, A_TIDE],
+    ),
     Case("arguments called input", FERRY.replace('"arguments"', '"input"'), calls=[A_FERRY]),
     Case(
         "arguments beside the name",

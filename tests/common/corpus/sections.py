@@ -36,6 +36,22 @@ DEEPSEEK_CASES = [
         _BEGIN + _V31_FERRY.replace("{", "```json\n{").replace("}", "}\n```") + _END,
         calls=[A_FERRY],
     ),
+    Case(
+        "an empty code block",
+        _BEGIN
+        + _V3_FERRY.replace("ferry_times", "tide_now").replace('{"harbour": "Ærø"}\n', "")
+        + _END,
+        calls=[A_TIDE],
+    ),
+    *(
+        Case(
+            f"cut {left} characters before the end",
+            (_BEGIN + call)[:-left],
+            calls=[A_FERRY],
+            cut=True,
+        )
+        for call, left in ((_V31_FERRY, 16), (_V31_FERRY, 1), (_V3_FERRY, 19), (_V3_FERRY, 5))
+    ),
     Case("a brace too few", _BEGIN + _V3_FERRY.replace("}", "") + _END, calls=[A_FERRY]),
     Case("a brace too many", _BEGIN + _V31_FERRY.replace("}", "}}") + _END, calls=[A_FERRY]),
     Case(

@@ -115,6 +115,11 @@ def _glm(prefix: str, think: str, gap: str) -> list[Case]:
     closing = f"</{prefix}tool_call>"
     return [
         Case("line breaks around a key", ferry.replace("harbour", "\nharbour\n"), calls=[A_FERRY]),
+        Case(
+            "a call in Python's form",
+            tide.replace("tide_now", "tide_now(day=1)"),
+            tide.replace("tide_now", "tide_now(day=1)"),
+        ),
         Case("one", ferry, calls=[A_FERRY]),
         Case("two", f"\nHm.\n{ferry}\n{tide}", "Hm.", calls=[A_FERRY, A_TIDE]),
         Case("reasoning", f"\n<{think}>So.</{think}>\n{tide}", "", "So.", [A_TIDE]),

@@ -15,6 +15,8 @@ def _gemma(opening: str, fence: str, closing: str) -> list[Case]:
         Case("one", ferry, calls=[A_FERRY]),
         Case("two", f"Hm.\n{ferry}{tide}", "Hm.", calls=[A_FERRY, A_TIDE]),
         Case("two openings", opening + tide, calls=[A_TIDE]),
+        Case("a space before the name", tide.replace("call:", "call: "), calls=[A_TIDE]),
+        Case("only the name", tide.replace("call:", ""), calls=[A_TIDE]),
         Case(
             "values",
             f"{opening}call:book_cabin{{berths:9007199254740993,price:-2.5e1,pets:true,remark:null,"
@@ -328,6 +330,20 @@ HARMONY = [
     Case("reasoning left open", "<|channel|>analysis<|message|>So", "", "So", cut=True),
     Case("JSON as an answer", '<|channel|>final <|constrain|>json<|message|>{"a": 1}', '{"a": 1}'),
     Case("no header", "Hm.", "Hm."),
+    Case("cut in the last marker", f"{_TO_FERRY}<|ca", calls=[A_FERRY], cut=True),
+    Case(
+        "a channel right after a call",
+        f"{_TO_FERRY}<|channel|>final<|message|>Hm.",
+        "Hm.",
+        calls=[A_FERRY],
+    ),
+    Case(
+        "a channel mentioned in reasoning",
+        "<|channel|>analysis<|message|>Then <|channel|>final follows.<|end|><|start|>assistant"
+        "<|channel|>final<|message|>Hm.",
+        "Hm.",
+        "Then <|channel|>final follows.",
+    ),
     Case(
         "markers in a string",
         _TO_FERRY.replace("Ærø", "<|end|><|call|>"),
