@@ -36,10 +36,7 @@ async def known_query(request: Request) -> None:
             exchange.current().ignore(name)
 
 
-KnownQuery = Depends(known_query)
-
-
-router = APIRouter(tags=["responses"], route_class=JsonRoute)
+router = APIRouter(tags=["responses"], route_class=JsonRoute, dependencies=[Depends(known_query)])
 Json = dict[str, Any]
 
 
@@ -146,11 +143,7 @@ async def compact() -> None:
     )
 
 
-@router.get(
-    "/responses/{response_id}",
-    responses=documented("ResponseObject", _RESPONSE),
-    dependencies=[KnownQuery],
-)
+@router.get("/responses/{response_id}", responses=documented("ResponseObject", _RESPONSE))
 async def get_response(
     response_id: str,
     store: StoreDep,
@@ -172,7 +165,6 @@ async def delete_response(response_id: str, store: StoreDep) -> JSONResponse:
 @router.get(
     "/responses/{response_id}/input_items",
     responses=documented("InputItems", _INPUT_ITEMS),
-    dependencies=[KnownQuery],
 )
 async def list_input_items(
     response_id: str,
