@@ -17,7 +17,7 @@ from backend.engine.device import Device
 from backend.engine.embedding import networks
 from backend.engine.embedding.batch_plan import ActivationCost
 from backend.engine.embedding.config_form import in_earlier_form
-from backend.engine.embedding.dense_layers import DenseLayer, applied, class_with
+from backend.engine.embedding.dense_layers import applied, class_with
 from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder, Run
 from backend.engine.embedding.kind import ANSWERING_RERANKERS, FAMILIES, labels_of
 from backend.engine.embedding.label_reader import LabelReader
@@ -146,8 +146,10 @@ def _opener(checkpoint: Checkpoint) -> OpenModel | None:
         if checkpoint.kind is not ModelKind.EMBEDDING:
             config["num_labels"] = len(labels) or 1
         named = _CLASSES[checkpoint.kind] if family != "openai_privacy_filter" else "Model"
-        if checkpoint.kind is ModelKind.EMBEDDING and (dense := _dense_of(checkpoint)) is not None:
-            named = class_with(dense, importlib.import_module(f"mlx_vlm.models.{family}"))
+        if checkpoint.kind is ModelKind.EMBEDDING:
+            dense = dense_layers(path, checkpoint.name, config)
+            if dense is not None:
+                named = class_with(dense, importlib.import_module(f"mlx_vlm.models.{family}"))
         model = load_encoder_model(
             path,
             model_remapping={config["model_type"]: family},
@@ -160,12 +162,6 @@ def _opener(checkpoint: Checkpoint) -> OpenModel | None:
         return model, config
 
     return open_model
-
-
-def _dense_of(checkpoint: Checkpoint) -> tuple[DenseLayer, ...] | None:
-    """Its Dense layers; None for what mlx-vlm's class has: EmbeddingGemma's two, or none."""
-    stated = dense_layers(checkpoint.path, checkpoint.name)
-    return stated if checkpoint.config["model_type"] == "gemma3_text" else stated or None
 
 
 def _use_exact_gelu(model: Any) -> None:
@@ -190,7 +186,7 @@ def _read_kind(
     model, pad = loaded.model, _pad_token(loaded)
     if checkpoint.kind is ModelKind.EMBEDDING:
         rule = pooling_of_checkpoint(checkpoint.path, checkpoint.name, checkpoint.config, settings)
-        stated = _dense_of(checkpoint)
+        stated = dense_layers(checkpoint.path, checkpoint.name, checkpoint.config)
         dense = getattr(model, "dense", ())
         if stated is not None:
             dense = applied(stated, dense)

@@ -88,11 +88,13 @@ def pooling_of_checkpoint(
     return _overridden(PoolingRule(mode, normalize), settings)
 
 
-def dense_layers(path: Path, name: str) -> tuple[DenseLayer, ...] | None:
-    """A checkpoint's Dense layers; None if it does not say what its steps are.
+def dense_layers(path: Path, name: str, config: Mapping[str, Any]) -> tuple[DenseLayer, ...] | None:
+    """A checkpoint's Dense layers; None if they are those of mlx-vlm's class.
 
-    Raises ModelRejected.
+    That of Gemma 3 has EmbeddingGemma's two, for conversions that do not describe them. Raises
+    ModelRejected.
     """
+    own = config["model_type"] == "gemma3_text"
     modules = _read(path / "modules.json", name)
     if not isinstance(modules, list):
         return None
@@ -102,7 +104,7 @@ def dense_layers(path: Path, name: str) -> tuple[DenseLayer, ...] | None:
             continue
         folder = Path(str(module.get("path", ""))).name
         stated = _read(path / folder / "config.json", name)
-        if stated is None:
+        if stated is None and own:
             return None
         if (path / folder / "pytorch_model.bin").exists() and not (
             path / folder / "model.safetensors"
@@ -113,7 +115,7 @@ def dense_layers(path: Path, name: str) -> tuple[DenseLayer, ...] | None:
                 " needs PyTorch; use a version that has model.safetensors there",
             )
         found.append(dense_layer(folder, stated if isinstance(stated, dict) else {}, name))
-    return tuple(found)
+    return tuple(found) if found or own else None
 
 
 def reads_lower_case(path: Path, name: str) -> bool:

@@ -197,6 +197,14 @@ async def test_a_dense_layer_that_only_pytorch_reads_is_refused(tmp_path: Path) 
             pass
 
 
+async def test_a_dense_layer_without_files_is_refused(tmp_path: Path) -> None:
+    folder = _with_layers(write("bert", tmp_path), [_layer(HIDDEN, 8, _TANH, bias=True)])
+    shutil.rmtree(folder / "2_Dense")
+    with pytest.raises(ModelRejected, match="'2_Dense' does not state in_features"):
+        async with serving(folder):
+            pass
+
+
 @pytest.mark.parametrize("family", EMBEDDERS)
 async def test_quantised_vectors_equal_those_of_the_dequantised_weights(
     family: str, tmp_path: Path
