@@ -15,6 +15,8 @@ from backend.engine.vision.multimodal_model import MultimodalModel
 from backend.engine.vision.vision_builder import _open_multimodal_model
 from tests.engine.vision.checkpoint_files import read, write
 from tests.engine.vision.families import write_family
+from tests.engine.vision.further_families import own_tokens
+from tests.engine.vision.seeing import answer_to, asking, seeing, shown
 from tests.engine.vision.test_families import FAMILIES
 from tests.long import TEST_LONG
 
@@ -113,6 +115,22 @@ def test_sections_that_nothing_states_are_those_of_the_family() -> None:
 def test_a_text_model_that_only_mlx_vlm_has() -> None:
     found = in_earlier_form({"model_type": "hy_v4", "rope_parameters": {"rope_theta": BASE}})
     assert found["rope_theta"] == BASE
+
+
+@pytest.mark.parametrize("family", _AT_TOP if TEST_LONG else _AT_TOP[2:3])
+async def test_an_image_gets_the_same_answer(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_family(tmp_path / family, family)
+    own_tokens(path, monkeypatch)
+    earlier = _with_base(read(path, "config.json"))
+    answers = []
+    for config in (earlier, _saved_by_transformers_5(earlier)):
+        write(path, "config.json", config)
+        async with seeing(path) as engine:
+            answers.append(await answer_to(engine, asking("What is it?", shown("red"))))
+    assert answers[0].tokens == answers[1].tokens
+    assert answers[0].prompt_tokens == answers[1].prompt_tokens
 
 
 def _with_base(config: dict[str, Any]) -> dict[str, Any]:
