@@ -43,6 +43,7 @@ def test_llama_saved_by_transformers_5(tmp_path: Path) -> None:
 
 
 SCALED = {"rope_scaling": FULL | {"type": "linear"}}
+MULTIMODAL = {"rope_type": "default", "mrope_section": [4, 6, 6]}
 PLAIN = {"rope_theta": 55.0, "rope_type": "default", "partial_rotary_factor": 0.4}
 
 
@@ -63,6 +64,12 @@ PLAIN = {"rope_theta": 55.0, "rope_type": "default", "partial_rotary_factor": 0.
             {"rope_theta": 777.0} | SCALED,
         ),
         (["rope_scaling"], {"type": "yarn"}, {"rope_scaling": {"type": "yarn"}}),
+        (
+            ["rope_theta", "rope_scaling"],
+            {"main": SLIDING, "compress": FULL},
+            {"rope_theta": 55.0} | SCALED,
+        ),
+        (["rope_scaling"], MULTIMODAL, {"rope_scaling": MULTIMODAL | {"type": "default"}}),
         (["rope_theta", "rope_parameters"], FULL, {}),
     ],
 )

@@ -269,9 +269,15 @@ def test_a_special_token_outside_the_vocabulary_is_refused(dense: Path) -> None:
 
 
 def test_end_tokens_come_from_every_source(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "model", eos_token_id=[7, 8])
-    (path / "generation_config.json").write_text('{"eos_token_id": 9}')
-    assert load(path).eos_token_ids == {2, 7, 8, 9}
+    thinker = {"text_config": {"eos_token_id": 13}}
+    parts: dict[str, Any] = {"language_config": {"eos_token_id": [12]}, "thinker_config": thinker}
+    parts["llm_config"] = {"eos_token_id": 14}
+    path = write_model(tmp_path / "model", eos_token_id=[7, 8], **parts)
+    (path / "generation_config.json").write_text('{"eos_token_id": [9, 10]}')
+    tokenizer = json.loads((path / "tokenizer_config.json").read_text())
+    stated = {"eos_token_ids": [11], "eos_token_id": 15}
+    (path / "tokenizer_config.json").write_text(json.dumps(tokenizer | stated))
+    assert load(path).eos_token_ids == {2, *range(7, 16)}
 
 
 def test_a_model_without_a_chat_template(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,12 +17,12 @@ from backend.engine.device import Device
 from backend.engine.embedding import networks
 from backend.engine.embedding.batch_plan import ActivationCost
 from backend.engine.embedding.config_form import in_earlier_form
+from backend.engine.embedding.dense_layers import applied, class_with
 from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder, Run
-from backend.engine.embedding.gemma import class_of
 from backend.engine.embedding.kind import ANSWERING_RERANKERS, FAMILIES, labels_of
 from backend.engine.embedding.label_reader import LabelReader
 from backend.engine.embedding.pooling_rule import (
-    has_dense,
+    dense_layers,
     pooling_of_checkpoint,
     pooling_of_text_model,
     reads_lower_case,
@@ -145,8 +146,10 @@ def _opener(checkpoint: Checkpoint) -> OpenModel | None:
         if checkpoint.kind is not ModelKind.EMBEDDING:
             config["num_labels"] = len(labels) or 1
         named = _CLASSES[checkpoint.kind] if family != "openai_privacy_filter" else "Model"
-        if family == "gemma3_embedding":
-            named = class_of(dense=has_dense(path, checkpoint.name))
+        if checkpoint.kind is ModelKind.EMBEDDING:
+            dense = dense_layers(path, checkpoint.name, config)
+            if dense is not None:
+                named = class_with(dense, importlib.import_module(f"mlx_vlm.models.{family}"))
         model = load_encoder_model(
             path,
             model_remapping={config["model_type"]: family},
@@ -183,7 +186,10 @@ def _read_kind(
     model, pad = loaded.model, _pad_token(loaded)
     if checkpoint.kind is ModelKind.EMBEDDING:
         rule = pooling_of_checkpoint(checkpoint.path, checkpoint.name, checkpoint.config, settings)
+        stated = dense_layers(checkpoint.path, checkpoint.name, checkpoint.config)
         dense = getattr(model, "dense", ())
+        if stated is not None:
+            dense = applied(stated, dense)
         hidden = networks.encoder(model, checkpoint.config)
         run = networks.embedder(hidden, dense, rule, pad)
         end = _end_token(checkpoint.config) if rule.mode == "last" else None

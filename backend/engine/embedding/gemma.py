@@ -33,23 +33,3 @@ def gemma_states(model: Any, rows: PaddedRows, *, causal: bool) -> mx.array:
         states = layer(states, everywhere if is_global else nearby, None)
     normed: mx.array = inner.norm(states)
     return normed
-
-
-def class_of(dense: bool) -> str:
-    """The name of the class in mlx-vlm's gemma3_embedding; its own has two Dense layers.
-
-    dense: whether the checkpoint has them, as EmbeddingGemma does.
-    """
-    if dense:
-        return "Model"
-    from mlx_vlm.models import gemma3_embedding
-
-    own: Any = gemma3_embedding.Model
-
-    def begin(model: Any, config: Any) -> None:
-        own.__init__(model, config)
-        model.dense = []
-
-    kind = type("ModelWithoutDense", (own,), {"__init__": begin})
-    setattr(gemma3_embedding, kind.__name__, kind)
-    return kind.__name__

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from backend.engine.embedding.dense_layers import DenseLayer, dense_layer
 from backend.engine.errors import ModelRejected
 from backend.engine.settings import Settings
 from common.wording import shown
@@ -38,8 +39,6 @@ _NAMES: Mapping[str, Mode] = {
 }
 # For checkpoints without a rule. In a causal model, only the last token attends to the whole text.
 _FAMILY: Mapping[str, Mode] = {"qwen3": "last", "lfm2": "cls"}
-# Families whose mlx-vlm module includes the Dense layers.
-_DENSE_FAMILIES = frozenset({"gemma3_text"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ def pooling_of_checkpoint(
     if not isinstance(modules, list):
         stated = _mode(_read(path / "1_Pooling" / "config.json", name), name)
         return _overridden(PoolingRule(stated or family, True), settings)
-    mode, normalize = family, False
+    mode, normalize, pooled = family, False, False
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
         folder = Path(str(module.get("path", ""))).name
@@ -75,40 +74,54 @@ def pooling_of_checkpoint(
             mode = _mode(_read(path / folder / "config.json", name), name) or mode
         elif kind == "Normalize":
             normalize = True
-        elif kind == "Dense" and config["model_type"] in _DENSE_FAMILIES:
-            _require_plain(_read(path / folder / "config.json", name), name)
-        elif kind != "Transformer":
+        elif kind not in ("Transformer", "Dense"):
             raise ModelRejected.because(
                 name, f"the step {shown(kind)} in its modules.json is not supported"
             )
+        if kind == "Dense" and (normalize or not pooled):
+            raise ModelRejected.because(
+                name,
+                "its modules.json has a Dense layer before pooling or after normalisation, which"
+                " is not supported",
+            )
+        pooled = pooled or kind == "Pooling"
     return _overridden(PoolingRule(mode, normalize), settings)
 
 
-def has_dense(path: Path, name: str) -> bool:
-    """Whether a checkpoint has Dense layers, or does not say what its steps are."""
+def dense_layers(path: Path, name: str, config: Mapping[str, Any]) -> tuple[DenseLayer, ...] | None:
+    """A checkpoint's Dense layers; None if they are those of mlx-vlm's class.
+
+    That of Gemma 3 has EmbeddingGemma's two, for conversions that do not describe them. Raises
+    ModelRejected.
+    """
+    own = config["model_type"] == "gemma3_text"
     modules = _read(path / "modules.json", name)
-    return not isinstance(modules, list) or any(
-        str(module.get("type", "")).endswith(".Dense") for module in modules
-    )
+    if not isinstance(modules, list):
+        return None
+    found = []
+    for module in modules:
+        if not str(module.get("type", "")).endswith(".Dense"):
+            continue
+        folder = Path(str(module.get("path", ""))).name
+        stated = _read(path / folder / "config.json", name)
+        if stated is None and own:
+            return None
+        if (path / folder / "pytorch_model.bin").exists() and not (
+            path / folder / "model.safetensors"
+        ).exists():
+            raise ModelRejected.because(
+                name,
+                f"the weights of its Dense layer in {shown(folder)} are in pytorch_model.bin, which"
+                " needs PyTorch; use a version that has model.safetensors there",
+            )
+        found.append(dense_layer(folder, stated if isinstance(stated, dict) else {}, name))
+    return tuple(found) if found or own else None
 
 
 def reads_lower_case(path: Path, name: str) -> bool:
     """Whether texts are turned into lower case before they are tokenised."""
     sentence = _read(path / "sentence_bert_config.json", name)
     return isinstance(sentence, dict) and sentence.get("do_lower_case") is True
-
-
-def _require_plain(dense: Any, name: str) -> None:
-    """Raise ModelRejected for a Dense layer that is more than a matrix."""
-    stated = dense if isinstance(dense, dict) else {}
-    activation = str(stated.get("activation_function", "Identity"))
-    if stated.get("bias") or not activation.endswith("Identity"):
-        raise ModelRejected.because(
-            name,
-            f"a Dense layer has the activation {shown(activation)}"
-            f"{' and a bias' if stated.get('bias') else ''}, but only layers without either are"
-            " supported, such as EmbeddingGemma's",
-        )
 
 
 def sequence_limit(path: Path, name: str, config: Mapping[str, Any]) -> int:

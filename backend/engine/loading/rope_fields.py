@@ -1,7 +1,7 @@
-"""The fields of RoPE in config.json, under the names that mlx-lm reads.
+"""The fields of RoPE in config.json, under the names that mlx-lm and mlx-vlm read.
 
-transformers 5 writes them into `rope_parameters`, where most families of mlx-lm 0.32.2 do not look.
-They would use a base of their own without any scaling, and answer wrongly.
+transformers 5 writes them into `rope_parameters`, where most families of mlx-lm 0.32.2 and mlx-vlm
+0.7.10 do not look. They would use a base of their own without any scaling, and answer wrongly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 _LOCAL_BASE = ("rope_local_base_freq", "swa_rope_theta")
 # Name in `rope_parameters` → the earlier names.
 _EARLIER = {
-    "rope_theta": ("rope_theta", "rotary_emb_base"),
+    "rope_theta": ("rope_theta", "rotary_emb_base", "rope_global_base_freq"),
     "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
     "original_max_position_embeddings": ("original_max_position_embeddings",),
 }
@@ -28,6 +28,11 @@ def earlier_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[st
     rope = config.get("rope_parameters")
     if not isinstance(rope, dict) or "rope_parameters" in known:
         return {}
+    if isinstance(compressed := rope.get("compress"), dict):  # DeepSeek-V4 scales only these
+        scaling = {"rope_scaling"}.intersection(known)
+        return _missing(config, scaling, compressed) | _missing(
+            config, set(known) - scaling, rope["main"]
+        )
     if not isinstance(rope.get(_FULL), dict):
         return _missing(config, known, rope)
     found = _missing(config, known, rope[_FULL])
@@ -55,7 +60,8 @@ def _missing(
     }
     if "rope_scaling" in known and config.get("rope_scaling") is None:
         kind = _type_of(rope)
-        found["rope_scaling"] = None if kind == "default" else {**rope, "type": kind}
+        plain = kind == "default" and "mrope_section" not in rope
+        found["rope_scaling"] = None if plain else {**rope, "type": kind}
     return found
 
 

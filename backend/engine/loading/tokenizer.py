@@ -20,6 +20,8 @@ from common.wording import did_you_mean, shown
 
 _MOST_GROWTH = 1000  # factor; published models stay below twenty
 _MOST_UNUSED = 1 << 20  # token ids without a token, below the highest one
+# The parts of config.json that describe the text model, by family.
+_TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
 _Opened = TypeVar("_Opened")
 
@@ -190,11 +192,17 @@ def end_tokens(tokenizer: TokenizerWrapper, *configs: dict[str, Any]) -> frozens
     They often disagree: one file may name a base model's end of text, another the end of a turn.
     """
     found = {int(token) for token in tokenizer.eos_token_ids}
+    for name in ("eos_token_id", "eos_token_ids"):
+        found |= _ids(tokenizer.init_kwargs.get(name))
     for config in configs:
-        for part in (config, config.get("text_config")):
-            if isinstance(part, dict):
-                found |= _ids(part.get("eos_token_id"))
+        found |= _ends_of(config)
     return frozenset(found)
+
+
+def _ends_of(config: Mapping[str, Any]) -> set[int]:
+    found = _ids(config.get("eos_token_id"))
+    parts = (config.get(name) for name in _TEXT_PARTS)
+    return found.union(*(_ends_of(part) for part in parts if isinstance(part, dict)))
 
 
 def _ids(value: object) -> set[int]:

@@ -32,6 +32,7 @@ from backend.engine.model import Built
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
 from backend.engine.units import MIB
+from backend.engine.vision.config_form import read_in_earlier_form
 from backend.engine.vision.features import UnusualFeaturesError, encode, of_text, width_of
 from backend.engine.vision.markers import Marker, TemplateForm, learn
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
@@ -74,11 +75,11 @@ def build(order: LoadOrder) -> Stages[Built]:
 
 def _open_multimodal_model(path: Path) -> tuple[Any, dict[str, Any]]:
     """The model with its weights still lazy, and its configuration (`load_model`'s open_model)."""
-    from mlx_vlm.utils import load_config, load_model
+    from mlx_vlm import utils
 
-    open_model: Any = load_model
-    read_config: Any = load_config
-    return MultimodalModel(open_model(path, lazy=True)), read_config(path)
+    package: Any = utils
+    with read_in_earlier_form():
+        return MultimodalModel(package.load_model(path, lazy=True)), package.load_config(path)
 
 
 def _open_senses(

@@ -141,14 +141,141 @@ async def test_a_checkpoint_may_read_texts_in_lower_case(tmp_path: Path) -> None
         assert await embed(engine, "Paris, FRANCE") == await embed(engine, "paris, france")
 
 
-async def test_a_dense_layer_with_an_activation_is_refused(tmp_path: Path) -> None:
-    folder = write("gemma3", tmp_path)
-    dense = json.loads((folder / "2_Dense" / "config.json").read_text())
-    dense |= {"activation_function": "torch.nn.modules.activation.Tanh", "bias": True}
-    (folder / "2_Dense" / "config.json").write_text(json.dumps(dense))
-    with pytest.raises(ModelRejected, match=r"the activation '.*Tanh' and a bias, but only layers"):
+_TANH = "torch.nn.modules.activation.Tanh"
+_IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+@pytest.mark.parametrize("family", ["bert", "xlm_roberta", "modernbert", "qwen3", "gemma3"])
+@pytest.mark.parametrize(
+    ("activation", "bias"), [(_TANH, True), (_IDENTITY, False)], ids=["tanh", "identity"]
+)
+async def test_dense_layers_follow_pooling(
+    family: str, activation: str, bias: bool, tmp_path: Path
+) -> None:
+    """As in LaBSE, whose layer has a bias and a tanh, and in models that shorten vectors."""
+    folder = _with_layers(write(family, tmp_path), [])
+    async with serving(folder, settings={"normalize": False}) as engine:
+        pooled = np.array([(await embed(engine, text)).values for text in TEXTS])
+    sizes = (HIDDEN, 24, 8)
+    layers = [_layer(*each, activation, bias) for each in itertools.pairwise(sizes)]
+    _with_layers(folder, layers)
+    async with serving(folder) as engine:
+        alone = [(await embed(engine, text)).values for text in TEXTS]
+        together = await asyncio.gather(*(embed(engine, text) for text in TEXTS))
+    for _, weights in layers:
+        pooled = pooled @ weights["linear.weight"].T + weights.get("linear.bias", 0)
+        pooled = np.tanh(pooled) if activation == _TANH else pooled
+    wanted = pooled / np.linalg.norm(pooled, axis=-1, keepdims=True)
+    np.testing.assert_allclose(alone, wanted, atol=1e-5)
+    np.testing.assert_allclose([one.values for one in together], alone, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"activation_function": "torch.nn.modules.activation.Softmax"}, "activation 'Softmax'"),
+        ({"use_residual": True}, "more than the pooled vector"),
+        ({"module_input_name": "token_embeddings"}, "more than the pooled vector"),
+        ({"in_features": None}, "does not state in_features"),
+    ],
+)
+async def test_other_dense_layers_are_refused_by_name(
+    changed: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    stated, weights = _layer(HIDDEN, 8, _TANH, bias=True)
+    folder = _with_layers(write("bert", tmp_path), [(stated | changed, weights)])
+    with pytest.raises(ModelRejected, match=f"layer in '2_Dense'.*{reason}|{reason}"):
         async with serving(folder):
             pass
+
+
+async def test_a_dense_layer_that_only_pytorch_reads_is_refused(tmp_path: Path) -> None:
+    folder = _with_layers(write("bert", tmp_path), [_layer(HIDDEN, 8, _TANH, bias=True)])
+    (folder / "2_Dense" / "model.safetensors").rename(folder / "2_Dense" / "pytorch_model.bin")
+    with pytest.raises(ModelRejected, match=r"'2_Dense' are in pytorch_model.bin"):
+        async with serving(folder):
+            pass
+
+
+async def test_a_dense_layer_without_files_is_refused(tmp_path: Path) -> None:
+    folder = _with_layers(write("bert", tmp_path), [_layer(HIDDEN, 8, _TANH, bias=True)])
+    shutil.rmtree(folder / "2_Dense")
+    with pytest.raises(ModelRejected, match="'2_Dense' does not state in_features"):
+        async with serving(folder):
+            pass
+
+
+@pytest.mark.parametrize("family", EMBEDDERS)
+async def test_quantised_vectors_equal_those_of_the_dequantised_weights(
+    family: str, tmp_path: Path
+) -> None:
+    folder = write(family, tmp_path / family)
+    if family != "gemma3":
+        _with_layers(folder, [_layer(HIDDEN, 64, _TANH, bias=True)])
+    _quantise(folder, tmp_path / "dense", keep=False)
+    async with serving(tmp_path / "dense") as engine:
+        expected = [(await embed(engine, text)).values for text in TEXTS]
+    _quantise(folder, tmp_path / "quantised", keep=True)
+    async with serving(tmp_path / "quantised") as engine:
+        found = [(await embed(engine, text)).values for text in TEXTS]
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+
+
+def _quantise(folder: Path, to: Path, *, keep: bool) -> None:
+    """Quantise the matrices to 4 bits, and make them dense again unless `keep` is set."""
+    shutil.copytree(folder, to)
+    packed = 0
+    for file in [to / "model.safetensors", *to.glob("*_Dense/model.safetensors")]:
+        weights: Any = mx.load(str(file))
+        for name in [one for one in weights if one.endswith(".weight")]:
+            matrix = weights[name]
+            if matrix.ndim != 2 or matrix.shape[1] % 32 or matrix.size % 64:
+                continue
+            packed += 1
+            parts = mx.quantize(matrix, group_size=32, bits=4)
+            if keep:
+                stem = name.removesuffix("weight")
+                weights |= dict(zip((name, f"{stem}scales", f"{stem}biases"), parts, strict=True))
+            else:
+                weights[name] = mx.dequantize(*parts, group_size=32, bits=4)
+        mx.eval(weights)
+        mx.save_safetensors(str(file), weights, {"format": "mlx"})
+    assert packed > 4
+    if keep:
+        config = json.loads((to / "config.json").read_text())
+        config["quantization"] = {"group_size": 32, "bits": 4}
+        (to / "config.json").write_text(json.dumps(config))
+
+
+def _layer(
+    inputs: int, outputs: int, activation: str, bias: bool
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The configuration and weights of a Dense layer."""
+    drawn = np.random.RandomState(outputs)
+    weights = {"linear.weight": drawn.standard_normal((outputs, inputs)) / inputs**0.5}
+    if bias:
+        weights["linear.bias"] = drawn.standard_normal(outputs)
+    stated: dict[str, Any] = {"in_features": inputs, "out_features": outputs, "bias": bias}
+    stated["activation_function"] = activation
+    return stated, {name: value.astype(np.float32) for name, value in weights.items()}
+
+
+def _with_layers(folder: Path, layers: list[tuple[dict[str, Any], dict[str, np.ndarray]]]) -> Path:
+    """Give a checkpoint these Dense layers alone, after its pooling, and normalisation."""
+    for part in folder.glob("*_Dense"):
+        shutil.rmtree(part)
+    steps = json.loads((folder / "modules.json").read_text())
+    kept = [step for step in steps if step["type"].endswith(("Transformer", "Pooling"))]
+    for place, (stated, weights) in enumerate(layers, 2):
+        path = f"{place}_Dense"
+        kept.append({"path": path, "type": "sentence_transformers.models.Dense"})
+        (folder / path).mkdir()
+        (folder / path / "config.json").write_text(json.dumps(stated))
+        arrays = {name: mx.array(value) for name, value in weights.items()}
+        mx.save_safetensors(str(folder / path / "model.safetensors"), arrays)
+    kept.append({"path": "9_Normalize", "type": "sentence_transformers.models.Normalize"})
+    (folder / "modules.json").write_text(json.dumps(kept))
+    return folder
 
 
 @pytest.mark.parametrize("family", RERANKERS)

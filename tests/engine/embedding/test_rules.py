@@ -155,8 +155,12 @@ def test_pooling_is_read_from_the_checkpoint(tmp_path: Path) -> None:
         state(tmp_path, *two, pooling_mode_cls_token=True, pooling_mode_mean_tokens=True)
     with pytest.raises(ModelRejected, match="its pooling 'attention' is not supported"):
         state(tmp_path, *two, pooling_mode="attention")
-    with pytest.raises(ModelRejected, match="the step 'Dense' in its modules"):
-        state(tmp_path, *two, "Dense", pooling_mode="mean")
+    assert state(tmp_path, *two, "Dense", "Normalize") == PoolingRule("mean", True)
+    for order in (("Transformer", "Dense", "Pooling"), (*two, "Normalize", "Dense")):
+        with pytest.raises(ModelRejected, match="before pooling or after normalisation"):
+            state(tmp_path, *order)
+    with pytest.raises(ModelRejected, match="the step 'LSTM' in its modules"):
+        state(tmp_path, "Transformer", "LSTM", "Pooling")
     (tmp_path / "modules.json").unlink()
     rule = pooling_of_checkpoint(tmp_path, "m", {"model_type": "bert"}, Settings())
     assert rule == PoolingRule("mean", True)
