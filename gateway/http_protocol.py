@@ -39,7 +39,8 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse(_TOO_LONG, f"the headers are longer than {LONGEST_HEAD} bytes")
                 return
         self._between += len(data)
-        if offer := _OFFER.match(data):
+        in_body = self.cycle is not None and self.cycle.more_body
+        if not in_body and (offer := _OFFER.match(data)):
             data = data[: offer.end()] + b"ignored-" + data[offer.end() :]
         super().data_received(data)
         if self._between > LONGEST_HEAD and not self._reading_head:

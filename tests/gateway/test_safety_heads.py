@@ -135,6 +135,29 @@ async def test_an_offer_of_another_protocol_is_ignored(offer: bytes) -> None:
     assert b"\r\n\r\nbody" in found
 
 
+async def test_a_body_that_quotes_such_an_offer_stays_as_it_is() -> None:
+    begun = asyncio.Event()
+
+    async def echo_whole(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.set()
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        await PlainTextResponse(body)(scope, receive, send)
+
+    quoted = HEAD + b"Upgrade: h2c\r\n\r\n"
+    length = b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(quoted)
+    async with listening(echo_whole) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HEAD.replace(b"GET", b"POST") + length)
+        await begun.wait()
+        writer.write(quoted)
+        found = await reader.read()
+        writer.close()
+    assert found.endswith(b"\r\n\r\n" + quoted)
+
+
 async def test_requests_sent_before_the_first_is_answered_are_answered_in_order() -> None:
     posts = [
         HEAD.replace(b"GET", b"POST") + b"content-length: 3\r\n\r\n" + str(number).encode()
