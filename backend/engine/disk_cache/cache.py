@@ -83,7 +83,8 @@ class DiskCache:
         self._max_waiting = max_waiting
         self._catalogue = Catalogue(folder, identity, layout)
         self._writer = Writer(self._catalogue, folder, max_bytes, max_waiting)
-        self._read_lock = threading.Lock()
+        # A garbage collection may call `_release` in a thread that has the lock.
+        self._read_lock = threading.RLock()
         self._read_bytes = 0
 
     @property

@@ -122,6 +122,34 @@ def test_a_row_from_a_longer_file_holds_no_more_than_its_own_tokens(
         del row
 
 
+def test_what_was_read_may_be_dropped_while_another_file_is_reserved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A garbage collection may run at any time, in the thread that reserves."""
+    model, tokens = model_of("full"), words(600)
+    disk = disk_cache(model, tmp_path)
+    saved(disk, model, tokens)
+    read = [disk.find([*tokens, 5])]
+    assert read[0] is not None
+
+    calls: list[float] = []
+
+    def smallest(*values: float) -> float:
+        calls.append(min(values))
+        if len(calls) == 2:  # the lock is taken
+            read.clear()
+        return calls[-1]
+
+    monkeypatch.setattr(cache_module, "min", smallest, raising=False)
+    found: list[Any] = []
+    search = threading.Thread(target=lambda: found.append(disk.find([*tokens, 5])), daemon=True)
+    search.start()
+    search.join(PATIENCE)
+    assert not read
+    assert found
+    assert found[0] is not None
+
+
 @pytest.mark.parametrize("kind", ["window", "hybrid", "recurrent"])
 def test_kv_that_cannot_be_trimmed_serves_only_its_continuations(kind: str, tmp_path: Path) -> None:
     model, tokens = model_of(kind), words(100)
