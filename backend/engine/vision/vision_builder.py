@@ -32,7 +32,7 @@ from backend.engine.model import Built
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
 from backend.engine.units import MIB
-from backend.engine.vision.config_form import read_in_earlier_form
+from backend.engine.vision.earlier_form import read_in_earlier_form
 from backend.engine.vision.features import UnusualFeaturesError, encode, of_text, width_of
 from backend.engine.vision.markers import Marker, TemplateForm, learn
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span

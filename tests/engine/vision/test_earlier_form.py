@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from backend.engine.caching import kv
-from backend.engine.vision.config_form import in_earlier_form
+from backend.engine.vision.earlier_form import in_earlier_form
 from backend.engine.vision.multimodal_model import MultimodalModel
 from backend.engine.vision.vision_builder import _open_multimodal_model
 from tests.engine.vision.checkpoint_files import read, write
