@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from backend.engine import device
+from tests.engine.ranks.yielding import yielding as yielding  # a fixture
 from tests.long import TEST_LONG
 
 # A machine that stalls says nothing about the code. A sample is the same at every run.

@@ -52,7 +52,7 @@ FEW: list[Case] = [
 ]
 CASES = EVERY if TEST_LONG else FEW
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("yielding")]
 
 
 @dataclass

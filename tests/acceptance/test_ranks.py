@@ -22,6 +22,7 @@ from wire import backend_pb2 as pb
 MODELS = TINY_TEXT.parent
 LONG = 40
 SHORT = chat("What is the capital of France?", Tokens=4)
+pytestmark = pytest.mark.usefixtures("yielding")
 CYCLES = int(os.environ.get("RANK_CYCLES", "20"))
 SETTLED = 10  # cycles after which a process has allocated all that it keeps
 # Bytes: a leak of 0.8 MiB a load in ten cycles, of 16 KiB in a thousand.

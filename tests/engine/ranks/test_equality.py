@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from tests.engine.ranks.divided_models import WAYS
-from tests.engine.ranks.yielding import yielding
 from tests.long import TEST_LONG
 
 ROOT = Path(__file__).parents[3]
@@ -25,7 +24,10 @@ SCHEDULES = int(os.environ.get("RANK_SCHEDULES", "100" if TEST_LONG else "0"))
 EVERY = [f"{name}:{way}" for name, ways in WAYS.items() for way in ways]
 FEW = ["qwen2:pipeline", "qwen3_5:tensor"]
 
-pytestmark = pytest.mark.timeout(40_000 if SCHEDULES else 600)
+pytestmark = [
+    pytest.mark.timeout(40_000 if SCHEDULES else 600),
+    pytest.mark.usefixtures("yielding"),
+]
 
 
 @pytest.mark.parametrize("size", [2, 3] if SCHEDULES else [2])
@@ -35,7 +37,6 @@ def test_every_row_gets_the_same_tokens_as_in_one_process(size: int, tmp_path: P
     played = subprocess.run(
         [*program, str(size), str(SCHEDULES or 1), str(tmp_path), *asked],
         cwd=ROOT,
-        env=yielding(tmp_path),
         capture_output=True,
         text=True,
         check=False,

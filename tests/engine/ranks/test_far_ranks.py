@@ -13,7 +13,7 @@ from tests.engine.ranks.far_ranks import NOT_ALLOWED
 
 ROOT = Path(__file__).parents[3]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("yielding")]
 
 
 def test_a_slow_link_that_is_lost_for_two_seconds_changes_no_answer(tmp_path: Path) -> None:

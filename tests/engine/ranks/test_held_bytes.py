@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.usefixtures("yielding")
 NEAR = 0.1
 
 

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.usefixtures("yielding")
 
 
 def test_a_rank_that_fails_alone_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+
+import pytest
 
 _SOURCE = """
 #define _GNU_SOURCE
@@ -36,13 +38,17 @@ ssize_t recv(int socket, void *buffer, size_t size, int flags) {
 """
 
 
-def yielding(folder: Path) -> dict[str, str]:
-    """The environment of ranks that yield, or this process's own if there is no C compiler."""
+@pytest.fixture(scope="module")
+def yielding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Ranks that the module's tests start yield, where there is a C compiler."""
     compiler = shutil.which("cc")
     if compiler is None or sys.platform != "linux":
-        return dict(os.environ)
-    library = folder / "yielding.so"
+        yield
+        return
+    library = tmp_path_factory.mktemp("yielding") / "yielding.so"
     command = [compiler, "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-ldl"]
     subprocess.run(command, input=_SOURCE, text=True, check=True)
     preloaded = [str(library), *os.environ.get("LD_PRELOAD", "").split(":")]
-    return os.environ | {"LD_PRELOAD": ":".join(filter(None, preloaded))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LD_PRELOAD", ":".join(filter(None, preloaded)))
+        yield
