@@ -1,7 +1,7 @@
-"""The calls of health checks and reflection, whose code is not ours.
+"""Limits and errors for the calls of grpc.health.v1 and of server reflection.
 
-gRPC would give their methods messages of 50 MiB, which they keep; would never answer a call without
-a message; and would log a traceback for each one that cannot be read.
+Without them, gRPC would accept messages of 50 MiB and keep them, would never answer a call without
+a message, and would log a traceback for each message that cannot be read.
 """
 
 from __future__ import annotations

@@ -69,13 +69,13 @@ class Faulty:
 
     def states(self) -> set[int]:
         """All states that Status reports until it fails."""
-        told = set()
+        reported = set()
         try:
             while True:
-                told.add(self.stub.Status(NOTHING).state)
+                reported.add(self.stub.Status(NOTHING).state)
                 time.sleep(PAUSE)
         except grpc.RpcError:
-            return told
+            return reported
 
     def ended(self) -> tuple[int, str]:
         """The exit code and the last line on stderr."""

@@ -57,10 +57,7 @@ def test_the_base_and_the_sections_are_read_from_rope_parameters(
 ) -> None:
     path = write_family(tmp_path / family, family)
     written = read(path, "config.json")
-    earlier = _with_base(written)
-    expected = _logits(path, earlier)
-    assert mx.allclose(_logits(path, _saved_by_transformers_5(earlier)), expected)
-    assert not mx.allclose(_logits(path, written), expected, atol=1e-2), "it would hide a fault"
+    _require_same_logits(path, _with_base(written), unlike=written)
 
 
 @pytest.mark.parametrize("family", _SCALING if TEST_LONG else _SCALING[:2])
@@ -77,9 +74,7 @@ def test_the_scaling_is_read_from_rope_parameters(tmp_path: Path, family: str) -
             "original_max_position_embeddings": 32,
             "mscale_all_dim": 1.0,
         }
-    expected = _logits(path, earlier)
-    assert mx.allclose(_logits(path, _saved_by_transformers_5(earlier)), expected)
-    assert not mx.allclose(_logits(path, plain), expected, atol=1e-2), "it would hide a fault"
+    _require_same_logits(path, earlier, unlike=plain)
 
 
 @pytest.mark.parametrize("family", _OWN if TEST_LONG else _OWN[:2])
@@ -174,6 +169,13 @@ def _saved_by_transformers_5(config: dict[str, Any]) -> dict[str, Any]:
 def _text_of(config: dict[str, Any]) -> dict[str, Any]:
     part = next((config[name] for name in _TEXT_PARTS if name in config), None)
     return config if part is None else _text_of(part)
+
+
+def _require_same_logits(path: Path, earlier: dict[str, Any], unlike: dict[str, Any]) -> None:
+    """Require that both forms of a configuration compute the same, and `unlike` something else."""
+    expected = _logits(path, earlier)
+    assert mx.allclose(_logits(path, _saved_by_transformers_5(earlier)), expected)
+    assert not mx.allclose(_logits(path, unlike), expected, atol=1e-2), "it would hide a fault"
 
 
 def _logits(path: Path, config: dict[str, Any]) -> mx.array:
