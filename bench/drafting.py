@@ -1,8 +1,10 @@
 """Speculative decoding: tokens per second with and without it, on repetitive and on free text.
 
-Several rows decode in one batch. Rounds with and without drafting alternate. A round before them
-stores the prompts, and lets the backend learn how many tokens to draft per step. Two processes with
-the same model differ in speed by up to 4 %, so each side has several.
+Several rows decode in one batch. Rounds with and without drafting alternate in one process, where
+`NDraft` -1 turns drafting off. A round before them stores the prompts, and lets the backend learn
+how many tokens to draft per step. Requests without drafting are also compared with a backend that
+loaded no drafter; two processes with the same model differ in speed by up to 4 %, so that
+comparison has several of each.
 """
 
 from __future__ import annotations
@@ -84,24 +86,26 @@ TINY_TEXTS = (
 def lookup(model: Path, texts: tuple[Text, ...] = TEXTS) -> Iterator[Figure]:
     """Prompt lookup on a model whose steps cost something."""
     with _backends(model) as plain, _backends(model, Options=["prompt_lookup:true"]) as guessing:
-        yield from _figures("prompt lookup", guessing, plain, texts, LENGTH)
+        yield from _figures("prompt lookup", guessing[0], texts, LENGTH)
+        yield _unguessed("prompt lookup", guessing, plain, texts[-1], LENGTH)
 
 
 def draft_model(model: Path, draft: Path, texts: tuple[Text, ...] = TINY_TEXTS) -> Iterator[Figure]:
     """A draft model whose step costs about half of its model's."""
     with _backends(model) as plain, _backends(model, DraftModel=str(draft)) as guessing:
-        yield from _figures("the tiny draft model", guessing, plain, texts, TINY_LENGTH)
+        yield from _figures("the tiny draft model", guessing[0], texts, TINY_LENGTH)
+        yield _unguessed("the tiny draft model", guessing, plain, texts[-1], TINY_LENGTH)
 
 
 def drafters(model: Path, texts: tuple[Text, ...] = TINY_TEXTS) -> Iterator[Figure]:
     """EAGLE-3 and DFlash, trained for the model in the first minute."""
-    with TemporaryDirectory() as folder, _backends(model) as plain:
+    with TemporaryDirectory() as folder:
         for form in tiny_drafters.FORMS:
             drafter = Path(folder) / form
             tiny_drafters.train(model, form, drafter)
-            with _backends(model, DraftModel=str(drafter)) as guessing:
+            with backend(model, DraftModel=str(drafter)) as guessing:
                 unbound = tuple(replace(text, bounds=()) for text in texts)
-                yield from _figures(form, guessing, plain, unbound, TINY_LENGTH)
+                yield from _figures(form, guessing, unbound, TINY_LENGTH)
 
 
 @contextmanager
@@ -111,35 +115,52 @@ def _backends(model: Path, **options: Any) -> Iterator[list[BackendStub]]:
 
 
 def _figures(
-    what: str,
-    guessing: Sequence[BackendStub],
-    plain: Sequence[BackendStub],
-    texts: tuple[Text, ...],
-    length: Length,
+    what: str, stub: BackendStub, texts: tuple[Text, ...], length: Length
 ) -> Iterator[Figure]:
     for text in texts:
         for rows in ROWS:
 
-            def speed(
-                stubs: Sequence[BackendStub], turn: int, text: Text = text, rows: int = rows
-            ) -> float:
-                return _speed(stubs[turn % len(stubs)], text, rows, length.tokens)
+            def speed(_turn: int, n_draft: int, text: Text = text, rows: int = rows) -> float:
+                return _speed(stub, text, rows, length.tokens, n_draft)
 
-            for turn in range(PROCESSES):
-                speed(guessing, turn)
-                _speed(plain[turn], text, rows, 2)
+            speed(0, n_draft=0)
             yield at_least_in_pairs(
                 f"tokens/s with {what} / without, {text.name}, {rows} rows",
                 dict(text.bounds).get(rows, NEVER_BELOW),
-                partial(speed, guessing),
-                partial(speed, plain),
+                partial(speed, n_draft=0),
+                partial(speed, n_draft=-1),
                 pairs=length.pairs,
                 seconds=length.seconds,
             )
-    yield fact(f"guesses of {what} that were right, share", *_accepted(guessing))
+    yield fact(f"guesses of {what} that were right, share", *_accepted(stub))
 
 
-def _speed(stub: BackendStub, text: Text, rows: int, tokens: int) -> float:
+def _unguessed(
+    what: str,
+    guessing: Sequence[BackendStub],
+    plain: Sequence[BackendStub],
+    text: Text,
+    length: Length,
+) -> Figure:
+    rows = max(ROWS)
+
+    def speed(turn: int, stubs: Sequence[BackendStub]) -> float:
+        return _speed(stubs[turn % len(stubs)], text, rows, length.tokens, -1)
+
+    for turn in range(PROCESSES):
+        speed(turn, guessing)
+        speed(turn, plain)
+    return at_least_in_pairs(
+        f"tokens/s without drafting, {what} loaded / no drafter, {rows} rows",
+        NEVER_BELOW,
+        partial(speed, stubs=guessing),
+        partial(speed, stubs=plain),
+        pairs=length.pairs,
+        seconds=length.seconds,
+    )
+
+
+def _speed(stub: BackendStub, text: Text, rows: int, tokens: int, n_draft: int) -> float:
     """Tokens per second of all rows together, each after its first token."""
 
     def ask(number: int) -> float:
@@ -150,6 +171,7 @@ def _speed(stub: BackendStub, text: Text, rows: int, tokens: int) -> float:
                 Tokens=tokens,
                 IgnoreEOS=True,
                 Grammar=text.grammar,
+                NDraft=n_draft,
             )
         )
         return float((reply.tokens - 1) / (reply.timing_token_generation / 1e3))
@@ -158,11 +180,8 @@ def _speed(stub: BackendStub, text: Text, rows: int, tokens: int) -> float:
         return sum(pool.map(ask, range(rows)))
 
 
-def _accepted(stubs: Sequence[BackendStub]) -> tuple[float, str]:
-    right = made = 0
-    for stub in stubs:
-        _, call = stub.GetMetrics.with_call(pb.MetricsRequest())
-        shown = dict(call.trailing_metadata())
-        right += int(shown["mlx-draft-accepted-tokens"])
-        made += int(shown["mlx-draft-tokens"])
+def _accepted(stub: BackendStub) -> tuple[float, str]:
+    _, call = stub.GetMetrics.with_call(pb.MetricsRequest())
+    shown = dict(call.trailing_metadata())
+    right, made = int(shown["mlx-draft-accepted-tokens"]), int(shown["mlx-draft-tokens"])
     return right / max(made, 1), f"{right} / {made}"

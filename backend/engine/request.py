@@ -168,9 +168,9 @@ class GenerationRequest:
     prefilled, and nothing is generated. count_only: nothing is computed; the prompt's tokens are
     counted, and may be more than fit. constraint: a grammar that the output must match.
     thinking_budget: maximum tokens of reasoning; None: no limit. n_draft: maximum number of guesses
-    at a time, if the model drafts; 0 leaves it to the model's settings. disk: how the prompt cache
-    on disk is used. attachments: media of the prompt; None if there are none, or once they are in
-    the prompt.
+    at a time, if the model drafts; None leaves it to the model's settings. disk: how the prompt
+    cache on disk is used. attachments: media of the prompt; None if there are none, or once they
+    are in the prompt.
     """
 
     request_id: str
@@ -188,7 +188,7 @@ class GenerationRequest:
     count_only: bool = False
     constraint: ConstraintSpec | None = None
     thinking_budget: int | None = None
-    n_draft: int = 0
+    n_draft: int | None = None
     disk: DiskUse = UNSET
     attachments: Attachments | None = None
 

@@ -190,7 +190,8 @@ class Scheduler:
         """
         if self._model.drafting is None or command.media is not None:
             return 0
-        return command.request.n_draft or self._model.drafting.most
+        requested = command.request.n_draft
+        return self._model.drafting.most if requested is None else requested
 
     def _encoding_bytes(self, media: MediaPlan) -> int:
         return self._reader.needs(media)

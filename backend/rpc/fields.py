@@ -147,7 +147,7 @@ PREDICT_OPTIONS = Fields(
         "PromptCacheRO": "reads from disk but writes nothing",
         "NDraft": "maximum number of tokens drafted at a time, if the model was loaded with"
         " DraftModel, `mtp` or `prompt_lookup`; it does not change the output; 0 means the option"
-        " `n_draft`",
+        " `n_draft`, -1 no drafting",
         "Logprobs": "above 0: the log-probability of each generated token, in the model's"
         " distribution before bias, penalties, grammar and temperature",
         "TopLogprobs": "alternatives per token, up to 20; above 0 it implies Logprobs",

@@ -263,10 +263,12 @@ def _min_tokens(options: pb.PredictOptions, extras: Extras, most: int | None) ->
     )
 
 
-def _n_draft(value: int) -> int:
-    if value < 0:
-        raise InvalidRequest(f"NDraft is {value}: send a count, or 0 for the model's own", "NDraft")
-    return min(value, MOST_GUESSES)
+def _n_draft(value: int) -> int | None:
+    if value < -1:
+        raise InvalidRequest(
+            f"NDraft is {value}: send a count, 0 for the model's own, or -1 for none", "NDraft"
+        )
+    return min(max(value, 0), MOST_GUESSES) if value else None
 
 
 def _logprobs(options: pb.PredictOptions) -> int | None:

@@ -93,7 +93,7 @@ class SamplingFields(Strict):
         None, description="Number of answers; they run as one batch."
     )
     num_draft_tokens: Natural | None = Field(
-        None, description="Maximum tokens drafted at a time; does not change the answer."
+        None, description="Maximum tokens drafted at a time, 0: none; does not change the answer."
     )
     n_probs: Alternatives | None = Field(
         None, description="Log-probabilities with this number of alternatives; 0 is off."

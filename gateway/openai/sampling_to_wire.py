@@ -28,7 +28,8 @@ def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: M
     if bias := _first(fields.logit_bias, defaults.logit_bias, {}):
         options.LogitBias = json.dumps(bias)
     options.IgnoreEOS = _first(fields.ignore_eos, defaults.ignore_eos, False)
-    options.NDraft = fields.num_draft_tokens or 0
+    if fields.num_draft_tokens is not None:
+        options.NDraft = fields.num_draft_tokens or -1  # on the wire, 0 is the model's own number
     options.StopPrompts.extend((*_stops(fields), *config.stopwords))
     for name in ("min_tokens", "xtc_probability", "xtc_threshold"):
         if (value := getattr(fields, name)) is not None:

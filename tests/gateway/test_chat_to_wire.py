@@ -145,6 +145,7 @@ def test_a_request_without_options_gets_openais_defaults() -> None:
         ({"stop": "a"}, {"StopPrompts": ["a"]}),
         ({"stop": ["a", "b"]}, {"StopPrompts": ["a", "b"]}),
         ({"num_draft_tokens": 4}, {"NDraft": 4}),
+        ({"num_draft_tokens": 0}, {"NDraft": -1}),
         ({"logprobs": True}, {"Logprobs": 1, "Metadata": {"mlx.stream_logprobs": "true"}}),
         ({"logprobs": False}, {}),
         ({"enable_thinking": False}, {"Metadata": {"enable_thinking": "false"}}),

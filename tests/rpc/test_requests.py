@@ -128,7 +128,7 @@ def test_a_field_that_changes_nothing_is_accepted(name: str, value: Any) -> None
         ("FrequencyPenalty", math.nan, "nan"),
         ("FrequencyPenalty", 1e9, "1e+09"),
         ("PresencePenalty", -math.inf, "-inf"),
-        ("NDraft", -1, "-1"),
+        ("NDraft", -2, "-2"),
         ("Logprobs", -1, "-1"),
         ("TopLogprobs", -1, "-1"),
         ("TopLogprobs", 21, "21"),
@@ -144,6 +144,11 @@ def test_a_number_out_of_range_is_refused_with_its_value(name: str, value: Any, 
 def test_top_p(sent: float, meant: float) -> None:
     options = pb.PredictOptions(Prompt="x", TopP=sent)
     assert request_of(options).sampling.top_p == meant
+
+
+@pytest.mark.parametrize(("sent", "meant"), [(-1, 0), (0, None), (4, 4), (2**31 - 1, 64)])
+def test_n_draft(sent: int, meant: int | None) -> None:
+    assert request_of(pb.PredictOptions(Prompt="x", NDraft=sent)).n_draft == meant
 
 
 @pytest.mark.parametrize(("sent", "meant"), [(-1, 0), (0, 0), (40, 40), (2**31 - 1, 2**31 - 1)])

@@ -114,8 +114,9 @@ class Speculation:
         """
         if one.media is not None or len(again) > MOST_AGAIN:
             return 0
-        most_requested = one.request.n_draft or self._most
-        return max(min(most_requested, one.limit - one.delivered - 2), 0)
+        requested = one.request.n_draft
+        most = self._most if requested is None else requested
+        return max(min(most, one.limit - one.delivered - 2), 0)
 
 
 class _TrackedGuesser:

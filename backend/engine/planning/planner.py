@@ -516,9 +516,9 @@ class Planner:
         for number, members in sorted(self.sequences.batches().items()):
             if len(members) > 1 and not self.limits.together:
                 continue  # the model cannot process several tokens of several sequences in one pass
-            if self.widths.skips_guesses(len(members)):
-                continue
             most = min(max(one.arrived.guesses for one in members), self.limits.guesses)
+            if not most or self.widths.skips_guesses(len(members)):
+                continue
             longest = max(one.total for one in members)
             while most and self._charges.guesses(len(members), most, longest) > left:
                 most //= 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from backend.engine.caching import kv
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
-from backend.engine.drafting.drafter import DraftLength, LookupGuesser
+from backend.engine.drafting.drafter import DraftLength, GuessRequest, LookupGuesser
 from backend.engine.model import EngineModel
 from backend.engine.planning.guess_width import GuessWidth
 from backend.engine.planning.pace import Pace
@@ -65,7 +66,7 @@ def test_rows_join_and_leave_while_others_get_guesses(
                 ),
                 "logprobs": dice.choice([None, None, None, 1]),
                 "ignore_eos": dice.random() < 0.3,
-                "n_draft": dice.choice([0, 0, 1, 3]),
+                "n_draft": dice.choice([None, None, 0, 1, 3]),
                 "stop": dice.choice([(), (f"<{pattern[0]}><{pattern[0]}>",)]),
             }
             wanted[ticket] = pattern * 4, dice.choice([1, 2, 3, 25, 40]), request
@@ -83,6 +84,40 @@ def test_rows_join_and_leave_while_others_get_guesses(
             usage = received.finished.usage
             assert usage.completion_tokens == expected.finished.usage.completion_tokens
     assert sum(right) > SCHEDULES, "hardly a guess was right"
+
+
+def test_a_request_without_drafting_gets_no_guesses_and_is_no_measurement(
+    models: tuple[EngineModel, EngineModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, drafting = models
+    prompt = [3, 4, 5] * 6
+    expected = alone(plain, prompt, 20).tokens
+    guessed: list[tuple[int, ...]] = []
+    propose, learn = LookupGuesser.propose, GuessWidth.learn
+    learnt: list[int] = []
+
+    def noted(own: LookupGuesser, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
+        guessed.append(tuple(one.sequence for one in requests))
+        return propose(own, requests)
+
+    def counted(own: GuessWidth, *measured: Any) -> None:
+        learnt.append(measured[0])
+        learn(own, *measured)
+
+    monkeypatch.setattr(LookupGuesser, "propose", noted)
+    monkeypatch.setattr(GuessWidth, "learn", counted)
+    rounds = Rounds(drafting)
+    rounds.submit(1, prompt, 20, n_draft=0)
+    rounds.drain()
+    assert rounds.received[1].tokens == expected
+    assert not guessed
+    assert not learnt
+    rounds.submit(2, prompt, 20, n_draft=0)
+    rounds.submit(3, prompt, 20)
+    rounds.drain()
+    assert rounds.received[2].tokens == rounds.received[3].tokens == expected
+    assert guessed
+    assert all(len(sequences) == 1 for sequences in guessed)
 
 
 def test_kv_stored_after_guesses_serves_the_next_turn(
