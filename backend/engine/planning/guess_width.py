@@ -23,7 +23,8 @@ _FIRST_REFRESH = 32  # steps with guesses after which plain ones are timed again
 _LONGEST_REFRESH = 256
 _LEAST_PLAIN = 32  # minimum of plain steps between two such tests
 _UNREPORTED = 7  # plain steps after one whose time is reported, while guesses are given up
-_RETEST_SHARE = 0.01  # of the time of plain steps, for such tests
+_RETEST_SHARE = 0.01  # of the time of plain steps, for such tests; each that fails halves it
+_LEAST_RETEST_SHARE = 0.0025
 _MOST_SPENT = 200.0  # plain steps; a process that was stopped during a test has not spent its time
 _PRIOR = 0.6  # assumed probability that a guess after a right one is right, until it is measured
 _MEMORY = 24  # measurements over which times are averaged
@@ -79,8 +80,9 @@ class GuessWidth:
         self._patience = _PATIENCE
         self._plain = self._guessing = 0  # steps since the other kind was last tried
         # The time that steps with guesses took beyond what their tokens are worth, in plain steps,
-        # since they last gained; each plain step reduces it by `_RETEST_SHARE`.
+        # since they last gained; each plain step reduces it by `_retest_share`.
         self._spent = 0.0
+        self._retest_share = _RETEST_SHARE
         self._latest = 0  # width of the latest step
         # the times, of one kind of step, by which guesses were last given up
         self._resting: Mapping[int, _Mean] | None = None
@@ -195,12 +197,14 @@ class GuessWidth:
         worth = self._gain(known, best) >= (_GAIN if self._plain else 1)
         if best and worth and not rests:
             self._resting = None
+            self._retest_share = _RETEST_SHARE
             return best if best in known else self._try(best, _FIRST_TRIAL)
         self._give_up(known)
         best = max(self._widths[1:], key=lambda width: (rates[width], -width), default=0)
         if self._plain < _LEAST_PLAIN or self._spent:
             return 0
         self._plain = 0
+        self._retest_share = max(self._retest_share / 2, _LEAST_RETEST_SHARE)
         for mean in self._first_right_shares:
             mean.count = min(mean.count, _RETEST)  # the text may have changed
         if not self._can_pay(known, best):
@@ -285,7 +289,7 @@ class GuessWidth:
 
     def _make_up(self) -> None:
         """Count a plain step."""
-        self._spent = max(self._spent - _RETEST_SHARE, 0.0)
+        self._spent = max(self._spent - self._retest_share, 0.0)
         self._patience = min(self._patience + _PATIENCE_BACK, _PATIENCE)
 
     def _known(self, rows: int, longest: int) -> dict[int, _Mean]:

@@ -162,6 +162,18 @@ def test_steps_with_guesses_that_were_slow_once_are_timed_again(chance: float) -
     assert sum(width > 0 for width in chosen) > 0.8 * len(chosen)
 
 
+@pytest.mark.parametrize("rows", [1, 8])
+def test_tests_that_keep_failing_become_rarer(rows: int) -> None:
+    play = Play(dear, 0.4, rows)
+    play.run(2000)
+    seconds, chosen = play.run(8000)
+    assert any(chosen)
+    assert seconds < 1.004 * 8000 * dear(0)
+    play.chance, play.cost = 0.95, flat
+    play.run(2500)
+    assert max(play.run(100)[1]) == 8
+
+
 def test_predictable_text_is_noticed() -> None:
     play = Play(flat, 0.0)
     assert set(play.run(600)[1][-100:]) <= {0, 1, 2}
