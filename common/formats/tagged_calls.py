@@ -31,7 +31,7 @@ _CDATA_END = re.compile(r"\](?:\](?:>\s*)?)?\Z")
 Lines = Literal["kept", "dropped", "paired"]
 _LINES_BEHIND: Mapping[Lines, int] = {"kept": 0, "dropped": 1, "paired": 2}
 """How many line breaks at the end of a value may turn out not to belong to it."""
-_TYPED_BY = 64  # characters after which a value of undecided type waits for its end
+_TYPED_BY = 64  # a longer value whose type is still open is sent only when it is complete
 
 
 class _Quoted:

@@ -237,7 +237,7 @@ def test_a_rank_may_be_stopped_for_as_long_as_the_model_allows(rank: int) -> Non
         bring(backend, "idle", "rank_timeout:60")
         processes = ranks(backend.process())
         processes[rank].suspend()
-        time.sleep(TIMEOUT + 5)  # the fault lasts so long
+        time.sleep(TIMEOUT + 5)  # the fault lasts this long
         processes[rank].resume()
         assert text_answer(backend, SHORT)
         assert ranks(backend.process()) == processes

@@ -19,7 +19,7 @@ _MROPE = {
     "rope_theta": 10000,
     "partial_rotary_factor": 0.5,
 }
-# A larger index_topk than any prompt: what an index leaves out changes where scores are equal.
+# index_topk is larger than any prompt: with equal scores, which tokens are left out is arbitrary.
 _OTHER: dict[str, dict[str, Any]] = {
     "flint": {},
     "glm5_next": {

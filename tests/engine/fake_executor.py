@@ -112,7 +112,7 @@ class FakeExecutor:
         self.sequences: dict[int, FakeSequence] = {}
         self.entries: dict[int, FakeEntry] = {}
         self.ended: dict[int, str] = {}
-        self.texts: list[tuple[int, ...]] = []  # of sequences that are over: others continue them
+        self.texts: list[tuple[int, ...]] = []  # of ended sequences; later prompts continue them
         self.seconds = 0.0
         self.other = 0
         self.features = 0
@@ -219,9 +219,9 @@ class FakeExecutor:
     # Following a plan.
 
     def follow(self, plan: StepPlan, lendable: int = 0) -> list[PlannerEvent]:
-        """Carry it out; returns what the planner learns of it.
+        """Carry out a plan; returns the events for the planner.
 
-        lendable: bytes that are said to be free beside it.
+        lendable: bytes that the planner says are free beside the plan.
         """
         self._events = []
         self.seconds = 0.0
@@ -350,7 +350,7 @@ class FakeExecutor:
         return list(entry.kv[:length])
 
     def _entry_of(self, one: FakeSequence) -> FakeEntry:
-        """What can be had from its KV."""
+        """The entry with its KV."""
         assert one.kv is not None
         kept = frozenset(one.snapshots)
         anywhere = self.limits.trims or len(one.kv) <= WINDOW

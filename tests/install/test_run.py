@@ -269,8 +269,8 @@ class TestOpenBLAS:
         assert line.startswith("mlx-backend: OpenBLAS is not used, so a CPU computes")
 
     def test_makes_mlx_fast(self) -> None:
-        # Both in one process each, on the same product; the margin is some 15 times. Measured in
-        # processor time, which other processes change less.
+        # The same matrix product, with OpenBLAS and without; OpenBLAS is some 15 times as fast.
+        # Measured in processor time, which other processes change less.
         timing = (
             "import time, mlx.core as mx\n"
             "a = mx.random.normal((512, 512), stream=mx.cpu); mx.eval(a)\n"
@@ -280,7 +280,7 @@ class TestOpenBLAS:
             "once(); print(min(once() for _ in range(5)))\n"
         )
         seconds: dict[str, list[float]] = {"1": [], "0": []}
-        for switch in ("1", "0") * 3:  # the machine's own speed may jump between two
+        for switch in ("1", "0") * 3:  # alternating, because the machine's speed may change
             full = clean_environment(MLX_BACKEND_OPENBLAS=switch)
             result = shell(ROOT / "scripts/python", "-c", timing, environment=full)
             assert result.returncode == 0, result.stderr

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Logits of [tokens, vocabulary] for tokens that begin with an item, or have none. The last argument
-# is how many of them are the first prompt.
+# Computes the logits, [tokens, vocabulary], of tokens. The second argument is the image or sound
+# that they begin with, the last one how many of them are the first prompt.
 PlainPass = Callable[[Sequence[int], MediaItem | None, int], mx.array]
 
 # tokens of a prompt that is just long enough to be stored with its answer
@@ -326,8 +326,8 @@ class ServingTrial:
     def _expected(self, answers: Sequence[_Answer]) -> tuple[mx.array, mx.array, mx.array]:
         """The plain pass's log-probabilities of the tokens in a conversation's answers.
 
-        [places, tokens]; with the difference that is certainly rounding, and the one that may be,
-        [places].
+        [places, tokens]. Also returns two bounds for each place: differences up to the first are
+        certainly rounding, and those up to the second may be.
         """
         answers = [answer for answer in answers if answer.logprobs]
         tokens = [*answers[-1].prompt, *answers[-1].tokens[:-1]]

@@ -204,7 +204,7 @@ def _refusing(loaded: LoadedModel, path: Path) -> Iterator[None]:
 
 
 def _why_it_failed(fault: Exception, path: Path) -> str:
-    """The user's explanation for a fault of a processor or an encoder, with advice."""
+    """Explains a fault of a processor or an encoder to the user, with advice."""
     refused = isinstance(fault, InvalidRequest)
     if refused and isinstance(fault.__context__, Exception):
         fault = fault.__context__  # the processor's own fault

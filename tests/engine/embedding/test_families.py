@@ -386,7 +386,7 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
         (
             "gemma3",
             {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"] * 2},
-            "its layer_types have no regular order",
+            "its layer_types must have full attention in every n-th layer",
         ),
         ("bert", {"model_type": "nomic_bert"}, "its model type 'nomic_bert' is not among the"),
         (
