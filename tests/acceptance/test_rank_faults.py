@@ -26,9 +26,9 @@ from backend.engine.ranks.place import TIMEOUT, TOKEN
 from backend.supervising.supervisor import free_ports
 from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, text_answer
 from tests.acceptance.rank_pair import Pair
-from tests.heeded_signals import heeded
 from tests.long import TEST_LONG
 from tests.polling import PAUSE, until
+from tests.unignored_signals import unignored
 from wire import backend_pb2 as pb
 
 NOTHING = pb.HealthMessage()
@@ -305,7 +305,7 @@ def test_ranks_end_with_their_supervisor() -> None:
 
 def test_ranks_end_in_order_when_their_terminal_is_closed() -> None:
     """As a backend without ranks does: all of its processes get SIGHUP."""
-    with heeded(signal.SIGHUP):
+    with unignored(signal.SIGHUP):
         backend = Backend(arguments=["--ranks", "2"])
     try:
         stream = bring(backend, "decode")

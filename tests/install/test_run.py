@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.heeded_signals import heeded
 from tests.install.shell import ROOT, clean_environment, shell, write_program
+from tests.unignored_signals import unignored
 
 VENV = Path(os.environ.get("ENV_DIR") or ROOT) / "venv"
 
@@ -162,7 +162,7 @@ def test_an_interrupt_while_python_imports_leaves_no_traceback(
     """module: what Python runs when it is interrupted; library: what it has loaded by then."""
     program, *arguments = command
     with (
-        heeded(signal.SIGINT),
+        unignored(signal.SIGINT),
         subprocess.Popen(
             [ROOT / program, *arguments],
             cwd=tmp_path,
