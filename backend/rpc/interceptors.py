@@ -153,7 +153,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise ShuttingDown
         require_bounded(handler.request_deserializer.__self__, raw)
         if len(raw) > LONG:
-            # gRPC has freed the buffers in which it arrived, but glibc keeps them, twice its size.
+            # glibc keeps the buffers in which it arrived, twice its size, though gRPC freed them.
             await asyncio.to_thread(return_freed_memory)
         try:
             request = handler.request_deserializer(raw)

@@ -78,7 +78,7 @@ class _Value:
         self.sent = 0
         self.quoted = _Quoted()
         self.quotes = False  # whether a quoted call has begun
-        self.given: Collection[str] = ()  # keys up to that of the value
+        self.given: Collection[str] = ()  # keys of the call so far, this value's included
         self.declared: Collection[str] = ()  # keys that the tool declares
 
     def add(self, text: str) -> None:

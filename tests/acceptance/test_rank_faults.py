@@ -231,7 +231,7 @@ def serves_again(backend: Backend) -> None:
 @pytest.mark.skipif(not TEST_LONG, reason="a rank is stopped for longer than the default time-out")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_may_be_stopped_for_as_long_as_the_model_allows(rank: int) -> None:
-    """Its supervisor allows it too."""
+    """Neither rank 0 nor the rank's supervisor ends it before that."""
     backend = Backend(arguments=["--ranks", "2"])
     try:
         bring(backend, "idle", "rank_timeout:60")

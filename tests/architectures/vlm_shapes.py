@@ -154,7 +154,7 @@ def tiny_vlm_model(model_type: str) -> Any:
     keys = mx.random.split(mx.random.key(7), len(found))
     model.language_model.update(
         tree_unflatten([
-            # Limite's factors of layers are numbers, and 0 until they are trained.
+            # Limite scales each layer by a number, which is 0 before training.
             (name, drawn(name, value, key) if value.ndim else mx.ones_like(value))
             for (name, value), key in zip(found, keys, strict=True)
         ])

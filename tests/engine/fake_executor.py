@@ -269,7 +269,7 @@ class FakeExecutor:
         return self._events
 
     def _read(self) -> dict[int, int]:
-        """Bytes that were read from disk for each waiting sequence: its file has more tokens."""
+        """Bytes read from disk for each waiting sequence: twice those of its prefix."""
         waiting = (one for one in self.sequences.values() if one.on_disk)
         return {one.number: 2 * self.limits.cost.of(one.on_disk) for one in waiting}
 

@@ -41,7 +41,7 @@ _MATRIX_RATE, _VECTOR_RATE, _WARM_UP = 0.004, 2e-3, 50
 
 
 def text_part(vocabulary: int) -> TextModel:
-    """The text model with random embeddings for the tokens that it lacks of a vocabulary."""
+    """The text model, with random embeddings for the tokens that its vocabulary lacks."""
     args = json.loads((TEXT / "config.json").read_text())
     model = TextModel(TextArgs.from_dict(args | {"vocab_size": vocabulary}))
     weights: dict[str, mx.array] = mx.load(str(TEXT / "model.safetensors"))  # type: ignore[assignment]

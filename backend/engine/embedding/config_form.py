@@ -18,7 +18,7 @@ _BASES: Mapping[str, Mapping[str, str]] = {
     "gemma3_text": {_FULL: "rope_theta", _SLIDING: "rope_local_base_freq"},
     "modernbert": {_FULL: "global_rope_theta", _SLIDING: "local_rope_theta"},
 }
-# Families whose layers in one kind may be scaled; the name of that field.
+# Families whose positions may be scaled in one kind of layers → the earlier field for that.
 _SCALED = {"gemma3_text": "rope_scaling"}
 
 

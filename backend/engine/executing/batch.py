@@ -364,7 +364,7 @@ class DecodeBatch:
         self.behind = self._speculation.behind
         if not any(guesses):
             return False
-        self._chooser = None  # penalties would have to remove wrong guesses from their counts
+        self._chooser = None  # built anew: its penalties would count wrong guesses
         chosen = self._chosen
         fed = [[*tail, *own] for (_, tail), own in zip(known, guesses, strict=True)]
         counts = list(map(len, fed))

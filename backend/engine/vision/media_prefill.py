@@ -29,7 +29,7 @@ class MediaReader:
     def __init__(self, model: MultimodalModel, most_bytes: int) -> None:
         self.model = model
         self.features = FeatureCache(most_bytes)
-        # Whether a pass must not cut an item, or a prompt.
+        # Whether a pass must contain an item, or a prompt, as a whole.
         self.whole = model.sees_ahead or model.reads_whole
         self._per_byte = 0.0  # the encoder's peak memory per byte of a prepared item
 

@@ -261,7 +261,7 @@ def _layer(
 
 
 def _with_layers(folder: Path, layers: list[tuple[dict[str, Any], dict[str, np.ndarray]]]) -> Path:
-    """Give a checkpoint these Dense layers alone, after its pooling, and normalisation."""
+    """Replace a checkpoint's Dense layers by these, between pooling and normalisation."""
     for part in folder.glob("*_Dense"):
         shutil.rmtree(part)
     steps = json.loads((folder / "modules.json").read_text())

@@ -69,7 +69,7 @@ def main(folder: Path) -> None:
 
 
 def _noting(peaks: list[int]) -> Any:
-    """The first step that computes, after the weights; notes their peak memory before it runs."""
+    """The first step after the weights are loaded, which first notes the peak memory until then."""
 
     def noting(*arguments: Any) -> Any:
         peaks.append(mx.get_peak_memory())

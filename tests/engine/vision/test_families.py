@@ -260,7 +260,7 @@ async def test_a_value_that_only_transformers_refuses_changes_nothing(tmp_path: 
         async with seeing(path) as engine:
             answers.append(await answer_to(engine, _TWO.request(12)))
     assert answers[0] == answers[1]
-    assert answers[0].prompt_tokens > 16  # with the images
+    assert answers[0].prompt_tokens > 16  # the tokens of images count too
 
 
 async def test_images_are_not_tiled_if_they_are_many(tmp_path: Path) -> None:
