@@ -121,7 +121,7 @@ class ChatParser:
         self._cursor.ended = True
         self._reading.reason = reason
         for _ in self._grammar:
-            raise AssertionError("a grammar must not wait after the end")
+            raise AssertionError("a grammar asks for more text after the end")
         self._answer.flush()
         return self._new()
 

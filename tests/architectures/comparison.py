@@ -147,7 +147,7 @@ def _all_right(
 
 
 def _right(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> bool:
-    """Compare with one pass or, for models whose own decode steps differ from that, with these."""
+    """Compare with one pass, or with decode steps for models whose own steps differ from a pass."""
     if len(answer) == 0:
         return False
     whole = _plain(model, [*prompt, *answer[:-1]])[len(prompt) - 1 :]

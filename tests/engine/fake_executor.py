@@ -183,8 +183,8 @@ class FakeExecutor:
     def _check_memory(self, plan: StepPlan, lendable: int) -> None:
         """Check all limits. An entry that is being stored counts from the next step on.
 
-        It leaves nothing to lend, though. While a single sequence runs, memory that will soon be
-        free may exceed the limit, but then the plan must start nothing.
+        Texts to embed must leave room for it already. While a single sequence runs, memory that
+        will soon be free may exceed the limit, but then the plan must start nothing.
         """
         if plan.features is not None:
             assert plan.features < self.features

@@ -81,7 +81,7 @@ async def test_a_request_during_two_deaths_is_refused_with_a_message() -> None:
 
 
 async def test_a_request_that_never_reached_a_backend_is_repeated_and_not_suspected() -> None:
-    """Nor is one that a backend refuses with UNAVAILABLE and survives."""
+    """Each request is sent twice, and then refused: none counts as the cause of a crash."""
     fake = Fake()
     fake.survives = True
     for _ in range(3):

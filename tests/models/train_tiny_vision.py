@@ -159,7 +159,7 @@ def arguments_of(description: str | None, steps: int) -> argparse.Namespace:
 
 
 def resume(model: Any, text: TextModel, directory: Path) -> None:
-    """Both as the checkpoint has them, in float32."""
+    """Load the whole model and its text part from the checkpoint, in float32."""
     model.load_weights(str(directory / "model.safetensors"))
     model.set_dtype(mx.float32)
     text.load_weights(list(tree_flatten(model.language_model.parameters())))

@@ -42,7 +42,7 @@ class MediaReader:
         """
         positions = None
         if self.model.forgets:
-            for layer in cache:  # mlx-vlm's generation takes a prompt's last token for an answer's
+            for layer in cache:  # to mlx-vlm, a prompt's last token is part of the answer
                 layer.prefill_length = len(tokens) - 1
         if self.model.shifts:
             shift = cache[-1]

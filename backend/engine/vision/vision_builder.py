@@ -99,7 +99,7 @@ def _open_media_input(
             raise ModelRejected.because(
                 loaded.name,
                 f"{_NOT_BUILT} its files are missing, or it needs PyTorch, which this backend does"
-                f" without{_OTHERS}",
+                f" not use{_OTHERS}",
             )
         control = _control_ids(prompts)
         width = 1

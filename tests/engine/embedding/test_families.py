@@ -21,7 +21,7 @@ from mlx_lm.models import gemma3_text
 from backend.engine.embedding.label_reader import LabelReader
 from backend.engine.embedding.readers import TextReader
 from backend.engine.errors import InvalidRequest, ModelRejected, TooLong, WrongKind
-from tests.engine.embedding.rooms import embed, entities, rerank, serving
+from tests.engine.embedding.engine_calls import embed, entities, rerank, serving
 from tests.engine.embedding.tiny_checkpoints import (
     EMBEDDERS,
     HIDDEN,

@@ -130,7 +130,7 @@ class Stored:
         return self.nearly_serves_all(old, old.places)
 
     def passes(self, old: Stored) -> bool:
-        """Whether that is true except at the older entry's end."""
+        """Like `replaces`, but without the place at the older entry's end."""
         before = (old.places or frozenset()) - {len(old.tokens)}
         return bool(before) and self.nearly_serves_all(old, before) and not self.replaces(old)
 

@@ -2,7 +2,7 @@
 
 Rank 1 is in another, and a slow link joins them. Plays a schedule, then loses the link for two
 seconds in the middle of an answer. Prints the results as JSON; exits with NOT_ALLOWED, and the
-reason, where this process may not have networks of its own.
+reason, where this process may not create networks.
 """
 
 from __future__ import annotations

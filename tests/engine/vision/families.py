@@ -334,7 +334,7 @@ def _idefics3(path: Path) -> None:
 
 
 def _idefics2(path: Path) -> None:
-    """A token around images, once where two meet, and a space before the word after one."""
+    """A token before and after each image, one between two, and a space before the next word."""
     _idefics3(path)
     config = read(path, "config.json") | {"model_type": "idefics2"}
     config["text_config"] |= {"model_type": "mistral"}

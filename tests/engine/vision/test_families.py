@@ -128,7 +128,7 @@ _ONE_EACH += [
     "paligemma",
     "paligemma2",
 ]
-# Beside the 729, 421, 392, 273 or 258 tokens of an image, those of an answer weigh little.
+# An image has 258 to 729 tokens, so an answer's own few tokens hardly affect what comes next.
 _LARGE = ["llava_bunny", "got", "molmo2", "jina_vlm", "deepseekocr", "unlimited_ocr"]
 # What a token attends to depends on where the prompt ended, so nothing is stored.
 _NOT_STORED = ["unlimited_ocr", "paligemma", "paligemma2"]
