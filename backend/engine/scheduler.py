@@ -184,9 +184,9 @@ class Scheduler:
         )
 
     def _guesses(self, command: Submit) -> int:
-        """Maximum number of guesses at a time for a sequence;
+        """Maximum number of guesses at a time for a sequence.
 
-        0 with media, which guessers do not see.
+        It is 0 with media, which guessers do not see.
         """
         if self._model.drafting is None or command.media is not None:
             return 0

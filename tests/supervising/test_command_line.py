@@ -160,7 +160,7 @@ def test_jaccl_without_its_devices_is_refused(hostfile: str) -> None:
 
 
 def test_the_transport_reaches_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the backend's name, and so that a group of one process is no answer."""
+    """MLX gets the backend's name, and is asked to fail rather than form a group of one process."""
     import mlx.core as mx
 
     from backend.engine.errors import EngineFailed
