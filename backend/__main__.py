@@ -31,12 +31,12 @@ TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
 LEVEL = "MLX_BACKEND_LOG"
 _FAILED = 1
 _MISUSED = 2
-# The interpreter's switch interval. A call changes threads a dozen times, and while a long prompt
-# is computed it waits up to that long each time.
+# The interpreter's switch interval. A call changes threads a dozen times, and during the prefill of
+# a long prompt each change may take as long as this interval.
 _SWITCH_SECONDS = 0.001
 _STACK_BYTES = 8 << 20
-# gRPC's handlers for forks wait for its threads, and end the process if they cannot start again.
-# Python forks only if the system refuses a quicker way, which it does at a limit of processes.
+# Turns gRPC's fork handlers off. They stop gRPC's threads, and end the process if these cannot be
+# started again. Python forks only if the system refuses a quicker way, as at its process limit.
 _FORK_SUPPORT = "GRPC_ENABLE_FORK_SUPPORT"
 
 
@@ -163,9 +163,9 @@ def _leader(place: Place, secret: str) -> Leader:
 
 
 def _follow(place: Place, secret: str, environ: Mapping[str, str]) -> int:
-    """Be a rank other than 0.
+    """Run as a rank other than 0.
 
-    It ends when rank 0 says so and ignores signals to the process group.
+    It ends when rank 0 tells it to, and ignores signals to the process group.
     """
     import signal
 

@@ -51,7 +51,7 @@ class Length:
     seconds: float
 
 
-LENGTH = Length(40, 5, 120.0)  # with a model whose steps cost something
+LENGTH = Length(40, 5, 120.0)  # with a model whose steps take noticeable time
 TINY_LENGTH = Length(128, 18, 60.0)
 
 
@@ -84,7 +84,7 @@ TINY_TEXTS = (
 
 
 def lookup(model: Path, texts: tuple[Text, ...] = TEXTS) -> Iterator[Figure]:
-    """Prompt lookup on a model whose steps cost something."""
+    """Prompt lookup on a model whose steps take noticeable time."""
     with _backends(model) as plain, _backends(model, Options=["prompt_lookup:true"]) as guessing:
         yield from _figures("prompt lookup", guessing[0], texts, LENGTH)
         yield _unguessed("prompt lookup", guessing, plain, texts[-1], LENGTH)

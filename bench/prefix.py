@@ -26,9 +26,9 @@ KINDS = {"attention": "full", "hybrid": "hybrid", "sliding window": "window"}
 
 
 def measure(model: Path, tokenizer: Path) -> Iterator[Figure]:
-    """Measure both. model: answers a long prompt twice.
+    """Measure the time to first token on `model`, and an agent's turns on the models of `KINDS`.
 
-    tokenizer: the folder with the tokenizer and template for the small models of `KINDS`.
+    tokenizer: the folder with the tokenizer and template for these small models.
     """
     yield _first_token(model)
     for name, kind in KINDS.items():

@@ -1,4 +1,4 @@
-"""A server that only refuses: shows what any server on this machine needs for a flood.
+"""A server that refuses every call: shows what a flood of calls costs on this machine at least.
 
 The first argument is the port.
 """

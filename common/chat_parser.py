@@ -121,7 +121,7 @@ class ChatParser:
         self._cursor.ended = True
         self._reading.reason = reason
         for _ in self._grammar:
-            raise AssertionError("a grammar must not wait after the end")
+            raise AssertionError("a grammar asks for more text after the end")
         self._answer.flush()
         return self._new()
 
@@ -130,7 +130,7 @@ class ChatParser:
         return [new for event in events if (new := self._without_begun(event)) is not None]
 
     def _without_begun(self, event: ChatEvent) -> ChatEvent | None:
-        """The event without text that the client sent as the beginning of the answer;
+        """The event without text that the client sent as the beginning of the answer.
 
         None if none is left.
         """

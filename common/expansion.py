@@ -1,4 +1,4 @@
-"""Counts what a value stands for if it contains others many times, as aliases of YAML allow."""
+"""Counts the values in a tree whose parts may be shared, as aliases of YAML allow."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def expanded_count(value: Any, attribute: str) -> float:
-    """The number of values in a tree in which nothing is shared; inf if a value contains itself.
+    """The number of values, shared ones counted each time; inf if a value contains itself.
 
     attribute: where an object has its list of parts; parts may be tuples. Takes time for each
     distinct value only. Raises RecursionError.

@@ -21,5 +21,5 @@ def hub_cache(environ: Mapping[str, str] = os.environ) -> Path:
     given = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE")
     try:
         return Path(os.path.expandvars(given or f"{home}/hub")).expanduser()
-    except RuntimeError:  # as in a container that runs as a user whom it does not know
+    except RuntimeError:  # the system does not know the user, as in some containers
         raise NoHome("there is no home folder for downloads: set HF_HOME to a folder") from None

@@ -46,7 +46,7 @@ def _template_message(index: int, message: WireMessage) -> dict[str, Any]:
     if not message.role:
         raise ValueError(f"Messages[{index}] has no role: set user, assistant, system or tool")
     content = message.content
-    if message.role == "system" and _BILLING_LABEL in content:  # faster than the expression
+    if message.role == "system" and _BILLING_LABEL in content:  # faster than the regular expression
         content = _BILLING.sub("", content)
     entry: dict[str, Any] = {"role": message.role, "content": content}
     for key in ("name", "tool_call_id"):

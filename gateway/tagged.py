@@ -115,7 +115,7 @@ def drop(_: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class TextAs:
-    """Annotates a list of blocks that may also be sent as a text;
+    """Annotates a list of blocks that may also be sent as a text.
 
     `block` makes a block of the text.
     """

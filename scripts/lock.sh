@@ -57,8 +57,8 @@ check macos-metal.lock "$mac"
 
 # The constraints keep what the locks below have pinned already; they are installed together.
 resolve gateway.in gateway.lock "$linux_x86" --constraint linux-cpu.lock
-# selenium drives a browser without these, and httpcore imports trio wherever it is installed, which
-# makes the start of every process that loads a model or serves HTTP longer.
+# selenium works without these. httpcore imports trio if it is installed, which delays the start of
+# every process that loads a model or serves HTTP.
 resolve dev.in dev.lock "$linux_x86" --constraint linux-cpu.lock --constraint gateway.lock \
     --no-emit-package={trio,trio-websocket,outcome,sniffio,wsproto}
 for lock in gateway.lock dev.lock; do

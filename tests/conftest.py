@@ -18,7 +18,8 @@ from backend.engine import device
 from tests.engine.ranks.yielding import yielding as yielding  # a fixture
 from tests.long import TEST_LONG
 
-# A machine that stalls says nothing about the code. A sample is the same at every run.
+# No deadlines: a slow machine is no fault of the code. Without TEST_LONG every run has the same
+# examples.
 settings.register_profile(
     "unhurried",
     deadline=None,
@@ -29,7 +30,7 @@ settings.register_profile(
 settings.load_profile("unhurried")
 
 HERE = Path(__file__).parent
-# None uses a process that other files of its folder share, which a change of folders ends.
+# None of these uses its folder's shared process, which ends when a worker turns to another folder.
 LONG = (
     "acceptance/test_rank_faults.py",
     "architectures/test_architectures.py",

@@ -1,6 +1,6 @@
-"""Whether long proofs run in full size: TEST_LONG=1, which `make test-long` sets.
+"""Whether long tests run in full size: TEST_LONG=1, which `make test-long` sets.
 
-`make test` plays a fixed sample of them, the same at every run.
+`make test` runs a fixed sample of their cases, the same every time.
 """
 
 from __future__ import annotations

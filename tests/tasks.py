@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 async def begun(work: Awaitable[T]) -> asyncio.Task[T]:
-    """A task of the work that has come to its first wait, or its end."""
+    """A task for the work, which has already run to its first `await` or to its end."""
     started = asyncio.Event()
 
     async def run() -> T:

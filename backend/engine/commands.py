@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from backend.engine.constraints.constraint import AnswerRule
     from backend.engine.disk_cache.cache import StoredPrefix
     from backend.engine.executing.score_plan import ScorePlan
-    from backend.engine.loading.stages import Place, Stages
+    from backend.engine.loading.stages import Stages, StageThread
     from backend.engine.model import Built
     from backend.engine.planning.prefix_index import PrefixKey
     from backend.engine.served_model import ServedModel
@@ -70,7 +70,7 @@ class Load:
 
     stages: Stages[Built]
     abandoned: Event
-    done: Future[Place | ServedModel] = field(default_factory=Future)
+    done: Future[StageThread | ServedModel] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)

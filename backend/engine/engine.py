@@ -44,7 +44,7 @@ from common.model_kind import ModelKind
 from common.wording import shown
 
 if TYPE_CHECKING:
-    from backend.engine.loading.stages import Place, Stages
+    from backend.engine.loading.stages import Stages, StageThread
     from backend.engine.ranks.leader import Leader
 
 _SAVE_SECONDS_AT_FREE = 3.0  # LocalAI waits 5 seconds for the answer to Free
@@ -348,7 +348,7 @@ class Engine:
 
         assert self._loop is not None
         stages = load(request, next(self._epochs), abandoned, self._leader)
-        at: Place | ServedModel = "files"
+        at: StageThread | ServedModel = "files"
         while isinstance(at, str):
             if at == "files" and not abandoned.is_set():
                 at = await self._with_files(stages, abandoned)
@@ -359,7 +359,7 @@ class Engine:
                 at = await self._answered(command.done)
         return at
 
-    async def _with_files(self, stages: Stages[Any], abandoned: threading.Event) -> Place:
+    async def _with_files(self, stages: Stages[Any], abandoned: threading.Event) -> StageThread:
         """Run a stage on the thread for files; abandon both if the load is cancelled."""
         stage = self._files.submit(next, stages)
         self._on_files = True

@@ -60,7 +60,7 @@ class TextDelta:
     def joining(
         cls, pieces: Sequence[tuple[str, int]], usage: Usage, logprobs: Sequence[TokenLogprob]
     ) -> TextDelta:
-        """One piece of these."""
+        """Join pieces that are delivered together."""
         text = "".join(text for text, _ in pieces)
         return cls(text, usage, tuple(logprobs), tuple(pieces) if len(pieces) > 1 else ())
 

@@ -56,7 +56,7 @@ def _import_transformers() -> None:
     if "transformers.models" in sys.modules:
         return
     models = Path(transformers.__file__).parent / "models"
-    # The last folder that was read is in the function's cache.
+    # Importing transformers has read this folder; the function returns its cached result.
     names = import_utils.spread_import_structure(
         import_utils.create_import_structure_from_path(models)
     )

@@ -217,7 +217,7 @@ class Preparer:
                 # Cancelled meanwhile: the Cancel may have reached the engine before the Submit.
                 self._worker.send(Cancel(ticket))
         finally:
-            self._worker.withdraw(ticket)  # other kinds of preparation take longer
+            self._worker.withdraw(ticket)  # the next stage takes longer than announced
 
     def _find_on_disk(
         self, served: ServedModel, request: GenerationRequest, prompt: list[int]

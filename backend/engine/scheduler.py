@@ -64,7 +64,7 @@ Report = Callable[[str, BaseException], None]
 # llguidance reports no size. A matcher of a schema with 30 properties took 0.06 MiB after 30
 # tokens.
 _MATCHER_BYTES = 1 << 20
-_BREATH = 0.05  # seconds for which an engine without other work waits for writes to disk
+_WRITE_WAIT = 0.05  # seconds for which an engine without other work waits for writes to disk
 _TIDY_EVERY = 512  # steps between two returns of freed buffers to the system
 
 
@@ -184,9 +184,9 @@ class Scheduler:
         )
 
     def _guesses(self, command: Submit) -> int:
-        """Maximum number of guesses at a time for a sequence;
+        """Maximum number of guesses at a time for a sequence.
 
-        0 with media, which guessers do not see.
+        It is 0 with media, which guessers do not see.
         """
         if self._model.drafting is None or command.media is not None:
             return 0
@@ -227,7 +227,8 @@ class Scheduler:
         plan = self.planner.plan(self._now(), self._take_events())
         self._gauges.heartbeat.begin(str(plan))
         if plan == StepPlan(plan.number) and self._model.disk is not None:
-            self._model.disk.drain(_BREATH)  # no sequence can continue until the writes are done
+            # no sequence can continue until the writes are done
+            self._model.disk.drain(_WRITE_WAIT)
         for refusal in plan.refuse:
             self._refuse(refusal)
         if not plan.only_decodes:

@@ -2,7 +2,7 @@
 
 The order matters: the token is checked before any of the request is parsed, and a call without it
 never reaches the model identity. The first interceptor covers all services of the process,
-including reflection and grpc.health.v1; of the second, these need only a part (`other_services`).
+including reflection and grpc.health.v1, which use only a part of the second (`other_services`).
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             finally:
                 if long:
                     return_memory_soon()
-            # Cycles of exceptions and frames keep a request, perhaps of 50 MiB, until the garbage
-            # collector finds them. So the error has lost its frames, and this frame, to which
-            # gRPC's exception and its context refer, loses the request.
+            # Exceptions and frames refer to each other, which would keep a request of up to 50 MiB
+            # until the next garbage collection. So the error's traceback was dropped above, and
+            # this frame, to which gRPC's exception will refer, drops the request here.
             raw = b""
             return await context.abort(status.code, status.sentence, status.trailers)
 
@@ -153,7 +153,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             raise ShuttingDown
         require_bounded(handler.request_deserializer.__self__, raw)
         if len(raw) > LONG:
-            # The pieces in which it came take twice its length, although they are freed.
+            # glibc keeps the buffers in which it arrived, twice its size, though gRPC freed them.
             await asyncio.to_thread(return_freed_memory)
         try:
             request = handler.request_deserializer(raw)
@@ -170,7 +170,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         await context.send_initial_metadata(REACHED)
         behaviour: Behaviour = handler.unary_stream or handler.unary_unary
         answered = behaviour(request, context)
-        del request  # it repeats what the engine has, and answers may take long
+        del request  # the engine has its own copy, and an answer may take long
         return await answered
 
 

@@ -26,7 +26,7 @@ class LastLoad:
         if self._path is None:
             return
         try:
-            self._path.parent.mkdir(mode=0o700, exist_ok=True)  # /tmp may have been tidied
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)  # the system may have cleaned /tmp
             self._path.write_bytes(request.SerializeToString())
         except OSError as fault:
             logs.warning("last_load", stored=False, why=fault.strerror)

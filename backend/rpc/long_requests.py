@@ -1,4 +1,4 @@
-"""Gives the memory of long requests back to the system, which glibc would keep."""
+"""Returns the memory of long requests, which glibc would keep, to the system."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SOON = 0.05  # seconds
 
 
 def return_memory_soon() -> None:
-    """After a call with a long request: not at once, because gRPC still has the request."""
+    """Return the memory of the current call, shortly after gRPC has released the request."""
     asyncio.get_running_loop().call_later(_SOON, _return_memory)
 
 
 def _return_memory() -> None:
-    """In a thread, because it takes time."""
+    """Return freed memory, on a thread because it takes time."""
     asyncio.get_running_loop().run_in_executor(None, return_freed_memory)

@@ -2,9 +2,9 @@
 
 A native call that hangs while it holds the interpreter's lock stops every thread of the backend,
 including its event loop, so only another process can notice. This one shares the backend's
-heartbeat through the open file descriptor FILE. It ends when its standard input is closed, whose
-other end the backend holds. A timer inside the backend, such as faulthandler's, is no substitute:
-it also counts time during which the process is stopped, and would fire as soon as it resumes.
+heartbeat through the open file descriptor FILE. Its standard input is a pipe from the backend; it
+ends when that is closed. A timer inside the backend, such as faulthandler's, is no substitute: it
+also counts time during which the process is stopped, and would fire as soon as it resumes.
 """
 
 from __future__ import annotations

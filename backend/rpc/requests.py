@@ -248,7 +248,8 @@ def _with_budget_variables(prompt: ChatPrompt, budget: int, facts: ServedModel) 
 def _min_tokens(options: pb.PredictOptions, extras: Extras, most: int | None) -> int:
     """The minimum length of the answer. most: its limit; None or 0 if there is none.
 
-    The model's default gives way to a smaller limit; a request's own contradicts it.
+    A minimum from the model's options is lowered to a smaller limit; one from the request is
+    refused.
     """
     least = extras.min_tokens
     if not most or least <= most:

@@ -78,7 +78,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                 facts = await self._load(request.Model, wanted)
             finally:
                 if (after := self._engine.loaded) is None:
-                    self._last_load.forget()  # it has dropped the model, and failed
+                    self._last_load.forget()  # the load dropped the old model and failed
                 elif after is not before:
                     self._last_load.remember(request)
         note(type=facts.model_type, context=facts.context_size)

@@ -105,9 +105,10 @@ def _sentence_of(error: Exception) -> str:
 
 @lru_cache(maxsize=8)
 def _sentence(text: str, fields: tuple[str, ...], own: tuple[bool, ...]) -> str:
-    """Under overload, most calls end with the same text: it is searched for phrases once.
+    """The error's text for the client, without the phrases of `_TRIGGERS` that are not its own.
 
-    own: for each of the triggers, whether it belongs to the error.
+    own: for each trigger, whether the error may contain its phrase. Cached, because under overload
+    most calls end with the same text.
     """
     sentence = with_keys(text, fields)
     for (phrase, _, harmless), belongs in zip(_TRIGGERS, own, strict=True):

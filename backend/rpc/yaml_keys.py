@@ -68,7 +68,8 @@ YAML_KEYS: Mapping[str, str] = {
     "Mirostat": "mirostat",
     "NegativePrompt": "negative_prompt",
 }
-# Names that cannot be English words. Others are replaced only if the error is about that field.
+# Names that are no English words. A name such as `Seed`, which is one, gets its YAML key only if
+# the error is about that field.
 _COMPOUND = frozenset(name for name in YAML_KEYS if re.search(r"[a-zA-Z].*[A-Z]", name))
 
 _WORDS = re.compile(rf"(?<![\w.'\"])(?:{'|'.join(sorted(YAML_KEYS, key=len, reverse=True))})(?!\w)")

@@ -30,7 +30,7 @@ from backend.rpc.monitor import is_stopped
 from backend.supervising.command_line import Plan
 from common.launch import command
 
-LAST_LOAD = "MLX_BACKEND_LAST_LOAD"  # defined in backend.rpc.last_load too, which imports gRPC
+LAST_LOAD = "MLX_BACKEND_LAST_LOAD"  # as in backend.rpc.last_load, which imports gRPC
 # Linux gives outgoing connections ports from 32,768 on, and macOS from 49,152 on.
 _PORTS = range(1 << 14, 1 << 15)
 _GRACE = 10.0  # seconds that rank 0 gets to shut down; it takes 7 at most
@@ -42,7 +42,7 @@ _SHORT_LIFE = 20.0
 _MOST_SHORT_LIVES = 3
 _GIVEN_UP = 1
 _MISUSED = 2
-_SIGNALLED = 128  # and the number of the signal that ended the process
+_SIGNALLED = 128  # exit code of a process that a signal ended: this plus the signal's number
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -99,7 +99,7 @@ class Supervisor:
 
     def _start(self) -> list[subprocess.Popen[bytes]]:
         """Start the processes; the first one decides when the others end."""
-        Path(self._folder.name).mkdir(mode=0o700, exist_ok=True)  # /tmp may have been tidied
+        Path(self._folder.name).mkdir(mode=0o700, exist_ok=True)  # the system may have cleaned /tmp
         self._rank_timeout.unlink(missing_ok=True)
         if (place := self._plan.place) is not None:
             return [self._spawn(place, self._plan.hostfile, self._environ)]
@@ -147,7 +147,7 @@ class Supervisor:
                 if self._watches and os.getppid() != self._parent:
                     logs.error("exit", cause=f"the host process {self._parent} is gone")
                     self._asked = signal.SIGTERM
-                # The time between two checks makes up the rest of the time-out.
+                # A stop is noticed up to _CHECK_SECONDS late, so that is taken off the time-out.
                 most = max(rank_timeout.stored(self._rank_timeout), TIMEOUT) - _CHECK_SECONDS
                 _kill_stopped(processes, stopped, most)
             return first.returncode

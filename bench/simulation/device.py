@@ -212,7 +212,7 @@ class SimulatedDevice:
             _check(0 < source.length < one.total, "a prefix is empty, or all of the tokens")
             kept = dict(self._source(one, source))
             if source.length in start.snapshots and source.length not in kept:
-                self._latest_snapshot += 1  # taken where the copy ends
+                self._latest_snapshot += 1  # a new snapshot, at the end of the copied prefix
                 kept[source.length] = self._latest_snapshot
             _check(set(start.snapshots) <= kept.keys(), "a snapshot is missing")
             one.snapshots = {at: kept[at] for at in start.snapshots}

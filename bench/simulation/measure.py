@@ -13,8 +13,8 @@ from backend.engine.planning.plan import Limits
 from backend.engine.planning.planner import Planner
 from bench.report import Figure, Table, at_least, at_most, fact
 from bench.simulation import draft_speed, ranks_speed
-from bench.simulation.former import Former
 from bench.simulation.outcome import HEADER, Outcome, outcome
+from bench.simulation.predecessor import Predecessor
 from bench.simulation.replay import Policy, Replay
 from bench.simulation.server import Server
 from bench.simulation.setup import Setup, setups
@@ -35,7 +35,7 @@ class Present(Planner):
 
 POLICIES: dict[str, Callable[[Limits], Policy]] = {
     "planner": Present,
-    "before": Former,
+    "before": Predecessor,
     "mlx_lm": Server,
 }
 

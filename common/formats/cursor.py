@@ -255,4 +255,4 @@ def complete(grammar: Callable[[Cursor], Wait[T]], text: str) -> T | None:
         return value if not cursor.rest().strip() else None
     except Unreadable:
         return None
-    raise AssertionError("a grammar must not wait after the end")
+    raise AssertionError("a grammar asks for more text after the end")

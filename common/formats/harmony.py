@@ -173,7 +173,7 @@ class Harmony:
         with cursor.ahead():
             cursor.take(len(marker))
             if marker == _CHANNEL:
-                # A real one is followed by its name and by the rest of a header.
+                # A real channel marker is followed by a channel's name and the rest of the header.
                 for following in (_CHANNELS, _AFTER_CHANNEL):
                     yield from cursor.space()
                     found = yield from cursor.accept(*following)

@@ -84,7 +84,7 @@ def _read_call(reading: Reading, *, shown: bool) -> Wait[Call]:
     name = yield from cursor.run(_NAME)
     if not name or not (name[0].isalpha() or name[0] == "_"):
         raise cursor.unreadable()
-    if (bare := name.removesuffix(".call")) in reading.tools:  # as Llama 3 calls tools of its own
+    if (bare := name.removesuffix(".call")) in reading.tools:  # Llama 3's built-in tools
         name = bare
     yield from cursor.expect("(")
     arguments: list[tuple[str, str]] = []

@@ -31,7 +31,7 @@ _CDATA_END = re.compile(r"\](?:\](?:>\s*)?)?\Z")
 Lines = Literal["kept", "dropped", "paired"]
 _LINES_BEHIND: Mapping[Lines, int] = {"kept": 0, "dropped": 1, "paired": 2}
 """How many line breaks at the end of a value may turn out not to belong to it."""
-_TYPED_BY = 64  # characters after which a value of undecided type waits for its end
+_TYPED_BY = 64  # a longer value whose type is still open is sent only when it is complete
 
 
 class _Quoted:
@@ -78,7 +78,7 @@ class _Value:
         self.sent = 0
         self.quoted = _Quoted()
         self.quotes = False  # whether a quoted call has begun
-        self.given: Collection[str] = ()  # keys up to that of the value
+        self.given: Collection[str] = ()  # keys of the call so far, this value's included
         self.declared: Collection[str] = ()  # keys that the tool declares
 
     def add(self, text: str) -> None:

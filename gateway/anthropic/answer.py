@@ -123,7 +123,7 @@ class Answer:
         block = self._content[index].copy()
         text = "".join(self._parts)
         if block["type"] == "thinking":
-            # Clients drop thinking without a signature. It contains the text if that is hidden.
+            # Clients drop thinking without a signature. Hidden thinking is in its signature.
             hidden, text = ("", text) if self._shows_thinking else (text, "")
             block["signature"] = SEAL + hidden
             delta = {"type": "signature_delta", "signature": block["signature"]}

@@ -116,7 +116,7 @@ def _message(turn: Turn) -> Json:
 
 
 def _part(block: Block) -> Json:
-    """The part of a chat message at the same place."""
+    """The block as a part of a chat message."""
     if isinstance(block, ImageBlock | VideoBlock):
         kind = f"{block.type}_url"
         return {"type": kind, kind: {"url": block.source.url}}

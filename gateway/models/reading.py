@@ -159,7 +159,7 @@ def _unique(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> dict
     seen = set()
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise _Problem(None, None, "a key is not a word", key.start_mark)
+            raise _Problem(None, None, "a key is not text", key.start_mark)
         if key.value in seen:
             raise _Problem(None, None, f"the key {key.value!r} is given twice", key.start_mark)
         seen.add(key.value)
@@ -177,7 +177,7 @@ def _load(file: Path) -> Any:
         loader = _Loader(file.read_text(encoding="utf-8"))
         node = loader.get_single_node()
         if expanded_count(node, "value") > _MOST_VALUES:
-            raise ValueError(f"its aliases stand for more than {_MOST_VALUES} values")
+            raise ValueError(f"its aliases expand to more than {_MOST_VALUES} values")
         return None if node is None else loader.construct_document(node)
     except RecursionError:
         raise ValueError("is nested too deeply") from None

@@ -20,7 +20,7 @@ class Base64Data(Strict):
 
     @property
     def url(self) -> str:
-        """The same as a data URI."""
+        """The content as a data URI."""
         return f"data:{self.media_type};base64,{self.data}"
 
 

@@ -62,7 +62,7 @@ def chat_logprobs(entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def token_logprob(entry: dict[str, Any]) -> dict[str, Any]:
-    """One of these entries."""
+    """One entry in OpenAI's form."""
     names = ("token", "bytes", "logprob")
     others = entry.get("top_logprobs") or ()
     top = [{name: other[name] for name in names} for other in others]

@@ -147,7 +147,7 @@ def _one(
             options.Metadata["mlx.infill"] = json.dumps(infill)
     else:
         options.Metadata["mlx.prompt_token_ids"] = to_json(prompt).decode()
-    # The text of a prompt of tokens comes from the same list.
+    # For a prompt of tokens, `echo` also takes the prompt's text from its log-probabilities.
     if request.echo and (logprobs is not None or not isinstance(prompt, str)):
         options.Metadata["mlx.prompt_logprobs"] = "true"
     return options

@@ -33,7 +33,7 @@ def write_template_arguments(
     thinks = _flag(variables.get(_THINKING)) if thinking is None else thinking
     effort = request.reasoning_effort or ("" if _EFFORT in variables else config.reasoning_effort)
     if effort == "none":
-        if thinks:  # then the file sets it, and the request overrides it
+        if thinks:  # the effort is the model file's; the request overrides it
             effort = ""
         else:
             thinking = False

@@ -21,7 +21,7 @@ from gateway.responses.request import CustomTool, ResponsesRequest, offered
 from gateway.text_input import TextInput
 
 Json = dict[str, Any]
-# Kinds of calls: the prefix of their ids, and the field of what they are called with.
+# For each kind of call: the prefix of its ids, and the field that has its input.
 _CALLS = {"function_call": ("fc", "arguments"), "custom_tool_call": ("ctc", "input")}
 _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 

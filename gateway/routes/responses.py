@@ -27,7 +27,7 @@ from gateway.responses.to_chat import chat_request
 
 
 async def known_query(request: Request) -> None:
-    """List the query parameters that the route does not declare: all that is stored is sent."""
+    """List undeclared query parameters, such as `include`, as ignored fields."""
     route = request.scope["route"]
     assert isinstance(route, APIRoute)
     known = {field.alias for field in route.dependant.query_params}
@@ -92,7 +92,7 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     """An answer as a list of items, in one piece or as a stream of server-sent events."""
     keep = gateway.settings.keep_responses
     if keep:
-        # also if no further request arrives
+        # expired responses are removed even if no further request arrives
         asyncio.get_running_loop().call_later(
             keep + gateway.settings.request_timeout, store.forget_old
         )

@@ -50,7 +50,7 @@ class DetokenizeRequest(Request):
 
 
 class DetokenizeResponse(BaseModel):
-    """Their text, under llama.cpp's name and vLLM's."""
+    """The text of the tokens, under llama.cpp's name and vLLM's."""
 
     content: str
     prompt: str

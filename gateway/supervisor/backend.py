@@ -19,7 +19,7 @@ _PROBE_LIMIT = 2.0  # for one Health call while it starts
 _PROBE_PAUSE = 0.05
 _FREE_LIMIT = 5.0
 _STOP_GRACE = 15.0  # the same as LocalAI
-_DEAF_GRACE = 1.0  # for a backend that has never answered
+_SILENT_GRACE = 1.0  # for a backend that has never answered
 
 
 class Backend:
@@ -49,7 +49,7 @@ class Backend:
         try:
             await backend._until_healthy()
         except BaseException:
-            await backend.stop(free=False, grace=_DEAF_GRACE)
+            await backend.stop(free=False, grace=_SILENT_GRACE)
             raise
         return backend
 

@@ -72,7 +72,7 @@ class Connection:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAUTHENTICATED:
                 raise LoadFailed(
-                    "the backend needs another token than LOCALAI_GRPC_AUTH_TOKEN"
+                    "the backend requires a token other than LOCALAI_GRPC_AUTH_TOKEN"
                 ) from None
             return False
         except grpc.aio.UsageError:  # closed meanwhile

@@ -8,14 +8,14 @@ from pathlib import Path
 from gateway.models.config import ModelConfig
 from wire import backend_pb2 as pb
 
-# Keys of the file that are passed on unchanged. The protocol writes them in camel case,
+# Keys of the file that are passed on unchanged. The protocol has them in camel case, except those
+# of `_WIRE`.
 _SAME = """
     context_size max_model_len overrides type dtype quantization load_format trust_remote_code
     embeddings reranking mmproj cache_type_k cache_type_v rope_scaling yarn_ext_factor
     yarn_attn_factor yarn_beta_fast yarn_beta_slow tensor_parallel_size lora_adapter lora_base
     lora_scale lora_scales
 """.split()
-# or in its own way.
 _WIRE = {
     "dtype": "DType",
     "mmproj": "MMProj",

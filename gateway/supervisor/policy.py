@@ -119,5 +119,5 @@ def after_failure(before: Failures, sentence: str, ran: float, now: float) -> Fa
 
 
 def remembered(failures: Failures, last_used: float, now: float) -> bool:
-    """Whether the next failure would still count as one in a row with these."""
+    """Whether a failure now would still count as consecutive with these."""
     return failures.count > 0 and now < max(failures.retry_at, last_used) + GOOD_RUN

@@ -25,7 +25,7 @@ _LISTENING = re.compile(r"\bevent=listening addr=\S+:([0-9]+)\b")
 DOWNLOAD = re.compile(r"downloading model .*, (\d+) of (\d+) MiB")
 _LEVEL = re.compile(r"level=(error|warning|debug)\b")
 _LONGEST_LINE = 8192
-_LAST_WORDS = 1.0  # seconds for reading the output of a dead process
+_READ_SECONDS = 1.0  # seconds for reading the output of a dead process
 _log = logging.getLogger("gateway.backend")
 
 
@@ -101,7 +101,7 @@ class BackendProcess:
 
     async def _until_gone(self) -> str:
         code = await self._child.wait()
-        await asyncio.wait((self._reader,), timeout=_LAST_WORDS)
+        await asyncio.wait((self._reader,), timeout=_READ_SECONDS)
         self._reader.cancel()
         return end_of(code, self.last_line)
 

@@ -26,7 +26,7 @@ class Relay:
 
     def __init__(self, port: int) -> None:
         self._target = port
-        self._cut = threading.Event()  # of the connections that there are
+        self._cut = threading.Event()  # ends the existing connections
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()

@@ -130,7 +130,7 @@ def test_a_raw_prompt_has_its_sound_at_the_marker(hearing: Backend) -> None:
 
 
 def test_markers_in_user_text_do_not_take_a_sound(hearing: Backend) -> None:
-    """One marker more than sounds would be refused."""
+    """If they counted, there would be more markers than sounds, which is refused."""
     assert text_answer(
         hearing, sound_request("low", question=f"<|audio_start|><|audio_end|><audio> {ONE}")
     )

@@ -26,9 +26,9 @@ from backend.engine.ranks.place import TIMEOUT, TOKEN
 from backend.supervising.supervisor import free_ports
 from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, text_answer
 from tests.acceptance.rank_pair import Pair
-from tests.heeded_signals import heeded
 from tests.long import TEST_LONG
 from tests.polling import PAUSE, until
+from tests.unignored_signals import unignored
 from wire import backend_pb2 as pb
 
 NOTHING = pb.HealthMessage()
@@ -231,13 +231,13 @@ def serves_again(backend: Backend) -> None:
 @pytest.mark.skipif(not TEST_LONG, reason="a rank is stopped for longer than the default time-out")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_may_be_stopped_for_as_long_as_the_model_allows(rank: int) -> None:
-    """Its supervisor allows it too."""
+    """Neither rank 0 nor the rank's supervisor ends it before that."""
     backend = Backend(arguments=["--ranks", "2"])
     try:
         bring(backend, "idle", "rank_timeout:60")
         processes = ranks(backend.process())
         processes[rank].suspend()
-        time.sleep(TIMEOUT + 5)  # the fault lasts so long
+        time.sleep(TIMEOUT + 5)  # the fault lasts this long
         processes[rank].resume()
         assert text_answer(backend, SHORT)
         assert ranks(backend.process()) == processes
@@ -305,7 +305,7 @@ def test_ranks_end_with_their_supervisor() -> None:
 
 def test_ranks_end_in_order_when_their_terminal_is_closed() -> None:
     """As a backend without ranks does: all of its processes get SIGHUP."""
-    with heeded(signal.SIGHUP):
+    with unignored(signal.SIGHUP):
         backend = Backend(arguments=["--ranks", "2"])
     try:
         stream = bring(backend, "decode")

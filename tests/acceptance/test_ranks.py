@@ -25,7 +25,7 @@ SHORT = chat("What is the capital of France?", Tokens=4)
 pytestmark = pytest.mark.usefixtures("yielding")
 CYCLES = int(os.environ.get("RANK_CYCLES", "20"))
 SETTLED = 10  # cycles after which a process has allocated all that it keeps
-# Bytes: a leak of 0.8 MiB a load in ten cycles, of 16 KiB in a thousand.
+# Bytes by which memory may grow. Ten cycles show leaks of 0.8 MiB a load, a thousand of 16 KiB.
 GROWTH = (16 if CYCLES > 100 else 8) << 20
 QUESTIONS = [
     chat("What is the capital of France?", Tokens=LONG),

@@ -27,8 +27,8 @@ _WORDS = range(1, 100)
 _CLOSE = 1e-3  # relative to the range of the logits: another order of summation
 _OPENING = 4  # tokens of a prompt that open the answer
 _FEW = 8  # tokens of other answers
-_LATER = 12  # of an answer that shows what the KV of the earlier turn holds: all of it at once
-_FORGOTTEN = 5  # tokens before the last one on which the answer must depend
+_LATER = 12  # tokens of the second turn's answer, which depends on all of the first turn's KV
+_FORGOTTEN = 5  # latest tokens; an answer must depend on one before them
 
 _AMONG_WORDS = Sampling(logit_bias=tuple((word, 1e3) for word in _WORDS))
 
@@ -147,7 +147,7 @@ def _all_right(
 
 
 def _right(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> bool:
-    """Compare with one pass or, if the model does not agree with that itself, mlx-lm's steps."""
+    """Compare with one pass, or with decode steps for models whose own steps differ from a pass."""
     if len(answer) == 0:
         return False
     whole = _plain(model, [*prompt, *answer[:-1]])[len(prompt) - 1 :]

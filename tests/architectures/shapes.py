@@ -301,7 +301,7 @@ _OTHER: dict[str, dict[str, Any]] = {
     "phi3small": {"dense_attention_every_n_layers": 2, "gegelu_limit": 20.0,
                   "blocksparse_block_size": 32, "blocksparse_num_local_blocks": 2,
                   "blocksparse_vert_stride": 2,
-                  "vocab_size": 100_352},  # it writes to the ids of unused tokens
+                  "vocab_size": 100_352},  # the model masks fixed ids of unused tokens
     "plamo": {"n_shared_head": 2},
     "qwen3_5": {"num_experts": 0},
     "recurrent_gemma": {"logits_soft_cap": 30.0, "block_types": ["recurrent", "attention"]},

@@ -19,7 +19,7 @@ _MROPE = {
     "rope_theta": 10000,
     "partial_rotary_factor": 0.5,
 }
-# A larger index_topk than any prompt: what an index leaves out changes where scores are equal.
+# index_topk is larger than any prompt: with equal scores, which tokens are left out is arbitrary.
 _OTHER: dict[str, dict[str, Any]] = {
     "flint": {},
     "glm5_next": {
@@ -154,7 +154,7 @@ def tiny_vlm_model(model_type: str) -> Any:
     keys = mx.random.split(mx.random.key(7), len(found))
     model.language_model.update(
         tree_unflatten([
-            # Limite's factors of layers are numbers, and 0 until they are trained.
+            # Limite scales each layer by a number, which is 0 before training.
             (name, drawn(name, value, key) if value.ndim else mx.ones_like(value))
             for (name, value), key in zip(found, keys, strict=True)
         ])

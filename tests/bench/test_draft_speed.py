@@ -1,4 +1,4 @@
-"""The arithmetic of drafting with a prediction head, against steps that are drawn one by one."""
+"""The arithmetic of drafting with a prediction head, against the mean of many random steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_expected_tokens_are_those_of_many_steps(width: int) -> None:
     draft, dice = drafts()[0], random.Random(width)
     made = again = 0
     for _ in range(STEPS):
-        drawn = dice.random()  # below a share, so many guesses are right
+        drawn = dice.random()  # as many guesses are right as shares are above it
         right = sum(drawn < share for share in draft.right[:width])
         made += 1 + right
         again += 1 + right if right < width else 0

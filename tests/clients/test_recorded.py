@@ -45,7 +45,7 @@ def gateway() -> Iterator[GatewayProcess]:
 def test_a_recorded_request_is_answered(gateway: GatewayProcess, sent: dict[str, Any]) -> None:
     answer = gateway.client.post(sent["path"], json=sent["body"])
     assert answer.status_code == 200, answer.text
-    # Ollama's API streams unless it is answered not to.
+    # Ollama's API streams unless the request says otherwise.
     streams = sent["body"].get("stream", sent["path"].startswith("/api/"))
     if streams:
         assert ENDS[sent["path"]] in answer.text

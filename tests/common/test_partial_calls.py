@@ -176,7 +176,7 @@ def test_no_half_of_an_escape_or_of_a_tag_is_sent(name: str, text: str) -> None:
 @pytest.mark.parametrize("name", WRITTEN)
 def test_names_have_dots_dashes_colons_and_slashes(name: str) -> None:
     if name in ("pythonic", "llama3_json"):
-        names = ["fs.read", "fs"]  # Python has no others
+        names = ["fs.read", "fs"]  # other characters are not allowed in Python names
     else:
         names = ["fs/read-file", "fs:read", "mcp__fs.read", "fs"]
     for each in names:

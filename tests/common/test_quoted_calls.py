@@ -111,7 +111,7 @@ def _quotations(name: str) -> tuple[list[str], list[str]]:
 @given(data=st.data())
 @settings(max_examples=30)
 def test_a_value_may_quote_any_part_of_a_call(name: str, clear: bool, data: st.DataObject) -> None:
-    """Wherever the answer is cut, it has no other call, and the first one if that ended."""
+    """An answer cut at any point has no quoted call, and has the first call if that is complete."""
     quotations = _quotations(name)[0 if clear else -1] or ["it"]
     pieces = st.lists(st.sampled_from([*quotations, "see", "or"]), min_size=1, max_size=3)
     value = data.draw(pieces.map(" ".join))

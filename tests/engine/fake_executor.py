@@ -112,7 +112,7 @@ class FakeExecutor:
         self.sequences: dict[int, FakeSequence] = {}
         self.entries: dict[int, FakeEntry] = {}
         self.ended: dict[int, str] = {}
-        self.texts: list[tuple[int, ...]] = []  # of sequences that are over: others continue them
+        self.texts: list[tuple[int, ...]] = []  # of ended sequences; later prompts continue them
         self.seconds = 0.0
         self.other = 0
         self.features = 0
@@ -183,8 +183,8 @@ class FakeExecutor:
     def _check_memory(self, plan: StepPlan, lendable: int) -> None:
         """Check all limits. An entry that is being stored counts from the next step on.
 
-        It leaves nothing to lend, though. While a single sequence runs, memory that will soon be
-        free may exceed the limit, but then the plan must start nothing.
+        Texts to embed must leave room for it already. While a single sequence runs, memory that
+        will soon be free may exceed the limit, but then the plan must start nothing.
         """
         if plan.features is not None:
             assert plan.features < self.features
@@ -219,9 +219,9 @@ class FakeExecutor:
     # Following a plan.
 
     def follow(self, plan: StepPlan, lendable: int = 0) -> list[PlannerEvent]:
-        """Carry it out; returns what the planner learns of it.
+        """Carry out a plan; returns the events for the planner.
 
-        lendable: bytes that are said to be free beside it.
+        lendable: bytes that the planner says are free beside the plan.
         """
         self._events = []
         self.seconds = 0.0
@@ -269,7 +269,7 @@ class FakeExecutor:
         return self._events
 
     def _read(self) -> dict[int, int]:
-        """Bytes that were read from disk for each waiting sequence: its file has more tokens."""
+        """Bytes read from disk for each waiting sequence: twice those of its prefix."""
         waiting = (one for one in self.sequences.values() if one.on_disk)
         return {one.number: 2 * self.limits.cost.of(one.on_disk) for one in waiting}
 
@@ -350,7 +350,7 @@ class FakeExecutor:
         return list(entry.kv[:length])
 
     def _entry_of(self, one: FakeSequence) -> FakeEntry:
-        """What can be had from its KV."""
+        """The entry with its KV."""
         assert one.kv is not None
         kept = frozenset(one.snapshots)
         anywhere = self.limits.trims or len(one.kv) <= WINDOW

@@ -109,7 +109,7 @@ class Guesses:
 def test_rows_that_turn_costly_at_once_do_not_share_one_step(
     cheap: int, guessed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The plain row waits for those masks that fit into a step; the other rows rest."""
+    """The plain row waits for those masks that fit into a step; the other rows pause."""
     monkeypatch.setattr(GuessWidth, "choose", lambda *_: 2)
     drafting = Drafting(2, lambda: [Guesses()]) if guessed else None
     model = engine_model(random_model("full"), stall_ms=20, drafting=drafting, slots=7)

@@ -1,6 +1,6 @@
 """Each platform's defaults, from the figures that MLX reports there.
 
-For the CPU, from real ones.
+For the CPU, from this machine's.
 """
 
 import os

@@ -329,7 +329,7 @@ DEFECTS: dict[str, tuple[Callable[[Path], None], str]] = {
         _write(WEIGHTS, (15).to_bytes(8, "little") + b'{"a":{"shape":3}'),
         "not a safetensors file",
     ),
-    "nothing in it": (_weights(lambda held: {}), "holds no weights"),
+    "nothing in it": (_weights(lambda held: {}), "has no weights"),
     "whole numbers": (
         _weights(lambda held: held | {f"{MLP}.lora_a": mx.zeros((128, 4), mx.int32)}),
         "type 'I32'",

@@ -85,7 +85,7 @@ async def test_a_running_stream_gets_a_step_between_all_stages(
         await engine.load(LoadRequest("second", str(model)))
         assert len(at_stage) > 10
         assert all(one < following for one, following in pairwise(at_stage))
-        first = await anext(events)  # all weights that were not read yet
+        first = await anext(events)  # all text that has not been read yet
         assert isinstance(first, TextDelta)
         assert len(first.text) > len(at_stage)
         with pytest.raises(Cancelled, match="another model was loaded"):

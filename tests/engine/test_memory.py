@@ -85,8 +85,8 @@ def _latest_windows(rounds: Rounds) -> int:
 @pytest.mark.usefixtures("guesses_always")
 def test_the_kv_of_a_draft_model_is_a_part_of_status() -> None:
     model, draft = kv_model("attention", **WIDE["attention"]), _draft_model()
-    # Both texts decode together: each prompt has a pass or two, and the first answer is so long
-    # that these get their turns. With short passes, it may end before the other begins.
+    # Both sequences decode together: each prompt takes a pass or two, and the first answer is long
+    # enough for them. With shorter passes, it might end before the second answer begins.
     pause = 3_600_000
     pace = Pace(512, pause)
     drafting = Drafting(

@@ -74,7 +74,7 @@ class Uncopied(str):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        raise AssertionError("to write out a large text keeps every other thread waiting")
+        raise AssertionError("repr() of a large text would block all other threads")
 
 
 def test_a_prompt_is_measured_without_a_copy() -> None:

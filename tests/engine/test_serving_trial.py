@@ -144,7 +144,7 @@ class _NarrowOnly(_Around):
 
 
 class _KeepsGuesses(_Around):
-    """Does not take wrong guesses back."""
+    """Does not remove wrong guesses from its KV."""
 
     def __call__(self, tokens: mx.array, cache: Sequence[Any]) -> Any:
         return self._model(tokens, cache=cache)

@@ -41,7 +41,7 @@ async def started() -> AsyncIterator[Engine]:
 async def finished(
     engine: Engine, prompt: Prompt, constraint: ConstraintSpec | None = None
 ) -> Finished:
-    long = isinstance(prompt, RawPrompt) and len(prompt.text) > 1000  # too long for an answer
+    long = isinstance(prompt, RawPrompt) and len(prompt.text) > 1000  # an answer takes too long
     request = GenerationRequest("one", prompt, max_tokens=4, constraint=constraint, count_only=long)
     async with asyncio.timeout(WAIT), engine.submit(request) as generation:
         async for event in generation:

@@ -82,7 +82,7 @@ def _default(field: Mapping[str, Any]) -> str:
 
 
 def _value(field: Mapping[str, Any]) -> str:
-    if "anyOf" in field:  # or nothing
+    if "anyOf" in field:  # its type, or null
         return _value(field["anyOf"][0])
     kind = field["type"]
     if kind == "array":

@@ -17,7 +17,7 @@ from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.supervisor.supervisor import Lease
 
 
-class Place:
+class Fake:
     """A lease of a backend that dies of some requests."""
 
     def __init__(self) -> None:
@@ -62,59 +62,59 @@ class Asked(BaseModel):
 DEADLY = Asked(prompt="deadly")
 
 
-async def failure_of(place: Place, send: Any, request: Asked = DEADLY) -> ApiError:
+async def failure_of(fake: Fake, send: Any, request: Asked = DEADLY) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        async for _ in ask(place.lend, send, request):
+        async for _ in ask(fake.lend, send, request):
             pass
     return caught.value
 
 
 async def test_a_request_during_two_deaths_is_refused_with_a_message() -> None:
-    place = Place()
-    assert (await failure_of(place, place.dying())).status == 503
-    error = await failure_of(place, place.dying())
-    assert (place.asked, error.status, error.code) == (2, 500, "backend_killed")
+    fake = Fake()
+    assert (await failure_of(fake, fake.dying())).status == 503
+    error = await failure_of(fake, fake.dying())
+    assert (fake.asked, error.status, error.code) == (2, 500, "backend_killed")
     assert error.headers()["x-should-retry"] == "false"
     assert "died 2 times" in error.message
-    await failure_of(place, place.dying())
-    assert place.asked == 2
+    await failure_of(fake, fake.dying())
+    assert fake.asked == 2
 
 
 async def test_a_request_that_never_reached_a_backend_is_repeated_and_not_suspected() -> None:
-    """Nor is one that a backend refuses with UNAVAILABLE and survives."""
-    place = Place()
-    place.survives = True
+    """Each request is sent twice, and then refused: none counts as the cause of a crash."""
+    fake = Fake()
+    fake.survives = True
     for _ in range(3):
-        error = await failure_of(place, place.dying(reached=False))
+        error = await failure_of(fake, fake.dying(reached=False))
         assert (error.status, error.headers()["x-should-retry"]) == (503, "true")
-    assert place.asked == 6
+    assert fake.asked == 6
 
 
 async def test_a_request_that_may_have_reached_two_backends_that_died_is_suspected() -> None:
-    place = Place()
-    error = await failure_of(place, place.dying(reached=False))
-    assert (place.asked, error.code) == (2, "backend_killed")
+    fake = Fake()
+    error = await failure_of(fake, fake.dying(reached=False))
+    assert (fake.asked, error.code) == (2, "backend_killed")
 
 
 async def test_the_end_of_a_backend_that_stops_as_asked_is_no_reason_for_suspicion() -> None:
-    place = Place()
+    fake = Fake()
     for _ in range(3):
-        assert (await failure_of(place, place.dying(died=False))).code == BACKEND_GONE
-    assert place.asked == 3
+        assert (await failure_of(fake, fake.dying(died=False))).code == BACKEND_GONE
+    assert fake.asked == 3
 
 
 async def test_an_accepted_request_is_not_repeated_but_its_client_may_send_it_once_more() -> None:
-    place = Place()
-    first = await failure_of(place, place.dying(pieces=1))
-    assert (place.asked, first.status, first.headers()["x-should-retry"]) == (1, 503, "true")
-    second = await failure_of(place, place.dying(pieces=1))
-    assert (place.asked, second.code) == (2, "backend_killed")
+    fake = Fake()
+    first = await failure_of(fake, fake.dying(pieces=1))
+    assert (fake.asked, first.status, first.headers()["x-should-retry"]) == (1, 503, "true")
+    second = await failure_of(fake, fake.dying(pieces=1))
+    assert (fake.asked, second.code) == (2, "backend_killed")
 
 
 async def test_other_requests_are_not_suspected(suspects: Suspects) -> None:
-    place = Place()
-    await failure_of(place, place.dying(pieces=1))
-    assert (await failure_of(place, place.dying(pieces=1), Asked(prompt="other"))).status == 503
+    fake = Fake()
+    await failure_of(fake, fake.dying(pieces=1))
+    assert (await failure_of(fake, fake.dying(pieces=1), Asked(prompt="other"))).status == 503
     suspects.check(Asked(prompt="other"))
 
 
@@ -131,12 +131,12 @@ def test_a_deadly_request_may_have_parts() -> None:
 
 
 async def test_a_backend_that_lost_its_model_has_not_died() -> None:
-    place = Place()
+    fake = Fake()
     emptied = ApiError(503, "no model", SERVER, NOT_LOADED, retry_after=1)
     for _ in range(3):
-        error = await failure_of(place, place.dying(error=emptied), Asked(prompt="harmless"))
+        error = await failure_of(fake, fake.dying(error=emptied), Asked(prompt="harmless"))
         assert error.code == NOT_LOADED
-    assert place.doubts == [True] * 6
+    assert fake.doubts == [True] * 6
 
 
 def test_a_suspicion_expires() -> None:

@@ -1,4 +1,4 @@
-"""Anthropic's events and messages, built from answers that no model has to give."""
+"""Anthropic's events and messages, built from given answers, without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Response objects and their events, built from answers that no model has to give."""
+"""Response objects and their events, built from given answers, without a model."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_token_texts_are_returned_with_their_ids(gateway: GatewayProcess) -> Non
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"content": "a"}, "model"),  # there are two
+        ({"content": "a"}, "model"),  # the folder has two models
         ({"model": "tiny"}, "content"),
         ({"model": "tiny", "content": "a", "prompt": "a"}, "prompt"),
     ],

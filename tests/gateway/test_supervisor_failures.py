@@ -73,8 +73,8 @@ async def test_a_process_that_may_not_open_files_is_reported(tmp_path: Path, for
     before = children()
     async with supervising(tmp_path, models) as supervisor:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # The limit is the whole process's: what other tests left to collect, such as a temporary
-        # folder, may have to open files.
+        # The limit applies to the whole process: garbage of other tests, such as temporary folders,
+        # may open files when it is collected.
         gc.collect()
         gc.disable()
         lowest = os.dup(0)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.heeded_signals import heeded
 from tests.install.shell import ROOT, clean_environment, shell, write_program
+from tests.unignored_signals import unignored
 
 VENV = Path(os.environ.get("ENV_DIR") or ROOT) / "venv"
 
@@ -162,7 +162,7 @@ def test_an_interrupt_while_python_imports_leaves_no_traceback(
     """module: what Python runs when it is interrupted; library: what it has loaded by then."""
     program, *arguments = command
     with (
-        heeded(signal.SIGINT),
+        unignored(signal.SIGINT),
         subprocess.Popen(
             [ROOT / program, *arguments],
             cwd=tmp_path,
@@ -269,8 +269,8 @@ class TestOpenBLAS:
         assert line.startswith("mlx-backend: OpenBLAS is not used, so a CPU computes")
 
     def test_makes_mlx_fast(self) -> None:
-        # Both in one process each, on the same product; the margin is some 15 times. Measured in
-        # processor time, which other processes change less.
+        # The same matrix product, with OpenBLAS and without; OpenBLAS is some 15 times as fast.
+        # Measured in processor time, which other processes change less.
         timing = (
             "import time, mlx.core as mx\n"
             "a = mx.random.normal((512, 512), stream=mx.cpu); mx.eval(a)\n"
@@ -280,7 +280,7 @@ class TestOpenBLAS:
             "once(); print(min(once() for _ in range(5)))\n"
         )
         seconds: dict[str, list[float]] = {"1": [], "0": []}
-        for switch in ("1", "0") * 3:  # the machine's own speed may jump between two
+        for switch in ("1", "0") * 3:  # alternating, because the machine's speed may change
             full = clean_environment(MLX_BACKEND_OPENBLAS=switch)
             result = shell(ROOT / "scripts/python", "-c", timing, environment=full)
             assert result.returncode == 0, result.stderr

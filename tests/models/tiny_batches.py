@@ -56,7 +56,7 @@ def encode(tokenizer: Any, dialogue: Dialogue, rng: random.Random) -> Example:
     """Tokens of prompt and answer.
 
     Half of the prompts with a filler get a gap in their positions in the middle of it: the
-    question then stands as far from the start as in a much longer prompt, for the price of
+    question is then as far from the start as in a much longer prompt, for the price of
     a short one.
     """
     prompt = prompt_of(tokenizer, dialogue)

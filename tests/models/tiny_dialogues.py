@@ -87,7 +87,7 @@ def _surround(dialogue: Dialogue, rng: random.Random, pool: Words) -> None:
 
 
 def _pad(dialogue: Dialogue, rng: random.Random, longest: int) -> None:
-    """Put a long text before the question, where documents and instructions stand."""
+    """Put a long text before the question, like documents and instructions."""
     dialogue.filler = words.filler(rng, rng.randint(8, longest))
     messages, place = dialogue.messages, rng.random()
     if place < 0.5:

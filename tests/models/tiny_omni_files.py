@@ -46,7 +46,7 @@ def template() -> str:
     """The chat template of the text model, with a place for each image and sound."""
     text = TEMPLATE.read_text()
     if PARTS not in text:
-        raise ValueError("the text model's template writes the parts of a message otherwise")
+        raise ValueError("the text model's template writes the parts of a message in another way")
     return text.replace(PARTS, _PARTS_WITH_MEDIA)
 
 

@@ -1,8 +1,8 @@
 """What the tiny omni model learns: whether sounds are low, high or noisy.
 
 A sound is a tone of any loudness within its range, or noise, so a test can make its own. Questions
-are about one sound or two in order, in this turn or an earlier one; beside them stand the questions
-about colours of the vision model, and those of the text model.
+are about one sound or two in order, in this turn or an earlier one; the rest are
+the vision model's questions about colours, and those of the text model.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def template() -> str:
     """The chat template of the text model, with a place for each picture."""
     text = TEMPLATE.read_text()
     if PARTS not in text:
-        raise ValueError("the text model's template writes the parts of a message otherwise")
+        raise ValueError("the text model's template writes the parts of a message in another way")
     return text.replace(PARTS, _PARTS_WITH_MEDIA)
 
 

@@ -41,7 +41,7 @@ _MATRIX_RATE, _VECTOR_RATE, _WARM_UP = 0.004, 2e-3, 50
 
 
 def text_part(vocabulary: int) -> TextModel:
-    """The text model with random embeddings for the tokens that it lacks of a vocabulary."""
+    """The text model, with random embeddings for the tokens that its vocabulary lacks."""
     args = json.loads((TEXT / "config.json").read_text())
     model = TextModel(TextArgs.from_dict(args | {"vocab_size": vocabulary}))
     weights: dict[str, mx.array] = mx.load(str(TEXT / "model.safetensors"))  # type: ignore[assignment]
@@ -159,7 +159,7 @@ def arguments_of(description: str | None, steps: int) -> argparse.Namespace:
 
 
 def resume(model: Any, text: TextModel, directory: Path) -> None:
-    """Both as the checkpoint has them, in float32."""
+    """Load the whole model and its text part from the checkpoint, in float32."""
     model.load_weights(str(directory / "model.safetensors"))
     model.set_dtype(mx.float32)
     text.load_weights(list(tree_flatten(model.language_model.parameters())))

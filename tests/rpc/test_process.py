@@ -15,10 +15,10 @@ import grpc
 import pytest
 
 from backend.rpc import parent_watch
-from tests.heeded_signals import heeded
 from tests.long import TEST_LONG
 from tests.rpc.client import failure_of
 from tests.rpc.process import ROOT, WAIT, Process
+from tests.unignored_signals import unignored
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
@@ -96,7 +96,7 @@ def test_importing_the_server_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_an_idle_process_exits_with_zero(start: Start, number: signal.Signals) -> None:
-    with heeded(number):
+    with unignored(number):
         process = start(ANYWHERE)
     assert healthy(stub_of(process.port()))
     process.signal(number)
@@ -157,7 +157,7 @@ def test_a_second_signal_exits_at_once(start: Start) -> None:
 
 
 @pytest.mark.skipif(not TEST_LONG, reason="an engine that is stuck is abandoned after 6 seconds")
-def test_under_a_supervisor_a_second_signal_is_not_heeded(start: Start) -> None:
+def test_under_a_supervisor_a_second_signal_has_no_effect(start: Start) -> None:
     """It may be the first one, forwarded late by a busy machine."""
     process = start(ANYWHERE, module=SCRIPTED, env={parent_watch.PARENT: str(os.getpid())})
     next(stub_of(process.port()).PredictStream(pb.PredictOptions(Prompt="stuck")))

@@ -120,7 +120,7 @@ def test_an_invalid_port_is_refused(port: str, tmp_path: Path) -> None:
     """64536 leaves no room for the control port, a thousand above it."""
     path = tmp_path / "hosts.json"
     path.write_text(json.dumps([f"127.0.0.1:{port}", "127.0.0.1:5000"]))
-    with pytest.raises(Misuse, match=r"no port|not HOST:PORT"):
+    with pytest.raises(Misuse, match=r"above 65535|not HOST:PORT"):
         plan_of(["--hostfile", str(path)], {})
 
 
@@ -160,7 +160,7 @@ def test_jaccl_without_its_devices_is_refused(hostfile: str) -> None:
 
 
 def test_the_transport_reaches_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the backend's name, and so that a group of one process is no answer."""
+    """MLX gets the backend's name, and is asked to fail rather than form a group of one process."""
     import mlx.core as mx
 
     from backend.engine.errors import EngineFailed

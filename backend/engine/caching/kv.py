@@ -357,9 +357,9 @@ class BatchCache:
 
     @property
     def pass_rows(self) -> tuple[list[int], list[int]] | None:
-        """For each row of a pass, the index of the sequence whose tokens it is fed (a row without a
-        sequence gets those of the first one); and for each sequence, its row. None if they are
-        equal.
+        """The sequence of each row of a pass, and the row of each sequence, by index.
+
+        A row without a sequence is fed the tokens of the first one. None if there is no such row.
         """
         if self._width == len(self):
             return None

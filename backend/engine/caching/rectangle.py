@@ -180,8 +180,10 @@ class Rectangle:
         self.lengths = [length - padding for length, padding in pairs]
 
     def make_room(self, tokens: int, *, holes: bool = True) -> None:
-        """Prepare for a pass over this many tokens: close the holes if that avoids growing, or if
-        the model does not see them."""
+        """Prepare for a pass over this many tokens: close the holes if that avoids growing.
+
+        holes: whether the model's masks can skip holes; if not, they are closed in any case.
+        """
         if any(self.holes) and not (holes and self._idx + tokens <= self.parts[0].shape[2]):
             spans = [self.span(row) for row in range(len(self.lengths))]
             columns = whole_steps(max(self.lengths) + tokens)

@@ -61,10 +61,10 @@ class ConstraintCompiler:
         self._vocabulary_size = vocabulary_size
         self._end_tokens = frozenset(end_tokens)
         self._chat_format = chat_format
-        self._source: TokenizerSource | None = None  # until the child process has it
+        self._source: TokenizerSource | None = None  # dropped once the child process has it
         self._table: TokenTable | None = None
         self._trial: Trial | None = None
-        self._unready = ""  # why it cannot be; trying again would take a second
+        self._unready = ""  # why the table cannot be built; another try would take a second
         self._ready_lock = threading.Lock()
         self._grammars: Recent[dict[str, Any]] = Recent(_TEXTS_KEPT)
         self._compiled: Recent[Compiled] = Recent(MEMORY_KEPT)

@@ -188,7 +188,7 @@ class Constraint:
                 if ahead.ended:
                     break
         except EngineError as fault:
-            _log.debug("a grammar stops looking ahead: %s", fault)
+            _log.debug("a grammar cannot check further draft tokens: %s", fault)
         return taken
 
     def _possible(self, tokens: list[int]) -> int:

@@ -121,7 +121,7 @@ class Catalogue:
             return self.entries
 
     def look_at(self, path: Path) -> Entry | None:
-        """The entry in a file;
+        """The entry in a file.
 
         None if it belongs to another model or its head is damaged. Waits for the disk.
         """

@@ -176,7 +176,10 @@ def _load_drafter(
     settings: Settings,
     device: Device,
 ) -> Stages[tuple[Callable[[], Guesser], Any, LayerStates, int]]:
-    """An EAGLE-3 or DFlash head: new guessers with it, itself, its states, and their size."""
+    """Load an EAGLE-3 or DFlash head.
+
+    Returns a function that makes guessers, the head, the states that it reads, and their size.
+    """
     model, vocabulary = main.model, kv.vocabulary_size(main.model)
     config = checkpoint.config
     head: EagleHead | BlockHead

@@ -39,7 +39,7 @@ class EagleHead(Module):
         self.inner = drafter
         if embedding is not None:
             drafter.pop("embed_tokens")
-        # A function, because the model's embedding would be counted as part of the head.
+        # A function: an attribute would count the model's embedding as a part of the head.
         self._embed = lambda tokens: (embedding or drafter.embed_tokens)(tokens)
         self._size = _STATES * drafter.target_hidden_size
 

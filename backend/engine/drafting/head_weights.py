@@ -16,7 +16,7 @@ from backend.engine.loading.shards import read_shards
 
 Weights = dict[str, mx.array]
 
-# How models call their embedding of tokens.
+# The names that models give their token embedding.
 _EMBEDDING = re.compile(
     r"(.+\.)?(embed_tokens|embed_in|embeddings?|tok_embeddings|word_embeddings|wte)"
 )

@@ -89,7 +89,7 @@ _NEXT_LAYER = _Family(
     layer="model.layers.0.",
     changes={"first_k_dense_replace": 0},
 )
-# After modeling_mimo.py of the checkpoints: the state comes before the token.
+# As in the checkpoints' modeling_mimo.py: the projection takes the state, then the token.
 _MIMO = _Family(
     tensors=r"(?:.+\.)?mtp_layers\.0\.(.+)",
     projection="input_proj",

@@ -81,7 +81,7 @@ class Speculation:
                     continue
                 self._asked[sequences[at].number] = each.lengths[sequences[at].number]
                 ends = self._ends(sequences[at])
-                # The sampler finds an end without a guess, and nothing follows it.
+                # End tokens are not guessed: the sampler finds them, and nothing follows them.
                 stop = next((at for at, guess in enumerate(own) if guess in ends), len(own))
                 guesses[at] = own[:stop]
                 del wanting[at]

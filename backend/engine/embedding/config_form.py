@@ -18,14 +18,14 @@ _BASES: Mapping[str, Mapping[str, str]] = {
     "gemma3_text": {_FULL: "rope_theta", _SLIDING: "rope_local_base_freq"},
     "modernbert": {_FULL: "global_rope_theta", _SLIDING: "local_rope_theta"},
 }
-# Families whose layers in one kind may be scaled; the name of that field.
+# Families whose positions may be scaled in one kind of layers → the earlier field for that.
 _SCALED = {"gemma3_text": "rope_scaling"}
 
 
 def in_earlier_form(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with the earlier fields added. name: the model's.
 
-    Raises ModelRejected for what these cannot say.
+    Raises ModelRejected for what these cannot express.
     """
     family = str(config["model_type"])
     found = dict(config)
@@ -76,7 +76,7 @@ def _interval(name: str, family: str, kinds: list[Any]) -> dict[str, int]:
     if [kind == _FULL for kind in kinds] != regular:
         raise ModelRejected.because(
             name,
-            "its layer_types have no regular order of full attention, which alone is"
-            " supported; load a model that has that, such as EmbeddingGemma",
+            "its layer_types must have full attention in every n-th layer, and they do not; load a"
+            " model such as EmbeddingGemma",
         )
     return {"sliding_window_pattern" if ends else "global_attn_every_n_layers": interval}

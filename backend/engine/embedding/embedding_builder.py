@@ -128,7 +128,7 @@ def text_embedder(
 
 
 def _opener(checkpoint: Checkpoint) -> OpenModel | None:
-    """The function that opens the model with mlx-vlm;
+    """The function that opens the model with mlx-vlm.
 
     None for rerankers that answer yes or no, which mlx-lm opens.
     """

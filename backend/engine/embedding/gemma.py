@@ -2,8 +2,9 @@
 
 mlx-vlm 0.7.10 uses the mask of EmbeddingGemma's global layers in all layers of all models. Its
 vectors differ from those of the reference, transformers' Gemma3TextModel, for texts longer than the
-window and for models without `use_bidirectional_attention`. There, a token in a local layer attends
-to tokens less than half a window plus one away, or without that field to the window's earlier ones.
+window and for models without `use_bidirectional_attention`. In the reference, a token in a local
+layer attends to the tokens less than half a window plus one away on both sides; without that field,
+to the earlier tokens in its window.
 """
 
 from __future__ import annotations

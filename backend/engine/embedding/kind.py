@@ -34,7 +34,8 @@ FAMILIES: Mapping[ModelKind, Mapping[str, str]] = {
         "openai_privacy_filter": "openai_privacy_filter",
     },
 }
-# Values of config.json that are computed, where others would be ignored, and a model with these.
+# The only values of config.json that mlx-vlm computes, although it loads others without an error;
+# and a model that has them.
 _RULES: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "bert": (
         {"hidden_act": "gelu", "hidden_activation": "gelu", "position_embedding_type": "absolute"},

@@ -91,8 +91,8 @@ def pooling_of_checkpoint(
 def dense_layers(path: Path, name: str, config: Mapping[str, Any]) -> tuple[DenseLayer, ...] | None:
     """A checkpoint's Dense layers; None if they are those of mlx-vlm's class.
 
-    That of Gemma 3 has EmbeddingGemma's two, for conversions that do not describe them. Raises
-    ModelRejected.
+    mlx-vlm's class for Gemma 3 has EmbeddingGemma's two layers; it is used for conversions that do
+    not describe theirs. Raises ModelRejected.
     """
     own = config["model_type"] == "gemma3_text"
     modules = _read(path / "modules.json", name)
@@ -143,7 +143,10 @@ def sequence_limit(path: Path, name: str, config: Mapping[str, Any]) -> int:
 
 
 def _overridden(rule: PoolingRule, settings: Settings) -> PoolingRule:
-    """Token vectors are normalised only on request, because hosts pool them and normalise then."""
+    """The rule with the options `pooling` and `normalize` applied.
+
+    Without pooling, vectors are not normalised by default, because hosts do so after pooling.
+    """
     mode = cast(Mode, settings.pooling) if settings.pooling else rule.mode
     normalize = rule.normalize and mode != "none"
     if settings.normalize is not None:

@@ -40,7 +40,7 @@ class Limits:
             )
 
     def check(self, name: str, length: int) -> None:
-        """Raise TooLong."""
+        """Raise TooLong for more tokens than the model reads."""
         if length > self.context:
             raise TooLong(
                 f"{name} is {length} tokens long, but the model reads at most {self.context}:"

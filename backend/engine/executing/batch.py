@@ -131,9 +131,8 @@ class DecodeBatch:
     """The sequences of one rectangle of KV; the last token of each has not been fed yet.
 
     reported: whether the planner learns from the latest step. width: maximum number of guesses per
-    sequence in it. proposed: guesses of all
-    sequences. right: per sequence, how many guesses were right. behind: sequences without guesses
-    because their guesser has yet to catch up.
+    sequence in it. proposed: guesses of all sequences. right: per sequence, how many guesses were
+    right. behind: sequences without guesses because their guesser has yet to catch up.
     """
 
     def __init__(self, model: EngineModel) -> None:
@@ -226,7 +225,7 @@ class DecodeBatch:
         for one, again, token in zip(self.sequences, fed.again, tokens, strict=True):
             if fed.ran:
                 one.history += [*again, token]
-            elif not one.first_delivered:  # No pass follows, for which its grammar would see it.
+            elif not one.first_delivered:  # without a pass, the grammar gets its token only here
                 accept(one, token, fed.chosen.faults)
         return _delivered(sampled_of(self.sequences, fed.chosen, tokens))
 
@@ -365,7 +364,7 @@ class DecodeBatch:
         self.behind = self._speculation.behind
         if not any(guesses):
             return False
-        self._chooser = None  # penalties would have to remove wrong guesses from their counts
+        self._chooser = None  # built anew: its penalties would count wrong guesses
         chosen = self._chosen
         fed = [[*tail, *own] for (_, tail), own in zip(known, guesses, strict=True)]
         counts = list(map(len, fed))

@@ -396,7 +396,7 @@ class Executor:
                 continue
             if leave.entry is not None or self._files.want_answer(one):
                 self._keep(one, leave.entry)
-            self._passes.forget(one)  # If they fail, nothing of it is left to drop.
+            self._passes.forget(one)  # a failure of its passes must not affect it any more
             if one.group is not None:
                 one.group.drop(one)
             if one.batch is not None:

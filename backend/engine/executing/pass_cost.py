@@ -37,7 +37,7 @@ def pass_cost(model: Any, vocabulary: int, *, all_logits: bool = False) -> PassC
         long = _temporary_bytes(model, _SEEN)
     except Exception:
         # A cache that cannot be filled with zeros: assume as much again for every 256 tokens.
-        _log.debug("a pass after a long text could not be tried", exc_info=True)
+        _log.debug("the memory of a pass after a long text could not be measured", exc_info=True)
         long = short * _SEEN // 256
     finally:
         mx.clear_cache()

@@ -108,7 +108,7 @@ def _folder(request: AdapterRequest, model_path: str, cancel: threading.Event) -
 
         return fetch(place, (CONFIG, WEIGHTS), cache_for(place), cancel)
     except EngineError as error:
-        # These functions write messages about models.
+        # `resolve` and `fetch` write their messages about a model.
         raise type(error)(str(error).replace("model ", "adapter ", 1)) from None
 
 
@@ -201,7 +201,7 @@ def _read_tensors(name: str, path: Path) -> dict[str, tuple[int, ...]]:
     except (KeyError, TypeError, ValueError):
         raise _rejected(name, f"{path.name} is not a safetensors file") from None
     if not shapes:
-        raise _rejected(name, f"{path.name} holds no weights")
+        raise _rejected(name, f"{path.name} has no weights")
     for tensor, dtype in types.items():
         if dtype not in _FLOATS:
             raise _rejected(

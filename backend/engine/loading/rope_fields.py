@@ -23,7 +23,7 @@ _EARLIER = {
 def earlier_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """The fields that a configuration states in `rope_parameters` only.
 
-    known: the names that the model reads. Raises ValueError if these cannot say the same.
+    known: the names that the model reads. Raises ValueError if these cannot express it.
     """
     rope = config.get("rope_parameters")
     if not isinstance(rope, dict) or "rope_parameters" in known:

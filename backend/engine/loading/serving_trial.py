@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Logits of [tokens, vocabulary] for tokens that begin with an item, or have none. The last argument
-# is how many of them are the first prompt.
+# Computes the logits, [tokens, vocabulary], of tokens. The second argument is the image or sound
+# that they begin with, the last one how many of them are the first prompt.
 PlainPass = Callable[[Sequence[int], MediaItem | None, int], mx.array]
 
 # tokens of a prompt that is just long enough to be stored with its answer
@@ -70,7 +70,7 @@ _ROUNDING, _EPSILONS_IN_HALF = 1e-5, 2
 _WRONG = 1 / 3  # share of an answer's positions at which rounding may have selected another expert
 _OF_TIME = 0.7  # share of the time for the requests; the rest is for the plain passes
 _OF_TIME_WITH_GUESSES = 0.35  # the same for their answers with guesses, in addition
-_GUESSES = 2  # of each row in a step of those
+_GUESSES = 2  # guesses of each row in a step that checks guesses
 
 _ALONE: Mapping[str, Any] = {"slots": 1, "batches": False}
 _NO_STORE: Mapping[str, Any] = {"prompt_cache_bytes": 0}
@@ -326,8 +326,8 @@ class ServingTrial:
     def _expected(self, answers: Sequence[_Answer]) -> tuple[mx.array, mx.array, mx.array]:
         """The plain pass's log-probabilities of the tokens in a conversation's answers.
 
-        [places, tokens]; with the difference that is certainly rounding, and the one that may be,
-        [places].
+        [places, tokens]. Also returns two bounds for each place: differences up to the first are
+        certainly rounding, and those up to the second may be.
         """
         answers = [answer for answer in answers if answer.logprobs]
         tokens = [*answers[-1].prompt, *answers[-1].tokens[:-1]]

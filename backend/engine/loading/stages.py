@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Literal, TypeVar
 
-Place = Literal["engine", "files"]
+StageThread = Literal["engine", "files"]
 
 _Result = TypeVar("_Result")
 
-Stages = Generator[Place, None, _Result]
+Stages = Generator[StageThread, None, _Result]
 
 
 def at_once(stages: Stages[_Result]) -> _Result:

@@ -50,7 +50,7 @@ _WORDS = "The quick brown fox jumps over the lazy dog, and 12 boxing wizards pac
 
 
 @dataclass(frozen=True, slots=True)
-class Senses:
+class MediaInput:
     """A model's image and audio input.
 
     tried: an item of each kind that it accepts, for the trial. end_tokens: those that its processor
@@ -64,16 +64,18 @@ class Senses:
     plain: PlainPass
 
 
-OpenSenses = Callable[[LoadedModel, PromptBuilder, int], Stages[Senses]]
+OpenMediaInput = Callable[[LoadedModel, PromptBuilder, int], Stages[MediaInput]]
 
 
 def build(
-    order: LoadOrder, open_model: OpenModel | None = None, open_senses: OpenSenses | None = None
+    order: LoadOrder,
+    open_model: OpenModel | None = None,
+    open_media_input: OpenMediaInput | None = None,
 ) -> Stages[Built]:
     """Build the model. Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest.
 
-    open_model: as for `load_model`. open_senses: creates the image and audio input; it takes the
-    model, its prompts and the width of its logits.
+    open_model: as for `load_model`. open_media_input: creates the image and audio input; it takes
+    the model, its prompts and the width of its logits.
     """
     settings, request, ranks = order.settings, order.request, order.ranks
     yield "engine"
@@ -120,7 +122,7 @@ def build(
         drafting = replace(drafting, holes=kv.can_leave_holes(loaded.model))
         yield "engine"
     taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
-    if open_senses is not None:
+    if open_media_input is not None:
         # The processor's cache takes one half; the other half, features, is freed for sequences.
         taken += settings.vision_cache_mib * MIB // 2
         if taken >= (limit := device.memory_limit(here, settings)):
@@ -139,9 +141,9 @@ def build(
 
     yield "files"
     prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary, trims=trims)
-    senses = None
-    if open_senses is not None:
-        senses = yield from open_senses(loaded, prompts, vocabulary)
+    media_input = None
+    if open_media_input is not None:
+        media_input = yield from open_media_input(loaded, prompts, vocabulary)
     texts = TokenTexts(loaded.tokenizer)
     format_ = chat_format(
         loaded.chat_template,
@@ -150,7 +152,7 @@ def build(
         settings.reasoning_parser,
     )
     calls = call_format(format_, settings.tool_parser, prompts)
-    ends = loaded.eos_token_ids | (senses.end_tokens if senses else frozenset())
+    ends = loaded.eos_token_ids | (media_input.end_tokens if media_input else frozenset())
     ends |= prompts.infill.ends if prompts.infill else frozenset()
     end_tokens = frozenset(token for token in ends if token < vocabulary)
     constraints = ConstraintCompiler(loaded.tokenizer, vocabulary, end_tokens, calls or format_)
@@ -192,7 +194,7 @@ def build(
         stall_ms=settings.stall_ms,
         stream_interval_ms=settings.stream_interval_ms,
         drafting=drafting,
-        media=senses.reader if senses else None,
+        media=media_input.reader if media_input else None,
         repetition_guard=settings.repetition_guard,
         blas=blas,
         leader=ranks.leader if ranks else None,
@@ -200,11 +202,13 @@ def build(
     )
     warm = False
     if settings.load_trial:
-        plain = senses.plain if senses else plain_pass(loaded.model)
+        plain = media_input.plain if media_input else plain_pass(loaded.model)
         if ranks is not None:
             plain = ranks.plain(plain)
         seconds = max(_TRIAL_SHARE * (time.perf_counter() - order.started), _TRIAL_SECONDS)
-        trial = ServingTrial(loaded, plain, sorted(words), senses.tried if senses else (), seconds)
+        trial = ServingTrial(
+            loaded, plain, sorted(words), media_input.tried if media_input else (), seconds
+        )
         if not (yield from trial.run(engine)) and open_model is not None:
             raise ModelRejected.because(
                 loaded.name,
@@ -239,9 +243,9 @@ def build(
         token_bytes=texts.bytes_of,
         new_text=texts.stream,
         defaults=settings.extras,
-        media=senses.prompts.kinds if senses else frozenset(),
+        media=media_input.prompts.kinds if media_input else frozenset(),
         reads_whole=reads_whole,
-        media_marker=senses.prompts.place if senses else "",
+        media_marker=media_input.prompts.place if media_input else "",
         epoch=order.epoch,
         prompts=prompts,
         constraints=constraints,

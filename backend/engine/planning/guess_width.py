@@ -22,16 +22,17 @@ _RETEST = 2  # the same if the steps only test whether guesses are right again
 _FIRST_REFRESH = 32  # steps with guesses after which plain ones are timed again; it doubles
 _LONGEST_REFRESH = 256
 _LEAST_PLAIN = 32  # minimum of plain steps between two such tests
-_UNREPORTED = 7  # plain steps after one whose time is reported, while guesses are given up
-_RETEST_SHARE = 0.01  # of the time of plain steps, for such tests; each that fails halves it
+_UNREPORTED = 7  # plain steps between two reported ones, while guesses are given up
+# share of the time of plain steps that such tests may take; each test that fails halves it
+_RETEST_SHARE = 0.01
 _LEAST_RETEST_SHARE = 0.0025
-_MOST_SPENT = 200.0  # plain steps; a process that was stopped during a test has not spent its time
+_MOST_SPENT = 200.0  # plain steps; limits the effect of a process that was stopped during a test
 _PRIOR = 0.6  # assumed probability that a guess after a right one is right, until it is measured
 _MEMORY = 24  # measurements over which times are averaged
 _TEXT = 32  # the same for right guesses of one sequence; limited because the text changes
 _LEAST_TEXT = 12
 _PATIENCE = 64.0  # steps that guessers may spend on catching up before a right guess
-_PATIENCE_BACK = 1 / 64  # of such a step, regained in each plain step
+_PATIENCE_BACK = 1 / 64  # such steps that each plain step adds again
 _OUTLIER = 3.0  # multiple of the average; longer times count as this
 
 
@@ -79,12 +80,12 @@ class GuessWidth:
         self._trial: tuple[int, int] = (0, 0)
         self._patience = _PATIENCE
         self._plain = self._guessing = 0  # steps since the other kind was last tried
-        # The time that steps with guesses took beyond what their tokens are worth, in plain steps,
-        # since they last gained; each plain step reduces it by `_retest_share`.
+        # The time, in plain steps, that steps with guesses have lost since they last gained: theirs
+        # less that of plain steps for as many tokens. Plain steps reduce it by `_retest_share`.
         self._spent = 0.0
         self._retest_share = _RETEST_SHARE
         self._latest = 0  # width of the latest step
-        # the times, of one kind of step, by which guesses were last given up
+        # the entry of `_seconds` for which guesses were last given up
         self._resting: Mapping[int, _Mean] | None = None
         self._rested = (0, 0)  # number of sequences, and the unreported steps that are left
         self._refresh = _FIRST_REFRESH
@@ -183,9 +184,10 @@ class GuessWidth:
         if self._guessing >= self._refresh:
             self._guessing = 0
             self._refresh = min(2 * self._refresh, _LONGEST_REFRESH)
-            known[0].count = 1  # the machine may have changed
+            known[0].count = 1  # the machine's speed may have changed: forget most
             return self._try(0)
-        # While guesses are given up, only plain steps are timed, so a better gain would be chance.
+        # While guesses are given up, only plain steps are timed, so a change of the gain would be
+        # noise, and is ignored.
         rests = self._resting is known or (self._resting is not None and self._spent > 0)
         rests = rests and self._plain > 0
         if rests and (self._plain < _LEAST_PLAIN or self._spent):
@@ -206,13 +208,13 @@ class GuessWidth:
         self._plain = 0
         self._retest_share = max(self._retest_share / 2, _LEAST_RETEST_SHARE)
         for mean in self._first_right_shares:
-            mean.count = min(mean.count, _RETEST)  # the text may have changed
+            mean.count = min(mean.count, _RETEST)  # the text may have changed: forget most
         if not self._can_pay(known, best):
-            known[best].count = 0  # it may have been timed in a busy moment
+            known[best].count = 0  # time it anew: the machine may have been busy
         return self._try(best, _RETEST)
 
     def _give_up(self, known: Mapping[int, _Mean]) -> None:
-        """Give up guesses, by these times."""
+        """Stop guessing because of these times."""
         if self._resting is not known:
             self._guessing = 0
         self._resting = known

@@ -147,7 +147,7 @@ class PrefixIndex:
         return self._entries[entry].nbytes
 
     def places(self, entry: int) -> tuple[int, ...] | None:
-        """The lengths at which an entry is usable;
+        """The lengths at which an entry is usable.
 
         None means any. Raises KeyError as `length` does.
         """

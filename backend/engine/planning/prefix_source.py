@@ -75,7 +75,7 @@ class PrefixSource:
         )
 
     def places_in(self, source: Source | None) -> Collection[int] | None:
-        """The lengths at which a source has snapshots;
+        """The lengths at which a source has snapshots.
 
         None means that it can be truncated anywhere.
         """

@@ -1,6 +1,6 @@
 """Decides when sequences give up memory for a batch of texts to embed.
 
-Texts run in spare memory, for which stored entries give way. Sequences may fill the memory for as
+Texts run in spare memory; stored entries are evicted for them. Sequences may fill the memory for as
 long as they run, so texts that wait get a turn: the newest sequences are preempted, one batch of
 texts runs, and then the sequences start again. A turn comes only after twice the time that it costs
 to compute these sequences again, so half of the time or more is left for their tokens. Plain Python

@@ -289,7 +289,7 @@ class PromptBuilder:
     def render(self, prompt: ChatPrompt, *, changes: bool = True) -> str:
         """The chat template's text for these messages. Raises InvalidRequest.
 
-        changes: whether messages that the template refuses are rendered in other turns.
+        changes: whether to rearrange the turns of messages that the template refuses.
         """
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest(

@@ -36,7 +36,7 @@ _MOST_BITS = 1 << 12
 _MOST_ITEMS = 1 << 18  # items that one filter reads, unless reading them takes next to no time
 _MOST_PIECES = 1 << 21  # into which a text may be split
 _MOST_SOURCE = 1 << 20  # characters of the template itself
-_DEEPEST = 100  # filters that read each other's items
+_DEEPEST = 100  # generators that read from one another in a chain
 _UNCHECKED = 8  # comparisons in a row that do not check the time
 _WIDTH = re.compile(r"\d{5}")  # a format string with such a width could write gigabytes
 _SIZED = (str, list, tuple, dict, range)
@@ -190,7 +190,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
-        _taken(args)  # a list in front of which is a star
+        _taken(args)  # `*items` in the template passes a whole list
         if name == "join":
             args = tuple(map(_listed, args))
         _require_small(name, owner, (*args, *kwargs.values()))

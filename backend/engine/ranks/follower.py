@@ -110,7 +110,7 @@ class _Follower:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._model: FollowedModel | None = None
         self._number = 0  # of the latest load
-        # By number, the loads that are still running here: set when rank 0 has ended them.
+        # The loads that still run here, by number; an event is set when rank 0 ends its load.
         self._loads: dict[int, threading.Event] = {}
 
     def run(self) -> None:

@@ -78,8 +78,8 @@ def place_in(
         address = given
     elif address[1] >= 1 << 16:
         raise Misuse(
-            f"rank 0 of the hostfile has port {hosts[0][1]}, and {_CONTROL_OFFSET} more is no port:"
-            " give a lower one, or --control HOST:PORT"
+            f"rank 0 of the hostfile has port {hosts[0][1]}, and its control port, "
+            f"{_CONTROL_OFFSET} higher, is above 65535: give a lower one, or --control HOST:PORT"
         )
     if _is_unspecified(address[0]):
         raise Misuse(

@@ -157,7 +157,7 @@ class Leader:
     def require_named(self, hostfile: str, transport: str) -> None:
         """Raise InvalidRequest if a load names other ranks, or another transport, than these.
 
-        MLX can form only one group per process. "" stands for what there is.
+        MLX can form only one group per process. "" names nothing, and is accepted.
         """
         place = self.place
         if transport and transport != place.transport:
@@ -214,7 +214,7 @@ class Leader:
             self._require_whole()
             return self._names(rank for rank, one in followers.items() if not one.ready)
 
-        # A rank that is lost is reported with the reason, which takes about as long.
+        # The link reports a silent rank, with the reason, at about the same time: wait for that.
         self._wait_while(missing, cancelled, timeout + _NAME_SECONDS)
 
     def _join(self, timeout: float) -> None:

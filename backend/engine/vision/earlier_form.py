@@ -44,7 +44,7 @@ def read_in_earlier_form() -> Iterator[None]:
 
 
 def in_earlier_form(config: dict[str, Any]) -> dict[str, Any]:
-    """The configuration with the earlier fields added. Raises ValueError if they cannot say it."""
+    """The configuration with the earlier fields added. Raises ValueError if that is impossible."""
     from mlx_vlm.utils import get_model_and_args
 
     module, family = get_model_and_args({"model_type": config["model_type"]})

@@ -29,7 +29,7 @@ class MediaReader:
     def __init__(self, model: MultimodalModel, most_bytes: int) -> None:
         self.model = model
         self.features = FeatureCache(most_bytes)
-        # Whether a pass must not cut an item, or a prompt.
+        # Whether a pass must contain an item, or a prompt, as a whole.
         self.whole = model.sees_ahead or model.reads_whole
         self._per_byte = 0.0  # the encoder's peak memory per byte of a prepared item
 
@@ -42,7 +42,7 @@ class MediaReader:
         """
         positions = None
         if self.model.forgets:
-            for layer in cache:  # mlx-vlm's generation takes a prompt's last token for an answer's
+            for layer in cache:  # to mlx-vlm, a prompt's last token is part of the answer
                 layer.prefill_length = len(tokens) - 1
         if self.model.shifts:
             shift = cache[-1]

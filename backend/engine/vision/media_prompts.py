@@ -28,7 +28,7 @@ _CANNOT = {
     VIDEO: "this model takes neither videos nor images: send none",
     AUDIO: "this model takes no audio: send none, or a transcript as text",
 }
-# What Idefics 2's processor separates from the image before it.
+# Text that Idefics 2's processor separates from an image before it by a space.
 _BARE = re.compile(r"[^\s<]")
 
 Message = Mapping[str, Any]

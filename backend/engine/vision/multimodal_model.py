@@ -204,7 +204,7 @@ def _of_mlx_lm(layer: Any) -> Any:
             made = _CacheList(*map(_of_mlx_lm, layer.caches))
         case _ if type(layer) is vlm.KVCache:
             made = lm.KVCache()
-        case _ if not hasattr(layer, "nbytes"):  # Z1T's
+        case _ if not hasattr(layer, "nbytes"):  # as of Z1T
             kind: Any = type(layer)
             layer.__class__ = _measured(kind)
             made = layer

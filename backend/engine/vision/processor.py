@@ -291,7 +291,7 @@ class ItemProcessor:
             return item
         return replace(
             item,
-            # The features and the KV depend on the number.
+            # Another number gives other features and other KV, so the digest covers it.
             digest=hashlib.sha256(item.digest + number.to_bytes(4)).digest(),
             whole=(*item.whole[:at], *own, *item.whole[at + len(none) :]),
             count=item.count + len(own) - len(none),

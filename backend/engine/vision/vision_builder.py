@@ -64,9 +64,9 @@ def build(order: LoadOrder) -> Stages[Built]:
     from mlx_vlm import utils  # noqa: F401, its import takes seconds, and belongs on this thread
 
     media = order.checkpoint.media
-    open_senses = partial(_open_senses, order) if media else None
+    open_media_input = partial(_open_media_input, order) if media else None
     try:
-        return (yield from text_builder.build(order, _open_multimodal_model, open_senses))
+        return (yield from text_builder.build(order, _open_multimodal_model, open_media_input))
     except ModelRejected as refusal:
         if not media or order.checkpoint.config["model_type"] not in model_types():
             raise
@@ -82,9 +82,9 @@ def _open_multimodal_model(path: Path) -> tuple[Any, dict[str, Any]]:
         return MultimodalModel(package.load_model(path, lazy=True)), package.load_config(path)
 
 
-def _open_senses(
+def _open_media_input(
     order: LoadOrder, loaded: LoadedModel, prompts: PromptBuilder, vocabulary: int
-) -> Stages[text_builder.Senses]:
+) -> Stages[text_builder.MediaInput]:
     """The media input of a loaded model, which is added to `prompts` too. Raises ModelRejected.
 
     Begins and ends on `files`.
@@ -99,7 +99,7 @@ def _open_senses(
             raise ModelRejected.because(
                 loaded.name,
                 f"{_NOT_BUILT} its files are missing, or it needs PyTorch, which this backend does"
-                f" without{_OTHERS}",
+                f" not use{_OTHERS}",
             )
         control = _control_ids(prompts)
         width = 1
@@ -178,7 +178,7 @@ def _open_senses(
         reader = MediaReader(model, half)
         for item in tried.values():
             reader.encode(item)
-        return text_builder.Senses(
+        return text_builder.MediaInput(
             reader,
             media,
             tuple(item for kind, item in tried.items() if kind != VIDEO),
@@ -204,7 +204,7 @@ def _refusing(loaded: LoadedModel, path: Path) -> Iterator[None]:
 
 
 def _why_it_failed(fault: Exception, path: Path) -> str:
-    """The user's explanation for a fault of a processor or an encoder, with advice."""
+    """Explains a fault of a processor or an encoder to the user, with advice."""
     refused = isinstance(fault, InvalidRequest)
     if refused and isinstance(fault.__context__, Exception):
         fault = fault.__context__  # the processor's own fault

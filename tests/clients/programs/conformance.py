@@ -25,7 +25,7 @@ wrong: list[str] = []
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """Built once: it takes longer than all that it checks."""
+    """The validator of a type, built once because that takes longer than all checks."""
     return TypeAdapter(kind)
 
 

@@ -39,7 +39,7 @@ class Text:
 
     @property
     def unread(self) -> int:
-        """Tokens of the prompt before its last, which decoding feeds."""
+        """Prompt tokens that prefill has yet to feed; the last one is left to the decode step."""
         return max(len(self.prompt) - 1 - self.fed, 0)
 
     def copy(self) -> Text:
@@ -124,7 +124,7 @@ class Batches:
         self.running = [text for at, text in enumerate(self.running) if at not in places]
 
     def return_(self, places: Sequence[int]) -> None:
-        """Continue stored texts; they stay stored."""
+        """Add copies of stored sequences to the batch."""
         order = self.batch.arrange([(kv.clone(self.stored[place][1]), 0) for place in places])
         self.running += [self.stored[place][0].copy() for place in places]
         self.reorder(order)
@@ -329,7 +329,7 @@ def _fill_store(model: Any, dice: random.Random, stored: list[kv.RowCache], roun
 
 @pytest.mark.parametrize("kind", [*MODELS, "compressed"])
 def test_a_row_costs_what_was_estimated(kind: str) -> None:
-    """Up to the room behind its last token, and what a chunk adds to a full window."""
+    """The estimate may be exceeded by spare room, and in a full window by one chunk."""
     model = kv_model(kind)
     cost, row = kv.cost(model), kv.new_row(model)
     for tokens in range(100, 1300, 100):

@@ -101,7 +101,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mimo": {"num_nextn_predict_layers": 1},
     }.items()
 }
-# Of a model that is a head's layer alone.
+# Changes to the configuration for a model that consists of a head's layer only.
 _ALONE: dict[str, Any] = {
     "num_hidden_layers": 1,
     "full_attention_interval": 1,
@@ -166,8 +166,8 @@ def publish(checkpoint: Checkpoint, directory: Path) -> Checkpoint:
     """The same model and head in the form in which its makers publish it.
 
     Each expert has weights of its own, except in Qwen3.5, where two projections of all are one
-    array; latent attention has one projection from the latent to keys and values; the norms of
-    Qwen are without their 1, and its convolutions the other way round.
+    array; latent attention has one projection from the latent to keys and values; Qwen's norms lack
+    the 1 that mlx-lm adds, and its convolutions have their axes in another order.
     """
     kind = checkpoint.config["model_type"]
     write_model(directory, dtype="float32", **CONFIGS[kind])

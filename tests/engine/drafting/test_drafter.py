@@ -129,7 +129,7 @@ def test_no_call_reads_more_than_a_chunk() -> None:
 def play(
     length: DraftLength, at: int, tokens: int, *, right: bool, most: int = 8
 ) -> tuple[int, int]:
-    """Decode so many tokens, of which all or none can be guessed: the passes and guesses needed."""
+    """The passes and guesses that `tokens` tokens take if all guesses are right, or all wrong."""
     end, passes, guesses = at + tokens, 0, 0
     while at < end:
         count = length.begin(at, most)

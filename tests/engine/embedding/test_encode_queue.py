@@ -16,8 +16,8 @@ from backend.engine.gauges import Gauges
 from backend.engine.planning.pace import Pace
 
 
-class Room:
-    """A queue over a model whose result is the sum of a row's ids.
+class Encoder:
+    """An encode queue over a model whose result is the sum of a row's ids.
 
     An id of -1 raises; one of -2 takes more memory than there is.
     """
@@ -63,110 +63,110 @@ class Room:
 
 
 def test_requests_share_steps_and_get_their_own_rows_in_order() -> None:
-    room = Room()
-    room.ask(1, [1] * 40, [2] * 3, [3] * 40)
-    room.ask(2, [4] * 4)
-    room.ask(3, [5] * 5)
-    room.finish()
-    assert [3, 4, 5] in room.steps
-    assert room.sums(1) == [40, 6, 120]
-    assert (room.sums(2), room.sums(3)) == ([16], [25])
+    encoder = Encoder()
+    encoder.ask(1, [1] * 40, [2] * 3, [3] * 40)
+    encoder.ask(2, [4] * 4)
+    encoder.ask(3, [5] * 5)
+    encoder.finish()
+    assert [3, 4, 5] in encoder.steps
+    assert encoder.sums(1) == [40, 6, 120]
+    assert (encoder.sums(2), encoder.sums(3)) == ([16], [25])
 
 
 def test_the_oldest_row_is_never_overtaken() -> None:
-    room = Room()
-    room.ask(1, [1] * 60)
+    encoder = Encoder()
+    encoder.ask(1, [1] * 60)
     for ticket in range(2, 40):
-        room.ask(ticket, [1])
-    room.queue.step(running=True)
-    assert room.steps[0] == [60]
+        encoder.ask(ticket, [1])
+    encoder.queue.step(running=True)
+    assert encoder.steps[0] == [60]
 
 
 def test_a_cancelled_request_is_not_computed_further() -> None:
-    room = Room()
-    room.ask(1, *[[1] * 50] * 8)
-    room.ask(2, [1] * 50)
-    room.queue.step(running=False)
-    room.queue.cancel(1)
-    room.finish()
-    assert set(room.outcomes) == {2}
-    assert sum(map(len, room.steps)) < 9
+    encoder = Encoder()
+    encoder.ask(1, *[[1] * 50] * 8)
+    encoder.ask(2, [1] * 50)
+    encoder.queue.step(running=False)
+    encoder.queue.cancel(1)
+    encoder.finish()
+    assert set(encoder.outcomes) == {2}
+    assert sum(map(len, encoder.steps)) < 9
 
 
 def test_requests_around_a_cancelled_one_get_their_own_rows() -> None:
-    room = Room()
+    encoder = Encoder()
     for ticket in range(1, 6):
-        room.ask(ticket, *[[ticket] * 3] * 2)
+        encoder.ask(ticket, *[[ticket] * 3] * 2)
     for ticket in (2, 4, 5):
-        room.queue.cancel(ticket)
-    assert room.queue.busy
-    room.finish()
-    assert (room.sums(1), room.sums(3)) == ([3, 3], [9, 9])
-    assert room.outcomes.keys() == {1, 3}
-    assert sum(map(len, room.steps)) == 4
+        encoder.queue.cancel(ticket)
+    assert encoder.queue.busy
+    encoder.finish()
+    assert (encoder.sums(1), encoder.sums(3)) == ([3, 3], [9, 9])
+    assert encoder.outcomes.keys() == {1, 3}
+    assert sum(map(len, encoder.steps)) == 4
 
 
 def test_a_fault_ends_only_the_requests_of_its_step() -> None:
-    room = Room()
-    room.ask(1, [-1, 1], [1] * 60)
-    room.ask(2, [2, 2])
-    room.ask(3, [3] * 60)
-    room.finish()
-    assert isinstance(room.outcomes[1], EngineFailed)
-    assert "secret" not in str(room.outcomes[1])
-    assert isinstance(room.outcomes[2], EngineFailed)
-    assert room.sums(3) == [180]
-    assert room.faults == ["encoding"]
+    encoder = Encoder()
+    encoder.ask(1, [-1, 1], [1] * 60)
+    encoder.ask(2, [2, 2])
+    encoder.ask(3, [3] * 60)
+    encoder.finish()
+    assert isinstance(encoder.outcomes[1], EngineFailed)
+    assert "secret" not in str(encoder.outcomes[1])
+    assert isinstance(encoder.outcomes[2], EngineFailed)
+    assert encoder.sums(3) == [180]
+    assert encoder.faults == ["encoding"]
 
 
 def test_rows_for_which_memory_was_short_run_once_more_each_alone() -> None:
-    room = Room(most=1)
-    room.ask(1, [1, 1], [2, 2])
-    room.ask(2, [3, 3])
-    room.ask(3, [4] * 60)
-    room.finish()
-    assert room.steps[:4] == [[2, 2, 2], [2], [2], [2]]
-    assert (room.sums(1), room.sums(2), room.sums(3)) == ([2, 4], [6], [240])
-    assert room.faults == []
+    encoder = Encoder(most=1)
+    encoder.ask(1, [1, 1], [2, 2])
+    encoder.ask(2, [3, 3])
+    encoder.ask(3, [4] * 60)
+    encoder.finish()
+    assert encoder.steps[:4] == [[2, 2, 2], [2], [2], [2]]
+    assert (encoder.sums(1), encoder.sums(2), encoder.sums(3)) == ([2, 4], [6], [240])
+    assert encoder.faults == []
 
 
 def test_a_row_that_gets_no_memory_ends_its_request_with_figures() -> None:
-    room = Room()
-    room.ask(1, [-2] * 20, [1] * 60)
-    room.ask(2, [3] * 20)
-    room.finish()
-    assert isinstance(room.outcomes[1], Overloaded)
-    assert "a text of 20 tokens needs about 0 MiB" in str(room.outcomes[1])
-    assert room.sums(2) == [60]
-    assert room.steps == [[20, 20], [20], [20]]
+    encoder = Encoder()
+    encoder.ask(1, [-2] * 20, [1] * 60)
+    encoder.ask(2, [3] * 20)
+    encoder.finish()
+    assert isinstance(encoder.outcomes[1], Overloaded)
+    assert "a text of 20 tokens needs about 0 MiB" in str(encoder.outcomes[1])
+    assert encoder.sums(2) == [60]
+    assert encoder.steps == [[20, 20], [20], [20]]
 
 
 def test_a_row_with_nan_results_fails_only_its_request() -> None:
-    room = Room()
-    room.ask(1, [13], [13], [1] * 60)
-    room.ask(2, [7])
-    room.finish()
-    assert isinstance(room.outcomes[1], EngineFailed)
-    assert room.sums(2) == [7]
+    encoder = Encoder()
+    encoder.ask(1, [13], [13], [1] * 60)
+    encoder.ask(2, [7])
+    encoder.finish()
+    assert isinstance(encoder.outcomes[1], EngineFailed)
+    assert encoder.sums(2) == [7]
 
 
 def test_a_row_that_does_not_fit_into_memory_is_refused_at_once() -> None:
-    room = Room(room=100_000)
-    room.ask(1, [1] * 1000)
-    room.ask(2, [1] * 10)
-    room.finish()
-    assert isinstance(room.outcomes[1], Overloaded)
-    assert "a text of 1000 tokens needs" in str(room.outcomes[1])
-    assert room.sums(2) == [10]
+    encoder = Encoder(room=100_000)
+    encoder.ask(1, [1] * 1000)
+    encoder.ask(2, [1] * 10)
+    encoder.finish()
+    assert isinstance(encoder.outcomes[1], Overloaded)
+    assert "a text of 1000 tokens needs" in str(encoder.outcomes[1])
+    assert encoder.sums(2) == [10]
 
 
 def test_all_requests_end_when_the_model_is_unloaded() -> None:
-    room = Room()
-    room.ask(1, [1], [1] * 60)
-    room.ask(2, [1])
-    room.queue.cancel_all(Cancelled("the model was unloaded"))
-    assert not room.queue.busy
-    assert {ticket: type(what) for ticket, what in room.outcomes.items()} == {
+    encoder = Encoder()
+    encoder.ask(1, [1], [1] * 60)
+    encoder.ask(2, [1])
+    encoder.queue.cancel_all(Cancelled("the model was unloaded"))
+    assert not encoder.queue.busy
+    assert {ticket: type(what) for ticket, what in encoder.outcomes.items()} == {
         1: Cancelled,
         2: Cancelled,
     }

@@ -21,7 +21,7 @@ from mlx_lm.models import gemma3_text
 from backend.engine.embedding.label_reader import LabelReader
 from backend.engine.embedding.readers import TextReader
 from backend.engine.errors import InvalidRequest, ModelRejected, TooLong, WrongKind
-from tests.engine.embedding.rooms import embed, entities, rerank, serving
+from tests.engine.embedding.engine_calls import embed, entities, rerank, serving
 from tests.engine.embedding.tiny_checkpoints import (
     EMBEDDERS,
     HIDDEN,
@@ -261,7 +261,7 @@ def _layer(
 
 
 def _with_layers(folder: Path, layers: list[tuple[dict[str, Any], dict[str, np.ndarray]]]) -> Path:
-    """Give a checkpoint these Dense layers alone, after its pooling, and normalisation."""
+    """Replace a checkpoint's Dense layers by these, between pooling and normalisation."""
     for part in folder.glob("*_Dense"):
         shutil.rmtree(part)
     steps = json.loads((folder / "modules.json").read_text())
@@ -386,7 +386,7 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
         (
             "gemma3",
             {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"] * 2},
-            "its layer_types have no regular order",
+            "its layer_types must have full attention in every n-th layer",
         ),
         ("bert", {"model_type": "nomic_bert"}, "its model type 'nomic_bert' is not among the"),
         (

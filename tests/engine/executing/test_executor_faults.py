@@ -383,7 +383,7 @@ class FakeMedia:
 
 
 def run_with_files(rounds: Rounds) -> None:
-    """Two requests: one starts from a file with all that it prefills, the other from the first."""
+    """Two requests: one starts from a file with its whole prompt, the other from the first."""
     file = SimpleNamespace(tokens=PROMPT[:-1], length=len(PROMPT) - 1)
     disk = DiskUse(answer=True)
     rounds.submit(1, PROMPT, 30, ignore_eos=True, stored=file, disk=disk)
@@ -522,7 +522,7 @@ def test_looking_ahead_counts_as_masking_and_may_fail(
     assert fails or sum(masked) >= 0.01 * len(looked)
 
 
-# What ends while it is under way.
+# Requests that end while a pass is in flight.
 
 
 @pytest.mark.parametrize("kind", ["full", "hybrid"])

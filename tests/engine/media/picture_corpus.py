@@ -99,7 +99,7 @@ def many_scans() -> bytes:
 
 
 def _turned(orientation: int) -> bytes:
-    """An image that is red above blue, stored as a camera held that way stores it."""
+    """An image that is red above blue, stored rotated, with the EXIF orientation that undoes it."""
     upright = plain()
     upright.paste(BLUE, (0, 12, 40, 24))
     back = {

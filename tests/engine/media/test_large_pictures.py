@@ -104,6 +104,6 @@ def test_the_pixels_left_to_a_request_count() -> None:
 
 def test_the_model_is_not_asked_about_an_image_of_usual_size() -> None:
     def unasked() -> int:
-        raise AssertionError("the model need not be asked")
+        raise AssertionError("the model was asked about an image of usual size")
 
     assert decode_picture(saved(1200, 900), MOST, MOST, unasked).width == 1200

@@ -74,7 +74,7 @@ def test_guesses_that_cannot_pay_cost_next_to_nothing(chance: float) -> None:
 @pytest.mark.parametrize("ratio", [2, 10, 40])
 @pytest.mark.parametrize("chance", [0.0, 0.9, 1.0])
 def test_a_draft_model_slower_than_its_model_is_left_alone(ratio: int, chance: float) -> None:
-    """Only the steps that show how slow it is take more than a hundredth of the time."""
+    """After a few steps that measure it, later trials take about a hundredth of the time."""
 
     def slow(width: int) -> float:
         return 0.02 * (1 + ratio * width)

@@ -291,7 +291,7 @@ def run_until(world: World, reached: Callable[[], bool]) -> None:
         if reached():
             return
         world.step()
-    raise AssertionError("it never comes to that")
+    raise AssertionError("still not reached after 2000 steps")
 
 
 def run_until_over(world: World, *numbers: int) -> None:

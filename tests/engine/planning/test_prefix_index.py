@@ -111,7 +111,7 @@ def test_a_token_that_does_not_fit_is_refused_and_never_wrapped(token: int) -> N
 
 @dataclass
 class Stored:
-    """places: lengths at which it serves, including its end; None: any length."""
+    """places: lengths at which it is usable, including its end; None: any length."""
 
     tokens: Tokens
     nbytes: int
@@ -124,13 +124,13 @@ class Stored:
         return max((place for place in self.places if place <= shared), default=0)
 
     def replaces(self, old: Stored) -> bool:
-        """Whether it serves everything that an older entry served, or nearly."""
+        """Whether an older entry saves no or few tokens beyond this one, at any of its places."""
         if old.places is None:
             return self.places is None and common(self.tokens, old.tokens) == len(old.tokens)
         return self.nearly_serves_all(old, old.places)
 
     def passes(self, old: Stored) -> bool:
-        """Whether it does so except at the older entry's end."""
+        """Like `replaces`, but without the place at the older entry's end."""
         before = (old.places or frozenset()) - {len(old.tokens)}
         return bool(before) and self.nearly_serves_all(old, before) and not self.replaces(old)
 
@@ -458,7 +458,7 @@ def test_a_prompt_is_compared_with_a_logarithm_of_the_entries(
         calls = 0
         match = index.find(prefix.extended([2] * (number // 2) + [4, 4]))
         assert match.length == 2 * BLOCK + number // 2
-        # whole entries, and the lengths at which they serve
+        # whole entries, and the lengths at which they are usable
         assert 0 < calls <= 2 * (entries.bit_length() + 2)
 
 

@@ -21,7 +21,7 @@ TINY_TEXT = Path(__file__).parents[2] / "models" / "tiny_text"
 MOST_LOST = 3  # tokens between a cut and the place before it
 Message = dict[str, Any]
 
-# The system prompt stands in the first user's turn, as in Gemma's template.
+# The system prompt is part of the first user's turn, as in Gemma's template.
 FOLDED = """\
 {%- set first = messages[0].content + '\n\n' if messages[0].role == 'system' else '' -%}
 {%- for message in messages if message.role != 'system' -%}
@@ -29,7 +29,7 @@ FOLDED = """\
 {{ first if loop.first }}{{ message.content | trim }}<|im_end|>
 {% endfor -%}
 {%- if add_generation_prompt %}<|im_start|>model\n{% endif -%}"""
-# The tools stand before the last question, as in Mistral's templates, and roles must alternate.
+# The tools come before the last question, as in Mistral's templates, and roles must alternate.
 MOVING = """\
 {%- set last = messages | selectattr('role', 'equalto', 'user') | list | last -%}
 {%- for message in messages -%}

@@ -9,7 +9,7 @@ import pytest
 from backend.engine.errors import InvalidRequest
 from tests.engine.prompting.test_tool_support import BARE, CALL, HISTORY, _builder, _text
 
-# Qwen3.5 has the first rule, Gemma 3 and Mistral the second, which counts no calls and results.
+# Qwen3.5 has the first rule, Gemma 3 and Mistral the second, which ignores calls and results.
 SYSTEM_FIRST = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}"

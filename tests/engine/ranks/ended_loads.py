@@ -1,6 +1,6 @@
 """`python -m tests.engine.ranks.ended_loads FOLDER WHAT`: is rank 0 of a group.
 
-cancelled: cancels a load after every number of stages, then loads; prints the results as JSON.
+cancelled: cancels loads, each after one stage more, then loads; prints the results as JSON.
 refused: rank 1 refuses between collectives, which ends the process.
 """
 

@@ -25,7 +25,7 @@ from tests.engine.rounds import Received, Rounds
 from tests.engine.test_parity import check_schedule
 
 _LARGE = {"memory_limit_mib": 4096, "prompt_cache_mib": 256}  # for models that are not tiny
-SPECIAL = -1  # stands for the schedule of `_special`
+SPECIAL = -1  # the seed of the schedule in `_special`
 
 
 def main(size: int, schedules: int, folder: Path, asked: list[str]) -> None:

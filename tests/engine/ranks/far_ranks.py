@@ -1,8 +1,8 @@
 """`python -m tests.engine.ranks.far_ranks FOLDER`: rank 0, in a network of its own.
 
 Rank 1 is in another, and a slow link joins them. Plays a schedule, then loses the link for two
-seconds in the middle of an answer. Prints as JSON what came of it; exits with NOT_ALLOWED, and the
-reason, where this process may not have networks of its own.
+seconds in the middle of an answer. Prints the results as JSON; exits with NOT_ALLOWED, and the
+reason, where this process may not create networks.
 """
 
 from __future__ import annotations

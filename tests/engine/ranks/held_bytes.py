@@ -1,7 +1,7 @@
 """`python -m tests.engine.ranks.held_bytes FOLDER`: is rank 0 of two, and measures itself.
 
-Prints as JSON, for each way of dividing a model, what this rank computed of its share and what MLX
-allocated and the process read for it.
+Prints as JSON, for each way of dividing a model, the bytes that this rank's part should take, those
+that MLX allocated, and those that the process read.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
             peaks: list[int] = []
             with (
                 patch.object(weights, "memory_limit", return_value=limit * MIB),
-                patch.object(weights, "_SLICE_BYTES", MIB),  # small beside the model, as it is
+                patch.object(weights, "_SLICE_BYTES", MIB),  # much less than the model
                 patch.object(text_builder, "measure", _noting(peaks)),
             ):
                 loaded = group.load(model, parallelism=way)
@@ -69,7 +69,7 @@ def main(folder: Path) -> None:
 
 
 def _noting(peaks: list[int]) -> Any:
-    """The first step that computes, after the weights; notes their peak memory before it runs."""
+    """The first step after the weights are loaded, which first notes the peak memory until then."""
 
     def noting(*arguments: Any) -> Any:
         peaks.append(mx.get_peak_memory())

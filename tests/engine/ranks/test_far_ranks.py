@@ -1,4 +1,4 @@
-"""Ranks on networks of their own, which a slow link joins that drops packets for two seconds."""
+"""Ranks on separate networks, joined by a slow link that drops packets for two seconds."""
 
 from __future__ import annotations
 

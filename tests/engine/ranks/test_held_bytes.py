@@ -1,4 +1,4 @@
-"""A rank holds, and reads, what its part of the model takes, and never the whole."""
+"""A rank reads, and has in memory, only its part of the model."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def test_a_rank_that_takes_long_to_load_is_named(
     other.close()
 
 
-def test_a_refusal_that_rank_0_cannot_heed_ends_the_group(ranks: Ranks) -> None:
+def test_a_refusal_while_rank_0_computes_ends_the_group(ranks: Ranks) -> None:
     """Rank 0 waits in a collective for the rank that has left the load."""
     other = ranks.joined()
     ranks.form(other)

@@ -196,9 +196,9 @@ def test_a_stranger_that_sends_slowly_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(link, "_HANDSHAKE_SECONDS", 0.3)
     listening = Listening()
     with socket.create_connection(listening.address) as stranger, contextlib.suppress(OSError):
-        for _ in range(90):  # more than the bytes of a claim
+        for _ in range(90):  # more bytes than a claim has
             stranger.sendall(b"\0")
-            time.sleep(0.05)  # the rate at which this stranger sends
+            time.sleep(0.05)  # slowly, but never silent for long
     assert "ended the handshake" in str(listening.done())
 
 
@@ -267,7 +267,7 @@ def test_a_host_whose_first_address_is_not_of_this_machine_is_listened_on_at_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def resolved(_host: str, port: int, **_: Any) -> list[Any]:
-        places = ("192.0.2.1", port), ("127.0.0.1", port)  # the first is of no machine, RFC 5737
+        places = ("192.0.2.1", port), ("127.0.0.1", port)  # no machine has the first (RFC 5737)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolved)

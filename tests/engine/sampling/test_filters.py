@@ -56,7 +56,7 @@ def test_they_keep_what_their_definitions_keep(
     masked: float,
     seed: int,
 ) -> None:
-    """spread: of the logits, 0: all are equal. step: they are multiples of it."""
+    """spread: of the logits; 0 means all are equal. step: the logits are multiples of it."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, spread, (len(rows), vocabulary)).astype(np.float32)
     if step is not None:

@@ -1,6 +1,6 @@
 """Conversations in Mistral's own format, token for token as mistral-common renders them.
 
-`references.json` holds what mistral-common 1.13.1 gave (`make_references`).
+`references.json` has the tokens of mistral-common 1.13.1 (`make_references`).
 """
 
 from __future__ import annotations

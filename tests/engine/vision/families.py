@@ -334,7 +334,7 @@ def _idefics3(path: Path) -> None:
 
 
 def _idefics2(path: Path) -> None:
-    """A token around images, once where two meet, and a space before the word after one."""
+    """A token before and after each image, one between two, and a space before the next word."""
     _idefics3(path)
     config = read(path, "config.json") | {"model_type": "idefics2"}
     config["text_config"] |= {"model_type": "mistral"}
@@ -735,7 +735,7 @@ def _write_weights(path: Path) -> None:
     parts = ["text", "vision", "perceiver", "projector", "audio"]
     settings = utils.update_module_configs(settings, family, config, parts)
     mx.random.seed(1)
-    width = 0.005 if config["model_type"] == "gemma3n" else 0.05  # the former are scaled
+    width = 0.005 if config["model_type"] == "gemma3n" else 0.05  # it scales them
     found = _parameters(family.Model(settings))
     weights = {name: _drawn(name, value, width) for name, value in found}
     mx.save_safetensors(str(path / "model.safetensors"), weights, {"format": "mlx"})
@@ -751,7 +751,7 @@ def _drawn(name: str, value: mx.array, embedded: float) -> mx.array:
 
     If they were large, a model whose output layer is its embedding would repeat one token for ever.
     """
-    # Zaya's factors of keys and Gemma 3n's of layers' corrections, which would all be 0.
+    # Factors that are 0 before training: Zaya's of keys, and Gemma 3n's of corrections to layers.
     if name.endswith((".temp", "correct_output_scale")):
         return mx.ones_like(value)
     if name.endswith("perceive.after_rms.weight"):  # HunyuanOCR's, the size of image embeddings

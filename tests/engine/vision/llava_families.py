@@ -44,7 +44,7 @@ def write_phi4_siglip(path: Path) -> None:
 
 
 def write_llava_bunny(path: Path) -> None:
-    """A token of no vocabulary for all embeddings of an image, which the template does not know."""
+    """One token, outside the vocabulary, for a whole image; the template has no place for it."""
     size = _plain_marker(path)
     write(path, "config.json", TEXT | _ROPE | {
         "model_type": "llava-qwen2",

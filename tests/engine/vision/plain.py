@@ -188,8 +188,9 @@ class PlainPasses:
         return logits
 
     def _steps(self, inputs: Mapping[str, Any], answer: Sequence[int]) -> mx.array:
-        """Logits for each token of `answer`, by mlx-vlm's generation: a step for each, and one for
-        the last token of a prompt unless a prompt is read as a whole.
+        """Logits for each token of `answer`, computed in steps as mlx-vlm generates.
+
+        For some families, the last token of the prompt is a step of its own.
         """
         from mlx_vlm.models.cache import make_prompt_cache
 

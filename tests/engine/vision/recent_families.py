@@ -318,7 +318,7 @@ def write_molmo2(path: Path) -> None:
 
 
 def write_fastvlm(path: Path) -> None:
-    """A token of no vocabulary for all embeddings of an image, and a tower of convolutions."""
+    """One token, outside the vocabulary, for a whole image, and a tower of convolutions."""
     template = path / "chat_template.jinja"
     template.write_text(template.read_text().replace(QWEN_MARKER, ""))
     (path / "video_preprocessor_config.json").unlink()

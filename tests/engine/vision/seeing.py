@@ -75,7 +75,7 @@ def turns(*texts: str) -> tuple[dict[str, str], ...]:
 def asking(
     prompt: Prompt | str, attachments: Attachments | None = None, **fields: Any
 ) -> GenerationRequest:
-    """A greedy request; a text stands for a single user message."""
+    """A greedy request; a text is sent as a single user message."""
     if isinstance(prompt, str):
         prompt = ChatPrompt(turns(prompt), template_arguments={"enable_thinking": False})
     settings: dict[str, Any] = {"sampling": GREEDY, "max_tokens": 40, "logprobs": 0}

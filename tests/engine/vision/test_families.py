@@ -128,7 +128,7 @@ _ONE_EACH += [
     "paligemma",
     "paligemma2",
 ]
-# Beside the 729, 421, 392, 273 or 258 tokens of an image, those of an answer weigh little.
+# An image has 258 to 729 tokens, so an answer's own few tokens hardly affect what comes next.
 _LARGE = ["llava_bunny", "got", "molmo2", "jina_vlm", "deepseekocr", "unlimited_ocr"]
 # What a token attends to depends on where the prompt ended, so nothing is stored.
 _NOT_STORED = ["unlimited_ocr", "paligemma", "paligemma2"]
@@ -260,7 +260,7 @@ async def test_a_value_that_only_transformers_refuses_changes_nothing(tmp_path: 
         async with seeing(path) as engine:
             answers.append(await answer_to(engine, _TWO.request(12)))
     assert answers[0] == answers[1]
-    assert answers[0].prompt_tokens > 16  # with the images
+    assert answers[0].prompt_tokens > 16  # the tokens of images count too
 
 
 async def test_images_are_not_tiled_if_they_are_many(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from tests.engine.vision.plain import AMONG_SIGNS, PlainPasses
 from tests.engine.vision.seeing import answer_to, asking, picture, seeing, shown, turns
 from tests.long import TEST_LONG
 
-# Two in which a pass that has an answer too, or another prompt, would change tokens.
+# Two in which tokens would change if a pass also had a part of an answer, or another prompt.
 SCHEDULES = range(40) if TEST_LONG else (6, 13)
 _TEXT = CONFIGS["full"] | {
     "model_type": "gemma2",

@@ -27,8 +27,8 @@ indexedDB.deleteDatabase('chat').onsuccess = () => done(true);
 WAIT = 60.0
 _Result = TypeVar("_Result")
 
-# Tests expect some failures themselves, and what the browser reports of an HTTP status that a test
-# provokes is not one.
+# Sources of log entries that are no fault of the page: tests provoke HTTP errors, and the browser
+# logs each.
 _NOT_OURS = ("network",)
 
 

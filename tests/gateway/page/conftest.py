@@ -31,7 +31,7 @@ def gateway(chrome: Chrome) -> Iterator[GatewayProcess]:
 
 @pytest.fixture
 def page(chrome: Chrome, gateway: GatewayProcess) -> Iterator[browser.Page]:
-    """The page with a fresh profile; a complaint of the browser fails the test."""
+    """The page with a fresh profile; an error in the browser's log fails the test."""
     shown = browser.Page(chrome, gateway.url)
     shown.open(model="tiny", temperature="0")
     yield shown

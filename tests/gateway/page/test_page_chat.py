@@ -204,7 +204,7 @@ def test_a_dropped_image_is_sent_and_the_outcome_is_shown(page: Page) -> None:
     state = page.states()[0]
     if state == "failed":  # a model without image input says so, at the message
         assert "image" in page.find(".answer .error").text.lower()
-        # The failed message does not spoil the next one.
+        # The failed message is not sent again with the next one.
         page.ask("What is 3 + 4?")
         assert page.answered(2) == "3 + 4 = 7"
     else:

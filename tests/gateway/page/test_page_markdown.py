@@ -54,7 +54,7 @@ import('/page/markdown.js').then(({render}) => {
   done([made, renders, place.children.length]);
 });
 """
-# The libraries that are loaded on demand are finished when nothing matches any more.
+# The libraries that are loaded on demand have done their work when `waiting` matches nothing.
 SHOW = """
 const [text, waiting, done] = arguments;
 import('/page/markdown.js').then(({render}) => {

@@ -21,8 +21,8 @@ _AHEAD = 2048  # tokens of output that a new sequence is charged for
 _GROWTH = 256  # tokens by which the charge stays ahead
 
 
-class Former(Planner):
-    bounded = False  # it did not count snapshots
+class Predecessor(Planner):
+    bounded = False  # snapshots are not charged for
 
     def __init__(self, limits: Limits) -> None:
         super().__init__(limits)
