@@ -38,7 +38,7 @@ _NAMES: Mapping[str, Mode] = {
     "lasttoken": "last",
 }
 # For checkpoints without a rule. In a causal model, only the last token attends to the whole text.
-_FAMILY: Mapping[str, Mode] = {"qwen3": "last", "lfm2": "cls"}
+_FAMILY: Mapping[str, Mode] = {"qwen3": "last", "lfm2": "cls", "new": "cls", "gte": "cls"}
 
 
 @dataclass(frozen=True, slots=True)
