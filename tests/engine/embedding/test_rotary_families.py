@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from backend.engine.embedding.readers import TextReader
 from backend.engine.errors import InvalidRequest, ModelRejected, TooLong
@@ -295,3 +296,15 @@ async def test_variants_that_are_not_computed_are_refused_by_name(
 ) -> None:
     with pytest.raises(ModelRejected, match=sentence):
         await vectors(rotary.write(family, tmp_path, **changes))
+
+
+@pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="a GPU keeps half precision")
+async def test_an_adapter_is_added_in_single_precision(tmp_path: Path) -> None:
+    """On a CPU, half-precision weights are cast: their sum with an adapter may not be rounded."""
+    folder = rotary.write("jina_v3", tmp_path)
+    file = folder / "model.safetensors"
+    half = {name: value.astype(np.float16) for name, value in load_file(file).items()}
+    save_file(half, file)
+    found = await vectors(folder, task="separation")
+    save_file({name: value.astype(np.float32) for name, value in half.items()}, file)
+    np.testing.assert_allclose(found, await vectors(folder, task="separation"), atol=1e-6)
