@@ -260,7 +260,7 @@ class Settings:
     task: str = text(
         "",
         "Task whose adapter an embedding model applies, such as `retrieval.passage` of Jina"
-        " embeddings v3; empty applies none.",
+        " embeddings v3; empty applies none, which Jina embeddings v4 does not allow.",
     )
     tool_parser: str = text("", "Tool call format; empty means detected from the model.")
     reasoning_parser: str = text("", "Reasoning format; empty means detected from the model.")

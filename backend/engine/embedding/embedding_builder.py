@@ -19,7 +19,14 @@ from backend.engine.embedding.batch_plan import ActivationCost
 from backend.engine.embedding.config_form import in_earlier_form
 from backend.engine.embedding.dense_layers import applied, class_with
 from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder, Run
-from backend.engine.embedding.kind import ANSWERING_RERANKERS, OURS, labels_of, module_of
+from backend.engine.embedding.jina_v4 import open_jina_v4
+from backend.engine.embedding.kind import (
+    ANSWERING_RERANKERS,
+    JINA_V4,
+    OURS,
+    labels_of,
+    module_of,
+)
 from backend.engine.embedding.label_reader import LabelReader
 from backend.engine.embedding.pooling_rule import (
     dense_layers,
@@ -131,7 +138,7 @@ def text_embedder(
 
 
 def _opener(checkpoint: Checkpoint, settings: Settings, dtype: str) -> OpenModel | None:
-    """The function that opens the model, with mlx-vlm or with our own network.
+    """The function that opens the model, with mlx-vlm or with a network of ours.
 
     None for rerankers that answer yes or no, which mlx-lm opens. dtype: the load request's own
     field. Raises ModelRejected, and InvalidRequest for a task that the model does not have.
@@ -139,9 +146,12 @@ def _opener(checkpoint: Checkpoint, settings: Settings, dtype: str) -> OpenModel
     family = module_of(checkpoint.kind, checkpoint.config)
     if not family:
         return None
-    if family == OURS:
+    if family in (OURS, JINA_V4):
         task = task_adapter(checkpoint.path, checkpoint.name, checkpoint.config, settings.task)
         type_ = devices.weight_type(devices.detect(), weight_dtype(settings, dtype))
+        if family == JINA_V4:
+            assert task is not None  # `task_adapter` refuses to go without
+            return partial(open_jina_v4, checkpoint.name, checkpoint.config, task, type_)
         return partial(
             open_rotary, checkpoint.name, checkpoint.config, checkpoint.kind, task, type_
         )

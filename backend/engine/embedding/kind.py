@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from backend.engine.embedding.rotary_shape import JINA, REQUIRED, family_of, shape_of
+from backend.engine.embedding.task_adapters import is_jina_v4
 from backend.engine.errors import InvalidRequest, ModelRejected
 from common.model_kind import ModelKind
 from common.wording import shown
 
 # `model_type` in config.json → the module of mlx-vlm that computes it, or OURS. RoBERTa and
 # CamemBERT have the same layers and positions as XLM-RoBERTa.
-OURS = "rotary_bert"
+OURS, JINA_V4 = "rotary_bert", "jina_v4"
 _ROBERTAS = {"xlm-roberta": "xlm_roberta", "roberta": "xlm_roberta", "camembert": "xlm_roberta"}
 FAMILIES: Mapping[ModelKind, Mapping[str, str]] = {
     ModelKind.EMBEDDING: {
@@ -80,7 +81,8 @@ def with_flags(
 
 def require_tasks(kind: ModelKind, config: Mapping[str, Any], task: str) -> None:
     """Raise InvalidRequest for the option `task` with a model whose adapters are not read."""
-    if task and (kind is not ModelKind.EMBEDDING or not family_of(config)):
+    has_tasks = family_of(config) or is_jina_v4(config)
+    if task and (kind is not ModelKind.EMBEDDING or not has_tasks):
         what = "has no tasks" if kind is ModelKind.EMBEDDING else kind.words
         raise InvalidRequest(
             f"task is {shown(task)}, but the model {what}: leave it empty for this model"
@@ -88,10 +90,12 @@ def require_tasks(kind: ModelKind, config: Mapping[str, Any], task: str) -> None
 
 
 def module_of(kind: ModelKind, config: Mapping[str, Any]) -> str:
-    """The module of mlx-vlm that computes a model; OURS, or "" for mlx-lm's.
+    """The module of mlx-vlm that computes a model; OURS, JINA_V4, or "" for mlx-lm's.
 
-    Some of Jina's models have the type of XLM-RoBERTa.
+    Some of Jina's models have the type of XLM-RoBERTa, and one has that of Qwen2.5-VL.
     """
+    if is_jina_v4(config):
+        return JINA_V4
     return OURS if family_of(config) == JINA else FAMILIES[kind][config["model_type"]]
 
 
@@ -99,6 +103,9 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
     """Raise ModelRejected for a model that would not be computed, or computed wrongly."""
     families = FAMILIES[kind]
     model_type = config["model_type"]
+    if kind is ModelKind.EMBEDDING and is_jina_v4(config):
+        _require_values(name, config, {"single_vector_pool_strategy": "mean"}, "jina-embeddings-v4")
+        return
     if model_type not in families:
         raise ModelRejected.because(
             name,
@@ -120,6 +127,14 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
     else:
         alike = "bert" if "bert" in families[model_type] else model_type
         rules, example = _RULES.get(alike, ({}, ""))
+    _require_values(name, config, rules, example)
+    if own:
+        shape_of(name, config)
+
+
+def _require_values(
+    name: str, config: Mapping[str, Any], rules: Mapping[str, Any], example: str
+) -> None:
     for key, computed in rules.items():
         value = config.get(key, computed)
         if value != computed:
@@ -128,8 +143,6 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
                 f"its {key} is {shown(value)}, but only {shown(computed)} is supported; load a"
                 f" model that has that, such as {example}",
             )
-    if own:
-        shape_of(name, config)
 
 
 def _scores(config: Mapping[str, Any]) -> bool:

@@ -87,7 +87,7 @@ def in_own_names(
     own = _joined(_renamed(plain, shape, ranks=ranks), sparse=False)
     if task is not None:
         changes = _renamed(_changes(weights, task), shape, ranks=ranks)
-        _add(own, _joined(changes, sparse=True), dtype)
+        add_changes(own, _joined(changes, sparse=True), dtype)
     return own
 
 
@@ -170,7 +170,8 @@ def _changes_of_peft(weights: Mapping[str, mx.array], scale: float) -> Weights:
     return found
 
 
-def _add(weights: Weights, changes: Weights, dtype: mx.Dtype | None) -> None:
+def add_changes(weights: Weights, changes: Weights, dtype: mx.Dtype | None) -> None:
+    """Add an adapter's changes in single precision. dtype: of the sums; None means the weights'."""
     for name, change in changes.items():
         if name not in weights:
             raise ValueError(f"its adapter changes {name}, which the model does not have")

@@ -1,13 +1,14 @@
 """The adapters that an embedding checkpoint has for its tasks, and the one that a load asks for.
 
 Jina embeddings v3 keeps them in its weights, one behind another, and names them in config.json.
-Its conversion for transformers 5 has a folder for each, as PEFT writes it.
+Its conversion for transformers 5 has a folder for each, as PEFT writes it. Jina embeddings v4 has
+one such folder for all of them, and is always used with one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ _PLAIN: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class TaskAdapter:
-    """scale: of its matrices' product. place: among those in the weights. file: its own weights."""
+    """scale: of its matrices' product. place: among those in the weights. file: PEFT's weights."""
 
+    name: str
     scale: float
     place: int = 0
     file: Path | None = None
@@ -46,9 +48,14 @@ def task_adapter(
 
     Spellings with dots, hyphens and underscores are the same. Raises InvalidRequest, ModelRejected.
     """
-    if not wanted:
+    needed = is_jina_v4(config)
+    if not wanted and not needed:
         return None
     tasks = _tasks(path, name, config)
+    if not wanted:
+        raise InvalidRequest(
+            f"task is empty, but the model needs one of {', '.join(map(shown, tasks))}: set it"
+        )
     for task, adapter in tasks.items():
         if _plain(task) == _plain(wanted):
             return adapter
@@ -62,6 +69,12 @@ def task_adapter(
     )
 
 
+def is_jina_v4(config: Mapping[str, Any]) -> bool:
+    """Whether it is jina-embeddings-v4, which has the model type of Qwen2.5-VL."""
+    names = config.get("architectures") or ()
+    return config.get("model_type") == "qwen2_5_vl" and "JinaEmbeddingsV4Model" in names
+
+
 def _plain(task: str) -> str:
     return task.replace(".", "_").replace("-", "_")
 
@@ -70,7 +83,13 @@ def _tasks(path: Path, name: str, config: Mapping[str, Any]) -> dict[str, TaskAd
     stacked = config.get("lora_adaptations")
     if isinstance(stacked, list) and stacked:
         scale = _scale(name, config.get("lora_alpha"), config.get("lora_rank"))
-        return {str(task): TaskAdapter(scale, place) for place, task in enumerate(stacked)}
+        return {
+            str(task): TaskAdapter(str(task), scale, place) for place, task in enumerate(stacked)
+        }
+    named = config.get("task_names")
+    if is_jina_v4(config) and isinstance(named, list):
+        shared = _of_peft(path / "adapters", name)
+        return {str(task): replace(shared, name=str(task)) for task in named}
     found = sorted(file.parent for file in path.glob(f"*/{_CONFIG}"))
     return {folder.name: _of_peft(folder, name) for folder in found}
 
@@ -88,7 +107,7 @@ def _of_peft(folder: Path, name: str) -> TaskAdapter:
                 f" {shown(computed)} is supported",
             )
     scale = _scale(name, stated.get("lora_alpha"), stated.get("r"))
-    return TaskAdapter(scale, file=folder / _WEIGHTS)
+    return TaskAdapter(folder.name, scale, file=folder / _WEIGHTS)
 
 
 def _scale(name: str, alpha: Any, rank: Any) -> float:

@@ -380,10 +380,10 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
         ("bert_labels", {"id2label": None}, "does not name the labels"),
         ("xlm_roberta", {"model_type": "mpnet"}, "its model type 'mpnet' is not among the"),
         ("bert", {"position_embedding_type": "rotary"}, "'rotary', .* such as BGE-M3"),
-        # jina-embeddings-v4, and a converted Qwen3-Reranker.
+        # Another embedding model of Qwen2.5-VL's type, and a converted Qwen3-Reranker.
         (
             "qwen3_rerank",
-            {"model_type": "qwen2_5_vl", "architectures": ["JinaEmbeddingsV4Model"]},
+            {"model_type": "qwen2_5_vl", "architectures": ["OtherEmbeddingsModel"]},
             "'qwen2_5_vl' is not among the supported .* load one of those",
         ),
         ("qwen3", {"is_causal": False}, "its is_causal is False, but only True"),

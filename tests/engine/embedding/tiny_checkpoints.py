@@ -50,7 +50,7 @@ ROBERTA = Specials(
     pad="<pad>",
     unk="<unk>",
 )
-_QWEN = Specials(
+QWEN = Specials(
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<unk>"),
     start="",
     between="",
@@ -129,7 +129,7 @@ def _tokenizer(folder: Path, specials: Specials, *, appends: bool) -> int:
         named = {"eos_token": specials.end}
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": 512 if specials is _QWEN else POSITIONS,
+        "model_max_length": 512 if specials is QWEN else POSITIONS,
         "pad_token": specials.pad,
         "unk_token": specials.unk,
         "model_input_names": ["input_ids", "attention_mask"]
@@ -405,7 +405,7 @@ FAMILIES: dict[str, Parts] = {
         "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_max_tokens": True,
                     "pooling_mode_mean_tokens": False},
     }),
-    "qwen3": (_QWEN, _QWEN3_CONFIG, _qwen3_alone, {
+    "qwen3": (QWEN, _QWEN3_CONFIG, _qwen3_alone, {
         "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_lasttoken": True,
                     "pooling_mode_mean_tokens": False},
         "Normalize": {},
@@ -423,10 +423,10 @@ FAMILIES: dict[str, Parts] = {
     "modernbert_rerank": (BERT, _MODERNBERT_CONFIG | _ONE_SCORE | {
         "architectures": ["ModernBertForSequenceClassification"],
         "classifier_pooling": "mean"}, _modernbert_pairs, {}),
-    "qwen3_rerank": (_QWEN, _QWEN3_CONFIG, _qwen3_whole, {}),
+    "qwen3_rerank": (QWEN, _QWEN3_CONFIG, _qwen3_whole, {}),
     "bert_labels": (BERT, _BERT_CONFIG | _NAMED | {
         "architectures": ["BertForTokenClassification"]}, _bert_labels, {}),
-    "privacy_labels": (_QWEN, _PRIVACY_CONFIG, _privacy, {}),
+    "privacy_labels": (QWEN, _PRIVACY_CONFIG, _privacy, {}),
 }  # fmt: skip
 LABELLERS = ("bert_labels", "privacy_labels")
 EMBEDDERS = ("bert", "xlm_roberta", "modernbert", "qwen3", "gemma3")
