@@ -128,12 +128,14 @@ def _joined(weights: Weights, *, sparse: bool) -> Weights:
             parts.setdefault(f"{module}.{leaf}", {})[int(place)] = value
         else:
             whole[name] = value
+    counts = {name: 3 if ".attention." in name else 2 for name in parts}
     for name, held in parts.items():
-        places = range(3 if ".attention." in name else 2)
-        if len(held) < len(places) and not sparse:
+        if len(held) < counts[name] and not sparse:
             raise ValueError(f"a part of {name} is missing")
+    for name, held in parts.items():
         some = next(iter(held.values()))
-        whole[name] = mx.concatenate([held.get(at, mx.zeros_like(some)) for at in places])
+        every = [held.get(at, mx.zeros_like(some)) for at in range(counts[name])]
+        whole[name] = mx.concatenate(every)
     return whole
 
 
@@ -177,8 +179,8 @@ def add_changes(weights: Weights, changes: Weights, dtype: mx.Dtype | None) -> N
             raise ValueError(f"its adapter changes {name}, which the model does not have")
         if f"{name.removesuffix('weight')}scales" in weights:
             raise ValueError(
-                "its weights are quantised, and a task's adapter cannot be added to them: leave"
-                " task empty, or use a version that is not quantised"
+                "its weights are quantised, and a task's adapter cannot be added to them: use a"
+                " version that is not quantised"
             )
         value = weights[name]
         weights[name] = (value.astype(mx.float32) + change).astype(dtype or value.dtype)

@@ -117,6 +117,30 @@ async def test_other_adapters_are_refused_by_name(
         await vectors(folder, task="separation")
 
 
+async def test_an_adapter_is_not_added_to_quantised_weights(tmp_path: Path) -> None:
+    """Nor are a matrix's parts joined of which only some are quantised."""
+    published = rotary.write("jina_v3", tmp_path / "published")
+    folder = rotary.in_form_of_transformers(published, tmp_path / "later")
+    _quantise(folder, "q")
+    with pytest.raises(
+        ModelRejected, match=r"a part of layers\.0\.attention\.joined\.(scales|biases) is missing"
+    ):
+        await vectors(folder)
+    _quantise(folder, "k", "v")
+    with pytest.raises(ModelRejected, match="its weights are quantised, and a task's adapter"):
+        await vectors(folder, task="separation")
+
+
+def _quantise(folder: Path, *parts: str) -> None:
+    weights = load_file(folder / "model.safetensors")
+    for part in parts:
+        stem = f"layers.0.self_attn.{part}_proj"
+        packed = mx.quantize(mx.array(weights[f"{stem}.weight"]), group_size=32, bits=4)
+        names = (f"{stem}.weight", f"{stem}.scales", f"{stem}.biases")
+        weights |= {name: np.array(value) for name, value in zip(names, packed, strict=True)}
+    save_file(weights, folder / "model.safetensors")
+
+
 async def test_a_task_that_has_no_weights_is_refused(tmp_path: Path) -> None:
     folder = rotary.write("nomic_v15", tmp_path, lora_adaptations=["a"], lora_alpha=1, lora_rank=4)
     with pytest.raises(ModelRejected, match="its weights have no adapters for tasks"):
