@@ -125,10 +125,11 @@ def shape_of(name: str, config: Mapping[str, Any]) -> Shape:
     family = family_of(config)
     try:
         shape = _READERS[family](name, config)
-    except (KeyError, TypeError, ValueError) as error:
+        fits = shape.hidden % shape.heads == 0 and shape.hidden // shape.heads % 2 == 0
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         said = f"has no {error}" if isinstance(error, KeyError) else f"has a wrong value ({error})"
         raise ModelRejected.because(name, f"its config.json {said}") from None
-    if shape.hidden % shape.heads or shape.hidden // shape.heads % 2:
+    if not fits:
         raise ModelRejected.because(
             name, f"{shape.heads} attention heads do not divide its {shape.hidden} hidden values"
         )

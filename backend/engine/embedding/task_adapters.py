@@ -49,7 +49,7 @@ def task_adapter(
     Spellings with dots, hyphens and underscores are the same. Raises InvalidRequest, ModelRejected.
     """
     needed = is_jina_v4(config)
-    if not wanted and not needed:
+    if not (wanted or needed):
         return None
     tasks = _tasks(path, name, config)
     if not wanted:
@@ -63,9 +63,10 @@ def task_adapter(
         raise InvalidRequest(
             f"task is {shown(wanted)}, but the model has no tasks: leave it empty for this model"
         )
+    none = "" if needed else ", or leave it empty to use none of the model's adapters"
     raise InvalidRequest(
         f"task is {shown(wanted)}, but the model's tasks are {', '.join(map(shown, tasks))}: name"
-        " one of these, or leave it empty to use none of the model's adapters"
+        f" one of these{none}"
     )
 
 
@@ -80,18 +81,17 @@ def _plain(task: str) -> str:
 
 
 def _tasks(path: Path, name: str, config: Mapping[str, Any]) -> dict[str, TaskAdapter]:
-    stacked = config.get("lora_adaptations")
-    if isinstance(stacked, list) and stacked:
-        scale = _scale(name, config.get("lora_alpha"), config.get("lora_rank"))
-        return {
-            str(task): TaskAdapter(str(task), scale, place) for place, task in enumerate(stacked)
-        }
     named = config.get("task_names")
     if is_jina_v4(config) and isinstance(named, list):
         shared = _of_peft(path / "adapters", name)
         return {str(task): replace(shared, name=str(task)) for task in named}
-    found = sorted(file.parent for file in path.glob(f"*/{_CONFIG}"))
-    return {folder.name: _of_peft(folder, name) for folder in found}
+    if found := sorted(file.parent for file in path.glob(f"*/{_CONFIG}")):
+        return {folder.name: _of_peft(folder, name) for folder in found}
+    stacked = config.get("lora_adaptations")
+    if not isinstance(stacked, list) or not stacked:
+        return {}
+    scale = _scale(name, config.get("lora_alpha"), config.get("lora_rank"))
+    return {str(task): TaskAdapter(str(task), scale, place) for place, task in enumerate(stacked)}
 
 
 def _of_peft(folder: Path, name: str) -> TaskAdapter:

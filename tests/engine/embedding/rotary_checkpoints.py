@@ -403,7 +403,10 @@ def _later_config(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_KEPT = ("vocab_size", "type_vocab_size", "pad_token_id", "id2label", "label2id")
+_KEPT = (
+    *("vocab_size", "type_vocab_size", "pad_token_id", "id2label", "label2id"),
+    *("lora_adaptations", "lora_alpha", "lora_rank"),
+)
 _LATER_NAMES = (
     ("new.encoder.layer.", "gte.layers."),
     ("new.", "gte."),
