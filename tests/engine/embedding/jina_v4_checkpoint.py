@@ -46,10 +46,7 @@ def write(folder: Path, **changes: Any) -> Path:
     config = json.loads((folder / "config.json").read_text())
     config["text_config"]["vocab_size"] = config["vocab_size"]
     (folder / "config.json").write_text(json.dumps(config))
-    steps = [
-        {"idx": 0, "name": "transformer", "path": "", "type": "custom_st.Transformer"},
-        {"idx": 1, "name": "normalizer", "path": "1_Normalize", "type": _NORMALIZE},
-    ]
+    steps = [{"idx": 0, "name": "transformer", "path": "", "type": "custom_st.Transformer"}]
     (folder / "modules.json").write_text(json.dumps(steps))
     (folder / "adapters").mkdir()
     rng = np.random.RandomState(4)
@@ -107,7 +104,6 @@ def _adapters(rng: np.random.RandomState) -> Iterator[tuple[str, np.ndarray]]:
                 yield name, (rng.standard_normal(shape) * 0.2).astype(np.float32)
 
 
-_NORMALIZE = "sentence_transformers.models.Normalize"
 _TEXT = {
     "model_type": "qwen2_5_vl_text",
     "hidden_act": "silu",
