@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from backend.engine.embedding.readers import TextReader
 from backend.engine.errors import InvalidRequest, ModelRejected
@@ -32,6 +33,21 @@ async def test_vectors_equal_the_references(task: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(alone, SAID[f"jina_v4 {task}"], atol=1e-5)
     np.testing.assert_allclose(together, alone, atol=1e-5)
     np.testing.assert_allclose([one.values for one in beside], alone, atol=1e-5)
+
+
+async def test_earlier_names_of_the_weights_mean_the_same(tmp_path: Path) -> None:
+    """Those of Qwen2.5-VL before its parts were below one `model`."""
+    folder = jina_v4_checkpoint.write(tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    named = {
+        name.replace("model.language_model.", "model.").replace("model.visual.", "visual."): value
+        for name, value in weights.items()
+    }
+    assert named.keys() != weights.keys()
+    save_file(named, folder / "model.safetensors")
+    async with serving(folder, settings={"task": "retrieval"}) as engine:
+        found = [(await embed(engine, text)).values for text in TEXTS]
+    np.testing.assert_allclose(found, SAID["jina_v4 retrieval"], atol=1e-5)
 
 
 @pytest.mark.parametrize(
