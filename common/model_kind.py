@@ -34,8 +34,8 @@ _WORDS = {
 
 _ONLY_ENCODERS = frozenset({
     "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra",
-    "embedding_gemma2", "ernie", "llama_bidirec", "modernbert", "mpnet", "new", "nomic_bert",
-    "roberta", "xlm-roberta", "xlm_roberta",
+    "embedding_gemma2", "ernie", "gte", "jina_embeddings_v3", "llama_bidirec", "modernbert",
+    "mpnet", "new", "nomic_bert", "roberta", "xlm-roberta", "xlm_roberta",
 })  # fmt: skip
 _SENTENCE_TRANSFORMERS = frozenset({"config_sentence_transformers.json", "modules.json"})
 

@@ -257,6 +257,11 @@ class Settings:
         "Whether Embedding vectors are normalised to length 1; auto means as the checkpoint says,"
         " or true for a generative model.",
     )
+    task: str = text(
+        "",
+        "Task whose adapter an embedding model applies, such as `retrieval.passage` of Jina"
+        " embeddings v3; empty applies none, which Jina embeddings v4 does not allow.",
+    )
     tool_parser: str = text("", "Tool call format; empty means detected from the model.")
     reasoning_parser: str = text("", "Reasoning format; empty means detected from the model.")
     eos_token: str = text("", "End-of-sequence token that replaces the tokenizer's own.")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 
 from tests.acceptance.backend import TINY_TEXT, Backend
-from tests.engine.embedding import minilm
+from tests.engine.embedding import minilm, rotary_checkpoints
 from tests.engine.embedding.texts import PASSAGES, QUESTIONS, TEXTS
+from tests.engine.embedding.tiny_checkpoints import HIDDEN, QUERY
 from wire import backend_pb2 as pb
 
 WAIT = 120.0
@@ -92,6 +94,20 @@ def test_inputs_that_cannot_be_embedded_are_refused(real: Backend) -> None:
     stranger = refusal(real, pb.PredictOptions(Embeddings="a", ModelIdentity="other"))
     assert stranger.code() is grpc.StatusCode.NOT_FOUND
     assert "model identity mismatch" in str(stranger.details())
+
+
+def test_a_load_picks_the_task_of_a_model_with_adapters(tmp_path: Path) -> None:
+    folder = rotary_checkpoints.write("jina_v3", tmp_path)
+    backend = Backend()
+    backend.load(folder, Embeddings=True, Options=["task:retrieval.passage"])
+    result = embed(backend, QUERY)
+    with pytest.raises(grpc.RpcError) as caught:
+        backend.load(folder, Options=["task:code"])
+    assert backend.close() == 0
+    assert (result.dim, result.layout) == (HIDDEN, pb.EMBEDDING_LAYOUT_FINAL)
+    np.testing.assert_allclose(np.linalg.norm(result.embeddings), 1, atol=1e-5)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "the model's tasks are 'retrieval.query', " in str(caught.value.details())
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from backend.engine.loading.checkpoint import inspect
 from backend.engine.loading.download import download
 from backend.engine.loading.model_reference import HubModel
 from backend.engine.settings import Settings
+from tests.engine.embedding import rotary_checkpoints
 from tests.engine.hub_server import COMMIT, Hub, running_hub
 from tests.engine.loading_models import write_model
 
@@ -65,6 +66,15 @@ def test_a_repository_is_downloaded_into_the_hosts_models_folder(hub: Hub, tmp_p
     assert inspect(path, REPOSITORY, Settings()).weights_bytes > 0
     assert sorted(set(hub.sent)) == sorted(hub.sent)
     assert set(WEIGHTS) < set(hub.sent)
+
+
+def test_the_adapters_of_tasks_are_downloaded_with_their_model(hub: Hub, tmp_path: Path) -> None:
+    published = rotary_checkpoints.write("jina_v3", tmp_path / "published")
+    hub.repositories[REPOSITORY] = rotary_checkpoints.in_form_of_transformers(
+        published, tmp_path / "later"
+    )
+    found = {str(file.relative_to(get())) for file in get().glob("*/adapter_*")}
+    assert {"text_matching/adapter_config.json", "text_matching/adapter_model.safetensors"} < found
 
 
 def test_a_complete_copy_is_used_without_the_hub(hub: Hub) -> None:

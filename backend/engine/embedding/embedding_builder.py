@@ -19,7 +19,14 @@ from backend.engine.embedding.batch_plan import ActivationCost
 from backend.engine.embedding.config_form import in_earlier_form
 from backend.engine.embedding.dense_layers import applied, class_with
 from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder, Run
-from backend.engine.embedding.kind import ANSWERING_RERANKERS, FAMILIES, labels_of
+from backend.engine.embedding.jina_v4 import open_jina_v4
+from backend.engine.embedding.kind import (
+    ANSWERING_RERANKERS,
+    JINA_V4,
+    OURS,
+    labels_of,
+    module_of,
+)
 from backend.engine.embedding.label_reader import LabelReader
 from backend.engine.embedding.pooling_rule import (
     dense_layers,
@@ -36,6 +43,8 @@ from backend.engine.embedding.readers import (
     cross_encoder,
     yes_no_prompt,
 )
+from backend.engine.embedding.rotary_loading import open_rotary
+from backend.engine.embedding.task_adapters import task_adapter
 from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.load_request import LoadOrder
 from backend.engine.loading.checkpoint import Checkpoint
@@ -47,7 +56,7 @@ from backend.engine.planning.pace import Pace
 from backend.engine.prompting.chat import chat_format
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.served_model import ServedModel
-from backend.engine.settings import Settings
+from backend.engine.settings import Settings, weight_dtype
 from backend.engine.token_text import TokenTexts
 from common.model_kind import ModelKind
 from common.wording import shown
@@ -64,6 +73,7 @@ _CLASSES = {
 def build(order: LoadOrder) -> Stages[Built]:
     """Build a model. Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest."""
     settings, checkpoint = order.settings, order.checkpoint
+    open_model = _opener(checkpoint, settings, order.request.dtype)
     yield "engine"
     here = devices.detect()
     devices.prepare(here)
@@ -73,7 +83,7 @@ def build(order: LoadOrder) -> Stages[Built]:
         here,
         dtype=order.request.dtype,
         adapters=order.adapters,
-        open_model=_opener(checkpoint),
+        open_model=open_model,
     )
     plan = devices.memory_plan(here, settings, loaded.weights_bytes)
     limits = _limits(checkpoint, loaded, order.request.context_size)
@@ -127,14 +137,24 @@ def text_embedder(
     return _new_encoder(run, loaded, settings, here, room), reader
 
 
-def _opener(checkpoint: Checkpoint) -> OpenModel | None:
-    """The function that opens the model with mlx-vlm.
+def _opener(checkpoint: Checkpoint, settings: Settings, dtype: str) -> OpenModel | None:
+    """The function that opens the model, with mlx-vlm or with a network of ours.
 
-    None for rerankers that answer yes or no, which mlx-lm opens.
+    None for rerankers that answer yes or no, which mlx-lm opens. dtype: the load request's own
+    field. Raises ModelRejected, and InvalidRequest for a task that the model does not have.
     """
-    family = FAMILIES[checkpoint.kind][checkpoint.config["model_type"]]
+    family = module_of(checkpoint.kind, checkpoint.config)
     if not family:
         return None
+    if family in (OURS, JINA_V4):
+        task = task_adapter(checkpoint.path, checkpoint.name, checkpoint.config, settings.task)
+        type_ = devices.weight_type(devices.detect(), weight_dtype(settings, dtype))
+        if family == JINA_V4:
+            assert task is not None  # `task_adapter` refuses to go without
+            return partial(open_jina_v4, checkpoint.name, checkpoint.config, task, type_)
+        return partial(
+            open_rotary, checkpoint.name, checkpoint.config, checkpoint.kind, task, type_
+        )
 
     config = in_earlier_form(checkpoint.name, checkpoint.config)
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from backend.engine.embedding.rotary_shape import JINA, REQUIRED, family_of, shape_of
+from backend.engine.embedding.task_adapters import is_jina_v4
 from backend.engine.errors import InvalidRequest, ModelRejected
 from common.model_kind import ModelKind
 from common.wording import shown
 
-# `model_type` in config.json → the module of mlx-vlm that computes it. RoBERTa and CamemBERT have
-# the same layers and positions as XLM-RoBERTa.
+# `model_type` in config.json → the module of mlx-vlm that computes it, or OURS. RoBERTa and
+# CamemBERT have the same layers and positions as XLM-RoBERTa.
+OURS, JINA_V4 = "rotary_bert", "jina_v4"
 _ROBERTAS = {"xlm-roberta": "xlm_roberta", "roberta": "xlm_roberta", "camembert": "xlm_roberta"}
 FAMILIES: Mapping[ModelKind, Mapping[str, str]] = {
     ModelKind.EMBEDDING: {
@@ -27,8 +30,19 @@ FAMILIES: Mapping[ModelKind, Mapping[str, str]] = {
         "lfm2": "lfm2_embedding",
         "ministral3": "ministral3_embedding",
         "llama_bidirec": "llama_bidirec",
+        "jina_embeddings_v3": OURS,
+        "nomic_bert": OURS,
+        "new": OURS,
+        "gte": OURS,
     },
-    ModelKind.RERANK: {"bert": "bert", **_ROBERTAS, "modernbert": "modernbert", "qwen3": ""},
+    ModelKind.RERANK: {
+        "bert": "bert",
+        **_ROBERTAS,
+        "modernbert": "modernbert",
+        "qwen3": "",
+        "new": OURS,
+        "gte": OURS,
+    },
     ModelKind.TOKEN_CLASSIFY: {
         "bert": "bert",
         "openai_privacy_filter": "openai_privacy_filter",
@@ -66,10 +80,33 @@ def with_flags(
     return kind
 
 
+def require_tasks(kind: ModelKind, config: Mapping[str, Any], task: str) -> None:
+    """Raise InvalidRequest for the option `task` with a model whose adapters are not read."""
+    has_tasks = family_of(config) or is_jina_v4(config)
+    if task and (kind is not ModelKind.EMBEDDING or not has_tasks):
+        what = "has no tasks" if kind is ModelKind.EMBEDDING else kind.words
+        raise InvalidRequest(
+            f"task is {shown(task)}, but the model {what}: leave it empty for this model"
+        )
+
+
+def module_of(kind: ModelKind, config: Mapping[str, Any]) -> str:
+    """The module of mlx-vlm that computes a model; OURS, JINA_V4, or "" for mlx-lm's.
+
+    Some of Jina's models have the type of XLM-RoBERTa, and one has that of Qwen2.5-VL.
+    """
+    if is_jina_v4(config):
+        return JINA_V4
+    return OURS if family_of(config) == JINA else FAMILIES[kind][config["model_type"]]
+
+
 def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> None:
-    """Raise ModelRejected for a model that mlx-vlm cannot compute, or would compute wrongly."""
+    """Raise ModelRejected for a model that would not be computed, or computed wrongly."""
     families = FAMILIES[kind]
     model_type = config["model_type"]
+    if kind is ModelKind.EMBEDDING and is_jina_v4(config):
+        _require_values(name, config, {"single_vector_pool_strategy": "mean"}, "jina-embeddings-v4")
+        return
     if model_type not in families:
         raise ModelRejected.because(
             name,
@@ -86,7 +123,19 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
         _require_one_score(name, config)
     if kind is ModelKind.TOKEN_CLASSIFY and not labels_of(config):
         raise ModelRejected.because(name, "its config.json does not name the labels (id2label)")
-    rules, example = _RULES.get("bert" if "bert" in families[model_type] else model_type, ({}, ""))
+    if own := family_of(config):
+        rules, example = REQUIRED[own]
+    else:
+        alike = "bert" if "bert" in families[model_type] else model_type
+        rules, example = _RULES.get(alike, ({}, ""))
+    _require_values(name, config, rules, example)
+    if own:
+        shape_of(name, config)
+
+
+def _require_values(
+    name: str, config: Mapping[str, Any], rules: Mapping[str, Any], example: str
+) -> None:
     for key, computed in rules.items():
         value = config.get(key, computed)
         if value != computed:

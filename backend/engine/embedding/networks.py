@@ -15,6 +15,7 @@ import numpy as np
 from backend.engine.embedding.encode_queue import Run
 from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.gemma import gemma_states
+from backend.engine.embedding.kind import JINA_V4
 from backend.engine.embedding.pooling_rule import PoolingRule
 from backend.engine.embedding.vectors import PaddedRows, last_tokens, normalized, padded, pool
 
@@ -77,10 +78,12 @@ def yes_or_no(model: Any, yes: int, no: int, pad_token: int) -> Run:
 
 
 def encoder(model: Any, config: Mapping[str, Any]) -> Hidden:
-    """Hidden states of an mlx-vlm embedding model. config: its config.json."""
+    """Hidden states of an embedding model. config: its config.json."""
+    if model.model_type == JINA_V4:
+        return causal(model)
     if model.model_type == "gemma3_embedding":
-        causal = not config.get("use_bidirectional_attention")
-        return lambda rows: gemma_states(model, rows, causal=causal)
+        one_way = not config.get("use_bidirectional_attention")
+        return lambda rows: gemma_states(model, rows, causal=one_way)
 
     def hidden(rows: PaddedRows) -> mx.array:
         output = model(rows.ids, attention_mask=rows.mask, token_type_ids=rows.segments)

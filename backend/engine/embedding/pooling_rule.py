@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from backend.engine.embedding.dense_layers import DenseLayer, dense_layer
+from backend.engine.embedding.task_adapters import is_jina_v4
 from backend.engine.errors import ModelRejected
 from backend.engine.settings import Settings
 from common.wording import shown
@@ -38,7 +39,7 @@ _NAMES: Mapping[str, Mode] = {
     "lasttoken": "last",
 }
 # For checkpoints without a rule. In a causal model, only the last token attends to the whole text.
-_FAMILY: Mapping[str, Mode] = {"qwen3": "last", "lfm2": "cls"}
+_FAMILY: Mapping[str, Mode] = {"qwen3": "last", "lfm2": "cls", "new": "cls", "gte": "cls"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,8 @@ def pooling_of_checkpoint(
     if not isinstance(modules, list):
         stated = _mode(_read(path / "1_Pooling" / "config.json", name), name)
         return _overridden(PoolingRule(stated or family, True), settings)
-    mode, normalize, pooled = family, False, False
+    # The code of jina-embeddings-v4 pools and scales in its first step.
+    mode, normalize, pooled = family, is_jina_v4(config), False
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
         folder = Path(str(module.get("path", ""))).name

@@ -27,7 +27,12 @@ from common.wording import shown
 _log = logging.getLogger(__name__)
 
 _SMALL_FILES = ("*.json", "*.jsonl", "*.txt", "*.jinja", "*.py", "*.model", "*.tiktoken")
-_ALL_FILES = (*_SMALL_FILES, "model*.safetensors", "*_Dense/model.safetensors")
+_ALL_FILES = (
+    *_SMALL_FILES,
+    "model*.safetensors",
+    "*_Dense/model.safetensors",
+    "*/adapter_model.safetensors",
+)
 
 
 def download(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from backend.engine.caching.cache_kind import cache_kind
 from backend.engine.disk_cache.use import cache_folder
 from backend.engine.drafting.reference import find_draft
-from backend.engine.embedding.kind import require_family, with_flags
+from backend.engine.embedding.kind import require_family, require_tasks, with_flags
 from backend.engine.errors import InvalidRequest, ModelRejected, NotFinite
 from backend.engine.load_request import LoadOrder, LoadRequest
 from backend.engine.loading.adapters import find_adapters
@@ -113,6 +113,7 @@ def find(request: LoadRequest, epoch: int, cancelled: threading.Event) -> LoadOr
         path = place.path
     cache_folder(settings.prompt_cache_dir)
     checkpoint = _flagged(inspect(path, place.name, settings), request)
+    require_tasks(checkpoint.kind, checkpoint.config, settings.task)
     draft = find_draft(request.draft_model, request.model_path, settings, cancelled)
     if checkpoint.media and adapters:
         raise InvalidRequest(

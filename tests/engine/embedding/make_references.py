@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
+from tests.engine.embedding import jina_v4_checkpoint
+from tests.engine.embedding import rotary_checkpoints as rotary
 from tests.engine.embedding.texts import TEXTS as REAL_TEXTS
 from tests.engine.embedding.tiny_checkpoints import (
     EMBEDDERS,
@@ -81,9 +85,93 @@ def labelled(folder: Path) -> list[list[list[float]]]:
     return [torch.softmax(row, -1).tolist() for row in rows]
 
 
+def embedded_for_task(folder: Path, task: str) -> list[list[float]]:
+    """With a task's adapter, pooled and scaled as jina-embeddings-v3 is. Needs peft."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModel.from_pretrained(folder, dtype="float32")
+    subfolder = task.replace(".", "_").replace("-", "_")
+    model.load_adapter(str(folder), adapter_name="own", adapter_kwargs={"subfolder": subfolder})
+    model.set_adapter("own")
+    model.eval()
+    with torch.no_grad():
+        pooled = [model(**tokenizer(text, return_tensors="pt"))[0][0].mean(0) for text in TEXTS]
+    return [torch.nn.functional.normalize(one, dim=0).tolist() for one in pooled]
+
+
+def embedded_by_qwen(folder: Path) -> list[list[float]]:
+    """By the language model of Qwen2.5-VL, pooled and scaled as jina-embeddings-v4 is."""
+    import torch
+    from transformers import AutoTokenizer
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = Qwen2_5_VLTextModel.from_pretrained(folder, dtype="float32").eval()
+    rows = [tokenizer(text, return_tensors="pt")["input_ids"] for text in TEXTS]
+    with torch.no_grad():
+        pooled = [model(input_ids=row).last_hidden_state[0].mean(0) for row in rows]
+    return [torch.nn.functional.normalize(one, dim=0).tolist() for one in pooled]
+
+
+def in_form_of_xlm_roberta(published: Path, folder: Path) -> Path:
+    """A jina-reranker-v2 for transformers' own XLM-RoBERTa, which computes the same."""
+    shutil.copytree(published, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("auto_map")
+    (folder / "config.json").write_text(json.dumps(config))
+    found = {}
+    for full, value in load_file(folder / "model.safetensors").items():
+        name = full
+        for before, after in _XLM_ROBERTA:
+            name = name.replace(before, after)
+        if "Wqkv" not in name:
+            found[name] = value
+            continue
+        for part, piece in zip(("query", "key", "value"), np.split(value, 3), strict=True):
+            found[name.replace("mixer.Wqkv", f"attention.self.{part}")] = piece.copy()
+    save_file(found, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+_XLM_ROBERTA = (
+    ("emb_ln", "embeddings.LayerNorm"),
+    ("encoder.layers.", "encoder.layer."),
+    ("mixer.out_proj", "attention.output.dense"),
+    ("norm1", "attention.output.LayerNorm"),
+    ("mlp.fc1", "intermediate.dense"),
+    ("mlp.fc2", "output.dense"),
+    ("norm2", "output.LayerNorm"),
+)
+
+
+def of_rotary_checkpoints(scratch: Path) -> dict[str, Any]:
+    """Of models with rotary positions, and Jina's, read in the form of transformers 5."""
+    recorded: dict[str, Any] = {}
+    for family in rotary.OF_TRANSFORMERS:
+        published = rotary.write(family, scratch / f"{family}_published")
+        folder = rotary.in_form_of_transformers(published, scratch / family)
+        if family in rotary.RERANKERS:
+            recorded[family] = reranked(family, folder)
+        else:
+            recorded[family] = embedded(folder, list(TEXTS), 1).tolist()
+    for task in rotary.TASKS[:2]:
+        recorded[f"jina_v3 {task}"] = embedded_for_task(scratch / "jina_v3", task)
+    published = jina_v4_checkpoint.write(scratch / "jina_v4")
+    for task in jina_v4_checkpoint.TASKS[:2]:
+        folder = jina_v4_checkpoint.merged_text_model(published, task, scratch / f"jina_v4 {task}")
+        recorded[f"jina_v4 {task}"] = embedded_by_qwen(folder)
+    published = rotary.write("jina_reranker", scratch / "jina_reranker_published")
+    folder = in_form_of_xlm_roberta(published, scratch / "jina_reranker")
+    recorded["jina_reranker"] = reranked("jina_reranker", folder)
+    return recorded
+
+
 def main() -> None:
     recorded: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as scratch:
+        recorded |= of_rotary_checkpoints(Path(scratch))
         for family in EMBEDDERS:
             folder = write(family, Path(scratch) / family)
             recorded[family] = embedded(folder, list(TEXTS), 1).tolist()

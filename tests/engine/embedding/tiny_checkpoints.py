@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class Specials:
         self.start, self.between, self.end, self.pad, self.unk = start, between, end, pad, unk
 
 
-_BERT = Specials(
+BERT = Specials(
     *("[PAD]", "[UNK]", "[CLS]", "[SEP]"),
     start="[CLS]",
     between="[SEP]",
@@ -42,7 +42,7 @@ _BERT = Specials(
     pad="[PAD]",
     unk="[UNK]",
 )
-_ROBERTA = Specials(
+ROBERTA = Specials(
     *("<s>", "<pad>", "</s>", "<unk>"),
     start="<s>",
     between="</s> </s>",
@@ -50,7 +50,7 @@ _ROBERTA = Specials(
     pad="<pad>",
     unk="<unk>",
 )
-_QWEN = Specials(
+QWEN = Specials(
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<unk>"),
     start="",
     between="",
@@ -68,12 +68,22 @@ _GEMMA = Specials(
 )
 
 
+# The special tokens, the configuration, the weights' shapes, and the steps of modules.json.
+Parts = tuple[Specials, dict[str, Any], Callable[[int], Tensors], dict[str, Any]]
+
+
 def write(family: str, folder: Path, **changes: Any) -> Path:
     """Write the checkpoint of a family of FAMILIES; `changes` go into its config.json."""
-    specials, config, tensors, modules = FAMILIES[family]
-    vocabulary = _tokenizer(
-        folder, specials, appends=family not in ("qwen3_rerank", "privacy_labels")
-    )
+    appends = family not in ("qwen3_rerank", "privacy_labels")
+    return write_parts(folder, FAMILIES[family], changes, appends=appends)
+
+
+def write_parts(
+    folder: Path, parts: Parts, changes: Mapping[str, Any], *, appends: bool = True
+) -> Path:
+    """Write a checkpoint. appends: whether its tokenizer adds special tokens."""
+    specials, config, tensors, modules = parts
+    vocabulary = _tokenizer(folder, specials, appends=appends)
     config = {**config, "vocab_size": vocabulary, **changes}
     (folder / "config.json").write_text(json.dumps(config))
     rng = np.random.RandomState(20)
@@ -86,7 +96,7 @@ def write(family: str, folder: Path, **changes: Any) -> Path:
 
 def _random(rng: np.random.RandomState, name: str, shape: tuple[int, ...]) -> np.ndarray:
     values = rng.standard_normal(shape) * (0.3 if len(shape) > 1 else 0.1)
-    if name.endswith(("norm.weight", "Norm.weight")):
+    if name.endswith(("norm.weight", "Norm.weight", "_ln.weight", "norm1.weight", "norm2.weight")):
         values += 1
     return values.astype(np.float32)
 
@@ -119,11 +129,11 @@ def _tokenizer(folder: Path, specials: Specials, *, appends: bool) -> int:
         named = {"eos_token": specials.end}
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": 512 if specials is _QWEN else POSITIONS,
+        "model_max_length": 512 if specials is QWEN else POSITIONS,
         "pad_token": specials.pad,
         "unk_token": specials.unk,
         "model_input_names": ["input_ids", "attention_mask"]
-        + (["token_type_ids"] if specials is _BERT else []),
+        + (["token_type_ids"] if specials is BERT else []),
         **named,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -157,12 +167,12 @@ def _modules(folder: Path, rng: np.random.RandomState, modules: Mapping[str, Any
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": POSITIONS}))
 
 
-def _linear(name: str, rows: int, columns: int) -> Tensors:
+def linear(name: str, rows: int, columns: int) -> Tensors:
     yield f"{name}.weight", (rows, columns)
     yield f"{name}.bias", (rows,)
 
 
-def _norm(name: str) -> Tensors:
+def norm(name: str) -> Tensors:
     yield f"{name}.weight", (HIDDEN,)
     yield f"{name}.bias", (HIDDEN,)
 
@@ -171,16 +181,16 @@ def _bert(prefix: str, positions: int, types: int, vocabulary: int) -> Tensors:
     yield f"{prefix}embeddings.word_embeddings.weight", (vocabulary, HIDDEN)
     yield f"{prefix}embeddings.position_embeddings.weight", (positions, HIDDEN)
     yield f"{prefix}embeddings.token_type_embeddings.weight", (types, HIDDEN)
-    yield from _norm(f"{prefix}embeddings.LayerNorm")
+    yield from norm(f"{prefix}embeddings.LayerNorm")
     for layer in range(LAYERS):
         here = f"{prefix}encoder.layer.{layer}"
         for part in ("query", "key", "value"):
-            yield from _linear(f"{here}.attention.self.{part}", HIDDEN, HIDDEN)
-        yield from _linear(f"{here}.attention.output.dense", HIDDEN, HIDDEN)
-        yield from _norm(f"{here}.attention.output.LayerNorm")
-        yield from _linear(f"{here}.intermediate.dense", WIDE, HIDDEN)
-        yield from _linear(f"{here}.output.dense", HIDDEN, WIDE)
-        yield from _norm(f"{here}.output.LayerNorm")
+            yield from linear(f"{here}.attention.self.{part}", HIDDEN, HIDDEN)
+        yield from linear(f"{here}.attention.output.dense", HIDDEN, HIDDEN)
+        yield from norm(f"{here}.attention.output.LayerNorm")
+        yield from linear(f"{here}.intermediate.dense", WIDE, HIDDEN)
+        yield from linear(f"{here}.output.dense", HIDDEN, WIDE)
+        yield from norm(f"{here}.output.LayerNorm")
 
 
 def _bert_alone(vocabulary: int) -> Tensors:
@@ -193,19 +203,19 @@ def _roberta_alone(vocabulary: int) -> Tensors:
 
 def _bert_pairs(vocabulary: int) -> Tensors:
     yield from _bert("bert.", POSITIONS, 2, vocabulary)
-    yield from _linear("bert.pooler.dense", HIDDEN, HIDDEN)
-    yield from _linear("classifier", 1, HIDDEN)
+    yield from linear("bert.pooler.dense", HIDDEN, HIDDEN)
+    yield from linear("classifier", 1, HIDDEN)
 
 
 def _roberta_pairs(vocabulary: int) -> Tensors:
     yield from _bert("roberta.", POSITIONS + 2, 1, vocabulary)
-    yield from _linear("classifier.dense", HIDDEN, HIDDEN)
-    yield from _linear("classifier.out_proj", 1, HIDDEN)
+    yield from linear("classifier.dense", HIDDEN, HIDDEN)
+    yield from linear("classifier.out_proj", 1, HIDDEN)
 
 
 def _bert_labels(vocabulary: int) -> Tensors:
     yield from _bert("bert.", POSITIONS, 2, vocabulary)
-    yield from _linear("classifier", len(LABELS), HIDDEN)
+    yield from linear("classifier", len(LABELS), HIDDEN)
 
 
 def _modernbert(prefix: str, vocabulary: int) -> Tensors:
@@ -231,7 +241,7 @@ def _modernbert_pairs(vocabulary: int) -> Tensors:
     yield from _modernbert("model.", vocabulary)
     yield "head.dense.weight", (HIDDEN, HIDDEN)
     yield "head.norm.weight", (HIDDEN,)
-    yield from _linear("classifier", 1, HIDDEN)
+    yield from linear("classifier", 1, HIDDEN)
 
 
 def _decoder(prefix: str, layers: int, norms: tuple[str, ...], vocabulary: int) -> Tensors:
@@ -270,9 +280,9 @@ def _privacy(vocabulary: int) -> Tensors:
     for layer in range(LAYERS):
         here = f"model.layers.{layer}"
         for part, rows in (("q", HIDDEN), ("k", HIDDEN // 2), ("v", HIDDEN // 2), ("o", HIDDEN)):
-            yield from _linear(f"{here}.self_attn.{part}_proj", rows, HIDDEN)
+            yield from linear(f"{here}.self_attn.{part}_proj", rows, HIDDEN)
         yield f"{here}.self_attn.sinks", (HEADS,)
-        yield from _linear(f"{here}.mlp.router", 4, HIDDEN)
+        yield from linear(f"{here}.mlp.router", 4, HIDDEN)
         yield f"{here}.mlp.experts.gate_up_proj", (4, HIDDEN, 2 * WIDE)
         yield f"{here}.mlp.experts.gate_up_proj_bias", (4, 2 * WIDE)
         yield f"{here}.mlp.experts.down_proj", (4, WIDE, HIDDEN)
@@ -280,7 +290,7 @@ def _privacy(vocabulary: int) -> Tensors:
         yield f"{here}.input_layernorm.weight", (HIDDEN,)
         yield f"{here}.post_attention_layernorm.weight", (HIDDEN,)
     yield "model.norm.weight", (HIDDEN,)
-    yield from _linear("score", len(PRIVACY_LABELS), HIDDEN)
+    yield from linear("score", len(PRIVACY_LABELS), HIDDEN)
 
 
 _ENCODER = {
@@ -382,20 +392,20 @@ _PRIVACY_CONFIG = _ENCODER | {
 }
 _DENSE = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
 
-FAMILIES: dict[str, tuple[Specials, dict[str, Any], Any, dict[str, Any]]] = {
-    "bert": (_BERT, _BERT_CONFIG, _bert_alone, {
+FAMILIES: dict[str, Parts] = {
+    "bert": (BERT, _BERT_CONFIG, _bert_alone, {
         "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_cls_token": True,
                     "pooling_mode_mean_tokens": False},
     }),
-    "xlm_roberta": (_ROBERTA, _ROBERTA_CONFIG, _roberta_alone, {
+    "xlm_roberta": (ROBERTA, _ROBERTA_CONFIG, _roberta_alone, {
         "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True},
         "Normalize": {},
     }),
-    "modernbert": (_BERT, _MODERNBERT_CONFIG, _modernbert_alone, {
+    "modernbert": (BERT, _MODERNBERT_CONFIG, _modernbert_alone, {
         "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_max_tokens": True,
                     "pooling_mode_mean_tokens": False},
     }),
-    "qwen3": (_QWEN, _QWEN3_CONFIG, _qwen3_alone, {
+    "qwen3": (QWEN, _QWEN3_CONFIG, _qwen3_alone, {
         "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_lasttoken": True,
                     "pooling_mode_mean_tokens": False},
         "Normalize": {},
@@ -406,17 +416,17 @@ FAMILIES: dict[str, tuple[Specials, dict[str, Any], Any, dict[str, Any]]] = {
         "Dense2": {"in_features": 4 * HIDDEN, "out_features": HIDDEN, **_DENSE},
         "Normalize": {},
     }),
-    "bert_rerank": (_BERT, _BERT_CONFIG | _ONE_SCORE | {
+    "bert_rerank": (BERT, _BERT_CONFIG | _ONE_SCORE | {
         "architectures": ["BertForSequenceClassification"]}, _bert_pairs, {}),
-    "xlm_roberta_rerank": (_ROBERTA, _ROBERTA_CONFIG | _ONE_SCORE | {
+    "xlm_roberta_rerank": (ROBERTA, _ROBERTA_CONFIG | _ONE_SCORE | {
         "architectures": ["XLMRobertaForSequenceClassification"]}, _roberta_pairs, {}),
-    "modernbert_rerank": (_BERT, _MODERNBERT_CONFIG | _ONE_SCORE | {
+    "modernbert_rerank": (BERT, _MODERNBERT_CONFIG | _ONE_SCORE | {
         "architectures": ["ModernBertForSequenceClassification"],
         "classifier_pooling": "mean"}, _modernbert_pairs, {}),
-    "qwen3_rerank": (_QWEN, _QWEN3_CONFIG, _qwen3_whole, {}),
-    "bert_labels": (_BERT, _BERT_CONFIG | _NAMED | {
+    "qwen3_rerank": (QWEN, _QWEN3_CONFIG, _qwen3_whole, {}),
+    "bert_labels": (BERT, _BERT_CONFIG | _NAMED | {
         "architectures": ["BertForTokenClassification"]}, _bert_labels, {}),
-    "privacy_labels": (_QWEN, _PRIVACY_CONFIG, _privacy, {}),
+    "privacy_labels": (QWEN, _PRIVACY_CONFIG, _privacy, {}),
 }  # fmt: skip
 LABELLERS = ("bert_labels", "privacy_labels")
 EMBEDDERS = ("bert", "xlm_roberta", "modernbert", "qwen3", "gemma3")
