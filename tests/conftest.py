@@ -6,11 +6,8 @@ The files that take longest come first, so that all workers stay busy.
 from __future__ import annotations
 
 import gc
-import os
 import pwd
-import sys
 from collections.abc import Generator
-from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from backend.engine import device
+from tests import preemption
 from tests.engine.ranks.yielding import yielding as yielding  # a fixture
 from tests.long import TEST_LONG
 
@@ -67,15 +65,8 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_sessionstart() -> None:
-    """Configure MLX as a backend does, because the setting is one for all tests of a process.
-
-    On Linux, no thread of the tests or of their processes takes the processor from another one when
-    it wakes up. MLX's thread, which is woken for each operation, would do so hundreds of times per
-    step, which takes a quarter of the tests' processor time.
-    """
-    if sys.platform == "linux" and not TEST_LONG:
-        with suppress(OSError):  # some containers do not allow it
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    """Configure MLX as a backend does, because the setting is one for all tests of a process."""
+    preemption.allow(TEST_LONG)
     device.prepare(device.detect())
 
 
