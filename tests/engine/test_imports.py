@@ -160,8 +160,12 @@ def test_names_are_listed_again_if_they_cannot_be_kept(
     names = {frozenset({"torch"}): {"one.two": {"Three"}}}
     asked: list[Path] = []
 
+    def read(path: Path) -> dict[frozenset[str], dict[str, set[str]]]:
+        asked.append(path)
+        return names
+
     def listed() -> object:
-        return mlx_lm_import._once(lambda path: asked.append(path) or names, tmp_path)(tmp_path)
+        return mlx_lm_import._once(read, tmp_path)(tmp_path)
 
     (tmp_path / "kept.json").mkdir()
     assert listed() == names
