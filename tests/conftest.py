@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from backend.engine import device
+from tests import preemption
 from tests.engine.ranks.yielding import yielding as yielding  # a fixture
 from tests.long import TEST_LONG
 
@@ -66,6 +67,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_sessionstart() -> None:
     """Configure MLX as a backend does, because the setting is one for all tests of a process."""
+    preemption.allow(TEST_LONG)
     device.prepare(device.detect())
 
 

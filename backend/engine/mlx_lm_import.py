@@ -3,24 +3,32 @@
 mlx-lm 0.32.2 sets the limit of open files when it is imported: it lowers a larger limit, and if the
 hard limit is smaller, it raises an exception, which would make every load fail.
 
-transformers 5.23.0 lists the names in its 1,600 model files by reading them all, once for
+transformers 5.23.0 lists the names in its 1,600 model files by reading them all (35 MB), once for
 `transformers` and again for `transformers.models`, and splits all of each file into lines to find
-its `__all__`, which is at the end. Other versions are imported as they are.
+its `__all__`, which is at the end. Here the list is made once and kept beside Python's bytecode of
+transformers. Other versions are imported as they are.
 """
 
 from __future__ import annotations
 
 import gc
+import json
+import os
 import resource
 import sys
 from collections.abc import Callable, Sequence
-from functools import wraps
+from contextlib import suppress
+from functools import cache, wraps
 from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import cache_from_source
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
-_READ_TWICE = "5.23.0"  # the version of transformers
+_LISTED = "5.23.0"  # the version of transformers
+
+# The names in each module, by the packages that these modules need.
+_Names = dict[frozenset[str], dict[str, set[str]]]
 
 
 def import_mlx_lm() -> None:
@@ -35,7 +43,7 @@ def import_mlx_lm() -> None:
     resource.setrlimit = lambda *_: None
     gc.disable()
     try:
-        if metadata.version("transformers") == _READ_TWICE:
+        if metadata.version("transformers") == _LISTED:
             _import_transformers()
         import mlx_lm.utils  # noqa: F401
     finally:
@@ -45,31 +53,16 @@ def import_mlx_lm() -> None:
 
 
 def _import_transformers() -> None:
-    """Import `transformers.models` with the names that were read for `transformers`."""
+    """Import `transformers` and `transformers.models`, which need the same names."""
     sys.meta_path.insert(0, _QuickNames)
     try:
-        import transformers
+        import transformers.models  # noqa: F401
     finally:
         sys.meta_path.remove(_QuickNames)
-    from transformers.utils import import_utils
-
-    if "transformers.models" in sys.modules:
-        return
-    models = Path(transformers.__file__).parent / "models"
-    # Importing transformers has read this folder; the function returns its cached result.
-    names = import_utils.spread_import_structure(
-        import_utils.create_import_structure_from_path(models)
-    )
-    read = import_utils.define_import_structure
-    import_utils.define_import_structure = lambda _: names
-    try:
-        import transformers.models
-    finally:
-        import_utils.define_import_structure = read
 
 
 class _QuickNames:
-    """Finds the module of transformers that lists names, and makes it search files from the end."""
+    """Finds the module of transformers that lists names, and makes it read files once, quickly."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None, _: object = None) -> ModuleSpec | None:
@@ -80,9 +73,11 @@ class _QuickNames:
             return None
         execute = spec.loader.exec_module
 
-        def exec_module(module: ModuleType) -> None:
+        def exec_module(module: Any) -> None:
             execute(module)
-            module.fetch__all__ = _from_the_end(module.fetch__all__)  # type: ignore[attr-defined]
+            module.fetch__all__ = _from_the_end(module.fetch__all__)
+            models = Path(module.__file__).parents[1] / "models"
+            module.define_import_structure = _once(module.define_import_structure, models)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -96,3 +91,49 @@ def _from_the_end(names_of: Callable[[str], list[str]]) -> Callable[[str], list[
         return names_of(content[content.rfind("\n__all__") + 1 :])
 
     return names
+
+
+def _once(names_in: Callable[..., _Names], models: Path) -> Callable[..., _Names]:
+    """The same function, which reads the files of the folder `models` only if no list is kept."""
+    kept = Path(cache_from_source(str(models / f"names-{_LISTED}.py"))).with_suffix(".json")
+
+    @cache
+    def names() -> _Names:
+        with suppress(OSError, ValueError):
+            return {
+                frozenset(needed): {module: set(each) for module, each in modules.items()}
+                for needed, modules in json.loads(kept.read_bytes())
+            }
+        found = names_in(models)
+        _keep(kept, found)
+        return found
+
+    @wraps(names_in)
+    def structure(path: str | Path, prefix: str | None = None) -> _Names:
+        if Path(path) not in (models, models / "__init__.py"):
+            return names_in(path, prefix)
+        before = f"{prefix}." if prefix else ""
+        return {  # the caller may change it
+            needed: {before + module: each for module, each in modules.items()}
+            for needed, modules in names().items()
+        }
+
+    return structure
+
+
+def _keep(path: Path, names: _Names) -> None:
+    """Write the list for later processes, where Python may write bytecode."""
+    if sys.dont_write_bytecode:
+        return
+    plain = [
+        (sorted(needed), {module: sorted(each) for module, each in modules.items()})
+        for needed, modules in names.items()
+    ]
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(json.dumps(plain))
+        fresh.replace(path)
+    except OSError:  # the folder cannot be written to, or the disk is full
+        with suppress(OSError):
+            fresh.unlink()

@@ -88,7 +88,7 @@ class Turning(Costly):
     def fill(self, allowed: np.ndarray) -> None:
         costly = self.turned and self.costly_fills < 3
         self.costly_fills += costly
-        self._seconds = SECONDS if costly else 0
+        self._seconds = SECONDS / 2 if costly else 0
         super().fill(allowed)
 
 
@@ -112,7 +112,7 @@ def test_rows_that_turn_costly_at_once_do_not_share_one_step(
     """The plain row waits for those masks that fit into a step; the other rows pause."""
     monkeypatch.setattr(GuessWidth, "choose", lambda *_: 2)
     drafting = Drafting(2, lambda: [Guesses()]) if guessed else None
-    model = engine_model(random_model("full"), stall_ms=20, drafting=drafting, slots=7)
+    model = engine_model(random_model("full"), stall_ms=10, drafting=drafting, slots=7)
     rounds = Rounds(model)
     # Measured in processor time, which a busy machine does not change.
     rounds.scheduler.executor._times.clock = time.thread_time
@@ -130,7 +130,7 @@ def test_rows_that_turn_costly_at_once_do_not_share_one_step(
         rounds.step()
         assert rounds.received[1].finished is None  # otherwise no row waits for the masks
         fills.append(sum(rule.costly_fills for rule in rules.values()))
-    # Two stalls of 20 ms have room for two masks, and the third exceeds them.
+    # Two stalls of 10 ms have room for two masks of 10 ms, and the third exceeds them.
     assert 0 < max(after - before for before, after in pairwise(fills)) <= 3
     rounds.scheduler.cancel(1)
     rounds.drain()

@@ -2,7 +2,8 @@
 
 While it waits, MLX's ring polls its sockets without a pause. With more ranks than processors, a
 rank that waits therefore delays the one that it waits for until the system takes the processor from
-it: three ranks on two processors need five times as long.
+it: three ranks on two processors need five times as long. For the same reason a rank may preempt
+another one when it wakes up.
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests import preemption
+from tests.long import TEST_LONG
 
 _SOURCE = """
 #define _GNU_SOURCE
@@ -41,14 +46,21 @@ ssize_t recv(int socket, void *buffer, size_t size, int flags) {
 @pytest.fixture(scope="module")
 def yielding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Ranks that the module's tests start yield, where there is a C compiler."""
-    compiler = shutil.which("cc")
-    if compiler is None or sys.platform != "linux":
+    if sys.platform != "linux":
         yield
         return
-    library = tmp_path_factory.mktemp("yielding") / "yielding.so"
+    preemption.allow(True)
+    with pytest.MonkeyPatch.context() as patch:
+        if compiler := shutil.which("cc"):
+            patch.setenv("LD_PRELOAD", _preloaded(compiler, tmp_path_factory.mktemp("yielding")))
+        yield
+    preemption.allow(TEST_LONG)
+
+
+def _preloaded(compiler: str, folder: Path) -> str:
+    """The libraries that are preloaded already, after the one above."""
+    library = folder / "yielding.so"
     command = [compiler, "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-ldl"]
     subprocess.run(command, input=_SOURCE, text=True, check=True)
     preloaded = [str(library), *os.environ.get("LD_PRELOAD", "").split(":")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LD_PRELOAD", ":".join(filter(None, preloaded)))
-        yield
+    return ":".join(filter(None, preloaded))
