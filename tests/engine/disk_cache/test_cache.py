@@ -38,6 +38,7 @@ from tests.engine.disk_cache.rows import (
     words,
 )
 from tests.engine.rounds import Received, Rounds, alone, engine_model
+from tests.polling import until
 
 
 def restored(disk: DiskCache, model: Any, prompt: list[int]) -> tuple[kv.RowCache, int]:
@@ -238,6 +239,34 @@ def test_the_bytes_waiting_to_be_restored_are_limited(tmp_path: Path) -> None:
     assert disk.find([*words(100), 1]) is None
     del found
     assert disk.find([*words(100), 1]) is not None
+
+
+def test_a_disk_that_does_not_answer_is_a_miss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, prompt = model_of("full"), [*words(100), 1]
+    disk = disk_cache(model, tmp_path)
+    saved(disk, model, prompt[:-1])
+    answers, asked = threading.Event(), threading.Semaphore(0)
+
+    def wait(folder: Path) -> set[str]:
+        asked.release()
+        answers.wait(PATIENCE)
+        return names(folder)
+
+    names = disk._catalogue._names
+    monkeypatch.setattr(disk._catalogue, "_names", wait)
+    monkeypatch.setattr(cache_module, "_SEARCH_SECONDS", 0.01)
+    assert disk.find(prompt) is None
+    monkeypatch.setattr(cache_module, "_SEARCH_SECONDS", PATIENCE)
+    assert disk.find(prompt) is None, "the first search still waits"
+    assert [record.message for record in caplog.records] == [
+        "prompt caches are not read until the disk answers again"
+    ]
+    answers.set()
+    until(lambda: disk.find(prompt) is not None)
+    assert disk.read_bytes == 0, "what the first search read late is given up"
+    assert asked.acquire(blocking=False)
 
 
 def test_a_file_is_read_only_if_memory_is_free_for_it(tmp_path: Path) -> None:
