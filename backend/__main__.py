@@ -74,6 +74,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
     if "--version" in arguments:
         print(f"mlx-backend {VERSION}")
         return 0
+    logs.take_stdout()
     from backend.engine.ranks.place import TOKEN as RANKS_TOKEN
     from backend.engine.ranks.place import Place
 
