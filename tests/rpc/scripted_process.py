@@ -1,7 +1,7 @@
 """`python -m backend` with a scripted engine, for tests of how the process ends.
 
-The prompt chooses: `die` ends the engine, `stuck` ignores the order to stop, `print` prints more than
-a pipe holds, and anything else streams a piece and then blocks for ever.
+The prompt chooses: `die` ends the engine, `stuck` ignores the order to stop, `print` prints more
+than a pipe holds. Each except `die` streams a piece and then blocks for ever.
 """
 
 from __future__ import annotations
