@@ -6,6 +6,7 @@ Each takes some 20 KiB, and clients may have any number of connections.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from typing import Any
 
 import grpc
@@ -20,7 +21,7 @@ class UnsentRequests:
     """The calls of a server whose request has not arrived yet, the oldest first."""
 
     def __init__(self) -> None:
-        self._waiting: dict[asyncio.Timeout, None] = {}
+        self._waiting: OrderedDict[asyncio.Timeout, None] = OrderedDict()
 
     async def read(self, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         """A call's first message, or EOF. Raises InvalidRequest if neither arrives in time.
@@ -32,8 +33,7 @@ class UnsentRequests:
             async with limit:
                 self._waiting[limit] = None
                 if len(self._waiting) > MOST:
-                    oldest = next(iter(self._waiting))
-                    del self._waiting[oldest]
+                    oldest, _ = self._waiting.popitem(last=False)
                     oldest.reschedule(0)
                 return await context.read()
         except TimeoutError:
