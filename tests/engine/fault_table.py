@@ -148,6 +148,11 @@ EDGES: dict[str, list[Edge]] = {
             "engine/test_preparing.py::test_a_short_prompt_overtakes_slow_ones",
         ),
         Edge(
+            "calls that are begun, and whose requests are not sent",
+            "INVALID_ARGUMENT after a minute, earlier for the oldest of more than 4,096",
+            "rpc/test_unsent_requests.py::test_the_oldest_of_too_many_are_refused",
+        ),
+        Edge(
             "a Rerank of 1,000 documents",
             "a later text to embed gets its turn after a few of them",
             "engine/embedding/test_encode_queue.py::"
@@ -289,6 +294,12 @@ EDGES: dict[str, list[Edge]] = {
             f"{_ACCEPTANCE}unread_logs.py::test_closed_standard_streams_do_not_block",
         ),
         Edge(
+            "a library prints, and nobody reads stdout, or it is closed",
+            "what it prints is logged",
+            "rpc/test_process.py::"
+            "test_what_a_library_prints_is_logged_although_nobody_reads_stdout",
+        ),
+        Edge(
             "a control group's memory limit",
             "RESOURCE_EXHAUSTED for requests that do not fit",
             f"{_ACCEPTANCE}machine_limits.py::test_a_full_control_group_refuses_a_request_and_does_not_end_the_process",
@@ -309,6 +320,12 @@ EDGES: dict[str, list[Edge]] = {
             " ones after 20 seconds",
             "rpc/test_idle_connections.py::"
             "test_a_load_finds_descriptors_although_idle_connections_use_up_the_rest",
+        ),
+        Edge(
+            "more than 1,024 open files",
+            "no effect",
+            "engine/constraints/test_trial.py::"
+            "test_a_trial_beside_more_open_files_than_select_takes",
         ),
         Edge(
             "a limit on threads and processes",
