@@ -203,6 +203,15 @@ class Engine:
             return await self._drop_model()
 
     async def _drop_model(self) -> bool:
+        """Release the model on all ranks, even if the awaiting task is cancelled meanwhile."""
+        drop = asyncio.ensure_future(self._drop())
+        try:
+            return await asyncio.shield(drop)
+        except asyncio.CancelledError:
+            await asyncio.wait({drop})
+            raise
+
+    async def _drop(self) -> bool:
         served, self._served = self._served, None
         command = Free()
         self._worker.send(command)
