@@ -357,7 +357,7 @@ class Scheduler:
         if refusal.writing:
             error = Overloaded(
                 f"{refusal.writing // MIB} MiB of memory cannot be used before the prompt cache in"
-                " them is written, and the disk has written nothing for a minute: check the disk of"
+                " them is written, and the disk does not finish that: check the disk of"
                 " prompt_cache_dir, or send a shorter prompt"
             )
         elif output.generated:

@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 # computing fewer tokens takes about as long as finding, reading and checking a file
 LEAST_TOKENS = 64
 _MOST_WAITING = 1 << 30  # bytes of KV waiting to be written, and of KV waiting to be restored
-_SEARCH_SECONDS = 20.0  # how long a request waits for the disk; it computes its prompt then
+_SEARCH_SECONDS = 60.0  # how long a request waits for the disk; it computes its prompt then
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

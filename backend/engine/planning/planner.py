@@ -47,8 +47,9 @@ from backend.engine.planning.text_turn import TextTurn
 
 # seconds after which a sequence that does not fit blocks the admission of those behind it
 _PATIENCE = 10.0
-# seconds without progress after which a disk counts as one that never finishes writing
+# A disk counts as one that never finishes writing after this many seconds, and at this speed.
 _DISK_PATIENCE = 60.0
+_DISK_SPEED = 10 << 20  # bytes per second
 # maximum share of a batch's bytes that may be padding, and of its rows that may be spare
 _WASTE = 0.25
 _MOST_BATCHES = 4
@@ -107,7 +108,8 @@ class Planner:
         """
         for event in events:
             self._learn(event, now)
-        self._disk_hangs = bool(self._other) and now - self._written_at > _DISK_PATIENCE
+        patience = _DISK_PATIENCE + self._other / _DISK_SPEED
+        self._disk_hangs = bool(self._other) and now - self._written_at > patience
         self._steps += 1
         self.entries.copied.clear()
         self._claim = 0
