@@ -20,6 +20,7 @@ from backend.engine.disk_cache.cache import LEAST_TOKENS, DiskCache, StoredPrefi
 from backend.engine.disk_cache.entry_file import write_entry
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine
+from backend.engine.errors import Overloaded
 from backend.engine.load_request import LoadRequest
 from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.request import GenerationRequest, RawPrompt
@@ -393,6 +394,33 @@ def test_a_prompt_that_had_to_wait_may_leave_no_room_beside_its_file(tmp_path: P
     assert disk.read_bytes == 0
     assert rounds.received[2].tokens == alone(engine_model(model), prompt, 5).tokens
     assert cached(rounds.received[2]) == 599
+
+
+def test_a_prompt_does_not_wait_for_ever_for_memory_that_a_disk_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, goes_on = model_of("full"), threading.Event()
+    disk = disk_cache(model, tmp_path)
+    monkeypatch.setattr(writer, "write_entry", lambda *_, **__: goes_on.wait(PATIENCE))
+    room = kv.cost(model).of(900)
+    rounds = Rounds(engine_model(model, disk=disk, memory_limit=room, prompt_cache_bytes=0))
+    now = 1000.0
+    monkeypatch.setattr(rounds.scheduler, "_now", lambda: now)
+    rounds.submit(1, words(600), 1, disk=ALL)
+    rounds.drain()
+    rounds.submit(2, words(600, 5), 2)
+    for _ in range(3):
+        rounds.step()
+    assert rounds.tickets("waiting") == [2]
+    now += 100
+    rounds.drain(50)
+    assert isinstance(rounds.received[2].error, Overloaded)
+    assert "the disk does not finish" in str(rounds.received[2].error)
+    rounds.submit(3, words(50, 7), 2)
+    rounds.drain()
+    assert rounds.received[3].finished is not None
+    goes_on.set()
+    assert disk.drain(PATIENCE)
 
 
 async def test_the_engine_says_how_much_memory_is_free_for_files(
