@@ -221,10 +221,11 @@ def test_sequences_that_lost_their_memory_start_again_one_after_the_other() -> N
     planner = Planner(limits(1 << 20))
     numbers = [1, 2, 3]
     planner.plan(0.0, [arrived(number, [number] * 300) for number in numbers])
-    begun = [event for number in numbers for event in (Started(number, 0), Prefilled(number, 300))]
-    planner.plan(0.1, begun)
-    lost = [MemoryShort(), *(Lost(number) for number in numbers), arrived(4, [4] * 300)]
-    assert [start.sequence for start in planner.plan(0.2, lost).start] == [1, 4]
+    planner.plan(0.1, [Started(number, 0) for number in numbers])
+    planner.plan(0.2, [Prefilled(number, 300) for number in numbers])
+    lost = [Lost(number) for number in numbers]
+    plan = planner.plan(0.25, [MemoryShort(), *lost, arrived(4, [4] * 300)])
+    assert [start.sequence for start in plan.start] == [1, 4]
     assert planner.plan(0.3, [Started(1, 0), Started(4, 0)]).start == ()
     plan = planner.plan(0.4, [Prefilled(1, 300), Prefilled(4, 300)])
     assert ([join.sequence for join in plan.join], plan.start) == ([1, 4], ())
