@@ -14,7 +14,7 @@ import grpc
 from backend.engine.errors import InvalidRequest
 
 MOST = 4096  # four times as many as LocalAI has calls
-SECONDS = 60.0
+SECONDS = 600.0  # a large request may arrive over a slow network
 
 
 class UnsentRequests:

@@ -149,7 +149,7 @@ EDGES: dict[str, list[Edge]] = {
         ),
         Edge(
             "calls that are begun, and whose requests are not sent",
-            "INVALID_ARGUMENT after a minute, earlier for the oldest of more than 4,096",
+            "INVALID_ARGUMENT after ten minutes, earlier for the oldest of more than 4,096",
             "rpc/test_unsent_requests.py::test_the_oldest_of_too_many_are_refused",
         ),
         Edge(
