@@ -284,6 +284,12 @@ EDGES: dict[str, list[Edge]] = {
             f"{_ACCEPTANCE}unread_logs.py::test_a_full_log_pipe_blocks_nothing_and_dropped_lines_are_counted",
         ),
         Edge(
+            "nobody reads the gateway's log",
+            "the same",
+            "gateway/test_unread_log.py::"
+            "test_a_full_log_pipe_blocks_no_request_and_dropped_lines_are_counted",
+        ),
+        Edge(
             "the disk that the log is written to is full",
             "log lines are dropped and counted; calls continue",
             "rpc/test_logs.py::test_lines_that_do_not_fit_on_the_disk_are_counted",
