@@ -21,6 +21,7 @@ from backend.rpc import logs
 from common import inherited_signals
 from common.log_lines import traceback_of
 from common.machine_memory import return_large_blocks
+from common.standard_streams import open_closed_streams
 from common.version import VERSION
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
     if "--version" in arguments:
         print(f"mlx-backend {VERSION}")
         return 0
+    logs.take_stdout()
     from backend.engine.ranks.place import TOKEN as RANKS_TOKEN
     from backend.engine.ranks.place import Place
 
@@ -192,17 +194,8 @@ def _restore(environ: MutableMapping[str, str]) -> None:
             environ.pop(name, None)
 
 
-def _open_standard_streams() -> None:
-    """Open closed streams, because the next file that is opened would get their numbers."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-
-
 if __name__ == "__main__":
-    _open_standard_streams()
+    open_closed_streams()
     _restore(os.environ)
     code = main(sys.argv[1:], os.environ)
     if sys.stdout is not None:

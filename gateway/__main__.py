@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from common import inherited_signals
+from common import inherited_signals, standard_streams
 
 if __name__ == "__main__":  # here, so that an interrupt need not wait for the imports
     inherited_signals.accept_interrupts()
+    standard_streams.open_closed_streams()
 
 import json
 import os

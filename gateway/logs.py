@@ -6,11 +6,11 @@ They never contain a body, a prompt, an answer or a key: only what was requested
 from __future__ import annotations
 
 import logging
-import sys
 import warnings
 
-from common.log_lines import LEVELS, EventLog, LineFormatter
+from common.log_lines import LEVELS, EventLog, LineWriter
 
+_STDERR = 2
 _events = EventLog("gateway")
 error, warning, info = _events.error, _events.warning, _events.info
 debug, event = _events.debug, _events.event
@@ -19,10 +19,8 @@ debug, event = _events.debug, _events.event
 def configure(level_name: str) -> None:
     """Route all that this process logs to stderr, from this level (a key of LEVELS) on."""
     level = LEVELS.get(level_name.strip().lower(), logging.INFO)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter())
     logging.raiseExceptions = False
-    logging.root.handlers[:] = [handler]
+    logging.root.handlers[:] = [LineWriter(_STDERR)]
     logging.root.setLevel(max(level, logging.WARNING))
     _events.logger.setLevel(level)
     logging.captureWarnings(True)

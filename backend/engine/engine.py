@@ -203,6 +203,15 @@ class Engine:
             return await self._drop_model()
 
     async def _drop_model(self) -> bool:
+        """Release the model on all ranks, even if the awaiting task is cancelled meanwhile."""
+        drop = asyncio.ensure_future(self._drop())
+        try:
+            return await asyncio.shield(drop)
+        except asyncio.CancelledError:
+            await asyncio.wait({drop})
+            raise
+
+    async def _drop(self) -> bool:
         served, self._served = self._served, None
         command = Free()
         self._worker.send(command)
@@ -227,12 +236,14 @@ class Engine:
         self.require_text_model("Predict")
         return self._queue(Generation, self._preparer.generation(request))
 
-    async def encode(self, read: Callable[[], list[Piece]]) -> Encoded:
-        """Run the loaded model on the rows that `read` returns; `read` runs on a prompt thread.
+    async def encode(self, read: Callable[[], list[Piece]], characters: int = 0) -> Encoded:
+        """Run the loaded model on the rows that `read` returns.
+
+        `read` runs on a prompt thread, which `characters`, the length of all texts, chooses.
 
         Cancelling the caller cancels the request. Raises what `read` raises, Overloaded, NotLoaded.
         """
-        return await self._queue(Encoding, self._preparer.encoding(read)).result()
+        return await self._queue(Encoding, self._preparer.encoding(read, characters)).result()
 
     async def score(self, request: ScoreRequest) -> tuple[tuple[TokenLogprob, ...], ...]:
         """Per candidate, its tokens with their natural log-probabilities after the prompt.

@@ -181,11 +181,12 @@ class Preparer:
 
         return work
 
-    def encoding(self, read: Callable[[], list[Piece]]) -> Work:
-        """Tokenise the rows; there may be none."""
+    def encoding(self, read: Callable[[], list[Piece]], characters: int) -> Work:
+        """Tokenise the rows; there may be none. characters: the length of their texts."""
 
         def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
-            yield "long"
+            if characters > _LONG:
+                yield "long"
             with tokenizing():
                 pieces = read()
             if pieces:

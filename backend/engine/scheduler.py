@@ -356,7 +356,13 @@ class Scheduler:
         if output is None:
             return
         limit = self._model.memory_limit // MIB
-        if output.generated:
+        if refusal.writing:
+            error = Overloaded(
+                f"{refusal.writing // MIB} MiB of memory cannot be used before the prompt cache in"
+                " them is written, and the disk does not finish that: check the disk of"
+                " prompt_cache_dir, or send a shorter prompt"
+            )
+        elif output.generated:
             error = Overloaded(
                 f"the KV cache is full after {len(output.generated)} generated tokens: it needs"
                 f" {(refusal.needed + self._model.weights_bytes) // MIB} MiB with the model, but"

@@ -35,7 +35,8 @@ async def answer(engine: Engine, options: pb.PredictOptions) -> pb.EmbeddingResu
             pieces.extend(reader.read_text(options.Embeddings))
         return pieces
 
-    embedded = reader.answer(pieces, await engine.encode(read))
+    size = len(options.Embeddings) + len(options.EmbeddingTokens)
+    embedded = reader.answer(pieces, await engine.encode(read, size))
     note(prompt_tokens=embedded.prompt_tokens)
     return pb.EmbeddingResult(
         embeddings=embedded.values,

@@ -24,6 +24,7 @@ from backend.rpc.long_requests import LONG, return_memory_soon
 from backend.rpc.other_services import checked
 from backend.rpc.sizes import require_bounded
 from backend.rpc.statuses import status_of
+from backend.rpc.unsent_requests import UnsentRequests
 from common.machine_memory import return_freed_memory
 
 SERVICE = "backend.Backend"
@@ -85,6 +86,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._require_room = require_room
         self._closed = False
         self._answered: Container[str] = ()
+        self._unsent = UnsentRequests()
 
     def close(self, *, but: Container[str] = ()) -> None:
         """Refuse further calls, because the process is stopping. but: methods that still work."""
@@ -98,7 +100,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         if not details.method.startswith(_PREFIX):
-            return checked(details.method, handler)
+            return checked(details.method, handler, self._unsent)
         call = self._around(details.method.removeprefix(_PREFIX), handler)
         # gRPC leaves a unary call without an answer if its client sends no message.
         kind = (
@@ -114,7 +116,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             started = time.monotonic()
             raw, long = b"", False
             try:
-                raw = await _message(method, context)
+                message = await self._unsent.read(context)
+                if message is grpc.aio.EOF:
+                    raise InvalidRequest(f"{method} was called without a request: send one message")
+                raw = bytes(message)
+                del message
                 long = len(raw) > LONG
                 reply = await self._answer(method, handler, raw, context)
             except asyncio.CancelledError:
@@ -172,11 +178,3 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         answered = behaviour(request, context)
         del request  # the engine has its own copy, and an answer may take long
         return await answered
-
-
-async def _message(method: str, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-    """The call's request, not yet parsed. Raises InvalidRequest if there is none."""
-    raw: Any = await context.read()
-    if raw is grpc.aio.EOF:
-        raise InvalidRequest(f"{method} was called without a request: send one message")
-    return bytes(raw)

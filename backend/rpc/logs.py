@@ -25,7 +25,7 @@ debug, event, always = _events.debug, _events.event, _events.always
 
 
 class _Stray(io.TextIOBase):
-    """Replaces `sys.stderr`: turns whatever other code prints into log lines."""
+    """Replaces standard streams: turns whatever other code prints into log lines."""
 
     def __init__(self) -> None:
         self._pending = threading.local()
@@ -64,6 +64,11 @@ def configure(level_name: str) -> None:
         os.environ.setdefault(name, value)
     if level is None and level_name:
         warning("log_level", value=level_name, allowed=",".join(LEVELS))
+
+
+def take_stdout() -> None:
+    """Log what other code prints on stdout: a host may have closed it, or read nothing from it."""
+    sys.stdout = _Stray()
 
 
 def flush() -> None:

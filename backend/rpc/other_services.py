@@ -18,17 +18,20 @@ from backend.engine.errors import InvalidRequest
 from backend.rpc import call_log
 from backend.rpc.long_requests import LONG, return_memory_soon
 from backend.rpc.statuses import status_of
+from backend.rpc.unsent_requests import UnsentRequests
 
 _LONGEST = 4096  # bytes of a message: the name of a service, a file or a symbol
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-def checked(method: str, handler: Any) -> grpc.RpcMethodHandler[Any, Any]:
+def checked(method: str, handler: Any, unsent: UnsentRequests) -> grpc.RpcMethodHandler[Any, Any]:
     """A handler of any kind, with a limit on its messages and with our errors."""
 
     async def requests(context: Context) -> AsyncIterator[Any]:
-        while (raw := await context.read()) is not grpc.aio.EOF:
+        raw = await unsent.read(context)
+        while raw is not grpc.aio.EOF:
             yield _request(method, handler, raw)
+            raw = await context.read()
 
     async def serve(context: Context) -> None:
         if handler.stream_stream:

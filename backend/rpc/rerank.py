@@ -23,7 +23,8 @@ async def answer(engine: Engine, request: pb.RerankRequest) -> pb.RerankResult:
         pieces.extend(reader.read(request.query, documents))
         return pieces
 
-    ranked = reader.answer(await engine.encode(read), request.top_n)
+    size = len(documents) * len(request.query) + sum(map(len, documents))
+    ranked = reader.answer(await engine.encode(read, size), request.top_n)
     tokens = sum(len(piece.ids) for piece in pieces)
     note(prompt_tokens=tokens)
     return pb.RerankResult(

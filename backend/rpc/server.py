@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -21,6 +22,9 @@ from wire import backend_pb2_grpc
 
 MOST_BYTES = 50 * 1024 * 1024  # LocalAI's own limit in both directions
 _MOST_PENDING = 100_000
+_OTHER_FILES = 256  # descriptors that are kept for everything but connections
+_HANDSHAKE_SECONDS = 20.0  # how long a connection may be silent at its start
+_IDLE_SECONDS = 300.0  # how long it may be without a call; clients connect again by themselves
 _OPTIONS = (
     ("grpc.max_send_message_length", MOST_BYTES),
     ("grpc.max_receive_message_length", MOST_BYTES),
@@ -39,6 +43,18 @@ _OPTIONS = (
 _GRPC_THREADS = min(max(os.cpu_count() or 16, 4), 16) + 4
 
 
+def _of_connections() -> tuple[tuple[str, int], ...]:
+    """Idle connections must not use up the descriptors that a load needs, nor keep others out."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(files - _OTHER_FILES, files // 2)
+    few = (("grpc.max_allowed_incoming_connections", min(most, _MOST_PENDING)),)
+    return (
+        *(few if files != resource.RLIM_INFINITY else ()),
+        ("grpc.server_handshake_timeout_ms", round(_HANDSHAKE_SECONDS * 1000)),
+        ("grpc.max_connection_idle_ms", round(_IDLE_SECONDS * 1000)),
+    )
+
+
 class Server:
     """`backend.Backend`, grpc.health.v1 and reflection on one port.
 
@@ -50,7 +66,8 @@ class Server:
         identity = Identity()
         self._calls = CallInterceptor(identity, engine.require_room)
         guards = [TokenInterceptor(token)] if token else []
-        self._server = grpc.aio.server(interceptors=[*guards, self._calls], options=_OPTIONS)
+        options = (*_OPTIONS, *_of_connections())
+        self._server = grpc.aio.server(interceptors=[*guards, self._calls], options=options)
         self._health = HealthServicer(SERVICE)
         self._servicer = Servicer(engine, identity, LastLoad(os.environ))
         backend_pb2_grpc.add_BackendServicer_to_server(self._servicer, self._server)

@@ -23,7 +23,7 @@ async def answer(engine: Engine, request: pb.TokenClassifyRequest) -> pb.TokenCl
         read_texts.append(reader.read(request.text))
         return read_texts[0].pieces
 
-    encoded = await engine.encode(read)
+    encoded = await engine.encode(read, len(request.text))
     entities = reader.answer(read_texts[0], encoded, request.threshold)
     note(prompt_tokens=len(read_texts[0].offsets))
     return pb.TokenClassifyResponse(

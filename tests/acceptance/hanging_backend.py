@@ -49,12 +49,12 @@ def main() -> int:
 
     def faulty(*arguments: Any) -> Any:
         if wrong.is_set():
-            print("wrong", flush=True)
+            print("wrong", file=sys.__stdout__, flush=True)
             go_wrong()
         return well(*arguments)
 
     def announced(self: worker.Worker) -> None:
-        print(threading.get_native_id(), flush=True)
+        print(threading.get_native_id(), file=sys.__stdout__, flush=True)
         loop(self)
 
     setattr(place, name, faulty)

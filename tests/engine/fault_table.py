@@ -24,7 +24,7 @@ The function raises an exception, as a defect would, at its first, second or fif
 means that it raises when its work is done. `tests/engine/executing/test_executor_faults.py`
 compares the tokens of all other requests with the tokens that they get alone, checks that no memory
 is leaked, and sends another request. If the exception is MLX's for a failed allocation, no request
-fails: sequences that lost their KV are recomputed once.
+fails: sequences that lost their KV are recomputed once, one after the other.
 
 | where | which requests fail, with INTERNAL |
 |---|---|
@@ -148,6 +148,17 @@ EDGES: dict[str, list[Edge]] = {
             "engine/test_preparing.py::test_a_short_prompt_overtakes_slow_ones",
         ),
         Edge(
+            "calls that are begun, and whose requests are not sent",
+            "INVALID_ARGUMENT after ten minutes, earlier for the oldest of more than 4,096",
+            "rpc/test_unsent_requests.py::test_the_oldest_of_too_many_are_refused",
+        ),
+        Edge(
+            "a Rerank of 1,000 documents",
+            "a later text to embed gets its turn after a few of them",
+            "engine/embedding/test_encode_queue.py::"
+            "test_a_text_does_not_wait_for_all_texts_of_an_earlier_request",
+        ),
+        Edge(
             "a client that disconnects, at any time",
             "its slot is free immediately",
             f"{_ACCEPTANCE}leaving.py::test_a_client_that_disconnects_during_prefill_frees_its_slot",
@@ -200,6 +211,17 @@ EDGES: dict[str, list[Edge]] = {
             "the cache folder is deleted",
             "a cache miss",
             "engine/disk_cache/test_writer.py::test_a_deleted_folder_is_a_miss",
+        ),
+        Edge(
+            "a disk that does not answer a search for a prompt cache",
+            "a cache miss after a minute, then immediate ones until it answers",
+            "engine/disk_cache/test_cache.py::test_a_disk_that_does_not_answer_is_a_miss",
+        ),
+        Edge(
+            "a disk that never finishes writing a prompt cache",
+            "RESOURCE_EXHAUSTED after a minute or more for requests that need its memory",
+            "engine/planning/test_planner_memory.py::"
+            "test_a_disk_that_never_finishes_writing_keeps_no_sequence_waiting_for_ever",
         ),
         Edge(
             "a process that is killed while it writes",
@@ -262,6 +284,12 @@ EDGES: dict[str, list[Edge]] = {
             f"{_ACCEPTANCE}unread_logs.py::test_a_full_log_pipe_blocks_nothing_and_dropped_lines_are_counted",
         ),
         Edge(
+            "nobody reads the gateway's log",
+            "the same",
+            "gateway/test_unread_log.py::"
+            "test_a_full_log_pipe_blocks_no_request_and_dropped_lines_are_counted",
+        ),
+        Edge(
             "the disk that the log is written to is full",
             "log lines are dropped and counted; calls continue",
             "rpc/test_logs.py::test_lines_that_do_not_fit_on_the_disk_are_counted",
@@ -270,6 +298,12 @@ EDGES: dict[str, list[Edge]] = {
             "closed standard streams",
             "no effect",
             f"{_ACCEPTANCE}unread_logs.py::test_closed_standard_streams_do_not_block",
+        ),
+        Edge(
+            "a library prints, and nobody reads stdout, or it is closed",
+            "what it prints is logged",
+            "rpc/test_process.py::"
+            "test_what_a_library_prints_is_logged_although_nobody_reads_stdout",
         ),
         Edge(
             "a control group's memory limit",
@@ -285,6 +319,19 @@ EDGES: dict[str, list[Edge]] = {
             "a low limit on open files",
             "no effect, and the limit is unchanged",
             f"{_ACCEPTANCE}machine_limits.py::test_a_load_does_not_change_the_limit_of_open_files",
+        ),
+        Edge(
+            "more idle gRPC connections than files may be open",
+            "loads and connected clients work; idle connections are closed after 5 minutes, silent"
+            " ones after 20 seconds",
+            "rpc/test_idle_connections.py::"
+            "test_a_load_finds_descriptors_although_idle_connections_use_up_the_rest",
+        ),
+        Edge(
+            "more than 1,024 open files",
+            "no effect",
+            "engine/constraints/test_trial.py::"
+            "test_a_trial_beside_more_open_files_than_select_takes",
         ),
         Edge(
             "a limit on threads and processes",

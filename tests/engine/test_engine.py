@@ -427,6 +427,31 @@ async def test_a_free_whose_caller_disconnects_is_still_carried_out(model: Path)
                 pass
 
 
+class _Ranks:
+    """Takes the place of the connections to other ranks."""
+
+    dropped = False
+
+    def drop(self) -> None:
+        self.dropped = True
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+async def test_other_ranks_drop_the_model_although_the_caller_of_free_disconnects(
+    model: Path,
+) -> None:
+    async with _engine(model) as engine:
+        ranks: Any = _Ranks()
+        engine._leader = ranks
+        free = await begun(engine.free())
+        free.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await free
+        assert ranks.dropped
+
+
 async def test_token_ids_beyond_the_vocabulary_never_reach_the_model(tmp_path: Path) -> None:
     """MLX checks no bounds: such an id reads out of bounds, or crashes the process."""
     model = write_model(tmp_path)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from backend.engine.embedding.encoding import Piece
 from backend.engine.engine import Engine
 from backend.engine.events import Finished
 from backend.engine.load_request import LoadRequest
 from backend.engine.preparing import _characters
 from backend.engine.prompting.prompts import BuiltPrompt, PromptBuilder
 from backend.engine.request import ChatPrompt, GenerationRequest, Prompt, RawPrompt
+from tests.tasks import begun
 
 TINY = Path(__file__).parents[1] / "models" / "tiny_text"
 MESSAGE = {"role": "user", "content": "Hello!"}
@@ -63,6 +66,27 @@ async def test_a_short_prompt_overtakes_slow_ones(
         for generation in waiting:
             async with generation:
                 assert any([isinstance(event, Finished) async for event in generation])
+    finally:
+        go_on.set()
+        await engine.stop(10)
+
+
+async def test_a_short_text_to_embed_overtakes_slow_ones() -> None:
+    go_on = threading.Event()
+
+    def slow() -> list[Piece]:
+        assert go_on.wait(20)
+        return []
+
+    engine = Engine()
+    engine.start()
+    try:
+        await engine.load(LoadRequest("tiny", str(TINY)))
+        waiting = [await begun(engine.encode(slow, 100_000)) for _ in range(4)]
+        assert (await engine.encode(list, 10)).outputs == ()
+        assert not any(encoding.done() for encoding in waiting)
+        go_on.set()
+        await asyncio.gather(*waiting)
     finally:
         go_on.set()
         await engine.stop(10)

@@ -70,7 +70,7 @@ class _Engine(FakeEngine):
     def reader(self, asked: type[Asked]) -> Asked:
         return cast(Asked, _readers()[asked])
 
-    async def encode(self, read: Callable[[], list[Piece]]) -> Encoded:
+    async def encode(self, read: Callable[[], list[Piece]], _: int = 0) -> Encoded:
         return Encoded(tuple(np.full(self.shape_of(piece), 0.2, np.float32) for piece in read()))
 
     async def detokenize(self, tokens: list[int]) -> str:

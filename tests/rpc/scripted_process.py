@@ -1,7 +1,7 @@
 """`python -m backend` with a scripted engine, for tests of how the process ends.
 
-The prompt chooses: `die` ends the engine, `stuck` ignores the order to stop, and anything else
-streams a piece and then blocks for ever.
+The prompt chooses: `die` ends the engine, `stuck` ignores the order to stop, `print` prints more
+than a pipe holds. Each except `die` streams a piece and then blocks for ever.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ class ScriptedEngine(FakeEngine):
         assert isinstance(request.prompt, RawPrompt)
         if request.prompt.text == "die" and self._cause is not None:
             self._cause.set_result("the scripted engine was told to die")
+        if request.prompt.text == "print":
+            print("from a library\n" * 10_000, flush=True)
         self._stuck = request.prompt.text == "stuck"
         return super().submit(request)
 

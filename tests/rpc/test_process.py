@@ -123,6 +123,22 @@ def test_a_running_stream_is_cancelled_when_the_process_exits(start: Start) -> N
     assert process.wait() == 0
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_a_library_prints_is_logged_although_nobody_reads_stdout(
+    start: Start, closed: bool
+) -> None:
+    process = start(ANYWHERE, module=SCRIPTED)
+    stub = stub_of(process.port())
+    if closed:
+        assert process.child.stdout is not None
+        process.child.stdout.close()
+    stream = stub.PredictStream(pb.PredictOptions(Prompt="print"), timeout=WAIT)
+    assert next(stream).message == b"a"
+    process.line_with('event=output text="from a library"')
+    process.signal(signal.SIGTERM)
+    assert process.wait() == 0
+
+
 def test_new_calls_are_refused_while_the_process_exits(start: Start) -> None:
     process = start(ANYWHERE, module=SCRIPTED)
     stub = stub_of(process.port())

@@ -60,13 +60,16 @@ def main() -> None:
     waker.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    arrivals = select.poll()  # `select.select` takes no descriptor above 1023
+    for source in (channel, ended):
+        arrivals.register(source, select.POLLIN)
     replies: dict[int, socket.socket] = {}
     while True:
-        ready, _, _ = select.select([channel, ended], [], [])
-        if ended in ready:
+        ready = {descriptor for descriptor, _ in arrivals.poll()}
+        if ended.fileno() in ready:
             ended.recv(4096)
             _report_ended(replies)
-        if channel in ready:
+        if channel.fileno() in ready:
             message, fds, _, _ = socket.recv_fds(channel, 1, 1)
             if not message:
                 return

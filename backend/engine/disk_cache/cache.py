@@ -44,6 +44,7 @@ _log = logging.getLogger(__name__)
 # computing fewer tokens takes about as long as finding, reading and checking a file
 LEAST_TOKENS = 64
 _MOST_WAITING = 1 << 30  # bytes of KV waiting to be written, and of KV waiting to be restored
+_SEARCH_SECONDS = 60.0  # how long a request waits for the disk; it computes its prompt then
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -86,6 +87,7 @@ class DiskCache:
         # A garbage collection may call `_release` in a thread that has the lock.
         self._read_lock = threading.RLock()
         self._read_bytes = 0
+        self._hanging: threading.Thread | None = None  # a search that took too long
 
     @property
     def writing_bytes(self) -> int:
@@ -113,8 +115,31 @@ class DiskCache:
 
         path: the request's own file, used in addition to the folder. in_memory: tokens whose KV is
         already in memory. room: free bytes of memory, of which files that were read already have
-        taken some. `candidates` says which files are worth reading.
+        taken some. `candidates` says which files are worth reading. If the disk does not answer,
+        the search is abandoned, and until it ends there is no other.
         """
+        if self._hanging is not None and self._hanging.is_alive():
+            return None
+        found: list[StoredPrefix | None] = []
+
+        def run() -> None:
+            found.append(self._search(prompt, path, in_memory, room))
+
+        search = threading.Thread(target=run, name="disk-search", daemon=True)
+        try:
+            search.start()
+        except RuntimeError:  # the system allows no more threads
+            return None
+        search.join(_SEARCH_SECONDS)
+        if search.is_alive():
+            self._hanging = search
+            _log.warning("prompt caches are not read until the disk answers again")
+            return None
+        return found.pop()
+
+    def _search(
+        self, prompt: Sequence[int], path: Path | None, in_memory: int, room: float
+    ) -> StoredPrefix | None:
         try:
             key = PrefixKey(prompt)
             entries = list(self._catalogue.refresh())

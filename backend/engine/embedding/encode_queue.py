@@ -1,17 +1,21 @@
 """Runs the rows of all Embedding, Rerank and TokenClassify requests.
 
 Everything happens on the engine thread, one `step` at a time, between the decode steps of a
-generative model. Rows wait in buckets by length. The bucket with the oldest row runs first, so no
-row starves. A request is answered when the last of its rows has run.
+generative model. Rows wait in buckets by length, in the order of their turns: in each turn, every
+request that waits has a few rows. So a request of one text does not wait for all texts of another,
+and no row starves, because later requests only get later turns. The bucket with the earliest row
+runs first. A request is answered when the last of its rows has run.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -28,6 +32,8 @@ from backend.engine.units import MIB
 if TYPE_CHECKING:
     from backend.engine.commands import Encode
 
+_ROWS_IN_TURN = 4
+_TURN = attrgetter("turn")
 _TIDY_EVERY = 256  # steps between two returns of freed buffers to the system
 
 Run = Callable[[Sequence[Piece]], list[np.ndarray]]
@@ -51,7 +57,7 @@ class _Row:
     job: _Job
     place: int
     piece: Piece
-    arrival: int
+    turn: int
     retried: bool = False
     length: int = field(init=False)
 
@@ -88,7 +94,7 @@ class EncodeQueue:
         self._jobs: dict[int, _Job] = {}  # by ticket
         # The first row of each bucket is never of a dropped job; others may be.
         self._buckets: dict[int, deque[_Row]] = {}
-        self._arrivals = 0
+        self._turn = 0  # of the latest step's first row
         self._steps = 0
         self.short = False
 
@@ -108,8 +114,8 @@ class EncodeQueue:
 
     @property
     def _next(self) -> deque[_Row]:
-        """The bucket with the oldest row."""
-        return min(self._buckets.values(), key=lambda rows: rows[0].arrival)
+        """The bucket with the earliest row; one that runs once more is the earliest."""
+        return min(self._buckets.values(), key=lambda rows: (not rows[0].retried, rows[0].turn))
 
     def submit(self, command: Encode) -> None:
         """Queue a request's rows; publish Overloaded if one row alone does not fit in memory."""
@@ -128,9 +134,9 @@ class EncodeQueue:
         count = len(command.pieces)
         job = self._jobs[command.ticket] = _Job(command.ticket, [None] * count, count)
         for place, piece in enumerate(command.pieces):
-            row = _Row(job, place, piece, self._arrivals)
-            self._arrivals += 1
-            self._buckets.setdefault(bucket_of(row.length), deque()).append(row)
+            row = _Row(job, place, piece, self._turn + 1 + place // _ROWS_IN_TURN)
+            waiting = self._buckets.setdefault(bucket_of(row.length), deque())
+            insort(waiting, row, key=_TURN)
 
     def cancel(self, ticket: int) -> None:
         """Drop a request. Nothing is published: the caller already knows."""
@@ -195,8 +201,9 @@ class EncodeQueue:
             self._fail(ticket, failure)
 
     def _take(self, tokens: int, room: int) -> list[_Row]:
-        """Take the rows of the next step: the oldest one and others of its bucket."""
+        """Take the rows of the next step: the earliest one and others of its bucket."""
         waiting = self._next
+        self._turn = waiting[0].turn
         count = 1
         if not waiting[0].retried:
             left = (row for row in waiting if not row.job.dropped)

@@ -350,12 +350,17 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A sequence that does not fit into memory. needed, room: bytes besides the weights."""
+    """A sequence that does not fit into memory.
+
+    needed, room: bytes besides the weights. writing: bytes that a disk has not finished writing,
+    without which it would fit.
+    """
 
     sequence: int
     needed: int
     room: int
     tokens: int
+    writing: int = 0
 
 
 @dataclass(frozen=True, slots=True)

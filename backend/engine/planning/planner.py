@@ -47,6 +47,9 @@ from backend.engine.planning.text_turn import TextTurn
 
 # seconds after which a sequence that does not fit blocks the admission of those behind it
 _PATIENCE = 10.0
+# A disk counts as one that never finishes writing after this many seconds, and at this speed.
+_DISK_PATIENCE = 60.0
+_DISK_SPEED = 10 << 20  # bytes per second
 # maximum share of a batch's bytes that may be padding, and of its rows that may be spare
 _WASTE = 0.25
 _MOST_BATCHES = 4
@@ -84,7 +87,10 @@ class Planner:
         self._steps = 0
         self._batches = 0
         self._other = 0  # bytes that neither sequences nor entries hold, and that will be free soon
-        self._files = 0  # bytes that were read from disk for waiting sequences
+        self._written_at = 0.0  # when that number last changed
+        self._disk_hangs = False
+        self._read = 0  # bytes that were read from disk for sequences that have not started
+        self._files = 0  # those of them that count now
         self._unread: list[int] = []  # sequences that lose these bytes in this step
         self._features = 0  # bytes of features of earlier images and sounds
         self._step_seconds = 0.0  # of the latest decode step
@@ -102,6 +108,8 @@ class Planner:
         """
         for event in events:
             self._learn(event, now)
+        patience = _DISK_PATIENCE + self._other / _DISK_SPEED
+        self._disk_hangs = bool(self._other) and now - self._written_at > patience
         self._steps += 1
         self.entries.copied.clear()
         self._claim = 0
@@ -168,6 +176,8 @@ class Planner:
                     event, now, event.width, on_disk=event.on_disk
                 )
                 self._arrived.append(event.sequence)
+                if event.on_disk:
+                    self._files = self._read  # given up while its file was being read
             case Started(number, reused):
                 if one := self.sequences.by_number.get(number):
                     # Less than planned, because a file has disappeared. The executor has left out
@@ -185,6 +195,7 @@ class Planner:
             case Lost(number):
                 if one := self.sequences.by_number.get(number):
                     self.sequences.preempt(one, self._steps)
+                    one.lost = True
             case Stored():
                 self.entries.stored(event)
             case NotStored(entry):
@@ -203,7 +214,10 @@ class Planner:
             case Guessed(rows, longest, width, proposed, right, seconds, behind):
                 self.widths.learn(rows, longest, width, proposed, right, seconds, behind)
             case OtherBytes(nbytes, features, files, texts):
+                if nbytes != self._other:
+                    self._written_at = now
                 self._other, self._features, self._files = nbytes, features, files
+                self._read = files
                 self._texts.lack(texts, now)
             case MemoryShort():
                 self.entries.clear()
@@ -242,7 +256,7 @@ class Planner:
 
         KV that was read from disk for waiting sequences preempts nobody. KV of preempted sequences
         is stored if there is room for it. The last sequence is not preempted if the only other
-        memory in use will soon be free.
+        memory in use will soon be free; it is refused if a disk keeps that memory for ever.
         """
         computed: list[tuple[SequenceState, int]] = []
         refused: list[Refusal] = []
@@ -251,10 +265,14 @@ class Planner:
         while (used := self._used()) > self._room and (admitted := self.sequences.admitted):
             one = next(reversed(admitted.values()))
             if len(admitted) == 1:
-                if used <= self.limits.room - self._claim:
+                soon_free = used <= self.limits.room - self._claim
+                if soon_free and not (self._disk_hangs and one.state == "prefill"):
                     break
                 if one.least > 1:
                     one.least = 1
+                    continue
+                if soon_free:
+                    refused.append(self._refuse(one, used))
                     continue
                 if used - self._charges.snapshots(admitted.values()) > self.limits.room:
                     refused.append(self._refuse(one, used))
@@ -316,7 +334,8 @@ class Planner:
     def _refuse(self, one: SequenceState, needed: int) -> Refusal:
         self.sequences.remove(one.number)
         self._leaving.append(Leave(one.number))
-        return Refusal(one.number, needed, self.limits.room, one.total)
+        writing = 0 if needed > self.limits.room else self._other
+        return Refusal(one.number, needed, self.limits.room, one.total, writing)
 
     def _shrink(self, room: int, *pinned: int) -> None:
         """Limit entries and features to `room` bytes together. pinned: entries that must stay."""
@@ -358,6 +377,8 @@ class Planner:
                 break
             if self._is_paused(one):
                 continue  # another one has just started
+            if one.lost and any(other.lost for other in self.sequences.of("prefill")):
+                continue  # together, they would need the memory that was not there
             # Memory is checked first because that is quick: in a long queue, most do not fit.
             one.width = one.arrived.width
             needed = used + self._charges.newcomer(one, alone=not self.sequences.admitted)
@@ -380,7 +401,7 @@ class Planner:
                 self._drop_files(one)
             if needed > self._room:
                 if not (self.sequences.admitted or storing):
-                    if needed > self.limits.room:
+                    if needed > self.limits.room or self._disk_hangs:
                         refused.append(self._refuse(one, needed))
                 elif now - one.since > _PATIENCE:
                     break

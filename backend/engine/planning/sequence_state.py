@@ -23,7 +23,8 @@ class SequenceState:
     number of the group that shared its latest prefill pass; 0 if none did. known: tokens that it
     had when it started, which are prefilled. mask_seconds: its grammar's time for the latest token;
     postponed: whether there was no time for its next mask; resting: whether it was preempted
-    because of its grammar. prompt: number of prompt tokens.
+    because of its grammar. lost: whether it has lost its KV to a failed allocation. prompt: number
+    of prompt tokens.
     """
 
     arrived: Arrived
@@ -42,6 +43,7 @@ class SequenceState:
     mask_seconds: float = 0.0
     postponed: bool = False
     resting: bool = False
+    lost: bool = False
     preempted_in: int = -1
     match: Match | None = None
     shared: dict[int, int] = field(default_factory=dict)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -284,6 +285,18 @@ def test_a_long_constant_is_followed(spec: ConstraintSpec) -> None:
     constraint.allowance = 0.05  # plus 10 ms per token
     for _ in range(60):
         constraint.accept(allowed_ids(constraint, BYTES.size)[-1])
+
+
+def test_a_trial_beside_more_open_files_than_select_takes() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+    with ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1024):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        compiler = compiler_for(BYTES, ChatFormat.named("plain"))
+        assert compiler.compile(ConstraintSpec("lark", 'start: "a"')) is not None
+        compiler.close()
 
 
 def test_a_grammar_is_refused_while_others_take_the_memory(

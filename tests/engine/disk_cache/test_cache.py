@@ -20,6 +20,7 @@ from backend.engine.disk_cache.cache import LEAST_TOKENS, DiskCache, StoredPrefi
 from backend.engine.disk_cache.entry_file import write_entry
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine
+from backend.engine.errors import Overloaded
 from backend.engine.load_request import LoadRequest
 from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.request import GenerationRequest, RawPrompt
@@ -38,6 +39,7 @@ from tests.engine.disk_cache.rows import (
     words,
 )
 from tests.engine.rounds import Received, Rounds, alone, engine_model
+from tests.polling import until
 
 
 def restored(disk: DiskCache, model: Any, prompt: list[int]) -> tuple[kv.RowCache, int]:
@@ -240,6 +242,34 @@ def test_the_bytes_waiting_to_be_restored_are_limited(tmp_path: Path) -> None:
     assert disk.find([*words(100), 1]) is not None
 
 
+def test_a_disk_that_does_not_answer_is_a_miss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, prompt = model_of("full"), [*words(100), 1]
+    disk = disk_cache(model, tmp_path)
+    saved(disk, model, prompt[:-1])
+    answers, asked = threading.Event(), threading.Semaphore(0)
+
+    def wait(folder: Path) -> set[str]:
+        asked.release()
+        answers.wait(PATIENCE)
+        return names(folder)
+
+    names = disk._catalogue._names
+    monkeypatch.setattr(disk._catalogue, "_names", wait)
+    monkeypatch.setattr(cache_module, "_SEARCH_SECONDS", 0.01)
+    assert disk.find(prompt) is None
+    monkeypatch.setattr(cache_module, "_SEARCH_SECONDS", PATIENCE)
+    assert disk.find(prompt) is None, "the first search still waits"
+    assert [record.message for record in caplog.records] == [
+        "prompt caches are not read until the disk answers again"
+    ]
+    answers.set()
+    until(lambda: disk.find(prompt) is not None)
+    assert disk.read_bytes == 0, "what the first search read late is given up"
+    assert asked.acquire(blocking=False)
+
+
 def test_a_file_is_read_only_if_memory_is_free_for_it(tmp_path: Path) -> None:
     model, prompt = model_of("full"), words(600)
     disk = disk_cache(model, tmp_path)
@@ -364,6 +394,33 @@ def test_a_prompt_that_had_to_wait_may_leave_no_room_beside_its_file(tmp_path: P
     assert disk.read_bytes == 0
     assert rounds.received[2].tokens == alone(engine_model(model), prompt, 5).tokens
     assert cached(rounds.received[2]) == 599
+
+
+def test_a_prompt_does_not_wait_for_ever_for_memory_that_a_disk_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, goes_on = model_of("full"), threading.Event()
+    disk = disk_cache(model, tmp_path)
+    monkeypatch.setattr(writer, "write_entry", lambda *_, **__: goes_on.wait(PATIENCE))
+    room = kv.cost(model).of(900)
+    rounds = Rounds(engine_model(model, disk=disk, memory_limit=room, prompt_cache_bytes=0))
+    now = 1000.0
+    monkeypatch.setattr(rounds.scheduler, "_now", lambda: now)
+    rounds.submit(1, words(600), 1, disk=ALL)
+    rounds.drain()
+    rounds.submit(2, words(600, 5), 2)
+    for _ in range(3):
+        rounds.step()
+    assert rounds.tickets("waiting") == [2]
+    now += 100
+    rounds.drain(50)
+    assert isinstance(rounds.received[2].error, Overloaded)
+    assert "the disk does not finish" in str(rounds.received[2].error)
+    rounds.submit(3, words(50, 7), 2)
+    rounds.drain()
+    assert rounds.received[3].finished is not None
+    goes_on.set()
+    assert disk.drain(PATIENCE)
 
 
 async def test_the_engine_says_how_much_memory_is_free_for_files(

@@ -13,7 +13,9 @@ from backend.engine.planning.plan import (
     Ended,
     Generated,
     Limits,
+    Lost,
     Masked,
+    MemoryShort,
     OtherBytes,
     PassCost,
     PlannerEvent,
@@ -180,6 +182,54 @@ def test_what_was_read_from_disk_is_dropped_before_a_sequence_is_preempted() -> 
     waits = replace(arrived(2, [2] * 1000), on_disk=900)
     plan = planner.plan(0.1, [waits, OtherBytes(0, files=2000)])
     assert (plan.preempt, plan.start, plan.unread) == ((), (), (2,))
+
+
+def test_a_file_that_was_being_read_when_others_were_dropped_counts_once_it_is_read() -> None:
+    planner = Planner(limits(3000))
+    assert planner.plan(0.0, [arrived(1, [1] * 1000)]).start
+    assert planner.plan(0.1, [OtherBytes(0, files=2000)]).preempt == ()
+    waits = replace(arrived(2, [2] * 1000), on_disk=900)
+    assert planner.plan(0.2, [waits]).unread == (2,)
+
+
+def test_a_disk_that_never_finishes_writing_keeps_no_sequence_waiting_for_ever() -> None:
+    planner = Planner(limits(3000))
+    assert planner.plan(0.0, [arrived(1, [1] * 1000)]).start
+    waits = arrived(2, [2] * 1000)
+    plan = planner.plan(0.1, [Ended(1, failed=True), OtherBytes(2000), waits])
+    for now, written in ((50.0, 1999), (109.0, 1999)):
+        plan = planner.plan(now, [OtherBytes(written)])
+        assert (plan.start, plan.refuse) == ((), ())
+    (refused,) = planner.plan(111.0, [arrived(3, [3] * 100)]).refuse
+    assert (refused.sequence, refused.writing) == (2, 1999)
+    assert 3 in planner.sequences.admitted
+
+
+def test_a_sequence_whose_prompt_cannot_go_on_beside_such_bytes_is_refused() -> None:
+    passes = PassCost(per_token=100)
+    planner = Planner(limits(3000, passes=passes))
+    assert planner.plan(0.0, [arrived(1, [1] * 1000)]).start
+    planner.plan(0.1, [Started(1, 0), OtherBytes(2000)])
+    plan = planner.plan(60.0, [])
+    assert (plan.prefill, plan.refuse) == ((), ())
+    (refused,) = planner.plan(60.2, []).refuse
+    assert (refused.sequence, refused.writing) == (1, 2000)
+    assert not planner.sequences.admitted
+
+
+def test_sequences_that_lost_their_memory_start_again_one_after_the_other() -> None:
+    planner = Planner(limits(1 << 20))
+    numbers = [1, 2, 3]
+    planner.plan(0.0, [arrived(number, [number] * 300) for number in numbers])
+    planner.plan(0.1, [Started(number, 0) for number in numbers])
+    planner.plan(0.2, [Prefilled(number, 300) for number in numbers])
+    lost = [Lost(number) for number in numbers]
+    plan = planner.plan(0.25, [MemoryShort(), *lost, arrived(4, [4] * 300)])
+    assert [start.sequence for start in plan.start] == [1, 4]
+    assert planner.plan(0.3, [Started(1, 0), Started(4, 0)]).start == ()
+    plan = planner.plan(0.4, [Prefilled(1, 300), Prefilled(4, 300)])
+    assert ([join.sequence for join in plan.join], plan.start) == ([1, 4], ())
+    assert [start.sequence for start in planner.plan(0.5, []).start] == [2]
 
 
 def test_a_file_is_dropped_for_the_sequence_that_can_start() -> None:
