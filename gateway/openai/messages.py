@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, model_validator
 
+from gateway.described import about
 from gateway.openai.anthropic_parts import ImageSource, ThoughtPart, ToolUseBlock
 from gateway.openai.base import Strict
 from gateway.tagged import OneOf, as_text
@@ -36,12 +37,10 @@ class ContentPart(Strict):
     text: str | None = None
     refusal: str | None = None
     image_url: MediaUrl | str | None = None
-    source: ImageSource | None = Field(None, description="Of parts of the type image.")
-    video_url: MediaUrl | str | None = Field(
-        None, description="Of parts of the types video_url and input_video."
-    )
+    source: ImageSource | None = about("Of parts of the type image.")
+    video_url: MediaUrl | str | None = about("Of parts of the types video_url and input_video.")
     input_audio: InputAudio | None = None
-    file: dict[str, Any] | None = Field(None, description="Refused: send its text.")
+    file: dict[str, Any] | None = about("Refused: send its text.")
 
     @property
     def field(self) -> str:
@@ -60,7 +59,7 @@ class CalledFunction(Strict):
 
     name: str
     arguments: str | dict[str, Any] = ""
-    index: int | None = Field(default=None, description="Ollama: its position; not read.")
+    index: int | None = about("Ollama: its position; not read.")
 
 
 def _custom_call(call: dict[str, Any]) -> dict[str, Any]:
@@ -107,22 +106,16 @@ class ChatMessage(Strict):
     role: Role
     content: str | list[Annotated[Part, _PLAIN]] | None = None
     name: str | None = None
-    tool_calls: list[Call] | None = Field(None, description="Assistant: the calls it made.")
-    tool_call_id: str | None = Field(None, description="Tool: which call this is the result of.")
-    function_call: CalledFunction | None = Field(
-        None, description="Assistant, legacy: the one call it made."
+    tool_calls: list[Call] | None = about("Assistant: the calls it made.")
+    tool_call_id: str | None = about("Tool: which call this is the result of.")
+    function_call: CalledFunction | None = about("Assistant, legacy: the one call it made.")
+    reasoning_content: str | None = about("Assistant: what it thought before it answered.")
+    reasoning: str | None = about("Another name of reasoning_content.")
+    thinking_blocks: list[dict[str, Any]] | None = about(
+        "LiteLLM: reasoning in pieces; used if no other field has any."
     )
-    reasoning_content: str | None = Field(
-        None, description="Assistant: what it thought before it answered."
-    )
-    reasoning: str | None = Field(None, description="Another name of reasoning_content.")
-    thinking_blocks: list[dict[str, Any]] | None = Field(
-        None, description="LiteLLM: reasoning in pieces; used if no other field has any."
-    )
-    reasoning_details: list[dict[str, Any]] | None = Field(
-        None, description="OpenRouter: the same."
-    )
-    refusal: str | None = Field(None, description="Assistant: content, where it refused.")
+    reasoning_details: list[dict[str, Any]] | None = about("OpenRouter: the same.")
+    refusal: str | None = about("Assistant: content, where it refused.")
     prefix: bool | None = Field(
         None,
         validation_alias=AliasChoices("prefix", "partial"),

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from gateway.context import Gateway, GatewayDep
+from gateway.described import about
 from gateway.generation import Done, Piece, Usage
 from gateway.limits import JsonRoute
 from gateway.openai import refused
@@ -38,13 +39,13 @@ class NativeRequest(CompletionRequest):
     most_by_default = 0
 
     prompt: str | Tokens
-    t_max_predict_ms: float | None = Field(None, description="Maximum time after the first token.")
+    t_max_predict_ms: float | None = about("Maximum time after the first token.")
 
 
 class InfillRequest(NativeRequest):
     """The texts before and after the gap."""
 
-    prompt: str = Field("", description="The last part of the text before the gap.")
+    prompt: str = about("The last part of the text before the gap.", "")
     input_prefix: str = ""
     input_suffix: str = ""
     input_extra: list[ExtraFile] = Field(default_factory=list)

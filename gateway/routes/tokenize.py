@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 from gateway.asking import ask_once
 from gateway.calls import ask, ask_all
 from gateway.context import GatewayDep
+from gateway.described import about
 from gateway.errors import bad_field
 from gateway.limits import JsonRoute
 from gateway.openai.base import Request
@@ -25,12 +26,12 @@ _MOST_PIECES = 4096  # tokens; each different one is looked up separately
 class TokenizeRequest(Request):
     """A text: `content` as llama.cpp names it, or `prompt` as vLLM does."""
 
-    content: str | None = Field(None, description="llama.cpp: the text.")
-    prompt: str | None = Field(None, description="vLLM: the text.")
-    with_pieces: bool | None = Field(
-        None, description="llama.cpp: tokens as {id, piece}; bytes of half a character are �."
+    content: str | None = about("llama.cpp: the text.")
+    prompt: str | None = about("vLLM: the text.")
+    with_pieces: bool | None = about(
+        "llama.cpp: tokens as {id, piece}; bytes of half a character are �."
     )
-    return_token_strs: bool | None = Field(None, description="vLLM: the pieces in token_strs.")
+    return_token_strs: bool | None = about("vLLM: the pieces in token_strs.")
 
 
 class TokenPiece(BaseModel):
