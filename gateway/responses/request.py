@@ -172,9 +172,7 @@ class PromptRequest(Request):
     input: Input = Field(
         default_factory=list, description="May be missing beside previous_response_id."
     )
-    instructions: str | None = about(
-        "A system message before the input; not inherited by the next response."
-    )
+    instructions: str | None = about("A system message; the next response does not inherit it.")
     previous_response_id: str | None = about("The stored response to continue.")
     tools: list[Tool] | None = Field(None, max_length=1024)
     tool_choice: ToolChoice | None = None
@@ -196,9 +194,7 @@ class ResponsesRequest(PromptRequest):
 
     stream: bool | None = None
     store: bool | None = about("Kept in memory for previous_response_id and GET; true by default.")
-    max_output_tokens: int | None = about(
-        "0: no limit, which is the default.", ge=0, le=MOST_TOKENS
-    )
+    max_output_tokens: int | None = about("0: no limit, the default.", ge=0, le=MOST_TOKENS)
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = about("Not OpenAI's.", ge=-1, le=MOST_TOKENS)

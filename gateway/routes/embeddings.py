@@ -65,12 +65,8 @@ Input = Annotated[
 
 class EmbeddingRequest(Request):
     input: Input
-    encoding_format: Literal["float", "base64"] | None = about(
-        "base64: little-endian 32-bit floats. Default: float."
-    )
-    dimensions: int | None = about(
-        "Keep this number of values, normalised to length 1 again.", ge=1
-    )
+    encoding_format: Literal["float", "base64"] | None = about("base64: little-endian floats.")
+    dimensions: int | None = about("Keep so many values, normalised to length 1 again.", ge=1)
 
 
 USAGE = schema_of(prompt_tokens=INTEGER, total_tokens=INTEGER)

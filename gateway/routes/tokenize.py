@@ -14,7 +14,6 @@ from gateway.described import about
 from gateway.errors import bad_field
 from gateway.limits import JsonRoute
 from gateway.openai.base import Request
-from gateway.routes.models import context_size
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -28,9 +27,7 @@ class TokenizeRequest(Request):
 
     content: str | None = about("llama.cpp: the text.")
     prompt: str | None = about("vLLM: the text.")
-    with_pieces: bool | None = about(
-        "llama.cpp: tokens as {id, piece}; bytes of half a character are �."
-    )
+    with_pieces: bool | None = about("llama.cpp: tokens as {id, piece}; half a character is �.")
     return_token_strs: bool | None = about("vLLM: the pieces in token_strs.")
 
 
@@ -81,7 +78,7 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeRespon
     return TokenizeResponse(
         tokens=tokens,
         count=len(found),
-        max_model_len=context_size(config),
+        max_model_len=gateway.supervisor.checkpoints.context_size(config),
         token_strs=pieces if body.return_token_strs else None,
     )
 
