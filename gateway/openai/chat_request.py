@@ -37,9 +37,7 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRe
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = about("The newer name of max_tokens.", ge=-1, le=2**31 - 1)
     tools: list[AnyTool] | None = Field(None, max_length=MOST_TOOLS)
-    tool_choice: ToolChoice | None = about(
-        "`required` and a named function are enforced by a grammar."
-    )
+    tool_choice: ToolChoice | None = about("`required` and a name are enforced by a grammar.")
     parallel_tool_calls: bool | None = about("false: an answer ends after its first call.")
     functions: list[FunctionDefinition] | None = Field(
         None, max_length=MOST_TOOLS, description="Legacy form of tools."
@@ -49,24 +47,12 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRe
         "Log-probabilities of the tokens; a number above 0 asks for so many"
         " alternatives as well, as in mlx_lm.server and llama.cpp."
     )
-    top_logprobs: int | None = about(
-        "Alternatives per token; needs logprobs.", ge=0, le=MOST_ALTERNATIVES
-    )
-    chat_template_kwargs: dict[str, Any] | None = about(
-        "Variables of the chat template; they override those of the model's file."
-    )
-    continue_final_message: bool | None = about(
-        "The last message is an assistant's, and the answer continues its text."
-    )
-    add_generation_prompt: bool | None = about(
-        "vLLM: false with continue_final_message, else true."
-    )
-    role_mapping: RoleMapping | None = about(
-        "Texts to build the prompt with, instead of the model's chat template."
-    )
-    options: Options | None = about(
-        "Ollama: sampling fields; fields of the request itself take precedence."
-    )
+    top_logprobs: int | None = about("Needs logprobs.", ge=0, le=MOST_ALTERNATIVES)
+    chat_template_kwargs: dict[str, Any] | None = about("Override those of the model's file.")
+    continue_final_message: bool | None = about("The answer continues the last message.")
+    add_generation_prompt: bool | None = about("vLLM: false with continue_final_message.")
+    role_mapping: RoleMapping | None = about("Texts to use instead of the chat template.")
+    options: Options | None = about("Ollama's; the request's own fields take precedence.")
 
     @model_validator(mode="after")
     def _spread(self) -> Self:

@@ -50,9 +50,7 @@ class StructuredOutputs(Strict):
 class FormatFields(Strict):
     """The format of the answer; at most one of these fields may be used."""
 
-    response_format: ResponseFormat | None = about(
-        "OpenAI's, with MLC-LLM's and llama.cpp's `schema` beside the type."
-    )
+    response_format: ResponseFormat | None = about("OpenAI's; `schema` may be beside the type.")
     grammar: str | None = about("llama.cpp: a grammar in GBNF.")
     json_schema: Schema | None = about("llama.cpp: a JSON schema.")
     guided_json: Schema | None = about("vLLM: a JSON schema.")

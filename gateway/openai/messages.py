@@ -30,17 +30,18 @@ class InputAudio(Strict):
     format: Literal["wav", "mp3"]
 
 
+_Media = Literal["image_url", "image", "video_url", "input_video", "input_audio", "audio_url"]
+
+
 class ContentPart(Strict):
-    type: Literal[
-        "text", "image_url", "image", "video_url", "input_video", "input_audio", "file", "refusal"
-    ]
+    type: Literal["text", "refusal"] | _Media
     text: str | None = None
     refusal: str | None = None
     image_url: MediaUrl | str | None = None
     source: ImageSource | None = about("Of parts of the type image.")
     video_url: MediaUrl | str | None = about("Of parts of the types video_url and input_video.")
     input_audio: InputAudio | None = None
-    file: dict[str, Any] | None = about("Refused: send its text.")
+    audio_url: MediaUrl | str | None = about("vLLM: the same, as a data URI.")
 
     @property
     def field(self) -> str:
@@ -49,8 +50,8 @@ class ContentPart(Strict):
 
     @property
     def url(self) -> str | None:
-        """The URL of an image or a video."""
-        given = self.image_url or self.source or self.video_url
+        """The URL of an image, a video or a sound."""
+        given = self.image_url or self.source or self.video_url or self.audio_url
         return given if given is None or isinstance(given, str) else given.url
 
 
@@ -84,7 +85,8 @@ class ToolCall(Strict):
         return _custom_call(call) if isinstance(call, dict) and "custom" in call else call
 
 
-_PLAIN = OneOf("a part", otherwise=as_text("text"))
+_INSTEAD = {"file": "send its text; only files of text are read"}
+_PLAIN = OneOf("a part", instead=_INSTEAD, otherwise=as_text("text"))
 
 
 class ResultPart(Strict):
@@ -111,10 +113,8 @@ class ChatMessage(Strict):
     function_call: CalledFunction | None = about("Assistant, legacy: the one call it made.")
     reasoning_content: str | None = about("Assistant: what it thought before it answered.")
     reasoning: str | None = about("Another name of reasoning_content.")
-    thinking_blocks: list[dict[str, Any]] | None = about(
-        "LiteLLM: reasoning in pieces; used if no other field has any."
-    )
-    reasoning_details: list[dict[str, Any]] | None = about("OpenRouter: the same.")
+    thinking_blocks: list[dict[str, Any]] | None = about("LiteLLM: the same, in pieces.")
+    reasoning_details: list[dict[str, Any]] | None = about("OpenRouter's.")
     refusal: str | None = about("Assistant: content, where it refused.")
     prefix: bool | None = Field(
         None,

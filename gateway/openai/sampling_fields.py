@@ -42,33 +42,23 @@ def _biases(value: Any) -> Any:
 class SamplingFields(Strict):
     """How tokens are chosen and when an answer ends. Null always means absent."""
 
-    temperature: Temperature | None = about(
-        "0 takes the likeliest token. Default: the model's, or 1."
-    )
+    temperature: Temperature | None = about("0: the likeliest token. Default: the model's, or 1.")
     top_p: Share | None = about("Share of probability to keep; 1 keeps all.")
     top_k: Count | None = about("Tokens to keep; 0 and -1 keep all.")
     min_p: Share | None = about("Share of the best token's probability; 0: off.")
     typical_p: Share | None = about("Locally typical sampling; 1 is off.")
     xtc_probability: Share | None = about("XTC: how often it is applied.")
     xtc_threshold: Share | None = about("XTC: what counts as likely.")
-    presence_penalty: Penalty | None = about(
-        "Subtracted from the logits of the answer's tokens; OpenAI: -2 to 2."
-    )
-    frequency_penalty: Penalty | None = about(
-        "The same, multiplied by the number of occurrences; OpenAI: -2 to 2."
-    )
+    presence_penalty: Penalty | None = about("Subtracted from the logits of the answer's tokens.")
+    frequency_penalty: Penalty | None = about("The same, times the number of occurrences.")
     presence_context_size: Window | None = about(
         "mlx_lm.server: presence_penalty covers this number of recent tokens of prompt"
         " and answer; 0 none. Without it: the whole answer, and none of the prompt."
     )
     frequency_context_size: Window | None = about("For frequency_penalty.")
-    repeat_penalty: Divisor | None = about(
-        "Divides the logits of tokens of prompt and answer; 0 and 1 are off."
-    )
+    repeat_penalty: Divisor | None = about("Divides the logits of tokens so far; 0 and 1: off.")
     repetition_penalty: Divisor | None = about("Another name of repeat_penalty.")
-    repeat_last_n: Count | None = about(
-        "Tokens that repeat_penalty looks back: 64 by default, -1 all, 0 none."
-    )
+    repeat_last_n: Count | None = about("Tokens that it covers: 64 by default, -1 all, 0 none.")
     repetition_context_size: Count | None = about("Alias of repeat_last_n.")
     logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_biases)] = Field(
         None, description="Token id → value added to its logit.", max_length=10_000
@@ -76,24 +66,14 @@ class SamplingFields(Strict):
     seed: Seed | None = about(
         "The same seed and request give the same answer; choice i has seed + i. -1 draws one."
     )
-    max_tokens: Count | None = about(
-        "Maximum tokens to generate; -1: up to the end of the context."
-    )
+    max_tokens: Count | None = about("Maximum tokens to generate; -1: to the end of the context.")
     n_predict: Count | None = about("Another name of max_tokens.")
     min_tokens: Window | None = about("Minimum tokens of the answer.")
     ignore_eos: bool | None = about("Continue after the end-of-sequence token, up to max_tokens.")
-    stop: str | list[str] | None = about(
-        f"Up to {MOST_STOPS} texts, before any of which the answer ends."
-    )
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = about(
-        "Number of answers; they run as one batch."
-    )
-    num_draft_tokens: Natural | None = about(
-        "Maximum tokens drafted at a time; does not change the answer."
-    )
-    n_probs: Alternatives | None = about(
-        "Log-probabilities with this number of alternatives; 0 is off."
-    )
+    stop: str | list[str] | None = about(f"Up to {MOST_STOPS} texts that end the answer.")
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = about("Answers, as one batch.")
+    num_draft_tokens: Natural | None = about("Most tokens drafted at a time.")
+    n_probs: Alternatives | None = about("Log-probabilities, with so many alternatives; 0: off.")
     adapters: str | None = about("mlx_lm.server: one of the adapters of the model's file, by name.")
     draft_model: str | None = about("mlx_lm.server: one of the draft_models of the model's file.")
 

@@ -48,18 +48,12 @@ class ThinkingFields(Strict):
         " not with log-probabilities, which are sent for every token."
     )
     enable_thinking: bool | None = about("Reaches the chat template.")
-    thinking_budget: Budget = about(
-        "Maximum tokens of reasoning, which then ends; 0: none, -1: no limit."
-    )
+    thinking_budget: Budget = about("Maximum tokens of reasoning; 0: none, -1: no limit.")
     reasoning_budget: Budget = about("The same, under llama.cpp's name.")
     thinking_budget_tokens: Budget = about("Another of llama.cpp's.")
     thinking_token_budget: Budget = about("The same, under vLLM's name.")
-    reasoning: Reasoning | None = about(
-        "OpenRouter's object; fields of the request itself take precedence."
-    )
-    thinking: Thinking | None = about(
-        "Anthropic's object; fields of the request itself take precedence."
-    )
+    reasoning: Reasoning | None = about("OpenRouter's; the request's own fields take precedence.")
+    thinking: Thinking | None = about("Anthropic's; the request's own fields take precedence.")
 
     def thinking_values(self) -> dict[str, Any]:
         """The fields that the two objects stand for, unless the request sets them itself."""
