@@ -34,6 +34,10 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("phi4_mini_json", ("<|/tool_call|>",)),
     ("granite", ("<|tool_call|>",)),
     ("olmo3", ("<function_calls>",)),
+    ("cohere", ("<|START_ACTION|>",)),
+    ("apertus", ("<|tools_prefix|>",)),
+    ("nemotron_json", ("<TOOLCALL>",)),
+    ("hunyuan_a13b", ("<answer>", "</answer>")),
     ("jamba", ("<tool_calls>",)),
     ("hermes", ("<tool_call>",)),
     ("llama4_pythonic", ("<|python_start|>",)),
@@ -41,12 +45,9 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama4_pythonic", ("<|header_start|>",)),
     ("llama3_json", ("<|start_header_id|>", '"parameters"')),
 )
+_WITH_TAGS = "qwen3 mistral seed_oss longcat gemma4 kimi_k3 muse_spark cohere apertus"
 _TAGS = tuple(
-    dict.fromkeys(
-        tags
-        for name in ("qwen3", "mistral", "seed_oss", "longcat", "gemma4", "kimi_k3", "muse_spark")
-        for tags in families.REASONING[name]
-    )
+    dict.fromkeys(tags for name in _WITH_TAGS.split() for tags in families.REASONING[name])
 )
 
 

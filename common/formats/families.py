@@ -36,6 +36,10 @@ _TOOL_NAMES: Mapping[TaggedText | Harmony, str] = {
     others.GRANITE_TEXT: "granite granite3 granite_20b_fc",
     others.PHI4_TEXT: "phi4_mini_json phi4",
     others.JAMBA_TEXT: "jamba",
+    others.HUNYUAN_TEXT: "hunyuan_a13b hunyuan",
+    others.NEMOTRON_TEXT: "nemotron_json nemotron_nano_v2",
+    others.COHERE_TEXT: "cohere_command3 cohere_command4 cohere",
+    others.APERTUS_TEXT: "apertus",
     _HARMONY: "openai openai_gptoss gpt_oss gptoss harmony",
 }
 TOOLS: Mapping[str, TaggedText | Harmony] = {
@@ -54,6 +58,8 @@ REASONING: Mapping[str, tuple[Tags, ...]] = {
     **dict.fromkeys(_THINKERS.split(), _THINK),
     **dict.fromkeys(HARMONY_REASONING, ()),
     "gemma4": gemma.GEMMA4_TEXT.tags,
+    "apertus": others.APERTUS_TEXT.tags,
+    **dict.fromkeys(("cohere_command3", "cohere_command4", "cohere"), others.COHERE_TEXT.tags),
     "granite": others.GRANITE_TAGS,
     "kimi_k3": kimi.K3_TEXT.tags,
     "longcat": glm.LONGCAT_TEXT.tags,

@@ -157,9 +157,13 @@ class TaggedText:
         return tags.anywhere and not reading.answer.reasoning and not reading.answer.markdown.quoted
 
     def _closes(self, reading: Reading, tags: Tags) -> Wait[bool]:
-        """Whether the tag closes reasoning, or repeats the end of an empty one in the prompt."""
+        """Whether the tag closes reasoning, or repeats the end of an empty one in the prompt.
+
+        A dedicated token that closes nothing is never a part of the answer.
+        """
         if not reading.answer.reasoning:
-            return reading.answer.fresh
+            stray = tags.anywhere and not reading.answer.markdown.quoted
+            return reading.answer.fresh or stray
         return not (yield from is_quoted(reading, tags.closing))
 
     def _calls(self, reading: Reading, syntax: CallSyntax, opener: str) -> Wait[bool]:

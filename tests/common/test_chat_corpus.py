@@ -6,7 +6,7 @@ import pytest
 
 from common.chat_format import ChatFormat
 from tests.common.chat_replay import parse_every_split, plain
-from tests.common.corpus import TOOLS, Case, qwen, sections, tagged, unquoted
+from tests.common.corpus import TOOLS, Case, json_blocks, qwen, sections, tagged, unquoted
 
 FAMILIES: dict[tuple[str, str | None, str], list[Case]] = {
     ("hermes", "qwen3", qwen.HEADER): qwen.JSON_CASES,
@@ -32,6 +32,10 @@ FAMILIES: dict[tuple[str, str | None, str], list[Case]] = {
     ("openai", "openai_gptoss", unquoted.HARMONY_HEADER): unquoted.HARMONY,
     ("phi4_mini_json", None, ""): unquoted.PHI4,
     ("granite", "granite", ""): unquoted.GRANITE,
+    ("cohere", "cohere", json_blocks.COHERE_HEADER): json_blocks.COHERE,
+    ("apertus", None, ""): json_blocks.APERTUS,
+    ("hunyuan_a13b", "hunyuan_a13b", ""): json_blocks.HUNYUAN,
+    ("nemotron_json", None, json_blocks.NEMOTRON_HEADER): json_blocks.NEMOTRON,
 }
 CASES = [
     pytest.param(names, case, id=f"{names[0]}: {case.why}")

@@ -97,6 +97,11 @@ TEMPLATES = {
     "minicpm5": '<function name="function-name"><param name="param-name">',
     "phi4_mini_json": "<|tool|>' + tools + '<|/tool|> <|tool_call|> <|/tool_call|>",
     "granite": "<|tool_call|>' + calls",
+    "cohere": "<|START_ACTION|>[' + calls + ']<|END_ACTION|>",
+    "apertus": "<|tools_prefix|>[{\"' + name + '\": ' + arguments + '}]<|tools_suffix|>",
+    "hunyuan_a13b": "{% if '<answer>' in content and '</answer>' in content %} <tool_calls>",
+    "jamba": "<tool_calls>[' + calls + ']</tool_calls>",
+    "nemotron_json": "<think>\n\n <TOOLCALL>[' + calls + ']</TOOLCALL>",
     "plain": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
 }  # fmt: skip
 

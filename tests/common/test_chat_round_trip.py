@@ -143,6 +143,22 @@ def deepseek_v32(reasoning: str, content: str, calls: list[tuple[str, Arguments]
     return f"<think>{reasoning}</think>{content}{section}"
 
 
+def cohere(reasoning: str, content: str, calls: list[tuple[str, Arguments]]) -> str:
+    entries = [
+        _dumps({"tool_call_id": str(index), "tool_name": name, "parameters": arguments})
+        for index, (name, arguments) in enumerate(calls)
+    ]
+    action = f"<|START_ACTION|>[\n{','.join(entries)}\n]<|END_ACTION|>" if calls else ""
+    answer = f"<|START_RESPONSE|>{content}<|END_RESPONSE|>" if content else ""
+    return f"<|START_THINKING|>{reasoning}<|END_THINKING|>{answer}{action}"
+
+
+def apertus(reasoning: str, content: str, calls: list[tuple[str, Arguments]]) -> str:
+    entries = ", ".join(_dumps({name: arguments}) for name, arguments in calls)
+    action = f"<|tools_prefix|>[{entries}]<|tools_suffix|>" if calls else ""
+    return f"<|inner_prefix|>{reasoning}<|inner_suffix|>{content}{action}"
+
+
 def pythonic(_reasoning: str, content: str, calls: list[tuple[str, Arguments]]) -> str:
     inside = ", ".join(
         f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
@@ -156,7 +172,8 @@ def pythonic(_reasoning: str, content: str, calls: list[tuple[str, Arguments]]) 
     [
         (render.__name__, render)
         for render in (
-            hermes, deepseek_v31, deepseek_v32, kimi_k2, kimi_k3, mistral, openai, gemma4, pythonic,
+            hermes, deepseek_v31, deepseek_v32, kimi_k2, kimi_k3, mistral, openai, gemma4, cohere,
+            apertus, pythonic,
         )
     ],
 )  # fmt: skip
