@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from common.formats.answer import Call
@@ -9,7 +10,7 @@ from common.formats.cursor import Unreadable, Wait
 from common.formats.json_calls import arguments_of, drop_surplus, read_json_calls
 from common.formats.qwen import MARKED_CALLS, THINK, UNMARKED_CALLS
 from common.formats.qwen import TEXT as HERMES_TEXT
-from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.reading import CallSyntax, Reading, Tags, no_content_yet
 from common.formats.tagged_calls import CallTags, keyed, named
 from common.formats.tagged_text import TaggedText
 from common.formats.values import MODEL_JSON, Send, parts, read_value, string_of
@@ -42,17 +43,36 @@ MINIMAX_TEXT = _tagged(
     ),
     THINK,
 )
-MUSE_SPARK_TEXT = _tagged(
-    CallTags(
-        call="<atem:invoke",
-        call_close="</atem:invoke>",
-        parameter="<atem:parameter",
-        parameter_close="</atem:parameter>",
-        block="<atem:function_calls>",
-        block_close="</atem:function_calls>",
-        undeclared="guess",
-    ),
-    Tags("<|think:start|>", "<|think:end|>", anywhere=True),
+_ATEM = CallTags(
+    call="<atem:invoke",
+    call_close="</atem:invoke>",
+    parameter="<atem:parameter",
+    parameter_close="</atem:parameter>",
+    block="<atem:function_calls>",
+    block_close="</atem:function_calls>",
+    undeclared="guess",
+)
+MUSE_SPARK_TEXT = _tagged(_ATEM, Tags("<|think:start|>", "<|think:end|>", anywhere=True))
+
+
+def _read_addressed(reading: Reading) -> Wait[None]:
+    """Read a message to a tool, ` to=NAME<|message|>`, with the calls as its text."""
+    cursor = reading.cursor
+    cursor.take(len(_TO))
+    name = yield from cursor.run(_RECIPIENT)
+    reading.begun = any(offered.startswith(name) for offered in reading.tools.names)
+    yield from cursor.expect("<|message|>")
+    yield from cursor.space()
+    yield from _ATEM.read(reading)
+
+
+_TO, _RECIPIENT = " to=", re.compile(r"[^\s<]*")
+_TO_USER, _NEXT = " to=user<|message|>", "<|start|>assistant"
+MUSE_GLIMMER_TEXT = TaggedText(
+    tags=(Tags(" to=self<|message|>", f"<|eom|>{_NEXT}", anywhere=True),),
+    calls=(CallSyntax((_TO,), _read_addressed, _ATEM.closers, no_content_yet),),
+    answer=_TO_USER,
+    silent=(_TO_USER, "<|eom|>", _NEXT, "<|eot|>"),
 )
 MINICPM_TEXT = _tagged(
     CallTags(

@@ -125,6 +125,7 @@ async def read_props(gateway: GatewayDep, model: str | None = None) -> dict[str,
     return {
         "default_generation_settings": {"n_ctx": context or 0},
         **dict.fromkeys(("model_alias", "model_path"), config.name),
+        "chat_template": "",  # SillyTavern reads it as a text
         "modalities": {sense: sense in able for sense in ("vision", "audio")},
         "is_sleeping": load_state(states_of(gateway), config).value != "loaded",
     }

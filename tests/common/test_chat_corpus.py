@@ -6,7 +6,7 @@ import pytest
 
 from common.chat_format import ChatFormat
 from tests.common.chat_replay import parse_every_split, plain
-from tests.common.corpus import TOOLS, Case, json_blocks, qwen, sections, tagged, unquoted
+from tests.common.corpus import TOOLS, Case, elements, json_blocks, qwen, sections, tagged, unquoted
 
 FAMILIES: dict[tuple[str, str | None, str], list[Case]] = {
     ("hermes", "qwen3", qwen.HEADER): qwen.JSON_CASES,
@@ -20,7 +20,9 @@ FAMILIES: dict[tuple[str, str | None, str], list[Case]] = {
     ("glm47", "glm45", tagged.GLM_HEADER): tagged.GLM_INLINE,
     ("longcat", None, ""): tagged.LONGCAT,
     ("minimax_m2", "minimax_m2", ""): tagged.MINIMAX,
+    ("minimax_m3", None, ""): elements.M3,
     ("minicpm5", None, ""): tagged.MINICPM,
+    ("muse_glimmer", None, tagged.GLIMMER_HEADER): tagged.GLIMMER,
     ("kimi_k2", "kimi_k2", sections.KIMI_HEADER): sections.KIMI_CASES,
     ("kimi_k3", "kimi_k3", tagged.K3_HEADER): tagged.KIMI_K3,
     ("gemma4", "gemma4", unquoted.GEMMA4_HEADER): unquoted.GEMMA4,

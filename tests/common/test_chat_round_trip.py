@@ -224,6 +224,23 @@ def minimax_m2(name: str, arguments: Arguments) -> str:
     return f'<minimax:tool_call>\n<invoke name="{name}">\n{inside}</invoke>\n</minimax:tool_call>'
 
 
+def minimax_m3(name: str, arguments: Arguments) -> str:
+    mark = "]<]minimax[>["
+
+    def element(key: str, value: Any) -> str:
+        if isinstance(value, dict) and value:
+            inside = "".join(element(inner, each) for inner, each in value.items())
+        elif isinstance(value, list) and value:
+            inside = "".join(element("item", each) for each in value)
+        else:
+            inside = _bare(value)
+        return f"{mark}<{key}>{inside}{mark}</{key}>"
+
+    inside = "".join(element(key, value) for key, value in arguments.items())
+    call = f'{mark}<invoke name="{name}">{inside}{mark}</invoke>\n'
+    return f"{mark}<tool_call>\n{call}{mark}</tool_call>"
+
+
 @pytest.mark.parametrize("render", [qwen3_xml, glm45, minimax_m2])
 @given(typed=st.dictionaries(KEYS, TYPED, max_size=4))
 @settings(max_examples=80)
@@ -237,4 +254,39 @@ def test_it_reads_back_untyped_text_by_the_schema(
     tools = [tool("f", **{key: kind for key, (kind, _) in typed.items()})]
     text = render("f", arguments)
     message = parse_every_split(ChatFormat.named(render.__name__), text, tools=tools, count=1)
+    assert plain(message) == ("", "", [("f", arguments)])
+
+
+LEAVES = st.tuples(st.just("string"), TEXT) | st.tuples(st.just("integer"), st.integers())
+NESTED = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.tuples(st.just("object"), st.dictionaries(KEYS, inner, max_size=3))
+        | st.tuples(st.just("array"), st.lists(LEAVES, max_size=1).map(lambda one: one * 2))
+    ),
+    max_leaves=6,
+)
+
+
+def _nested(typed: tuple[str, Any]) -> tuple[dict[str, Any], Any]:
+    """The schema of a value whose members have types, and the value."""
+    kind, value = typed
+    if kind == "object":
+        inner = {key: _nested(each) for key, each in value.items()}
+        properties = {key: schema for key, (schema, _) in inner.items()}
+        return {"type": kind, "properties": properties}, {key: v for key, (_, v) in inner.items()}
+    if kind == "array":
+        entries = [_nested(each) for each in value]
+        return {"type": kind, "items": entries[0][0] if entries else {}}, [v for _, v in entries]
+    return {"type": kind}, value
+
+
+@given(typed=st.dictionaries(KEYS, NESTED, max_size=3))
+@settings(max_examples=80)
+def test_it_reads_back_nested_elements(typed: dict[str, tuple[str, Any]]) -> None:
+    schemas = {key: _nested(each) for key, each in typed.items()}
+    arguments = {key: value for key, (_, value) in schemas.items()}
+    tools = [tool("f", **{key: schema for key, (schema, _) in schemas.items()})]
+    text = minimax_m3("f", arguments)
+    message = parse_every_split(ChatFormat.named("minimax_m3"), text, tools=tools, count=1)
     assert plain(message) == ("", "", [("f", arguments)])

@@ -32,7 +32,7 @@ from tests.common.test_chat_round_trip import (
     qwen3_xml,
 )
 
-TOKENS = re.compile(r"<[^<>\n]*>|\[[A-Z_/]+\]|\w+|\s+|.", re.DOTALL)
+TOKENS = re.compile(r"\]<\]minimax\[>\[|<[^<>\n]*>|\[[A-Z_/]+\]|\w+|\s+|.", re.DOTALL)
 
 
 UNCLEAR = re.compile(
