@@ -160,8 +160,8 @@ def text_of(value: Any) -> str:
         return "\n".join(filter(None, map(text_of, value)))
     if not isinstance(value, dict):
         return ""
-    if text := text_of(value.get("text") or value.get("content")):
-        return text
+    if written := text_of(value.get("text") or value.get("content")):
+        return written
     inner = next((value[at] for at in ("source", "file") if isinstance(value.get(at), dict)), value)
     data = inner.get("file_data") or inner.get("data") or inner.get("base64")
     text = text_of(inner.get("content")) or (data if inner.get("type") == "text" else _read(data))

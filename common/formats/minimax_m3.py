@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
 from common.formats.answer import Call
 from common.formats.cursor import Markers, Wait
@@ -78,9 +79,8 @@ def _read_members(reading: Reading, name: str, path: Path, end: str) -> Wait[lis
         place = (*path, None if path and is_entry else key)
         send = _discard if path else reading.send
         send(("{" if not found else ", ") + json_string(key) + ": ")
-        value = ValueSender(
-            send, lambda text, key=key: reading.tools.is_text(name, key, text, "text")
-        )
+        is_text = partial(reading.tools.is_text, name, key, undeclared="text")
+        value = ValueSender(send, is_text)
         found.append((key, (yield from _read_value(reading, name, place, key, value))))
         value.whole(found[-1][1])
 

@@ -19,10 +19,12 @@ from common.formats.python_strings import read_escape
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _PYTHON_NUMBER = re.compile(
     r"0(?:x[0-9a-fA-F]{1,99}|o[0-7]{1,99}|b[01]{1,99})"
-    r"|[-+]?(?:(?:0|[1-9][0-9]{0,30}(?:_[0-9]{1,30}){0,3})(?:\.[0-9]{0,30})?|\.[0-9]{1,30})"
+    r"|[-+]?(?:[0-9]{1,31}(?:_[0-9]{1,30}){0,3}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})"
     r"(?:[eE][+-]?[0-9]{1,2})?"
 )
-"""Numbers that Python has and JSON does not; they are finite."""
+"""Numbers that Python has and JSON does not, or with zeros in front; they are finite."""
+_AFTER_LITERAL = ("", ",", ":", ")", "]", "}", "<")
+_BASES = ("x", "o", "b")
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z_]*")
 _TEXT_RUN = re.compile(r"[^,{}\[\]<]*")
@@ -250,7 +252,7 @@ def _scalar(text: str, dialect: Dialect) -> str | None:
     if not dialect.python or not _PYTHON_NUMBER.fullmatch(text):
         return None
     try:
-        return str(int(text, 0))
+        return str(int(text, 0 if text[1:2] in _BASES else 10))
     except ValueError:
         return json.dumps(float(text))
 
@@ -355,19 +357,32 @@ def _at_literal(cursor: Cursor) -> Wait[bool]:
 
 
 def _read_literal(cursor: Cursor, add: Send) -> Wait[None]:
-    """Read a string literal; its content is passed on as that of a JSON string."""
+    """Read a string literal; its content is passed on as that of a JSON string.
+
+    A quote after which neither a delimiter nor another literal comes is part of the content.
+    """
     raw = yield from cursor.accept("r", "R")
     quote = yield from cursor.expect('"""', "'''", '"', "'")
     if quote in ('"', "'") and (yield from cursor.accept(quote)):
         return
     markers = Markers([quote, "\\"])
-    while (yield from cursor.inside(markers, lambda text: add(escaped(text)))) == "\\":
-        if raw:
+    while True:
+        marker = yield from cursor.inside(markers, lambda text: add(escaped(text)))
+        if marker == quote:
+            with cursor.ahead():
+                cursor.take(len(quote))
+                yield from cursor.space()
+                head = yield from cursor.peek()
+                ends = len(quote) > 1 or head in _AFTER_LITERAL or (yield from _at_literal(cursor))
+            text = cursor.take(len(quote))
+            if ends:
+                return
+            add(escaped(text))
+        elif raw:
             yield from cursor.peek(2)
             add(escaped(cursor.take(2)))
         else:
             add(escaped((yield from read_escape(cursor))))
-    cursor.take(len(quote))
 
 
 def as_json(text: str, dialect: Dialect = JSON) -> str | None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.asking import ADDITION, WEATHER, chunks, user_message
+from tests.gateway.asking import ADDITION, chunks, user_message
 from tests.gateway.gateway_process import TINY_TEXT, GatewayProcess, tiny
+from tests.gateway.test_responses import WEATHER as FLAT_WEATHER
 
 Json = dict[str, Any]
 
@@ -78,8 +79,8 @@ def test_llama_cpp_tells_of_its_model(gateway: GatewayProcess) -> None:
 
 def test_a_body_of_responses_is_answered_as_a_chat(gateway: GatewayProcess) -> None:
     """Cursor sends such bodies to the path of chats, with flat tools."""
-    flat = {"type": "function", "strict": False, **WEATHER["function"]}
-    asked = {
+    flat = {**FLAT_WEATHER, "strict": False}
+    asked: Json = {
         "model": "tiny",
         "input": [
             {"role": "system", "content": "Be brief."},

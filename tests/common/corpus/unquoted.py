@@ -234,6 +234,17 @@ LFM2 = [
     Case(
         "a bracket too many", f"<|tool_call_start|>[{_PY_FERRY}]]<|tool_call_end|>", calls=[A_FERRY]
     ),
+    Case("an empty list", "Hm.<|tool_call_start|>[]<|tool_call_end|>", "Hm."),
+    Case(
+        "quotes in a string of the same quotes",
+        "<|tool_call_start|>[ferry_times(harbour='say 'Ahoy' in 'Ær' 'ø\\'')]<|tool_call_end|>",
+        calls=[("ferry_times", {"harbour": "say 'Ahoy' in 'Ærø'"})],
+    ),
+    Case(
+        "zeros in front",
+        "<|tool_call_start|>[ferry_times(harbour=[007, -08.5, 0, 0x07])]<|tool_call_end|>",
+        calls=[("ferry_times", {"harbour": [7, -8.5, 0, 7]})],
+    ),
     Case(
         "JSON, for which a system prompt may ask",
         f"<|tool_call_start|>[{_JSON_FERRY}, {_JSON_TIDE}]<|tool_call_end|>Hm.",
