@@ -207,14 +207,17 @@ def _read_key(cursor: Cursor, dialect: Dialect) -> Wait[str]:
     raise cursor.unreadable()
 
 
-def _read_string(cursor: Cursor, dialect: Dialect, add: Send) -> Wait[bool]:
-    """Read a quoted string if one comes next; returns whether it did."""
+def _read_string(cursor: Cursor, dialect: Dialect, add: Send, sent: bool = False) -> Wait[bool]:
+    """Read a quoted string if one comes next; returns whether it did.
+
+    sent: `add` sends its text, so the end must not depend on what may follow.
+    """
     if dialect.fence and (yield from cursor.accept(dialect.fence)):
         yield from _read_fenced(cursor, dialect.fence, add)
         return True
     head = yield from cursor.peek()
     if dialect.python and (yield from _at_literal(cursor)):
-        yield from _read_python_strings(cursor, add)
+        yield from _read_python_strings(cursor, add, sent)
         return True
     if head != '"' and not (dialect.single_quotes and head == "'"):
         return False
@@ -226,7 +229,7 @@ def _read_string(cursor: Cursor, dialect: Dialect, add: Send) -> Wait[bool]:
 
 
 def _read_scalar(cursor: Cursor, dialect: Dialect, out: _JsonOutput) -> Wait[None]:
-    if (yield from _read_string(cursor, dialect, out.add)):
+    if (yield from _read_string(cursor, dialect, out.add, out.send is not None)):
         return
     if dialect.bare:
         bare = (yield from cursor.run(_TEXT_RUN)).strip()
@@ -240,7 +243,8 @@ def _read_scalar(cursor: Cursor, dialect: Dialect, out: _JsonOutput) -> Wait[Non
     if scalar is None:
         raise cursor.unreadable()
     # What is sent must not depend on the rest of a number: 0x1 is 1, and 0x1F is 31.
-    if out.send and text not in dialect.words and scalar != text and not (yield from cursor.more()):
+    changes = scalar != text or (dialect.python and text in ("0", "-0"))
+    if out.send and text not in dialect.words and changes and not (yield from cursor.more()):
         raise cursor.unreadable()
     out.add(scalar)
 
@@ -334,7 +338,7 @@ def _read_python_string(cursor: Cursor, add: Send) -> Wait[None]:
     add('"')
 
 
-def _read_python_strings(cursor: Cursor, add: Send) -> Wait[None]:
+def _read_python_strings(cursor: Cursor, add: Send, sent: bool) -> Wait[None]:
     """Read string literals that follow each other, which Python reads as one."""
     add('"')
     space = 0
@@ -343,6 +347,8 @@ def _read_python_strings(cursor: Cursor, add: Send) -> Wait[None]:
         yield from _read_literal(cursor, add)
         with cursor.ahead():
             space = len((yield from cursor.space()))
+            if sent and not (yield from cursor.more()):
+                raise cursor.unreadable()
             if not (yield from _at_literal(cursor)):
                 space = -1
     add('"')
@@ -352,7 +358,7 @@ def _at_literal(cursor: Cursor) -> Wait[bool]:
     """Whether a string literal comes next, perhaps a raw one."""
     head = yield from cursor.peek()
     if head in ("r", "R"):
-        head = (yield from cursor.peek(2))[1:]
+        return (yield from cursor.peek(2))[1:] in ("'", '"', "")
     return head in ("'", '"')
 
 
