@@ -151,6 +151,7 @@ class TextConfig(Strict):
 class ReasoningConfig(Strict):
     effort: ReasoningEffort | None = None
     max_tokens: Budget = about("Maximum tokens of reasoning; not OpenAI's.")
+    summary: str | None = about("If it is set, the whole reasoning is sent as its summary.")
 
 
 _INCLUDED = (
