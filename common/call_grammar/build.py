@@ -43,7 +43,7 @@ _NAMES: tuple[tuple[_Family, str], ...] = (
     (tagged.MUSE_GLIMMER, "muse_glimmer"),
     (as_json.GRANITE, "granite granite3 granite_20b_fc"),
     (as_json.PHI4, "phi4_mini_json phi4"),
-    (as_json.JAMBA, "jamba hunyuan_a13b hunyuan"),
+    (as_json.JAMBA, "jamba hunyuan_a13b hunyuan apriel"),
     (as_json.NEMOTRON, "nemotron_json nemotron_nano_v2"),
     (as_json.COHERE, "cohere_command3 cohere_command4 cohere"),
     (as_json.APERTUS, "apertus"),

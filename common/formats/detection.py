@@ -39,6 +39,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("cohere", ("<|START_ACTION|>",)),
     ("apertus", ("<|tools_prefix|>",)),
     ("nemotron_json", ("<TOOLCALL>",)),
+    ("apriel", ("[BEGIN FINAL RESPONSE]",)),
     ("hunyuan_a13b", ("<answer>", "</answer>")),
     ("jamba", ("<tool_calls>",)),
     ("hermes", ("<tool_call>",)),
@@ -47,7 +48,9 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama4_pythonic", ("<|header_start|>",)),
     ("llama3_json", ("<|start_header_id|>", '"parameters"')),
 )
-_WITH_TAGS = "qwen3 mistral seed_oss longcat gemma4 kimi_k3 muse_spark minimax_m3 cohere apertus"
+_WITH_TAGS = (
+    "qwen3 mistral seed_oss longcat gemma4 kimi_k3 muse_spark minimax_m3 cohere apertus apriel"
+)
 _TAGS = tuple(
     dict.fromkeys(tags for name in _WITH_TAGS.split() for tags in families.REASONING[name])
 )

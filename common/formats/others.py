@@ -166,3 +166,8 @@ APERTUS_TEXT = TaggedText(
 JAMBA_TEXT = TaggedText(tags=(THINK,), calls=(_json_block("<tool_calls>", "</tool_calls>"),))
 ERNIE_TEXT = replace(HERMES_TEXT, silent=("<response>", "</response>"))
 HUNYUAN_TEXT = replace(JAMBA_TEXT, answer="<answer>", silent=("<answer>", "</answer>"))
+APRIEL_TEXT = replace(
+    JAMBA_TEXT,
+    tags=(Tags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),),
+    silent=("[END FINAL RESPONSE]",),
+)

@@ -20,6 +20,7 @@ _TURNS = re.compile(
     r"<\|(?:im_start|im_end|im_user|im_assistant|im_middle|user|assistant|observation|eot_id)\|>"
     r"|<\|(?:start_header_id|end_header_id|header_start|header_end|start_of_role|end_of_role)\|>"
     r"|<｜(?:User|Assistant)｜>|<\|turn>|<start_of_turn>|\[/INST\]|<\|open\|>message|\]~b\]"
+    r"|<\|begin_assistant\|>"
 )
 """Markers that begin a turn in a prompt; tags before the last one belong to earlier turns."""
 

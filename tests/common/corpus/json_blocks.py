@@ -68,6 +68,32 @@ HUNYUAN = [
     Case("thinking left open", "<think>\nSo.\n<answer>\nHm.\n</answer>", "Hm.", "So."),
     Case("cut", f"<answer>\n<tool_calls>{_LIST[:30]}", cut=True),
 ]
+APRIEL_HEADER = "<|begin_assistant|>\nHere are my reasoning steps:\n"
+_FINAL = "[BEGIN FINAL RESPONSE]"
+APRIEL = [
+    Case("an answer", f"So.\n{_FINAL}\nHm.\n[END FINAL RESPONSE]\n", "Hm.", "So."),
+    Case("no end", f"So.\n{_FINAL}\nHm.", "Hm.", "So."),
+    Case(
+        "a call", f"So.\n{_FINAL}\n<tool_calls>{_LIST}</tool_calls>", "", "So.", [A_FERRY, A_TIDE]
+    ),
+    Case(
+        "a call without an answer",
+        f"So.\n<tool_calls>{_LIST}</tool_calls>",
+        "",
+        "So.",
+        [A_FERRY, A_TIDE],
+    ),
+    Case("JSON", f'So.\n{_FINAL}\n{{"a": 1}}', '{"a": 1}', "So."),
+    Case("left open", "So", "", "So", cut=True),
+    Case("the mark is cut", "So.\n[BEGIN FINAL", "", "So.", cut=True),
+    Case(
+        "a prompt that explains it",
+        f"Here are my reasoning steps:\nSo.\n{_FINAL}\nHm.",
+        "Hm.",
+        "So.",
+        tail="Write: Here are my reasoning steps: … <|end|>\n<|begin_assistant|>\n",
+    ),
+]
 NEMOTRON_HEADER = "<SPECIAL_11>Assistant\n<think>\n\n"
 NEMOTRON = [
     Case(
