@@ -52,8 +52,10 @@ class ToolSchemas:
         return list(self._parameters)
 
     def meant(self, name: str) -> str:
-        """The offered tool that a model means if it writes `functions.` before the name."""
+        """The offered tool that a model means by `functions.NAME` or `NAME.NAME`."""
         bare = name.removeprefix("functions.")
+        first, _, second = name.partition(".")
+        bare = first if first == second else bare
         return bare if bare in self and name not in self else name
 
     def properties(self, name: str) -> list[str]:
@@ -84,6 +86,23 @@ class ToolSchemas:
         types = _types(schema, root)
         if not types or types == _UNTYPED:
             return _looks_like(text, only_nested=undeclared == "text")
+        return _typed(text, types)
+
+    def types_at(self, name: str, path: Sequence[str | None]) -> frozenset[str]:
+        """The declared types of an argument, or of a member or an entry (None) inside one."""
+        root = self._parameters.get(name, {})
+        schema: Any = root
+        for step in path:
+            schema = _inner(schema, root, step)
+        return _types(schema, root) - _UNTYPED
+
+    def typed_at(self, name: str, path: Sequence[str | None], text: str) -> str:
+        """What is at this path, as JSON, if it was written as bare text."""
+        types = self.types_at(name, path)
+        if not types:
+            return _looks_like(text, only_nested=True)
+        if not text.strip() and "string" not in types and types & {"array", "object"}:
+            return "[]" if "array" in types else "{}"
         return _typed(text, types)
 
     def is_text(self, name: str, argument: str, begun: str, undeclared: Undeclared) -> bool:
@@ -139,6 +158,17 @@ def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterable[Mapping[str,
                 queue.extend(entry[key])
         if isinstance(reference := entry.get("$ref"), str):
             queue.append(_resolved(reference, root))
+
+
+def _inner(schema: Any, root: Mapping[str, Any], step: str | None) -> Any:
+    """The schema of a member of an object, or of the entries (None) of a list."""
+    for entry in _alternatives(schema, root):
+        properties = entry.get("properties")
+        found = properties.get(step) if isinstance(properties, Mapping) else None
+        found = entry.get("items") if step is None else found or entry.get("additionalProperties")
+        if isinstance(found, Mapping):
+            return found
+    return None
 
 
 def _resolved(reference: str, root: Mapping[str, Any]) -> Any:

@@ -26,7 +26,7 @@ from gateway.routes import (
     completions,
     embeddings,
     health,
-    infill,
+    lm_studio,
     messages,
     models,
     ollama,
@@ -45,7 +45,6 @@ ROUTERS = (
     completions.router,
     embeddings.router,
     health.router,
-    infill.router,
     messages.router,
     models.router,
     rerank.router,
@@ -85,7 +84,9 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
         app.include_router(router, prefix="/v1")
         app.include_router(router, include_in_schema=False)
     app.include_router(ollama.router)
-    for router in (page.router, status.router):
+    for router in (chat.router, completions.router, embeddings.router):  # LM Studio's paths
+        app.include_router(router, prefix=lm_studio.router.prefix, include_in_schema=False)
+    for router in (lm_studio.router, page.router, status.router):
         app.include_router(router, include_in_schema=False)
     # The middleware added last is the outermost.
     app.add_middleware(BodyMiddleware, settings=settings, paths=_posts())
@@ -98,9 +99,10 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
 
 
 def _posts() -> frozenset[str]:
-    """The paths that take a JSON object, with and without `/v1`."""
+    """The paths that take a JSON object."""
     bare = {path for router in ROUTERS for path in _posts_of(router)}
-    return frozenset(bare | {f"/v1{path}" for path in bare} | set(_posts_of(ollama.router)))
+    prefixed = {prefix + path for prefix in ("", "/v1", lm_studio.router.prefix) for path in bare}
+    return frozenset(prefixed.union(_posts_of(ollama.router)))
 
 
 def _posts_of(router: APIRouter) -> list[str]:

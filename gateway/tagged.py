@@ -7,7 +7,9 @@ body (messages[0].content[1].text) and the message is about the kind that was se
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -158,11 +160,21 @@ def text_of(value: Any) -> str:
         return "\n".join(filter(None, map(text_of, value)))
     if not isinstance(value, dict):
         return ""
-    source = value.get("source")
-    if isinstance(source, dict):  # a document block of Anthropic's
-        name = "data" if source.get("type") == "text" else "content"
-        return "\n".join(filter(None, [text_of(value.get("title")), text_of(source.get(name))]))
-    return text_of(value.get("text") or value.get("content"))
+    if written := text_of(value.get("text") or value.get("content")):
+        return written
+    inner = next((value[at] for at in ("source", "file") if isinstance(value.get(at), dict)), value)
+    data = inner.get("file_data") or inner.get("data") or inner.get("base64")
+    text = text_of(inner.get("content")) or (data if inner.get("type") == "text" else _read(data))
+    named = text_of(value.get("title") or inner.get("filename"))
+    return f"{named}\n{text}" if named and text else text_of(text)
+
+
+def _read(data: Any) -> str:
+    """The text of a file in base64 or in a data URI; "" if it is anything but text."""
+    with suppress(ValueError, AttributeError, TypeError):
+        text = base64.b64decode(data.partition(";base64,")[2] or data, validate=True).decode()
+        return "" if "\0" in text or text.startswith("%PDF") else text
+    return ""
 
 
 def as_text(kind: str) -> Callable[[Any], Any]:
@@ -180,8 +192,8 @@ def as_text(kind: str) -> Callable[[Any], Any]:
 
 
 _ATTACHED = frozenset(
-    "source data url file file_id file_url file_data image image_url input_audio video"
-    " video_url".split()
+    "source data base64 url file file_id file_url file_data image image_url input_audio audio_url"
+    " video video_url".split()
 )
 
 

@@ -36,12 +36,17 @@ _NAMES: tuple[tuple[_Family, str], ...] = (
     (bare.OLMO3, "olmo3"),
     (as_json.MISTRAL_LIST, "mistral"),
     (tagged.MINIMAX, "minimax_m2 minimax"),
+    (tagged.MINIMAX_M3, "minimax_m3"),
     (tagged.MINICPM, "minicpm5"),
     (tagged.SEED, "seed_oss"),
     (tagged.MUSE_SPARK, "muse_spark"),
+    (tagged.MUSE_GLIMMER, "muse_glimmer"),
     (as_json.GRANITE, "granite granite3 granite_20b_fc"),
     (as_json.PHI4, "phi4_mini_json phi4"),
-    (as_json.JAMBA, "jamba"),
+    (as_json.JAMBA, "jamba hunyuan_a13b hunyuan apriel"),
+    (as_json.NEMOTRON, "nemotron_json nemotron_nano_v2"),
+    (as_json.COHERE, "cohere_command3 cohere_command4 cohere"),
+    (as_json.APERTUS, "apertus"),
     (as_json.HARMONY, "openai openai_gptoss gpt_oss gptoss harmony"),
 )
 FAMILIES: Mapping[str, _Family] = {

@@ -57,6 +57,15 @@ MISTRAL_ARGS = JsonCalls("[TOOL_CALLS]{name}[ARGS]", "", quoted=False)
 GRANITE = JsonCalls(_OBJECT, "}", "<|tool_call|>[", ", ", "]")
 PHI4 = JsonCalls(_OBJECT, "}", "<|tool_call|>[", ", ", "]<|/tool_call|>")
 JAMBA = JsonCalls(_OBJECT, "}", "<tool_calls>[", ", ", "]</tool_calls>")
+NEMOTRON = JsonCalls(_OBJECT, "}", "<TOOLCALL>[", ", ", "]</TOOLCALL>")
+COHERE = JsonCalls(
+    '{"tool_call_id": "{index}", "tool_name": {name}, "parameters": ',
+    "}",
+    "<|START_ACTION|>[",
+    ", ",
+    "]<|END_ACTION|>",
+)
+APERTUS = JsonCalls("{{name}: ", "}", "<|tools_prefix|>[", ", ", "]<|tools_suffix|>")
 DEEPSEEK_V3 = JsonCalls(
     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
     "\n```<｜tool▁call▁end｜>",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from common.call_grammar.lark_text import literals_of, shape_of
@@ -24,7 +24,7 @@ _KEY = r"""[^<>"'/=\s&]+"""
 class TaggedCalls:
     """The tags of a family, with placeholders `{name}` and `{key}`, and line breaks.
 
-    value_end: closes a value, and is followed by `after`. forbidden: texts that no value may
+    value_end: closes a value, perhaps with its `{key}`. forbidden: texts that no value may
     contain, so that no part of one is mistaken for markup. text_flag, other_flag: replace `{flag}`
     in a parameter's tag if its value is text, or not. breaks: line breaks are optional.
     """
@@ -59,7 +59,8 @@ class TaggedCalls:
         parts = [self._text(book, self.call.replace("{name}", name))]
         for key, schema, required in tool.arguments():
             check_name("parameter's", key, _KEY)
-            argument = self._argument(book, tool, key, schema)
+            tags = replace(self, value_end=self.value_end.replace("{key}", key))
+            argument = tags._argument(book, tool, key, schema)
             parts.append(argument if required else f"{argument}?")
         return book.rule(" ".join([*parts, self._text(book, self.call_end)]))
 
@@ -199,6 +200,14 @@ QWEN_XML = _function_tags("<tool_call>", "</tool_call>", "\n")
 SEED = _function_tags("<seed:tool_call>", "</seed:tool_call>", "")
 MINIMAX = _invoke_tags("", "minimax:tool_call")
 MUSE_SPARK = _invoke_tags("atem:", "function_calls")
+MUSE_GLIMMER = replace(
+    MUSE_SPARK,
+    call=f" to={{name}}<|message|>{MUSE_SPARK.opening}{MUSE_SPARK.call}",
+    call_end=MUSE_SPARK.call_end + MUSE_SPARK.closing,
+    opening="",
+    separator="<|eom|><|start|>assistant",
+    closing="",
+)
 _IS_TEXT = ("true", "false")
 DSML_V32 = _invoke_tags("｜DSML｜", "function_calls", _IS_TEXT)
 DSML_V4 = _invoke_tags("｜DSML｜", "tool_calls", _IS_TEXT)
@@ -212,6 +221,16 @@ MINICPM = TaggedCalls(
     value_end="</param>",
     forbidden=("<function", "</function>", "<param", "</param>", "<![CDATA["),
     separator="\n",
+)
+_M3 = "]<]minimax[>["
+MINIMAX_M3 = TaggedCalls(
+    call=f'{_M3}<invoke name="{{name}}">',
+    call_end=f"{_M3}</invoke>\n",
+    parameter=f"{_M3}<{{key}}>",
+    value_end=f"{_M3}</{{key}}>",
+    forbidden=(_M3,),
+    opening=f"{_M3}<tool_call>\n",
+    closing=f"{_M3}</tool_call>",
 )
 KIMI_K3 = TaggedCalls(
     call='<|open|>call tool="{name}"<|sep|>',

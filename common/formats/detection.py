@@ -22,8 +22,10 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepseek_v32", ("｜DSML｜",)),
     ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    ("minimax_m3", ("]<]minimax[>[",)),
     ("minimax_m2", ("<minimax:tool_call>",)),
     ("longcat", ("<longcat_tool_call>",)),
+    ("muse_glimmer", ("<atem:function_calls>", "<|eom|>", "<|message|>")),
     ("muse_spark", ("<atem:function_calls>",)),
     ("seed_oss", ("<seed:tool_call>",)),
     ("mistral", ("[TOOL_CALLS]",)),
@@ -34,6 +36,11 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("phi4_mini_json", ("<|/tool_call|>",)),
     ("granite", ("<|tool_call|>",)),
     ("olmo3", ("<function_calls>",)),
+    ("cohere", ("<|START_ACTION|>",)),
+    ("apertus", ("<|tools_prefix|>",)),
+    ("nemotron_json", ("<TOOLCALL>",)),
+    ("apriel", ("[BEGIN FINAL RESPONSE]",)),
+    ("hunyuan_a13b", ("<answer>", "</answer>")),
     ("jamba", ("<tool_calls>",)),
     ("hermes", ("<tool_call>",)),
     ("llama4_pythonic", ("<|python_start|>",)),
@@ -41,12 +48,11 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama4_pythonic", ("<|header_start|>",)),
     ("llama3_json", ("<|start_header_id|>", '"parameters"')),
 )
+_WITH_TAGS = (
+    "qwen3 mistral seed_oss longcat gemma4 kimi_k3 muse_spark minimax_m3 cohere apertus apriel"
+)
 _TAGS = tuple(
-    dict.fromkeys(
-        tags
-        for name in ("qwen3", "mistral", "seed_oss", "longcat", "gemma4", "kimi_k3", "muse_spark")
-        for tags in families.REASONING[name]
-    )
+    dict.fromkeys(tags for name in _WITH_TAGS.split() for tags in families.REASONING[name])
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from common.formats import deepseek, gemma, glm, kimi, llama, mistral, others, qwen
+from common.formats import deepseek, gemma, glm, kimi, llama, minimax_m3, mistral, others, qwen
 from common.formats.harmony import Harmony
 from common.formats.reading import Tags
 from common.formats.tagged_text import TaggedText
@@ -30,12 +30,19 @@ _TOOL_NAMES: Mapping[TaggedText | Harmony, str] = {
     llama.OLMO3_TEXT: "olmo3",
     mistral.MISTRAL_TEXT: "mistral",
     others.MINIMAX_TEXT: "minimax_m2 minimax",
+    minimax_m3.TEXT: "minimax_m3",
     others.MINICPM_TEXT: "minicpm5",
     others.SEED_TEXT: "seed_oss",
     others.MUSE_SPARK_TEXT: "muse_spark",
+    others.MUSE_GLIMMER_TEXT: "muse_glimmer",
     others.GRANITE_TEXT: "granite granite3 granite_20b_fc",
     others.PHI4_TEXT: "phi4_mini_json phi4",
     others.JAMBA_TEXT: "jamba",
+    others.HUNYUAN_TEXT: "hunyuan_a13b hunyuan",
+    others.APRIEL_TEXT: "apriel",
+    others.NEMOTRON_TEXT: "nemotron_json nemotron_nano_v2",
+    others.COHERE_TEXT: "cohere_command3 cohere_command4 cohere",
+    others.APERTUS_TEXT: "apertus",
     _HARMONY: "openai openai_gptoss gpt_oss gptoss harmony",
 }
 TOOLS: Mapping[str, TaggedText | Harmony] = {
@@ -54,10 +61,15 @@ REASONING: Mapping[str, tuple[Tags, ...]] = {
     **dict.fromkeys(_THINKERS.split(), _THINK),
     **dict.fromkeys(HARMONY_REASONING, ()),
     "gemma4": gemma.GEMMA4_TEXT.tags,
+    "apertus": others.APERTUS_TEXT.tags,
+    "apriel": others.APRIEL_TEXT.tags,
+    **dict.fromkeys(("cohere_command3", "cohere_command4", "cohere"), others.COHERE_TEXT.tags),
     "granite": others.GRANITE_TAGS,
     "kimi_k3": kimi.K3_TEXT.tags,
     "longcat": glm.LONGCAT_TEXT.tags,
+    "minimax_m3": minimax_m3.TEXT.tags,
     "mistral": mistral.MISTRAL_TEXT.tags,
+    "muse_glimmer": others.MUSE_GLIMMER_TEXT.tags,
     "muse_spark": others.MUSE_SPARK_TEXT.tags,
     "seed_oss": others.SEED_TEXT.tags,
     "none": (),

@@ -62,7 +62,7 @@ GEMMA4_TEXT = TaggedText(
         CallSyntax(("<|tool_call>",), _read_gemma4, ("<tool_call|>",)),
         CallSyntax(("call:",), _read_gemma4, begins=_begins_line),
     ),
-    silent=("<|tool_response>", "<turn|>"),
+    silent=("<|tool_response>", "<turn|>", "<|channel>"),  # the last where its name is missing
 )
 FUNCTION_GEMMA_TEXT = TaggedText(
     calls=(CallSyntax(("<start_function_call>",), _read_function_gemma, ("<end_function_call>",)),),

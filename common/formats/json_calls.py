@@ -22,7 +22,7 @@ from common.tool_schema import ToolSchemas
 
 _NAMES = ("name", "function", "tool_name", "tool")
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "params")
-_EXTRAS = frozenset({"id", "type", "index", "call_id"})
+_EXTRAS = frozenset({"id", "type", "index", "call_id", "tool_call_id"})
 _KEYS = _EXTRAS.union(_NAMES, _ARGUMENTS)
 _KEY_EDGE = "{[\"'" + " \t\r\n"
 _SPACE = re.compile(r"\s+")

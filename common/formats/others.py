@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
-from common.formats.cursor import Wait
-from common.formats.json_calls import read_json_calls
+from common.formats.answer import Call
+from common.formats.cursor import Unreadable, Wait
+from common.formats.json_calls import arguments_of, drop_surplus, read_json_calls
 from common.formats.qwen import MARKED_CALLS, THINK, UNMARKED_CALLS
 from common.formats.qwen import TEXT as HERMES_TEXT
-from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.reading import CallSyntax, Reading, Tags, no_content_yet
 from common.formats.tagged_calls import CallTags, keyed, named
 from common.formats.tagged_text import TaggedText
+from common.formats.values import MODEL_JSON, Send, parts, read_value, string_of
 
 
 def _json_block(opener: str, closer: str) -> CallSyntax:
@@ -40,17 +43,36 @@ MINIMAX_TEXT = _tagged(
     ),
     THINK,
 )
-MUSE_SPARK_TEXT = _tagged(
-    CallTags(
-        call="<atem:invoke",
-        call_close="</atem:invoke>",
-        parameter="<atem:parameter",
-        parameter_close="</atem:parameter>",
-        block="<atem:function_calls>",
-        block_close="</atem:function_calls>",
-        undeclared="guess",
-    ),
-    Tags("<|think:start|>", "<|think:end|>", anywhere=True),
+_ATEM = CallTags(
+    call="<atem:invoke",
+    call_close="</atem:invoke>",
+    parameter="<atem:parameter",
+    parameter_close="</atem:parameter>",
+    block="<atem:function_calls>",
+    block_close="</atem:function_calls>",
+    undeclared="guess",
+)
+MUSE_SPARK_TEXT = _tagged(_ATEM, Tags("<|think:start|>", "<|think:end|>", anywhere=True))
+
+
+def _read_addressed(reading: Reading) -> Wait[None]:
+    """Read a message to a tool, ` to=NAME<|message|>`, with the calls as its text."""
+    cursor = reading.cursor
+    cursor.take(len(_TO))
+    name = yield from cursor.run(_RECIPIENT)
+    reading.begun = any(offered.startswith(name) for offered in reading.tools.names)
+    yield from cursor.expect("<|message|>")
+    yield from cursor.space()
+    yield from _ATEM.read(reading)
+
+
+_TO, _RECIPIENT = " to=", re.compile(r"[^\s<]*")
+_TO_USER, _NEXT = " to=user<|message|>", "<|start|>assistant"
+MUSE_GLIMMER_TEXT = TaggedText(
+    tags=(Tags(" to=self<|message|>", f"<|eom|>{_NEXT}", anywhere=True),),
+    calls=(CallSyntax((_TO,), _read_addressed, _ATEM.closers, no_content_yet),),
+    answer=_TO_USER,
+    silent=(_TO_USER, "<|eom|>", _NEXT, "<|eot|>"),
 )
 MINICPM_TEXT = _tagged(
     CallTags(
@@ -88,5 +110,64 @@ PHI4_TEXT = TaggedText(
     tags=(THINK,),
     calls=(_json_block("<|tool_call|>", "<|/tool_call|>"), _json_block("functools[", "")),
 )
+NEMOTRON_TEXT = TaggedText(tags=(THINK,), calls=(_json_block("<TOOLCALL>", "</TOOLCALL>"),))
+COHERE_TEXT = TaggedText(
+    tags=(Tags("<|START_THINKING|>", "<|END_THINKING|>", anywhere=True),),
+    calls=(_json_block("<|START_ACTION|>", "<|END_ACTION|>"),),
+    answer="<|START_RESPONSE|>",
+    silent=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+)
+
+
+class _NamedSender:
+    """Sends a call while its object is read: the only key is the tool's name."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+        self._begun = False
+
+    def member(self, key: str, head: str) -> Send | None:
+        if self._begun or head != "{":
+            return None
+        self._begun = True
+        self._reading.begin(string_of(key) or "")
+        return self._reading.send
+
+    def inside(self, _key: str) -> None:
+        return None
+
+
+def _read_apertus(reading: Reading) -> Wait[None]:
+    """Read a list of objects, each with a tool's name as its key and the arguments as its value."""
+    cursor = reading.cursor
+    cursor.take(len(_APERTUS[0]))
+    yield from cursor.space()
+    yield from cursor.expect("[")
+    while True:
+        yield from cursor.space()
+        sender = _NamedSender(reading)
+        called = yield from read_value(cursor, MODEL_JSON, _APERTUS[1:], receiver=sender)
+        for name, given in parts(called):
+            if (arguments := arguments_of(given)) is None:
+                raise Unreadable
+            reading.call(Call(name, arguments))
+        yield from cursor.space()
+        if not (yield from cursor.accept(",")):
+            break
+    yield from drop_surplus(cursor, _APERTUS[1:])
+    yield from cursor.accept_after_space(_APERTUS[1])
+
+
+_APERTUS = ("<|tools_prefix|>", "<|tools_suffix|>")
+APERTUS_TEXT = TaggedText(
+    tags=(Tags("<|inner_prefix|>", "<|inner_suffix|>", anywhere=True),),
+    calls=(CallSyntax(_APERTUS[:1], _read_apertus, _APERTUS[1:]),),
+)
 JAMBA_TEXT = TaggedText(tags=(THINK,), calls=(_json_block("<tool_calls>", "</tool_calls>"),))
 ERNIE_TEXT = replace(HERMES_TEXT, silent=("<response>", "</response>"))
+HUNYUAN_TEXT = replace(JAMBA_TEXT, answer="<answer>", silent=("<answer>", "</answer>"))
+APRIEL_TEXT = replace(
+    JAMBA_TEXT,
+    tags=(Tags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),),
+    silent=("[END FINAL RESPONSE]",),
+)

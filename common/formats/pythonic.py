@@ -28,7 +28,7 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
     count, unclosed = 0, False  # unclosed: the bracket at the end of the list is missing
     while True:
         yield from cursor.space()
-        if count and in_list and (unclosed or (yield from cursor.accept("]"))):
+        if in_list and (count or not offered) and (unclosed or (yield from cursor.accept("]"))):
             break
         call = yield from _read_call(reading, shown=certain)
         if offered and call.name not in reading.tools:

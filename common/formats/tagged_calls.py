@@ -59,14 +59,19 @@ class _Quoted:
         return True
 
 
-class _Value:
+class ValueSender:
     """Sends a value while it is read, as soon as it can only be a string.
 
     cdata: the value may be in a CDATA section, whose content is then the value.
     """
 
     def __init__(
-        self, send: Send, is_text: Callable[[str], bool], *, lines: Lines, cdata: bool
+        self,
+        send: Send,
+        is_text: Callable[[str], bool],
+        *,
+        lines: Lines = "kept",
+        cdata: bool = False,
     ) -> None:
         self._send = send
         self._is_text = is_text
@@ -398,7 +403,7 @@ class CallTags:
         key: str,
         attributes: Mapping[str, str],
         arguments: Pairs,
-    ) -> _Value:
+    ) -> ValueSender:
         """The sender for the next value, unless this first value may contain all arguments."""
         first = arguments[0][0] if arguments else key
         wraps = first in _WRAPPERS and first not in reading.tools.properties(name)
@@ -411,7 +416,7 @@ class CallTags:
                 return attributes[flag] == is_text
             return reading.tools.is_text(name, key, text, self.undeclared)
 
-        return _Value(send, known, lines=self.lines, cdata=self.cdata)
+        return ValueSender(send, known, lines=self.lines, cdata=self.cdata)
 
     def _typed(
         self, reading: Reading, name: str, key: str, text: str, attributes: Mapping[str, str]
@@ -423,7 +428,7 @@ class CallTags:
             return as_json(text) or reading.tools.typed(name, key, text, "guess")
         return reading.tools.typed(name, key, text, self.undeclared)
 
-    def _read_text(self, reading: Reading, value: _Value) -> Wait[str]:
+    def _read_text(self, reading: Reading, value: ValueSender) -> Wait[str]:
         """Read a value to its end; quoted calls are skipped, unless no end would remain.
 
         Where the length limit cuts a value after a quoted call, the end is missing.
@@ -441,7 +446,9 @@ class CallTags:
         finally:
             cursor.release()
 
-    def _scan_text(self, reading: Reading, value: _Value, *, skips_calls: bool = True) -> Wait[str]:
+    def _scan_text(
+        self, reading: Reading, value: ValueSender, *, skips_calls: bool = True
+    ) -> Wait[str]:
         cursor = reading.cursor
         chunks: list[str] = []
         value.quoted = _Quoted()
@@ -474,7 +481,7 @@ class CallTags:
                 return text
             add(cursor.take(len(marker)))
 
-    def _begins_quote(self, reading: Reading, marker: str, value: _Value) -> Wait[bool]:
+    def _begins_quote(self, reading: Reading, marker: str, value: ValueSender) -> Wait[bool]:
         """Whether a tag inside a value opens a quoted block, call or parameter.
 
         Raises Cut if the length limit leaves that open.
@@ -527,7 +534,7 @@ class CallTags:
                 raise Cut
         return found
 
-    def _ends_text(self, reading: Reading, marker: str, value: _Value) -> Wait[bool]:
+    def _ends_text(self, reading: Reading, marker: str, value: ValueSender) -> Wait[bool]:
         """Whether the text after a closing tag shows that the tag ends the value.
 
         Raises Cut if the length limit leaves that open.

@@ -20,6 +20,7 @@ _TURNS = re.compile(
     r"<\|(?:im_start|im_end|im_user|im_assistant|im_middle|user|assistant|observation|eot_id)\|>"
     r"|<\|(?:start_header_id|end_header_id|header_start|header_end|start_of_role|end_of_role)\|>"
     r"|<｜(?:User|Assistant)｜>|<\|turn>|<start_of_turn>|\[/INST\]|<\|open\|>message|\]~b\]"
+    r"|<\|begin_assistant\|>"
 )
 """Markers that begin a turn in a prompt; tags before the last one belong to earlier turns."""
 
@@ -157,9 +158,13 @@ class TaggedText:
         return tags.anywhere and not reading.answer.reasoning and not reading.answer.markdown.quoted
 
     def _closes(self, reading: Reading, tags: Tags) -> Wait[bool]:
-        """Whether the tag closes reasoning, or repeats the end of an empty one in the prompt."""
+        """Whether the tag closes reasoning, or repeats the end of an empty one in the prompt.
+
+        A dedicated token that closes nothing is never a part of the answer.
+        """
         if not reading.answer.reasoning:
-            return reading.answer.fresh
+            stray = tags.anywhere and not reading.answer.markdown.quoted
+            return reading.answer.fresh or stray
         return not (yield from is_quoted(reading, tags.closing))
 
     def _calls(self, reading: Reading, syntax: CallSyntax, opener: str) -> Wait[bool]:

@@ -19,10 +19,12 @@ from common.formats.python_strings import read_escape
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _PYTHON_NUMBER = re.compile(
     r"0(?:x[0-9a-fA-F]{1,99}|o[0-7]{1,99}|b[01]{1,99})"
-    r"|[-+]?(?:(?:0|[1-9][0-9]{0,30}(?:_[0-9]{1,30}){0,3})(?:\.[0-9]{0,30})?|\.[0-9]{1,30})"
+    r"|[-+]?(?:[0-9]{1,31}(?:_[0-9]{1,30}){0,3}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})"
     r"(?:[eE][+-]?[0-9]{1,2})?"
 )
-"""Numbers that Python has and JSON does not; they are finite."""
+"""Numbers that Python has and JSON does not, or with zeros in front; they are finite."""
+_AFTER_LITERAL = ("", ",", ":", ")", "]", "}", "<")
+_BASES = ("x", "o", "b")
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z_]*")
 _TEXT_RUN = re.compile(r"[^,{}\[\]<]*")
@@ -205,14 +207,17 @@ def _read_key(cursor: Cursor, dialect: Dialect) -> Wait[str]:
     raise cursor.unreadable()
 
 
-def _read_string(cursor: Cursor, dialect: Dialect, add: Send) -> Wait[bool]:
-    """Read a quoted string if one comes next; returns whether it did."""
+def _read_string(cursor: Cursor, dialect: Dialect, add: Send, sent: bool = False) -> Wait[bool]:
+    """Read a quoted string if one comes next; returns whether it did.
+
+    sent: `add` sends its text, so the end must not depend on what may follow.
+    """
     if dialect.fence and (yield from cursor.accept(dialect.fence)):
         yield from _read_fenced(cursor, dialect.fence, add)
         return True
     head = yield from cursor.peek()
     if dialect.python and (yield from _at_literal(cursor)):
-        yield from _read_python_strings(cursor, add)
+        yield from _read_python_strings(cursor, add, sent)
         return True
     if head != '"' and not (dialect.single_quotes and head == "'"):
         return False
@@ -224,7 +229,7 @@ def _read_string(cursor: Cursor, dialect: Dialect, add: Send) -> Wait[bool]:
 
 
 def _read_scalar(cursor: Cursor, dialect: Dialect, out: _JsonOutput) -> Wait[None]:
-    if (yield from _read_string(cursor, dialect, out.add)):
+    if (yield from _read_string(cursor, dialect, out.add, out.send is not None)):
         return
     if dialect.bare:
         bare = (yield from cursor.run(_TEXT_RUN)).strip()
@@ -238,7 +243,8 @@ def _read_scalar(cursor: Cursor, dialect: Dialect, out: _JsonOutput) -> Wait[Non
     if scalar is None:
         raise cursor.unreadable()
     # What is sent must not depend on the rest of a number: 0x1 is 1, and 0x1F is 31.
-    if out.send and text not in dialect.words and scalar != text and not (yield from cursor.more()):
+    changes = scalar != text or (dialect.python and text in ("0", "-0"))
+    if out.send and text not in dialect.words and changes and not (yield from cursor.more()):
         raise cursor.unreadable()
     out.add(scalar)
 
@@ -250,7 +256,7 @@ def _scalar(text: str, dialect: Dialect) -> str | None:
     if not dialect.python or not _PYTHON_NUMBER.fullmatch(text):
         return None
     try:
-        return str(int(text, 0))
+        return str(int(text, 0 if text[1:2] in _BASES else 10))
     except ValueError:
         return json.dumps(float(text))
 
@@ -332,7 +338,7 @@ def _read_python_string(cursor: Cursor, add: Send) -> Wait[None]:
     add('"')
 
 
-def _read_python_strings(cursor: Cursor, add: Send) -> Wait[None]:
+def _read_python_strings(cursor: Cursor, add: Send, sent: bool) -> Wait[None]:
     """Read string literals that follow each other, which Python reads as one."""
     add('"')
     space = 0
@@ -341,6 +347,8 @@ def _read_python_strings(cursor: Cursor, add: Send) -> Wait[None]:
         yield from _read_literal(cursor, add)
         with cursor.ahead():
             space = len((yield from cursor.space()))
+            if sent and not (yield from cursor.more()):
+                raise cursor.unreadable()
             if not (yield from _at_literal(cursor)):
                 space = -1
     add('"')
@@ -350,24 +358,37 @@ def _at_literal(cursor: Cursor) -> Wait[bool]:
     """Whether a string literal comes next, perhaps a raw one."""
     head = yield from cursor.peek()
     if head in ("r", "R"):
-        head = (yield from cursor.peek(2))[1:]
+        return (yield from cursor.peek(2))[1:] in ("'", '"', "")
     return head in ("'", '"')
 
 
 def _read_literal(cursor: Cursor, add: Send) -> Wait[None]:
-    """Read a string literal; its content is passed on as that of a JSON string."""
+    """Read a string literal; its content is passed on as that of a JSON string.
+
+    A quote after which neither a delimiter nor another literal comes is part of the content.
+    """
     raw = yield from cursor.accept("r", "R")
     quote = yield from cursor.expect('"""', "'''", '"', "'")
     if quote in ('"', "'") and (yield from cursor.accept(quote)):
         return
     markers = Markers([quote, "\\"])
-    while (yield from cursor.inside(markers, lambda text: add(escaped(text)))) == "\\":
-        if raw:
+    while True:
+        marker = yield from cursor.inside(markers, lambda text: add(escaped(text)))
+        if marker == quote:
+            with cursor.ahead():
+                cursor.take(len(quote))
+                yield from cursor.space()
+                head = yield from cursor.peek()
+                ends = len(quote) > 1 or head in _AFTER_LITERAL or (yield from _at_literal(cursor))
+            text = cursor.take(len(quote))
+            if ends:
+                return
+            add(escaped(text))
+        elif raw:
             yield from cursor.peek(2)
             add(escaped(cursor.take(2)))
         else:
             add(escaped((yield from read_escape(cursor))))
-    cursor.take(len(quote))
 
 
 def as_json(text: str, dialect: Dialect = JSON) -> str | None:

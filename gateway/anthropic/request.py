@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.anthropic.blocks import Content, SystemContent
+from gateway.described import about
 from gateway.openai.base import Request, Strict
 from gateway.openai.refused import MESSAGES
 from gateway.openai.thinking_fields import ReasoningEffort
@@ -55,8 +56,8 @@ class Thinking(Strict):
     """Whether to think first; `adaptive` leaves it to the model."""
 
     type: Literal["enabled", "adaptive", "disabled"]
-    budget_tokens: int | None = Field(None, ge=0, le=2**31 - 1, description="Most of thinking.")
-    display: str | None = Field(None, description="omitted: thinking is not shown.")
+    budget_tokens: int | None = about("Maximum tokens of thinking.", ge=0, le=2**31 - 1)
+    display: str | None = about("omitted: thinking is not shown.")
 
 
 class OutputFormat(Strict):
@@ -82,9 +83,7 @@ class CountTokensRequest(Request):
     tool_choice: ToolChoice | None = None
     thinking: Annotated[Thinking, OneOf("thinking", otherwise=drop)] | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = Field(
-        None, description="Older place of output_config.format."
-    )
+    output_format: OutputFormat | None = about("Older place of output_config.format.")
 
 
 class MessagesRequest(CountTokensRequest):

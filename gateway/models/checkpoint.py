@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from common.abilities import abilities, text_only
+from common.context_size import context_in
 from common.hub_cache import NoHome, hub_cache
 from gateway.models.config import DEFAULTS, ModelConfig, Parameters
 
@@ -62,6 +63,11 @@ class Checkpoints:
         """What a model does, in Ollama's words."""
         flags = "embedding" if config.embeddings else "rerank" if config.reranking else ""
         return abilities(self._folder(config), config.option("type") or flags)
+
+    def context_size(self, config: ModelConfig) -> int | None:
+        """Tokens of prompt and answer: the smallest limit of file and checkpoint, if known."""
+        limits = (config.context_size, config.max_model_len, context_in(self._folder(config)))
+        return min(filter(None, limits), default=None)
 
     def is_text_only(self, config: ModelConfig) -> bool:
         """Whether a model is known to accept only text; never known for one at an address."""

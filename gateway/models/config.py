@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from gateway.described import about
 from gateway.models.foreign import without_foreign
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -43,48 +44,26 @@ class Parameters(Strict):
         min_length=1,
         description="Hub id (`owner/name`), folder under the models folder, or absolute path.",
     )
-    temperature: float | None = Field(
-        default=None, ge=0, le=100, description="0 always picks the most likely token."
+    temperature: float | None = about("0 always picks the most likely token.", ge=0, le=100)
+    top_p: Share | None = about("Probability mass to keep.")
+    top_k: int | None = about("Number of tokens to keep; 0 or -1 is off.", ge=-1)
+    min_p: Share | None = about("Minimum probability, as a share of the most likely token's.")
+    typical_p: Share | None = about("Locally typical sampling; 1 is off.")
+    max_tokens: int | None = about("Maximum number of tokens in an answer.", ge=1)
+    seed: int | None = about("-1 draws a new one for each request.", ge=-1, lt=1 << 31)
+    repeat_penalty: float | None = about(
+        "llama.cpp's repetition penalty over prompt and answer; 1 is off.", ge=0
     )
-    top_p: Share | None = Field(default=None, description="Probability mass to keep.")
-    top_k: int | None = Field(
-        default=None, ge=-1, description="Number of tokens to keep; 0 or -1 is off."
+    repeat_last_n: int | None = about(
+        "Number of recent tokens that repeat_penalty covers; -1 means all.", ge=-1
     )
-    min_p: Share | None = Field(
-        default=None, description="Minimum probability, as a share of the most likely token's."
-    )
-    typical_p: Share | None = Field(default=None, description="Locally typical sampling; 1 is off.")
-    max_tokens: int | None = Field(
-        default=None, ge=1, description="Maximum number of tokens in an answer."
-    )
-    seed: int | None = Field(
-        default=None, ge=-1, lt=1 << 31, description="-1 draws a new one for each request."
-    )
-    repeat_penalty: float | None = Field(
-        default=None,
-        ge=0,
-        description="llama.cpp's repetition penalty over prompt and answer; 1 is off.",
-    )
-    repeat_last_n: int | None = Field(
-        default=None,
-        ge=-1,
-        description="Number of recent tokens that repeat_penalty covers; -1 means all.",
-    )
-    frequency_penalty: float | None = Field(
-        default=None, ge=-2, le=2, description="OpenAI's; 0 is off."
-    )
-    presence_penalty: float | None = Field(
-        default=None, ge=-2, le=2, description="OpenAI's; 0 is off."
-    )
-    logit_bias: dict[str, float] | None = Field(
-        default=None, description="Token id → value added to its logit."
-    )
-    ignore_eos: bool | None = Field(
-        default=None, description="Continue after the end-of-sequence token, up to max_tokens."
-    )
-    tokenizer: str = Field(default="", description="Passed to LoadModel; refused by this backend.")
-    rope_freq_base: float = Field(default=0, description="Passed to LoadModel.")
-    rope_freq_scale: float = Field(default=0, description="Passed to LoadModel.")
+    frequency_penalty: float | None = about("OpenAI's; 0 is off.", ge=-2, le=2)
+    presence_penalty: float | None = about("OpenAI's; 0 is off.", ge=-2, le=2)
+    logit_bias: dict[str, float] | None = about("Token id → value added to its logit.")
+    ignore_eos: bool | None = about("Continue after the end-of-sequence token, up to max_tokens.")
+    tokenizer: str = about("Passed to LoadModel; refused by this backend.", "")
+    rope_freq_base: float = about("Passed to LoadModel.", 0)
+    rope_freq_scale: float = about("Passed to LoadModel.", 0)
 
     def chosen(self, name: str, given: float | None = None) -> float:
         """The request's value, else the model's, else the default."""
@@ -126,117 +105,86 @@ class Template(Strict):
 class Reasoning(Strict):
     """`reasoning:` whether a model thinks if the request does not say."""
 
-    disable: bool | None = Field(
-        default=None, description="`true`: no thinking (enable_thinking false); `false`: thinking."
-    )
+    disable: bool | None = about("`true`: no thinking (enable_thinking false); `false`: thinking.")
 
 
 class ModelConfig(Strict):
     """A model of the models folder. What is passed to LoadModel is checked by the backend."""
 
     name: Name = Field(description="The name that requests use; if missing, the file's name.")
-    aliases: list[Name] = Field(default=[], description="Other names for it.")
-    description: str = Field(default="", description="A description for people.")
-    disabled: bool = Field(default=False, description="Ignore this file.")
-    backend: str = Field(
-        default="",
-        description="Absolute path of a `run.sh` to start; empty, `mlx`, `mlx-vlm` or"
+    aliases: list[Name] = about("Other names for it.", [])
+    description: str = about("A description for people.", "")
+    disabled: bool = about("Ignore this file.", False)
+    backend: str = about(
+        "Absolute path of a `run.sh` to start; empty, `mlx`, `mlx-vlm` or"
         " `mlx-backend`: the one that comes with the gateway.",
+        "",
     )
-    address: str = Field(
-        default="",
-        description="`host:port` of a backend that is already running; the gateway never stops it.",
+    address: str = about(
+        "`host:port` of a backend that is already running; the gateway never stops it.", ""
     )
-    env: dict[str, str] = Field(
-        default={}, description="Environment variables for the backend's process."
-    )
+    env: dict[str, str] = about("Environment variables for the backend's process.", {})
     parameters: Parameters
-    stopwords: list[str] = Field(
-        default=[], description="Stop strings, in addition to those of a request."
-    )
+    stopwords: list[str] = about("Stop strings, in addition to those of a request.", [])
     template: Template = Template()
-    chat_template_kwargs: dict[str, Any] = Field(
-        default={}, description="Variables for the chat template; a request's own take precedence."
+    chat_template_kwargs: dict[str, Any] = about(
+        "Variables for the chat template; a request's own take precedence.", {}
     )
     reasoning: Reasoning = Reasoning()
-    reasoning_effort: str = Field(
-        default="",
-        description="`none`, `minimal`, `low`, `medium` or `high`, for requests that set none.",
+    reasoning_effort: str = about(
+        "`none`, `minimal`, `low`, `medium` or `high`, for requests that set none.", ""
     )
 
-    context_size: int = Field(
-        default=0,
-        ge=0,
-        lt=1 << 31,
-        description="Maximum tokens of prompt and answer together; 0: the model's maximum.",
+    context_size: int = about(
+        "Maximum tokens of prompt and answer together; 0: the model's maximum.", 0, ge=0, lt=1 << 31
     )
-    max_model_len: int = Field(
-        default=0, ge=0, lt=1 << 31, description="The same; the smaller value applies."
+    max_model_len: int = about("The same; the smaller value applies.", 0, ge=0, lt=1 << 31)
+    options: list[str] = about("`key:value`, see [options.md](options.md).", [])
+    engine_args: dict[str, Any] = about(
+        "The same as a map, which takes precedence; an unknown key fails the load.", {}
     )
-    options: list[str] = Field(default=[], description="`key:value`, see [options.md](options.md).")
-    engine_args: dict[str, Any] = Field(
-        default={},
-        description="The same as a map, which takes precedence; an unknown key fails the load.",
+    overrides: list[str] = about("Passed to LoadModel.", [])
+    type: str = about("Passed to LoadModel.", "")
+    dtype: str = about("Type of the weights: float32, float16, bfloat16, auto.", "")
+    quantization: str = about("Passed to LoadModel.", "")
+    load_format: str = about("Passed to LoadModel.", "")
+    trust_remote_code: bool = about("Whether Python files in the checkpoint may be run.", False)
+    embeddings: bool = about("Require a model that can serve /embeddings.", False)
+    reranking: bool = about("Require a model that can serve /rerank.", False)
+    mmproj: str = about("Passed to LoadModel.", "")
+    cache_type_k: str = about("Type of the KV cache: `f16`, `q8_0`, `q4_0` …", "")
+    cache_type_v: str = about("The same as cache_type_k.", "")
+    rope_scaling: str = about("Passed to LoadModel.", "")
+    yarn_ext_factor: float = about("Passed to LoadModel.", 0)
+    yarn_attn_factor: float = about("Passed to LoadModel.", 0)
+    yarn_beta_fast: float = about("Passed to LoadModel.", 0)
+    yarn_beta_slow: float = about("Passed to LoadModel.", 0)
+    tensor_parallel_size: int = about("Passed to LoadModel.", 0, ge=0)
+    lora_adapter: str = about("An mlx-lm adapter: folder, path or hub id.", "")
+    lora_base: str = about("Passed to LoadModel.", "")
+    lora_scale: float = about("Multiplies the adapter's own scale; 0 means 1.", 0)
+    lora_adapters: list[str] = about("Several adapters, which are added up.", [])
+    lora_scales: list[float] = about("Their scales, in the same order.", [])
+    adapters: dict[str, str] = about(
+        "Name → adapter: the adapters that a request may choose with `adapters`.", {}
     )
-    overrides: list[str] = Field(default=[], description="Passed to LoadModel.")
-    type: str = Field(default="", description="Passed to LoadModel.")
-    dtype: str = Field(
-        default="", description="Type of the weights: float32, float16, bfloat16, auto."
+    draft_model: str = about("Drafts: a small model, EAGLE-3 or DFlash.", "")
+    draft_models: list[str] = about(
+        "Draft models that a request may choose with `draft_model`.", []
     )
-    quantization: str = Field(default="", description="Passed to LoadModel.")
-    load_format: str = Field(default="", description="Passed to LoadModel.")
-    trust_remote_code: bool = Field(
-        default=False, description="Whether Python files in the checkpoint may be run."
-    )
-    embeddings: bool = Field(
-        default=False, description="Require a model that can serve /embeddings."
-    )
-    reranking: bool = Field(default=False, description="Require a model that can serve /rerank.")
-    mmproj: str = Field(default="", description="Passed to LoadModel.")
-    cache_type_k: str = Field(
-        default="", description="Type of the KV cache: `f16`, `q8_0`, `q4_0` …"
-    )
-    cache_type_v: str = Field(default="", description="The same as cache_type_k.")
-    rope_scaling: str = Field(default="", description="Passed to LoadModel.")
-    yarn_ext_factor: float = Field(default=0, description="Passed to LoadModel.")
-    yarn_attn_factor: float = Field(default=0, description="Passed to LoadModel.")
-    yarn_beta_fast: float = Field(default=0, description="Passed to LoadModel.")
-    yarn_beta_slow: float = Field(default=0, description="Passed to LoadModel.")
-    tensor_parallel_size: int = Field(default=0, ge=0, description="Passed to LoadModel.")
-    lora_adapter: str = Field(default="", description="An mlx-lm adapter: folder, path or hub id.")
-    lora_base: str = Field(default="", description="Passed to LoadModel.")
-    lora_scale: float = Field(
-        default=0, description="Multiplies the adapter's own scale; 0 means 1."
-    )
-    lora_adapters: list[str] = Field(
-        default=[], description="Several adapters, which are added up."
-    )
-    lora_scales: list[float] = Field(default=[], description="Their scales, in the same order.")
-    adapters: dict[str, str] = Field(
-        default={},
-        description="Name → adapter: the adapters that a request may choose with `adapters`.",
-    )
-    draft_model: str = Field(default="", description="Drafts: a small model, EAGLE-3 or DFlash.")
-    draft_models: list[str] = Field(
-        default=[], description="Draft models that a request may choose with `draft_model`."
-    )
-    n_draft: int = Field(
-        default=0, ge=0, le=64, description="Maximum number of tokens drafted at a time."
-    )
+    n_draft: int = about("Maximum number of tokens drafted at a time.", 0, ge=0, le=64)
 
-    preload: bool = Field(default=False, description="Load it when the gateway starts.")
-    pinned: bool = Field(default=False, description="Never unload it to make room or for idleness.")
-    idle_unload: float | None = Field(
-        default=None,
-        ge=0,
-        description="Unload after this many seconds without a request; 0: never; if missing, the"
+    preload: bool = about("Load it when the gateway starts.", False)
+    pinned: bool = about("Never unload it to make room or for idleness.", False)
+    idle_unload: float | None = about(
+        "Unload after this many seconds without a request; 0: never; if missing, the"
         " gateway's `--idle-unload`.",
-    )
-    memory_mib: int = Field(
-        default=0,
         ge=0,
-        description="Memory that the model needs, in MiB; 0: the size of its weights, if they are"
-        " local.",
+    )
+    memory_mib: int = about(
+        "Memory that the model needs, in MiB; 0: the size of its weights, if they are local.",
+        0,
+        ge=0,
     )
 
     def option(self, key: str) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from gateway.described import about
 from gateway.errors import bad_field
 from gateway.images import is_video
 from gateway.openai.base import Request, Strict
@@ -37,13 +38,11 @@ class GenerationFields(Request):
     """The fields that both endpoints have."""
 
     model: ModelName = Field(min_length=1)
-    stream: bool | None = Field(None, description="true by default.")
-    format: Literal["json", ""] | Json | None = Field(None, description="`json`, or a JSON schema.")
+    stream: bool | None = about("true by default.")
+    format: Literal["json", ""] | Json | None = about("`json`, or a JSON schema.")
     options: Options | None = None
     think: bool | ReasoningEffort | None = None
-    keep_alive: str | float | None = Field(
-        None, description="0 beside an empty prompt unloads the model."
-    )
+    keep_alive: str | float | None = about("0 beside an empty prompt unloads the model.")
 
 
 class ChatRequest(GenerationFields):
@@ -62,9 +61,9 @@ class GenerateRequest(GenerationFields):
     prompt: str = ""
     system: str = ""
     images: list[str] | None = None
-    raw: bool | None = Field(None, description="The prompt as it is, without a template.")
-    suffix: str = Field("", description="Text after the answer, for fill-in-the-middle.")
-    template: str = Field("", description="Refused: the model's own is used.")
+    raw: bool | None = about("The prompt as it is, without a template.")
+    suffix: str = about("Text after the answer, for fill-in-the-middle.", "")
+    template: str = about("Refused: the model's own is used.", "")
 
     def turns(self) -> list[Turn]:
         if self.template:

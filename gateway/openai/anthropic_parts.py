@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from gateway.described import about
 from gateway.openai.base import Strict
 from gateway.tagged import OneOf, text_of
 
@@ -55,12 +56,12 @@ class ThoughtPart(Strict):
     """
 
     type: Literal["thinking", "redacted_thinking", "reasoning"]
-    thinking: str | list[Any] | None = Field(None, description="A text, or parts with texts.")
+    thinking: str | list[Any] | None = about("A text, or parts with texts.")
     reasoning: str | None = None
     text: str | None = None
     summary: list[Any] | None = None
     signature: str | None = None
-    data: str | None = Field(None, description="Not read.")
+    data: str | None = about("Not read.")
 
     @property
     def thought(self) -> str:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
 from gateway import tolerance
+from gateway.described import about
 from gateway.openai.refused import Refused, without_refused
 
 _MODEL = "A model of the models folder, or its alias; may be left out if there is only one."
@@ -43,7 +44,7 @@ class Request(Strict):
 class StreamOptions(Strict):
     """What a stream contains in addition to the answer."""
 
-    include_usage: bool | None = Field(None, description="Whether the last chunk has the usage.")
+    include_usage: bool | None = about("Whether the last chunk has the usage.")
 
 
 class TextRequest(Request):
@@ -51,6 +52,4 @@ class TextRequest(Request):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    return_progress: bool | None = Field(
-        None, description="llama.cpp: a stream reports prompt progress."
-    )
+    return_progress: bool | None = about("llama.cpp: a stream reports prompt progress.")

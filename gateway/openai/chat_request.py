@@ -6,6 +6,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from gateway.described import about
 from gateway.openai import refused
 from gateway.openai.base import Strict, TextRequest
 from gateway.openai.format_fields import FormatFields
@@ -25,7 +26,7 @@ class RoleMapping(Strict):
     user: str = ""
     assistant: str = ""
     tool: str = ""
-    stop: str = Field("", description="What ends every message.")
+    stop: str = about("What ends every message.", "")
 
 
 class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRequest):
@@ -34,45 +35,24 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRe
     refused = refused.CHAT
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
-    max_completion_tokens: int | None = Field(
-        None, ge=-1, le=2**31 - 1, description="The newer name of max_tokens."
-    )
+    max_completion_tokens: int | None = about("The newer name of max_tokens.", ge=-1, le=2**31 - 1)
     tools: list[AnyTool] | None = Field(None, max_length=MOST_TOOLS)
-    tool_choice: ToolChoice | None = Field(
-        None, description="`required` and a named function are enforced by a grammar."
-    )
-    parallel_tool_calls: bool | None = Field(
-        None, description="false: an answer ends after its first call."
-    )
+    tool_choice: ToolChoice | None = about("`required` and a name are enforced by a grammar.")
+    parallel_tool_calls: bool | None = about("false: an answer ends after its first call.")
     functions: list[FunctionDefinition] | None = Field(
         None, max_length=MOST_TOOLS, description="Legacy form of tools."
     )
-    function_call: FunctionCallChoice | None = Field(
-        None, description="Legacy form of tool_choice."
+    function_call: FunctionCallChoice | None = about("Legacy form of tool_choice.")
+    logprobs: bool | Annotated[int, Field(ge=-1, le=MOST_ALTERNATIVES)] | None = about(
+        "Log-probabilities of the tokens; a number above 0 asks for so many"
+        " alternatives as well, as in mlx_lm.server and llama.cpp."
     )
-    logprobs: bool | Annotated[int, Field(ge=-1, le=MOST_ALTERNATIVES)] | None = Field(
-        None,
-        description="Log-probabilities of the tokens; a number above 0 asks for so many"
-        " alternatives as well, as in mlx_lm.server and llama.cpp.",
-    )
-    top_logprobs: int | None = Field(
-        None, ge=0, le=MOST_ALTERNATIVES, description="Alternatives per token; needs logprobs."
-    )
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="Variables of the chat template; they override those of the model's file."
-    )
-    continue_final_message: bool | None = Field(
-        None, description="The last message is an assistant's, and the answer continues its text."
-    )
-    add_generation_prompt: bool | None = Field(
-        None, description="vLLM: false with continue_final_message, else true."
-    )
-    role_mapping: RoleMapping | None = Field(
-        None, description="Texts to build the prompt with, instead of the model's chat template."
-    )
-    options: Options | None = Field(
-        None, description="Ollama: sampling fields; fields of the request itself take precedence."
-    )
+    top_logprobs: int | None = about("Needs logprobs.", ge=0, le=MOST_ALTERNATIVES)
+    chat_template_kwargs: dict[str, Any] | None = about("Override those of the model's file.")
+    continue_final_message: bool | None = about("The answer continues the last message.")
+    add_generation_prompt: bool | None = about("vLLM: false with continue_final_message.")
+    role_mapping: RoleMapping | None = about("Texts to use instead of the chat template.")
+    options: Options | None = about("Ollama's; the request's own fields take precedence.")
 
     @model_validator(mode="after")
     def _spread(self) -> Self:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
+from gateway.described import about
 from gateway.openai import refused
 from gateway.openai.base import TextRequest
 from gateway.openai.format_fields import FormatFields
@@ -26,11 +27,11 @@ class CompletionRequest(SamplingFields, FormatFields, TextRequest):
     prompt: str | Prompts | Tokens = Field(
         description="A text, its tokens, or a list of these; a list runs as one batch."
     )
-    suffix: str | None = Field(None, description="Text after the answer, for fill-in-the-middle.")
-    echo: bool | None = Field(None, description="Whether the prompt is returned before the answer.")
-    best_of: int | None = Field(None, ge=1, le=128, description="Only the value of n.")
-    logprobs: bool | Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = Field(
-        None, description="Log-probabilities, with this number of alternatives."
+    suffix: str | None = about("Text after the answer, for fill-in-the-middle.")
+    echo: bool | None = about("Whether the prompt is returned before the answer.")
+    best_of: int | None = about("Only the value of n.", ge=1, le=128)
+    logprobs: bool | Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = about(
+        "Log-probabilities, with this number of alternatives."
     )
 
     def before(self) -> str | Prompts | Tokens:

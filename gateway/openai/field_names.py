@@ -57,7 +57,7 @@ def _places(request: ChatCompletionRequest) -> dict[str, str]:
     """The path of every message, image, video and sound; a kind's bare name means its first."""
     found: dict[str, str] = {}
     kinds = {"source": "Images", "image_url": "Images", "video_url": "Videos"}
-    kinds["input_audio"] = "Audios"
+    kinds |= dict.fromkeys(("input_audio", "audio_url"), "Audios")
     counts = dict.fromkeys(kinds.values(), 0)
     for at, turn in enumerate(turns_of(request.messages)):
         found[f"Messages[{at}]"] = turn.place

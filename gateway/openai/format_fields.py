@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from gateway.described import about
 from gateway.openai.base import Strict
 
 Schema = dict[str, Any] | str
@@ -21,7 +22,7 @@ class NamedSchema(Strict):
     schema_: dict[str, Any] | None = Field(
         None, alias="schema", description="The JSON schema; without one, any JSON object."
     )
-    strict: bool | None = Field(None, description="The schema is enforced in any case.")
+    strict: bool | None = about("The schema is enforced in any case.")
 
 
 class ResponseFormat(Strict):
@@ -40,26 +41,22 @@ class StructuredOutputs(Strict):
     """vLLM's object for the same: one of its members is set."""
 
     json_: Schema | None = Field(None, alias="json", description="A JSON schema.")
-    regex: str | None = Field(None, description="A regular expression.")
+    regex: str | None = about("A regular expression.")
     choice: list[str] | None = Field(None, min_length=1, description="One of these texts.")
-    grammar: str | None = Field(None, description="GBNF, or Lark.")
-    json_object: bool | None = Field(None, description="Any JSON object.")
+    grammar: str | None = about("GBNF, or Lark.")
+    json_object: bool | None = about("Any JSON object.")
 
 
 class FormatFields(Strict):
     """The format of the answer; at most one of these fields may be used."""
 
-    response_format: ResponseFormat | None = Field(
-        None, description="OpenAI's, with MLC-LLM's and llama.cpp's `schema` beside the type."
-    )
-    grammar: str | None = Field(None, description="llama.cpp: a grammar in GBNF.")
-    json_schema: Schema | None = Field(None, description="llama.cpp: a JSON schema.")
-    guided_json: Schema | None = Field(None, description="vLLM: a JSON schema.")
-    guided_regex: str | None = Field(None, description="vLLM: a regular expression.")
+    response_format: ResponseFormat | None = about("OpenAI's; `schema` may be beside the type.")
+    grammar: str | None = about("llama.cpp: a grammar in GBNF.")
+    json_schema: Schema | None = about("llama.cpp: a JSON schema.")
+    guided_json: Schema | None = about("vLLM: a JSON schema.")
+    guided_regex: str | None = about("vLLM: a regular expression.")
     guided_choice: list[str] | None = Field(
         None, min_length=1, description="vLLM: the answer is one of these texts."
     )
-    guided_grammar: str | None = Field(None, description="vLLM: a grammar, GBNF or Lark.")
-    structured_outputs: StructuredOutputs | None = Field(
-        None, description="vLLM: the same in one object."
-    )
+    guided_grammar: str | None = about("vLLM: a grammar, GBNF or Lark.")
+    structured_outputs: StructuredOutputs | None = about("vLLM: the same in one object.")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, model_validator
 
+from gateway.described import about
 from gateway.openai.anthropic_parts import ImageSource, ThoughtPart, ToolUseBlock
 from gateway.openai.base import Strict
 from gateway.tagged import OneOf, as_text
@@ -29,19 +30,18 @@ class InputAudio(Strict):
     format: Literal["wav", "mp3"]
 
 
+_Media = Literal["image_url", "image", "video_url", "input_video", "input_audio", "audio_url"]
+
+
 class ContentPart(Strict):
-    type: Literal[
-        "text", "image_url", "image", "video_url", "input_video", "input_audio", "file", "refusal"
-    ]
+    type: Literal["text", "refusal"] | _Media
     text: str | None = None
     refusal: str | None = None
     image_url: MediaUrl | str | None = None
-    source: ImageSource | None = Field(None, description="Of parts of the type image.")
-    video_url: MediaUrl | str | None = Field(
-        None, description="Of parts of the types video_url and input_video."
-    )
+    source: ImageSource | None = about("Of parts of the type image.")
+    video_url: MediaUrl | str | None = about("Of parts of the types video_url and input_video.")
     input_audio: InputAudio | None = None
-    file: dict[str, Any] | None = Field(None, description="Refused: send its text.")
+    audio_url: MediaUrl | str | None = about("vLLM: the same, as a data URI.")
 
     @property
     def field(self) -> str:
@@ -50,8 +50,8 @@ class ContentPart(Strict):
 
     @property
     def url(self) -> str | None:
-        """The URL of an image or a video."""
-        given = self.image_url or self.source or self.video_url
+        """The URL of an image, a video or a sound."""
+        given = self.image_url or self.source or self.video_url or self.audio_url
         return given if given is None or isinstance(given, str) else given.url
 
 
@@ -60,7 +60,7 @@ class CalledFunction(Strict):
 
     name: str
     arguments: str | dict[str, Any] = ""
-    index: int | None = Field(default=None, description="Ollama: its position; not read.")
+    index: int | None = about("Ollama: its position; not read.")
 
 
 def _custom_call(call: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +85,8 @@ class ToolCall(Strict):
         return _custom_call(call) if isinstance(call, dict) and "custom" in call else call
 
 
-_PLAIN = OneOf("a part", otherwise=as_text("text"))
+_INSTEAD = {"file": "send its text; only files of text are read"}
+_PLAIN = OneOf("a part", instead=_INSTEAD, otherwise=as_text("text"))
 
 
 class ResultPart(Strict):
@@ -107,22 +108,14 @@ class ChatMessage(Strict):
     role: Role
     content: str | list[Annotated[Part, _PLAIN]] | None = None
     name: str | None = None
-    tool_calls: list[Call] | None = Field(None, description="Assistant: the calls it made.")
-    tool_call_id: str | None = Field(None, description="Tool: which call this is the result of.")
-    function_call: CalledFunction | None = Field(
-        None, description="Assistant, legacy: the one call it made."
-    )
-    reasoning_content: str | None = Field(
-        None, description="Assistant: what it thought before it answered."
-    )
-    reasoning: str | None = Field(None, description="Another name of reasoning_content.")
-    thinking_blocks: list[dict[str, Any]] | None = Field(
-        None, description="LiteLLM: reasoning in pieces; used if no other field has any."
-    )
-    reasoning_details: list[dict[str, Any]] | None = Field(
-        None, description="OpenRouter: the same."
-    )
-    refusal: str | None = Field(None, description="Assistant: content, where it refused.")
+    tool_calls: list[Call] | None = about("Assistant: the calls it made.")
+    tool_call_id: str | None = about("Tool: which call this is the result of.")
+    function_call: CalledFunction | None = about("Assistant, legacy: the one call it made.")
+    reasoning_content: str | None = about("Assistant: what it thought before it answered.")
+    reasoning: str | None = about("Another name of reasoning_content.")
+    thinking_blocks: list[dict[str, Any]] | None = about("LiteLLM: the same, in pieces.")
+    reasoning_details: list[dict[str, Any]] | None = about("OpenRouter's.")
+    refusal: str | None = about("Assistant: content, where it refused.")
     prefix: bool | None = Field(
         None,
         validation_alias=AliasChoices("prefix", "partial"),

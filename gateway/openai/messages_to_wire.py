@@ -76,6 +76,7 @@ async def wire_messages(
     turns = list(turns_of(messages))
     _require_few_remote(turns)
     names: dict[str, str] = {}  # names of the called functions so far, by call id
+    open_calls: dict[str, str] = {}  # those of the latest calls without a result yet
     for index, turn in enumerate(turns):
         if index % _AT_ONCE == _AT_ONCE - 1:
             await asyncio.sleep(0)  # let other tasks run, such as streams
@@ -84,13 +85,16 @@ async def wire_messages(
             found.give_to_user()
         _require_fitting(message, turn.place)
         calls = _calls(message, index)
-        names.update((call.id, call.function.name) for call in calls)
+        if calls:
+            open_calls = {call.id: call.function.name for call in calls}
+            names |= open_calls
+        answered = _answered_call(message, open_calls)
         content = await _content(turn, found, settings)
         options.Messages.add(
             role=_ROLES.get(message.role, message.role),
             content=content,
-            name=message.name or names.get(message.tool_call_id or "", ""),
-            tool_call_id=_answered_call(message, names),
+            name=message.name or names.get(answered, ""),
+            tool_call_id=answered,
             reasoning_content=message.thought,
             tool_calls=json.dumps([_call(call) for call in calls]) if calls else "",
         )
@@ -150,8 +154,6 @@ async def _part(
         raise bad_field(f"{place}.{part.field}", f"{place}.{part.field} is missing")
     if part.type in ("text", "refusal"):
         return str(value)
-    if part.type == "file":
-        raise _refused(place, "files are not read; send their text")
     if message.role not in ("user", *RESULTS):
         raise _refused(place, f"messages of the role {message.role} have no media")
     try:
@@ -171,8 +173,10 @@ async def _medium(
 ) -> tuple[Kind, str]:
     if (sound := part.input_audio) is not None:
         return "audio", images.audio(sound.data, sound.format, settings)
-    what: Fetched = "image" if part.video_url is None else "video"
     assert part.url is not None
+    if part.audio_url is not None:
+        return "audio", images.audio(part.url, "WAV or MP3", settings)
+    what: Fetched = "image" if part.video_url is None else "video"
     content = await images.media(part.url, settings, what)
     found.count_fetched(part.url, content, settings)
     return what, content
@@ -190,24 +194,22 @@ def _require_one_kind(part: ContentPart, place: str) -> None:
 
 
 def _calls(message: ChatMessage, index: int) -> list[ToolCall]:
-    if message.function_call is not None:
-        identity = _legacy_id(message.function_call.name)
-        return [ToolCall(id=identity, function=message.function_call), *(message.tool_calls or ())]
+    legacy = [] if message.function_call is None else [ToolCall(function=message.function_call)]
     return [
         call if call.id else call.model_copy(update={"id": f"call_{index}_{place}"})
-        for place, call in enumerate(message.tool_calls or ())
+        for place, call in enumerate((*legacy, *(message.tool_calls or ())))
     ]
 
 
-def _answered_call(message: ChatMessage, names: dict[str, str]) -> str:
-    """The id of the call that a legacy result answers: the latest of its function."""
-    if message.role == "function" and _legacy_id(message.name or "") in names:
-        return _legacy_id(message.name or "")
-    return message.tool_call_id or ""
-
-
-def _legacy_id(name: str) -> str:
-    return f"call_{name}"
+def _answered_call(message: ChatMessage, open_calls: dict[str, str]) -> str:
+    """The id of the call that a result answers: without one, the first of its function, if any."""
+    if message.role in RESULTS and not message.tool_call_id:
+        fitting = (at for at, name in open_calls.items() if message.name in (None, "", name))
+        found = next(fitting, "")
+    else:
+        found = message.tool_call_id or ""
+    open_calls.pop(found, None)
+    return found
 
 
 def _call(call: ToolCall) -> dict[str, object]:

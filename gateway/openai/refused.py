@@ -56,19 +56,14 @@ INFILL: Mapping[str, Refused] = {
     **dict.fromkeys(("n", "best_of"), Refused("ask once for each answer", (1,))),
     **dict.fromkeys(("echo", "logprobs", "n_probs"), Refused("use /v1/completions with suffix")),
 }
-_ELSEWHERE = ("json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+_FORMATS = "response_format grammar structured_outputs json_schema guided_json guided_regex".split()
+_FORMATS += ["guided_choice", "guided_grammar"]
 MESSAGES: Mapping[str, Refused] = {
-    **dict.fromkeys(
-        ("response_format", "grammar", "structured_outputs", *_ELSEWHERE),
-        Refused("send output_config.format"),
-    ),
+    **dict.fromkeys(_FORMATS, Refused("send output_config.format")),
     "stop": Refused("send stop_sequences"),
 }
 RESPONSES: Mapping[str, Refused] = {
-    **dict.fromkeys(
-        ("response_format", "grammar", "structured_outputs", *_ELSEWHERE),
-        Refused("send text.format"),
-    ),
+    **dict.fromkeys(_FORMATS, Refused("send text.format")),
     "stop": Refused("answers of this endpoint end by themselves; use /v1/chat/completions"),
     "prompt": Refused("prompt templates are not kept: send instructions and input"),
     "conversation": Refused("conversations are not kept: use previous_response_id"),

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from gateway.described import about
 from gateway.openai.base import Strict
 
 MOST_CHOICES = 128  # OpenAI's limit for `n`
@@ -41,69 +42,40 @@ def _biases(value: Any) -> Any:
 class SamplingFields(Strict):
     """How tokens are chosen and when an answer ends. Null always means absent."""
 
-    temperature: Temperature | None = Field(
-        None, description="0 takes the likeliest token. Default: the model's, or 1."
+    temperature: Temperature | None = about("0: the likeliest token. Default: the model's, or 1.")
+    top_p: Share | None = about("Share of probability to keep; 1 keeps all.")
+    top_k: Count | None = about("Tokens to keep; 0 and -1 keep all.")
+    min_p: Share | None = about("Share of the best token's probability; 0: off.")
+    typical_p: Share | None = about("Locally typical sampling; 1 is off.")
+    xtc_probability: Share | None = about("XTC: how often it is applied.")
+    xtc_threshold: Share | None = about("XTC: what counts as likely.")
+    presence_penalty: Penalty | None = about("Subtracted from the logits of the answer's tokens.")
+    frequency_penalty: Penalty | None = about("The same, times the number of occurrences.")
+    presence_context_size: Window | None = about(
+        "mlx_lm.server: presence_penalty covers this number of recent tokens of prompt"
+        " and answer; 0 none. Without it: the whole answer, and none of the prompt."
     )
-    top_p: Share | None = Field(None, description="Share of probability to keep; 1 keeps all.")
-    top_k: Count | None = Field(None, description="Tokens to keep; 0 and -1 keep all.")
-    min_p: Share | None = Field(None, description="Share of the best token's probability; 0: off.")
-    typical_p: Share | None = Field(None, description="Locally typical sampling; 1 is off.")
-    xtc_probability: Share | None = Field(None, description="XTC: how often it is applied.")
-    xtc_threshold: Share | None = Field(None, description="XTC: what counts as likely.")
-    presence_penalty: Penalty | None = Field(
-        None, description="Subtracted from the logits of the answer's tokens; OpenAI: -2 to 2."
-    )
-    frequency_penalty: Penalty | None = Field(
-        None, description="The same, multiplied by the number of occurrences; OpenAI: -2 to 2."
-    )
-    presence_context_size: Window | None = Field(
-        None,
-        description="mlx_lm.server: presence_penalty covers this number of recent tokens of prompt"
-        " and answer; 0 none. Without it: the whole answer, and none of the prompt.",
-    )
-    frequency_context_size: Window | None = Field(None, description="For frequency_penalty.")
-    repeat_penalty: Divisor | None = Field(
-        None, description="Divides the logits of tokens of prompt and answer; 0 and 1 are off."
-    )
-    repetition_penalty: Divisor | None = Field(None, description="Another name of repeat_penalty.")
-    repeat_last_n: Count | None = Field(
-        None, description="Tokens that repeat_penalty looks back: 64 by default, -1 all, 0 none."
-    )
-    repetition_context_size: Count | None = Field(None, description="Alias of repeat_last_n.")
+    frequency_context_size: Window | None = about("For frequency_penalty.")
+    repeat_penalty: Divisor | None = about("Divides the logits of tokens so far; 0 and 1: off.")
+    repetition_penalty: Divisor | None = about("Another name of repeat_penalty.")
+    repeat_last_n: Count | None = about("Tokens that it covers: 64 by default, -1 all, 0 none.")
+    repetition_context_size: Count | None = about("Alias of repeat_last_n.")
     logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_biases)] = Field(
         None, description="Token id → value added to its logit.", max_length=10_000
     )
-    seed: Seed | None = Field(
-        None,
-        description="The same seed and request give the same answer; choice i has seed + i."
-        " -1 draws one.",
+    seed: Seed | None = about(
+        "The same seed and request give the same answer; choice i has seed + i. -1 draws one."
     )
-    max_tokens: Count | None = Field(
-        None, description="Maximum tokens to generate; -1: up to the end of the context."
-    )
-    n_predict: Count | None = Field(None, description="Another name of max_tokens.")
-    min_tokens: Window | None = Field(None, description="Minimum tokens of the answer.")
-    ignore_eos: bool | None = Field(
-        None, description="Continue after the end-of-sequence token, up to max_tokens."
-    )
-    stop: str | list[str] | None = Field(
-        None, description=f"Up to {MOST_STOPS} texts, before any of which the answer ends."
-    )
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = Field(
-        None, description="Number of answers; they run as one batch."
-    )
-    num_draft_tokens: Natural | None = Field(
-        None, description="Maximum tokens drafted at a time, 0: none; does not change the answer."
-    )
-    n_probs: Alternatives | None = Field(
-        None, description="Log-probabilities with this number of alternatives; 0 is off."
-    )
-    adapters: str | None = Field(
-        None, description="mlx_lm.server: one of the adapters of the model's file, by name."
-    )
-    draft_model: str | None = Field(
-        None, description="mlx_lm.server: one of the draft_models of the model's file."
-    )
+    max_tokens: Count | None = about("Maximum tokens to generate; -1: to the end of the context.")
+    n_predict: Count | None = about("Another name of max_tokens.")
+    min_tokens: Window | None = about("Minimum tokens of the answer.")
+    ignore_eos: bool | None = about("Continue after the end-of-sequence token, up to max_tokens.")
+    stop: str | list[str] | None = about(f"Up to {MOST_STOPS} texts that end the answer.")
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = about("Number of answers; one batch.")
+    num_draft_tokens: Natural | None = about("Maximum tokens drafted at a time; 0: none.")
+    n_probs: Alternatives | None = about("Log-probabilities with this many alternatives; 0: off.")
+    adapters: str | None = about("mlx_lm.server: one of the adapters of the model's file, by name.")
+    draft_model: str | None = about("mlx_lm.server: one of the draft_models of the model's file.")
 
     def fill(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
+from gateway.described import about
 from gateway.openai.base import Strict
 from gateway.tolerance import known
 
@@ -23,46 +24,36 @@ class Reasoning(Strict):
     """OpenRouter's object with the fields that other clients send one by one."""
 
     effort: ReasoningEffort | None = None
-    max_tokens: Budget = Field(None, description="Another place of thinking_budget.")
-    enabled: bool | None = Field(None, description="Another place of enable_thinking.")
-    exclude: bool | None = Field(None, description="true: include_reasoning false.")
+    max_tokens: Budget = about("Another place of thinking_budget.")
+    enabled: bool | None = about("Another place of enable_thinking.")
+    exclude: bool | None = about("true: include_reasoning false.")
 
 
 class Thinking(Strict):
     """Anthropic's object, as LiteLLM, DeepSeek and GLM accept it for chats too."""
 
-    type: Annotated[str, known(_SWITCH)] | None = Field(
-        None, description="`enabled` or `disabled`: enable_thinking."
-    )
-    budget_tokens: Budget = Field(None, description="Another place of thinking_budget.")
+    type: Annotated[str, known(_SWITCH)] | None = about("`enabled` or `disabled`: enable_thinking.")
+    budget_tokens: Budget = about("Another place of thinking_budget.")
 
 
 class ThinkingFields(Strict):
     """All fields of a chat request about reasoning."""
 
-    reasoning_effort: ReasoningEffort | None = Field(
-        None,
-        description="Reaches the chat template, or bounds the reasoning where the template does not"
-        " know it; `none` turns thinking off as well.",
+    reasoning_effort: ReasoningEffort | None = about(
+        "Reaches the chat template, or bounds the reasoning where the template does not"
+        " know it; `none` turns thinking off as well."
     )
-    include_reasoning: bool | None = Field(
-        None,
-        description="false leaves reasoning out of the answer (it is still generated);"
-        " not with log-probabilities, which are sent for every token.",
+    include_reasoning: bool | None = about(
+        "false leaves reasoning out of the answer (it is still generated);"
+        " not with log-probabilities, which are sent for every token."
     )
-    enable_thinking: bool | None = Field(None, description="Reaches the chat template.")
-    thinking_budget: Budget = Field(
-        None, description="Maximum tokens of reasoning, which then ends; 0: none, -1: no limit."
-    )
-    reasoning_budget: Budget = Field(None, description="The same, under llama.cpp's name.")
-    thinking_budget_tokens: Budget = Field(None, description="Another of llama.cpp's.")
-    thinking_token_budget: Budget = Field(None, description="The same, under vLLM's name.")
-    reasoning: Reasoning | None = Field(
-        None, description="OpenRouter's object; fields of the request itself take precedence."
-    )
-    thinking: Thinking | None = Field(
-        None, description="Anthropic's object; fields of the request itself take precedence."
-    )
+    enable_thinking: bool | None = about("Reaches the chat template.")
+    thinking_budget: Budget = about("Maximum tokens of reasoning; 0: none, -1: no limit.")
+    reasoning_budget: Budget = about("The same, under llama.cpp's name.")
+    thinking_budget_tokens: Budget = about("Another of llama.cpp's.")
+    thinking_token_budget: Budget = about("The same, under vLLM's name.")
+    reasoning: Reasoning | None = about("OpenRouter's; the request's own fields take precedence.")
+    thinking: Thinking | None = about("Anthropic's; the request's own fields take precedence.")
 
     def thinking_values(self) -> dict[str, Any]:
         """The fields that the two objects stand for, unless the request sets them itself."""

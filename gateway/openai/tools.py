@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AliasChoices, Field
 
 from gateway import exchange
+from gateway.described import about
 from gateway.openai.base import Strict
 from gateway.tagged import OneOf, drop, rather
 
@@ -20,9 +21,7 @@ class FunctionDefinition(Strict):
     parameters: dict[str, Any] | None = Field(
         None, validation_alias=_SCHEMA, description="A JSON schema of an object."
     )
-    strict: bool | None = Field(
-        None, description="Enforces the schema for the arguments of calls, by a grammar."
-    )
+    strict: bool | None = about("Enforces the schema for the arguments of calls, by a grammar.")
 
 
 def _nested(flat: dict[str, Any]) -> Any:
@@ -49,7 +48,7 @@ class Tool(Strict):
 class CustomDefinition(Strict):
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
-    format: dict[str, Any] | None = Field(None, description="Shown to the model, not enforced.")
+    format: dict[str, Any] | None = about("Shown to the model, not enforced.")
 
 
 class CustomTool(Strict):

@@ -34,7 +34,7 @@ def turns_of(messages: Sequence[ChatMessage]) -> Iterator[Turn]:
                 if shown and turn.message.role != "user":
                     yield Turn(_ADDED, shown)
                 shown = ""
-            elif any(part.type not in ("text", "refusal", "file") for _, part in turn.parts):
+            elif any(part.type not in ("text", "refusal") for _, part in turn.parts):
                 shown = turn.place
             yield turn
     if shown:

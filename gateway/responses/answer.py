@@ -34,6 +34,8 @@ class Answer:
         self._echo = echo_of(request, defaults) | {"model": model}
         self._tools = {each.name: each for each in offered(request.tools)}
         self._seals = "reasoning.encrypted_content" in (request.include or ())
+        summary = request.reasoning and request.reasoning.summary
+        self._thought = "summary_text" if summary not in (None, "none") else "reasoning_text"
         self._created = int(time.time())
         self._output: list[Json] = []
         self._open: str | int | None = None  # kind of the open item, or the index of its call
@@ -91,10 +93,9 @@ class Answer:
         events: list[Json] = []
         if self._open != "reasoning":
             events += self._add("reasoning", "rs", {"summary": [], "content": []})
-            events.append(self._part("added", {"type": "reasoning_text", "text": ""}))
+            events.append(self._part("added", {"type": self._thought, "text": ""}))
         self._parts.append(text)
-        events.append(self._of_item("response.reasoning_text.delta", content_index=0, delta=text))
-        return events
+        return [*events, self._of_part(self._thought, "delta", delta=text)]
 
     def _text(self, text: str, logprobs: list[Json]) -> list[Json]:
         events: list[Json] = []
@@ -103,12 +104,7 @@ class Answer:
             events.append(self._part("added", _output_text("", [])))
         self._parts.append(text)
         self._logprobs += logprobs
-        events.append(
-            self._of_item(
-                "response.output_text.delta", content_index=0, delta=text, logprobs=logprobs
-            )
-        )
-        return events
+        return [*events, self._of_part("output_text", "delta", delta=text, logprobs=logprobs)]
 
     def _call(self, call: ToolCallPiece) -> list[Json]:
         events: list[Json] = []
@@ -154,12 +150,9 @@ class Answer:
             name = f"response.{kind}_{field}.done"
             done = [*rest, self._of_item(name, **named, **{field: item[field]})]
         else:
-            part = item["content"][0]
-            fields: Json = {"content_index": 0, "text": part["text"]}
-            if item["type"] == "message":
-                fields["logprobs"] = part["logprobs"]
-            name = f"response.{part['type']}.done"
-            done = [self._of_item(name, **fields), self._part("done", part)]
+            (part,) = item.get("summary") or item["content"]
+            fields = {name: part[name] for name in ("text", "logprobs") if name in part}
+            done = [self._of_part(part["type"], "done", **fields), self._part("done", part)]
         return [*done, self._item("done")]
 
     def _drop_open(self, status: str) -> Json:
@@ -172,7 +165,8 @@ class Answer:
         if item["type"] in _CALLS:
             item[_CALLS[item["type"]][1]] = text
         elif item["type"] == "reasoning":
-            item["content"] = [{"type": "reasoning_text", "text": text}]
+            place = "summary" if self._thought == "summary_text" else "content"
+            item[place] = [{"type": self._thought, "text": text}]
             item |= {"encrypted_content": SEAL + text} if self._seals else {}
         else:
             item["content"] = [_output_text(text, self._logprobs)]
@@ -217,7 +211,17 @@ class Answer:
         return self._event(name, output_index=index, item=self._output[index])
 
     def _part(self, verb: str, part: Json) -> Json:
-        return self._of_item(f"response.content_part.{verb}", content_index=0, part=part)
+        if part["type"] == "summary_text":
+            name, place = "reasoning_summary_part", "summary_index"
+        else:
+            name, place = "content_part", "content_index"
+        return self._of_item(f"response.{name}.{verb}", part=part, **{place: 0})
+
+    def _of_part(self, kind: str, verb: str, **fields: Any) -> Json:
+        """An event about the text of the open item's only part."""
+        if kind == "summary_text":
+            return self._of_item(f"response.reasoning_{kind}.{verb}", summary_index=0, **fields)
+        return self._of_item(f"response.{kind}.{verb}", content_index=0, **fields)
 
     def _of_item(self, kind: str, **fields: Any) -> Json:
         index = len(self._output) - 1

@@ -32,7 +32,7 @@ def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
         },
         "reasoning": {
             "effort": reasoning.effort if reasoning is not None else None,
-            "summary": None,
+            "summary": reasoning.summary if reasoning is not None else None,
         },
         "top_logprobs": request.top_logprobs or 0,
         "truncation": "disabled",

@@ -8,7 +8,7 @@ from pydantic import Field, TypeAdapter
 from pydantic_core import to_json
 
 from gateway.openai.base import Strict
-from gateway.openai.messages import MediaUrl
+from gateway.openai.messages import InputAudio, MediaUrl
 from gateway.tagged import OneOf, TextAs, as_text, text_of
 from gateway.tolerance import DROPPED
 
@@ -41,8 +41,15 @@ class InputVideo(Strict):
     video_url: str
 
 
-AnyPart = Text | Refusal | InputImage | InputVideo
-_Part = Annotated[AnyPart, OneOf("a part", otherwise=as_text("input_text"))]
+class Sound(Strict):
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+Medium = InputImage | InputVideo | Sound
+AnyPart = Text | Refusal | Medium
+_INSTEAD = {"input_file": "send its text; only files of text are read"}
+_Part = Annotated[AnyPart, OneOf("a part", instead=_INSTEAD, otherwise=as_text("input_text"))]
 
 
 _Content = Annotated[list[_Part], TextAs(lambda text: {"type": "input_text", "text": text})]

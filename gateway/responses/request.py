@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from gateway.described import about
 from gateway.errors import bad_field
 from gateway.openai.base import Request, Strict
 from gateway.openai.refused import RESPONSES
@@ -52,7 +53,7 @@ class NamespaceTool(Strict):
 
     type: Literal["namespace"]
     name: str = Field(min_length=1, max_length=128)
-    description: str | None = Field(None, description="Shown with the first of the tools.")
+    description: str | None = about("Shown with the first of the tools.")
     tools: list[OwnTool]
 
 
@@ -144,12 +145,13 @@ Format = Annotated[PlainFormat | JsonSchemaFormat, OneOf("a format")]
 
 class TextConfig(Strict):
     format: Format | None = None
-    verbosity: str | None = Field(None, description="Only repeated in the response.")
+    verbosity: str | None = about("Only repeated in the response.")
 
 
 class ReasoningConfig(Strict):
     effort: ReasoningEffort | None = None
-    max_tokens: Budget = Field(None, description="Maximum tokens of reasoning; not OpenAI's.")
+    max_tokens: Budget = about("Maximum tokens of reasoning; not OpenAI's.")
+    summary: str | None = about("If it is set, the whole reasoning is sent as its summary.")
 
 
 _INCLUDED = (
@@ -171,10 +173,8 @@ class PromptRequest(Request):
     input: Input = Field(
         default_factory=list, description="May be missing beside previous_response_id."
     )
-    instructions: str | None = Field(
-        None, description="A system message before the input; not inherited by the next response."
-    )
-    previous_response_id: str | None = Field(None, description="The stored response to continue.")
+    instructions: str | None = about("A system message; the next response does not inherit it.")
+    previous_response_id: str | None = about("The stored response to continue.")
     tools: list[Tool] | None = Field(None, max_length=1024)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -194,20 +194,14 @@ class ResponsesRequest(PromptRequest):
     """OpenAI's request, with sampling fields for local models."""
 
     stream: bool | None = None
-    store: bool | None = Field(
-        None, description="Kept in memory for previous_response_id and GET; true by default."
-    )
-    max_output_tokens: int | None = Field(
-        None, ge=0, le=MOST_TOKENS, description="0: no limit, which is the default."
-    )
+    store: bool | None = about("Kept in memory for previous_response_id and GET; true by default.")
+    max_output_tokens: int | None = about("0: no limit, the default.", ge=0, le=MOST_TOKENS)
     temperature: float | None = Field(None, ge=0, le=100)
     top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=MOST_TOKENS, description="Not OpenAI's.")
-    min_p: float | None = Field(None, ge=0, le=1, description="Not OpenAI's.")
-    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="Not OpenAI's.")
-    thinking_budget: Budget = Field(
-        None, description="The same as reasoning.max_tokens; not an OpenAI field."
-    )
+    top_k: int | None = about("Not OpenAI's.", ge=-1, le=MOST_TOKENS)
+    min_p: float | None = about("Not OpenAI's.", ge=0, le=1)
+    seed: int | None = about("Not OpenAI's.", ge=-(2**63), le=2**64 - 1)
+    thinking_budget: Budget = about("The same as reasoning.max_tokens; not an OpenAI field.")
     presence_penalty: float | None = Field(None, ge=-100, le=100)
     frequency_penalty: float | None = Field(None, ge=-100, le=100)
     top_logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)

@@ -20,6 +20,7 @@ from gateway.responses.items import (
     InputImage,
     InputVideo,
     Item,
+    Medium,
     Message,
     Reasoning,
     Refusal,
@@ -174,8 +175,8 @@ def _thought(item: Reasoning) -> str:
 
 
 def _part(part: AnyPart) -> Json:
-    if isinstance(part, InputImage | InputVideo):
-        kind = "image_url" if isinstance(part, InputImage) else "video_url"
+    if isinstance(part, Medium):
+        kind = {InputImage: "image_url", InputVideo: "video_url"}.get(type(part), part.type)
         return part.model_dump(include={kind}) | {"type": kind}
     return {"type": "text", "text": part.refusal if isinstance(part, Refusal) else part.text}
 
@@ -183,9 +184,9 @@ def _part(part: AnyPart) -> Json:
 def _text(content: Sequence[AnyPart], place: str) -> str:
     texts = []
     for at, part in enumerate(content):
-        if isinstance(part, InputImage | InputVideo):
+        if isinstance(part, Medium):
             where = f"{place}.content[{at}]"
-            raise bad_field(where, f"{where}: images and videos belong to user messages")
+            raise bad_field(where, f"{where}: images, videos and sounds belong to user messages")
         texts.append(part.refusal if isinstance(part, Refusal) else part.text)
     return "".join(texts)
 

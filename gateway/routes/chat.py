@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
+from pydantic import BeforeValidator, ValidationError
 
 from gateway.context import GatewayDep
 from gateway.limits import JsonRoute
@@ -17,9 +19,35 @@ from gateway.openai.chat_to_wire import options_of
 from gateway.openai.envelope import head_of
 from gateway.openai.response_models import CHAT_COMPLETION
 from gateway.openapi import documented
+from gateway.problems import likeliest
+from gateway.refusals import invalid
+from gateway.responses.request import ResponsesRequest
+from gateway.responses.store import Store
+from gateway.responses.to_chat import chat_request
 from gateway.sse import EventStream
 
 router = APIRouter(tags=["chat"], route_class=JsonRoute)
+
+
+def _in_chat_form(body: Any) -> Any:
+    """Also a body of `/responses`: Cursor sends those here, and expects a chat's answer."""
+    if not isinstance(body, dict) or "messages" in body or "input" not in body:
+        return body
+    try:
+        asked = ResponsesRequest.model_validate(body)
+    except ValidationError as failure:
+        raise invalid(likeliest(failure.errors())) from None
+    nothing = Store(0)  # so a reference to a stored response or item is refused
+    if asked.previous_response_id:
+        nothing.get(asked.previous_response_id, "previous_response_id")
+    chat = chat_request(asked, nothing.resolved(asked.input)).chat
+    return chat.model_copy(update={"stream": asked.stream})
+
+
+Body = Annotated[
+    ChatCompletionRequest,
+    BeforeValidator(_in_chat_form, json_schema_input_type=ChatCompletionRequest),
+]
 
 
 @router.post(
@@ -28,7 +56,7 @@ router = APIRouter(tags=["chat"], route_class=JsonRoute)
         "ChatCompletion", CHAT_COMPLETION, "`chat.completion.chunk` objects, then `[DONE]`."
     ),
 )
-async def chat_completions(body: ChatCompletionRequest, gateway: GatewayDep) -> Response:
+async def chat_completions(body: Body, gateway: GatewayDep) -> Response:
     """An answer to a conversation, in one piece or as a stream of server-sent events."""
     config = gateway.supervisor.resolve(body.model)
     wanted = await options_of(body, config, gateway)

@@ -1,17 +1,27 @@
-"""`/completions`: the legacy endpoint, which continues a text as it is."""
+"""`/completions`, and llama.cpp's `/completion` and `/infill`: the text after or between others."""
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
+from pydantic import Field
 
-from gateway.context import GatewayDep
+from gateway.context import Gateway, GatewayDep
+from gateway.described import about
+from gateway.generation import Done, Piece, Usage
 from gateway.limits import JsonRoute
+from gateway.openai import refused
 from gateway.openai.answering import events_of
-from gateway.openai.completion_answer import CompletionStream, completion
-from gateway.openai.completion_request import CompletionRequest
+from gateway.openai.base import Strict
+from gateway.openai.completion_answer import CompletionStream
+from gateway.openai.completion_answer import completion as whole_completion
+from gateway.openai.completion_request import CompletionRequest, Tokens
 from gateway.openai.completion_to_wire import completion_plan
 from gateway.openai.envelope import head_of
 from gateway.openai.response_models import COMPLETION
@@ -19,6 +29,38 @@ from gateway.openapi import documented
 from gateway.sse import EventStream
 
 router = APIRouter(tags=["completions"], route_class=JsonRoute)
+Json = dict[str, Any]
+
+
+class ExtraFile(Strict):
+    filename: str = "tmp"
+    text: str
+
+
+class NativeRequest(CompletionRequest):
+    """llama.cpp's own completion: without a limit the model ends the answer."""
+
+    refused = refused.INFILL
+    most_by_default = 0
+
+    prompt: str | Tokens
+    t_max_predict_ms: float | None = about("Maximum time after the first token.")
+
+
+class InfillRequest(NativeRequest):
+    """The texts before and after the gap."""
+
+    prompt: str = about("The last part of the text before the gap.", "")
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: list[ExtraFile] = Field(default_factory=list)
+
+    def before(self) -> str:
+        return self.input_prefix + self.prompt
+
+    def infill(self) -> Json:
+        files = [{"name": file.filename, "text": file.text} for file in self.input_extra]
+        return {"suffix": self.input_suffix, "files": files}
 
 
 @router.post(
@@ -35,4 +77,81 @@ async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
         stream = CompletionStream(head, plan)
         return EventStream(stream.chunks(events), str, gateway.settings, stream.beat)
     async with aclosing(events):
-        return JSONResponse(await completion(events, head, plan))
+        return JSONResponse(await whole_completion(events, head, plan))
+
+
+@router.post("/infill")
+async def infill(body: InfillRequest, gateway: GatewayDep) -> Response:
+    """The text between `input_prefix` and `input_suffix`, in one piece or as a stream."""
+    return await completion(body, gateway)
+
+
+@router.post("/completion")
+async def completion(body: NativeRequest, gateway: GatewayDep) -> Response:
+    """The text after `prompt`, in one piece or as a stream."""
+    answer = _answer(body, gateway)
+    if body.stream:
+        return EventStream(answer, _event, gateway.settings, lambda: _event(_part("")))
+    async with aclosing(answer):
+        parts = [part async for part in answer]
+    return JSONResponse(parts[-1] | {"content": "".join(part["content"] for part in parts)})
+
+
+async def _answer(body: NativeRequest, gateway: Gateway) -> AsyncGenerator[Json, None]:
+    """Parts of the text: an empty one once the request is accepted, the last with the totals."""
+    config = gateway.supervisor.resolve(body.model)
+    model = body.model or config.name
+    plan = completion_plan(body, config)
+    limit = (body.t_max_predict_ms or 0) / 1000
+    first, pieces, begun = 0.0, 0, False
+    async with aclosing(events_of(body, plan.wanted, gateway)) as events:
+        async for _, event in events:
+            if isinstance(event, Done):
+                yield _end(event, model)
+            elif isinstance(event, Piece):
+                first, pieces = first or time.monotonic(), pieces + 1
+                yield _part(event.content)
+                if limit > 0 and time.monotonic() - first > limit:
+                    yield _end(Done("length", Usage(event.prompt_tokens, pieces)), model)
+                    return
+            elif not begun:
+                begun = True
+                yield _part("")
+
+
+def _event(part: Json) -> str:
+    return f"data: {json.dumps(part)}\n\n"
+
+
+def _part(content: str) -> Json:
+    return {"index": 0, "content": content, "tokens": [], "stop": False}
+
+
+def _end(done: Done, model: str) -> Json:
+    usage, word = done.usage, done.stop_sequence
+    read = usage.prompt_tokens - usage.cached_tokens
+    kind = "limit" if done.finish_reason == "length" else "eos" if word is None else "word"
+    return _part("") | {
+        "stop": True,
+        "model": model,
+        "stop_type": kind,
+        "stopping_word": word or "",
+        "truncated": False,
+        "tokens_predicted": usage.completion_tokens,
+        "tokens_evaluated": usage.prompt_tokens,
+        "tokens_cached": usage.prompt_tokens + usage.completion_tokens,
+        "timings": {
+            "cache_n": usage.cached_tokens,
+            **_speed("prompt", read, usage.prefill_ms),
+            **_speed("predicted", usage.completion_tokens, usage.decode_ms),
+        },
+    }
+
+
+def _speed(what: str, tokens: int, ms: float) -> Json:
+    return {
+        f"{what}_n": tokens,
+        f"{what}_ms": ms,
+        f"{what}_per_token_ms": ms / tokens if tokens else 0.0,
+        f"{what}_per_second": 1000 * tokens / ms if ms else 0.0,
+    }

@@ -11,13 +11,14 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
-from pydantic import Field, PlainValidator
+from pydantic import PlainValidator
 from pydantic_core import to_json
 
 from gateway import exchange
 from gateway.asking import ask_once
 from gateway.calls import ask_all
 from gateway.context import Gateway, GatewayDep
+from gateway.described import about
 from gateway.errors import Names, bad_field
 from gateway.limits import JsonRoute
 from gateway.openai.base import Request
@@ -64,12 +65,8 @@ Input = Annotated[
 
 class EmbeddingRequest(Request):
     input: Input
-    encoding_format: Literal["float", "base64"] | None = Field(
-        None, description="base64: little-endian 32-bit floats. Default: float."
-    )
-    dimensions: int | None = Field(
-        None, ge=1, description="Keep this number of values, normalised to length 1 again."
-    )
+    encoding_format: Literal["float", "base64"] | None = about("base64: little-endian floats.")
+    dimensions: int | None = about("Keep so many values, normalised to length 1 again.", ge=1)
 
 
 USAGE = schema_of(prompt_tokens=INTEGER, total_tokens=INTEGER)

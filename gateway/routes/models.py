@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from common.abilities import for_anthropic
 from gateway.context import Gateway, GatewayDep
+from gateway.described import about
 from gateway.errors import bad_field
 from gateway.limits import JsonRoute
 from gateway.models.config import DEFAULTS, ModelConfig
@@ -29,7 +30,7 @@ class Meta(BaseModel):
     """Fields that OpenAI's card does not have."""
 
     description: str
-    context_size: int | None  # tokens of prompt and answer; None: the model's own maximum
+    context_size: int | None  # tokens of prompt and answer; None: unknown
     defaults: dict[str, float]  # the values for a request that sets none
     abilities: tuple[str, ...]  # in Ollama's words
     alias_of: str | None
@@ -57,6 +58,8 @@ class ModelCard(BaseModel):
     display_name: str
     created_at: datetime
     lifecycle: Literal["active"] = "active"
+    context_length: int | None = about("Tokens of prompt and answer, as OpenRouter names it.")
+    max_model_len: int | None = about("The same, as vLLM names it.")
     capabilities: dict[str, dict[str, Any]]  # as Anthropic lists them
     architecture: dict[str, list[str]]  # as OpenRouter does
     status: LoadState
@@ -81,7 +84,7 @@ async def list_models(
     before_id: Annotated[str | None, Query(description="The page ends before this model.")] = None,
 ) -> ModelList:
     """Every model, by its own name first, then by its aliases; in pages as Anthropic's are."""
-    states = _states(gateway)
+    states = states_of(gateway)
     cards = [
         _card(gateway, model, name, states)
         for model in gateway.supervisor.models
@@ -110,7 +113,22 @@ def _place(cards: list[ModelCard], name: str, param: str) -> int:
 @router.get("/models/{model:path}")
 async def read_model(gateway: GatewayDep, model: str) -> ModelCard:
     """One model by name or alias, which may contain slashes."""
-    return _card(gateway, gateway.supervisor.resolve(model), model, _states(gateway))
+    return _card(gateway, gateway.supervisor.resolve(model), model, states_of(gateway))
+
+
+@router.get("/props")
+async def read_props(gateway: GatewayDep, model: str | None = None) -> dict[str, Any]:
+    """What llama.cpp tells of its model: programs read the context size there."""
+    config = gateway.supervisor.resolve(model)
+    able = gateway.supervisor.checkpoints.abilities(config)
+    context = gateway.supervisor.checkpoints.context_size(config)
+    return {
+        "default_generation_settings": {"n_ctx": context or 0},
+        **dict.fromkeys(("model_alias", "model_path"), config.name),
+        "chat_template": "",  # SillyTavern reads it as a text
+        "modalities": {sense: sense in able for sense in ("vision", "audio")},
+        "is_sleeping": load_state(states_of(gateway), config).value != "loaded",
+    }
 
 
 class Named(Request):
@@ -131,39 +149,40 @@ async def unload_model(body: Named, gateway: GatewayDep) -> dict[str, bool]:
     return {"success": True}
 
 
-def _states(gateway: Gateway) -> dict[str, State]:
+def states_of(gateway: Gateway) -> dict[str, State]:
     return {status.name: status.state for status in gateway.supervisor.status()}
+
+
+def load_state(states: Mapping[str, State], model: ModelConfig) -> LoadState:
+    state = states.get(model.name, State.STOPPED)
+    failed = state in (State.FAILED, State.BACKING_OFF)
+    return LoadState(value=_VALUES.get(state, "unloaded"), failed=failed)
 
 
 def _card(
     gateway: Gateway, model: ModelConfig, name: str, states: Mapping[str, State]
 ) -> ModelCard:
-    state = states.get(model.name, State.STOPPED)
     able = gateway.supervisor.checkpoints.abilities(model)
     senses = {"image": "vision", "video": "vision", "audio": "audio"}
     given = ["text"] * ("completion" in able)
+    context = gateway.supervisor.checkpoints.context_size(model)
     taken = ["text", *(kind for kind, sense in senses.items() if sense in able)]
     return ModelCard(
         capabilities=for_anthropic(able),
         architecture={"input_modalities": taken, "output_modalities": given},
-        status=LoadState(
-            value=_VALUES.get(state, "unloaded"), failed=state in (State.FAILED, State.BACKING_OFF)
-        ),
+        status=load_state(states, model),
         id=name,
         created=gateway.started,
         display_name=name,
+        context_length=context,
+        max_model_len=context,
         created_at=datetime.fromtimestamp(gateway.started, UTC),
         meta=Meta(
             description=model.description,
-            context_size=context_size(model),
+            context_size=context,
             defaults={name: model.parameters.chosen(name) for name in DEFAULTS},
             abilities=able,
             alias_of=None if name == model.name else model.name,
             aliases=model.aliases,
         ),
     )
-
-
-def context_size(model: ModelConfig) -> int | None:
-    """The smaller of the two limits that the file sets; None if it sets none."""
-    return min((size for size in (model.context_size, model.max_model_len) if size), default=None)

@@ -33,7 +33,6 @@ from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
 from gateway.refusals import FORMS
 from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors_of
-from gateway.routes.models import context_size
 from gateway.supervisor.status import State
 
 VERSION = "0.12.0"  # whose API this follows
@@ -117,14 +116,24 @@ async def running(gateway: GatewayDep) -> dict[str, Any]:
 async def show(body: ShowRequest, gateway: GatewayDep) -> dict[str, Any]:
     """What is known of a model without loading it."""
     model = gateway.supervisor.resolve(body.model or body.name)
-    limit = context_size(model)
+    limit = gateway.supervisor.checkpoints.context_size(model)
     known = {"mlx.context_length": limit} if limit else {}
+    able = gateway.supervisor.checkpoints.abilities(model)
     return {
-        **dict.fromkeys(("modelfile", "parameters", "template"), ""),
+        "modelfile": "",
+        "parameters": f"num_ctx {limit}" if limit else "",
+        "template": "{{ .Prompt }}{{ .Suffix }}" if "insert" in able else "",
         "details": _tag(gateway, model)["details"],
-        "model_info": {"general.architecture": "mlx", **known},
-        "capabilities": gateway.supervisor.checkpoints.abilities(model),
+        "model_info": {"general.architecture": "mlx", "general.basename": model.name, **known},
+        "capabilities": able,
     }
+
+
+@router.post("/api/pull")
+async def pull(body: ShowRequest, gateway: GatewayDep) -> Response:
+    """Nothing, for a model of the folder: it is downloaded when it is first used."""
+    gateway.supervisor.resolve(body.model or body.name)
+    return Response('{"status":"success"}\n', media_type="application/x-ndjson")
 
 
 @router.get("/api/version")

@@ -12,6 +12,7 @@ from gateway import exchange
 from gateway.asking import ask_once
 from gateway.calls import ask
 from gateway.context import GatewayDep
+from gateway.described import about
 from gateway.limits import JsonRoute
 from gateway.openai.base import Request, Strict
 from gateway.openapi import documented
@@ -42,10 +43,8 @@ class RerankRequest(Request):
 
     query: str = Field(min_length=1)
     documents: list[AnyDocument] = Field(min_length=1, max_length=_MOST_DOCUMENTS)
-    top_n: int | None = Field(None, ge=1, description="Best documents to return; default: all.")
-    return_documents: bool | None = Field(
-        None, description="Whether results include their text; they do by default."
-    )
+    top_n: int | None = about("Best documents to return; default: all.", ge=1)
+    return_documents: bool | None = about("Whether results include their text; they do by default.")
 
 
 _RANKED = schema_of({"document": schema_of(text=TEXT)}, index=INTEGER, relevance_score=NUMBER)

@@ -10,10 +10,10 @@ from pydantic import BaseModel, Field
 from gateway.asking import ask_once
 from gateway.calls import ask, ask_all
 from gateway.context import GatewayDep
+from gateway.described import about
 from gateway.errors import bad_field
 from gateway.limits import JsonRoute
 from gateway.openai.base import Request
-from gateway.routes.models import context_size
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -25,12 +25,10 @@ _MOST_PIECES = 4096  # tokens; each different one is looked up separately
 class TokenizeRequest(Request):
     """A text: `content` as llama.cpp names it, or `prompt` as vLLM does."""
 
-    content: str | None = Field(None, description="llama.cpp: the text.")
-    prompt: str | None = Field(None, description="vLLM: the text.")
-    with_pieces: bool | None = Field(
-        None, description="llama.cpp: tokens as {id, piece}; bytes of half a character are �."
-    )
-    return_token_strs: bool | None = Field(None, description="vLLM: the pieces in token_strs.")
+    content: str | None = about("llama.cpp: the text.")
+    prompt: str | None = about("vLLM: the text.")
+    with_pieces: bool | None = about("llama.cpp: tokens as {id, piece}; half a character is �.")
+    return_token_strs: bool | None = about("vLLM: the pieces in token_strs.")
 
 
 class TokenPiece(BaseModel):
@@ -80,7 +78,7 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeRespon
     return TokenizeResponse(
         tokens=tokens,
         count=len(found),
-        max_model_len=context_size(config),
+        max_model_len=gateway.supervisor.checkpoints.context_size(config),
         token_strs=pieces if body.return_token_strs else None,
     )
 

@@ -6,7 +6,7 @@ import pytest
 
 from common.chat_format import ChatFormat
 from tests.common.chat_replay import parse_every_split, plain
-from tests.common.corpus import TOOLS, Case, qwen, sections, tagged, unquoted
+from tests.common.corpus import TOOLS, Case, elements, json_blocks, qwen, sections, tagged, unquoted
 
 FAMILIES: dict[tuple[str, str | None, str], list[Case]] = {
     ("hermes", "qwen3", qwen.HEADER): qwen.JSON_CASES,
@@ -20,7 +20,9 @@ FAMILIES: dict[tuple[str, str | None, str], list[Case]] = {
     ("glm47", "glm45", tagged.GLM_HEADER): tagged.GLM_INLINE,
     ("longcat", None, ""): tagged.LONGCAT,
     ("minimax_m2", "minimax_m2", ""): tagged.MINIMAX,
+    ("minimax_m3", None, ""): elements.M3,
     ("minicpm5", None, ""): tagged.MINICPM,
+    ("muse_glimmer", None, tagged.GLIMMER_HEADER): tagged.GLIMMER,
     ("kimi_k2", "kimi_k2", sections.KIMI_HEADER): sections.KIMI_CASES,
     ("kimi_k3", "kimi_k3", tagged.K3_HEADER): tagged.KIMI_K3,
     ("gemma4", "gemma4", unquoted.GEMMA4_HEADER): unquoted.GEMMA4,
@@ -32,6 +34,11 @@ FAMILIES: dict[tuple[str, str | None, str], list[Case]] = {
     ("openai", "openai_gptoss", unquoted.HARMONY_HEADER): unquoted.HARMONY,
     ("phi4_mini_json", None, ""): unquoted.PHI4,
     ("granite", "granite", ""): unquoted.GRANITE,
+    ("cohere", "cohere", json_blocks.COHERE_HEADER): json_blocks.COHERE,
+    ("apertus", None, ""): json_blocks.APERTUS,
+    ("hunyuan_a13b", "hunyuan_a13b", ""): json_blocks.HUNYUAN,
+    ("apriel", None, json_blocks.APRIEL_HEADER): json_blocks.APRIEL,
+    ("nemotron_json", None, json_blocks.NEMOTRON_HEADER): json_blocks.NEMOTRON,
 }
 CASES = [
     pytest.param(names, case, id=f"{names[0]}: {case.why}")

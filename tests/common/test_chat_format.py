@@ -89,6 +89,9 @@ TEMPLATES = {
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>",
     "kimi_k3": "<|open|>message role=\"assistant\"<|sep|>",
     "minimax_m2": "<minimax:tool_call>\n<invoke name=",
+    "minimax_m3": "]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name=",
+    "muse_glimmer": "<|start|>assistant to=' + name + '<|message|><atem:function_calls>' <|eom|>",
+    "muse_spark": "<atem:function_calls>\n<atem:invoke name=",
     "mistral": "[TOOL_CALLS]' + name + '[ARGS]",
     "llama3_json": "{{ '<|python_tag|>' }} {\"name\": function name, \"parameters\": ...}",
     "llama4_pythonic": "<|header_start|>assistant<|header_end|> <|python_start|>",
@@ -97,6 +100,12 @@ TEMPLATES = {
     "minicpm5": '<function name="function-name"><param name="param-name">',
     "phi4_mini_json": "<|tool|>' + tools + '<|/tool|> <|tool_call|> <|/tool_call|>",
     "granite": "<|tool_call|>' + calls",
+    "cohere": "<|START_ACTION|>[' + calls + ']<|END_ACTION|>",
+    "apertus": "<|tools_prefix|>[{\"' + name + '\": ' + arguments + '}]<|tools_suffix|>",
+    "hunyuan_a13b": "{% if '<answer>' in content and '</answer>' in content %} <tool_calls>",
+    "apriel": "answer after [BEGIN FINAL RESPONSE] <tool_calls>[' + calls + ']</tool_calls>",
+    "jamba": "<tool_calls>[' + calls + ']</tool_calls>",
+    "nemotron_json": "<think>\n\n <TOOLCALL>[' + calls + ']</TOOLCALL>",
     "plain": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",
 }  # fmt: skip
 

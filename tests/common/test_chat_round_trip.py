@@ -143,6 +143,22 @@ def deepseek_v32(reasoning: str, content: str, calls: list[tuple[str, Arguments]
     return f"<think>{reasoning}</think>{content}{section}"
 
 
+def cohere(reasoning: str, content: str, calls: list[tuple[str, Arguments]]) -> str:
+    entries = [
+        _dumps({"tool_call_id": str(index), "tool_name": name, "parameters": arguments})
+        for index, (name, arguments) in enumerate(calls)
+    ]
+    action = f"<|START_ACTION|>[\n{','.join(entries)}\n]<|END_ACTION|>" if calls else ""
+    answer = f"<|START_RESPONSE|>{content}<|END_RESPONSE|>" if content else ""
+    return f"<|START_THINKING|>{reasoning}<|END_THINKING|>{answer}{action}"
+
+
+def apertus(reasoning: str, content: str, calls: list[tuple[str, Arguments]]) -> str:
+    entries = ", ".join(_dumps({name: arguments}) for name, arguments in calls)
+    action = f"<|tools_prefix|>[{entries}]<|tools_suffix|>" if calls else ""
+    return f"<|inner_prefix|>{reasoning}<|inner_suffix|>{content}{action}"
+
+
 def pythonic(_reasoning: str, content: str, calls: list[tuple[str, Arguments]]) -> str:
     inside = ", ".join(
         f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
@@ -156,7 +172,8 @@ def pythonic(_reasoning: str, content: str, calls: list[tuple[str, Arguments]]) 
     [
         (render.__name__, render)
         for render in (
-            hermes, deepseek_v31, deepseek_v32, kimi_k2, kimi_k3, mistral, openai, gemma4, pythonic,
+            hermes, deepseek_v31, deepseek_v32, kimi_k2, kimi_k3, mistral, openai, gemma4, cohere,
+            apertus, pythonic,
         )
     ],
 )  # fmt: skip
@@ -207,6 +224,23 @@ def minimax_m2(name: str, arguments: Arguments) -> str:
     return f'<minimax:tool_call>\n<invoke name="{name}">\n{inside}</invoke>\n</minimax:tool_call>'
 
 
+def minimax_m3(name: str, arguments: Arguments) -> str:
+    mark = "]<]minimax[>["
+
+    def element(key: str, value: Any) -> str:
+        if isinstance(value, dict) and value:
+            inside = "".join(element(inner, each) for inner, each in value.items())
+        elif isinstance(value, list) and value:
+            inside = "".join(element("item", each) for each in value)
+        else:
+            inside = _bare(value)
+        return f"{mark}<{key}>{inside}{mark}</{key}>"
+
+    inside = "".join(element(key, value) for key, value in arguments.items())
+    call = f'{mark}<invoke name="{name}">{inside}{mark}</invoke>\n'
+    return f"{mark}<tool_call>\n{call}{mark}</tool_call>"
+
+
 @pytest.mark.parametrize("render", [qwen3_xml, glm45, minimax_m2])
 @given(typed=st.dictionaries(KEYS, TYPED, max_size=4))
 @settings(max_examples=80)
@@ -220,4 +254,39 @@ def test_it_reads_back_untyped_text_by_the_schema(
     tools = [tool("f", **{key: kind for key, (kind, _) in typed.items()})]
     text = render("f", arguments)
     message = parse_every_split(ChatFormat.named(render.__name__), text, tools=tools, count=1)
+    assert plain(message) == ("", "", [("f", arguments)])
+
+
+LEAVES = st.tuples(st.just("string"), TEXT) | st.tuples(st.just("integer"), st.integers())
+NESTED = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.tuples(st.just("object"), st.dictionaries(KEYS, inner, max_size=3))
+        | st.tuples(st.just("array"), st.lists(LEAVES, max_size=1).map(lambda one: one * 2))
+    ),
+    max_leaves=6,
+)
+
+
+def _nested(typed: tuple[str, Any]) -> tuple[dict[str, Any], Any]:
+    """The schema of a value whose members have types, and the value."""
+    kind, value = typed
+    if kind == "object":
+        inner = {key: _nested(each) for key, each in value.items()}
+        properties = {key: schema for key, (schema, _) in inner.items()}
+        return {"type": kind, "properties": properties}, {key: v for key, (_, v) in inner.items()}
+    if kind == "array":
+        entries = [_nested(each) for each in value]
+        return {"type": kind, "items": entries[0][0] if entries else {}}, [v for _, v in entries]
+    return {"type": kind}, value
+
+
+@given(typed=st.dictionaries(KEYS, NESTED, max_size=3))
+@settings(max_examples=80)
+def test_it_reads_back_nested_elements(typed: dict[str, tuple[str, Any]]) -> None:
+    schemas = {key: _nested(each) for key, each in typed.items()}
+    arguments = {key: value for key, (_, value) in schemas.items()}
+    tools = [tool("f", **{key: schema for key, (schema, _) in schemas.items()})]
+    text = minimax_m3("f", arguments)
+    message = parse_every_split(ChatFormat.named("minimax_m3"), text, tools=tools, count=1)
     assert plain(message) == ("", "", [("f", arguments)])

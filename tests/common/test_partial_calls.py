@@ -32,7 +32,7 @@ from tests.common.test_chat_round_trip import (
     qwen3_xml,
 )
 
-TOKENS = re.compile(r"<[^<>\n]*>|\[[A-Z_/]+\]|\w+|\s+|.", re.DOTALL)
+TOKENS = re.compile(r"\]<\]minimax\[>\[|<[^<>\n]*>|\[[A-Z_/]+\]|\w+|\s+|.", re.DOTALL)
 
 
 UNCLEAR = re.compile(
@@ -80,8 +80,7 @@ def test_a_sent_part_of_a_call_is_always_a_prefix_of_its_arguments(
 ) -> None:
     """In every family and any split.
 
-    At the end of a complete answer the stream equals the whole. If the length limit cuts it, no
-    beginning of a marker is part of an argument.
+    At the end of a complete answer the stream equals the whole.
     """
     format_ = ChatFormat.named(names[0], names[1])
     case = data.draw(st.sampled_from(FAMILY_CASES[names]))
@@ -96,14 +95,27 @@ def test_a_sent_part_of_a_call_is_always_a_prefix_of_its_arguments(
         for sent, call in zip(message_of(events).tool_calls, whole.tool_calls, strict=False):
             assert sent.name == call.name
             assert call.arguments.startswith(sent.arguments)
-    for place in places[::8]:
-        cut = stream(
-            format_, [case.text[:place]], tools=tools, tail=tail, reason="length", partial=True
-        )
-        for sent, call in zip(message_of(cut).tool_calls, whole.tool_calls, strict=False):
-            assert call.arguments.startswith(sent.arguments), case.text[:place]
     events += parser.finish("stop")
     assert plain(message_of(events)) == plain(whole)
+
+
+@pytest.mark.parametrize("names", FAMILY_CASES, ids=lambda names: str(names[0]))
+def test_a_cut_call_is_sent_as_the_whole_one_begins(names: tuple[str, str | None, str]) -> None:
+    """Wherever the length limit ends an answer, no beginning of a marker is part of an argument,
+    and no end of a string or number that may go on.
+    """
+    format_ = ChatFormat.named(names[0], names[1])
+    for case in FAMILY_CASES[names]:
+        tools = TOOLS if case.tools is None else case.tools
+        tail = names[2] if case.tail is None else case.tail
+        whole = parse_chat(case.text, format_, tools=tools, prompt_tail=tail)
+        for place in range(len(case.text)):
+            text = case.text[:place]
+            if text.endswith("\\") and names[0] == "glm47":
+                continue  # a line break that the model spells as two characters
+            cut = stream(format_, [text], tools=tools, tail=tail, reason="length", partial=True)
+            for sent, call in zip(message_of(cut).tool_calls, whole.tool_calls, strict=False):
+                assert call.arguments.startswith(sent.arguments), text
 
 
 def llama3_json(_reasoning: str, _content: str, calls: list[tuple[str, dict[str, str]]]) -> str:

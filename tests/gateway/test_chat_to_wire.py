@@ -412,7 +412,7 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
             "messages[0].content[0]",
         ),
         ({"messages": part(type="text", text="x", image_url="data:,")}, "messages[0].content[0]"),
-        ({"messages": part(type="file", file={})}, "messages[0].content[0]"),
+        ({"messages": part(type="file", file={})}, "messages[0].content[0].type"),
         (
             {"messages": part(type="video_url", video_url={})},
             "messages[0].content[0].video_url.url",

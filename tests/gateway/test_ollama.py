@@ -111,7 +111,8 @@ def test_an_unset_context_is_not_sent() -> None:
     gateway = GatewayProcess({"m": {"parameters": {"model": "m"}, "address": model.address}})
     try:
         shown = gateway.client.post("/api/show", json={"model": "m"}).json()
-        assert shown["model_info"] == {"general.architecture": "mlx"}
+        assert shown["model_info"] == {"general.architecture": "mlx", "general.basename": "m"}
+        assert shown["parameters"] == ""
         answer = ask(gateway, "embed", model="m", input=["ab", "abc"], dimensions=1)
         assert answer["embeddings"] == [[1.0], [1.0]]
         assert answer["prompt_eval_count"] == 5

@@ -48,7 +48,17 @@ class Client:
             self.deltas.append(event["delta"])
         elif kind == "response.content_part.added":
             self.items[-1]["content"].append(event["part"])
-        elif kind in ("response.output_text.done", "response.reasoning_text.done"):
+        elif kind == "response.reasoning_summary_part.added":
+            assert event["summary_index"] == len(self.items[-1]["summary"])
+            self.items[-1]["summary"].append(event["part"])
+        elif kind == "response.reasoning_summary_part.done":
+            self.items[-1]["summary"][event["summary_index"]] = event["part"]
+            assert event["part"]["text"] == "".join(self.deltas)
+        elif kind in (
+            "response.output_text.done",
+            "response.reasoning_text.done",
+            "response.reasoning_summary_text.done",
+        ):
             assert event["text"] == "".join(self.deltas)
         elif kind == "response.content_part.done":
             self.items[-1]["content"][event["content_index"]] = event["part"]
@@ -66,9 +76,9 @@ class Client:
             self.finished.add(index)
 
 
-@given(answers())
-def test_a_stream_adds_up_to_the_whole_response(events: list[Event]) -> None:
-    response = answer()
+@given(answers(), st.sampled_from([None, "none", "auto"]))
+def test_a_stream_adds_up_to_the_whole_response(events: list[Event], summary: str | None) -> None:
+    response = answer(reasoning={"summary": summary})
     # An event must not change after it was returned, because it is written immediately.
     written: list[str] = []
     for event in events:
@@ -95,6 +105,24 @@ def test_a_stream_adds_up_to_the_whole_response(events: list[Event]) -> None:
     assert "".join(part["text"] for part in texts) == "".join(piece.content for piece in pieces)
     count = sum(len(piece.logprobs) for piece in pieces)
     assert sum(len(part["logprobs"]) for part in texts) == count
+
+
+@pytest.mark.parametrize("summary", ["auto", "detailed", "none", None])
+def test_reasoning_is_its_own_summary_if_one_is_asked_for(summary: str | None) -> None:
+    response = answer(reasoning={"summary": summary})
+    events = [*response.take(Piece(reasoning="So")), *response.take(Piece(reasoning="."))]
+    events += response.take(Done("stop", Usage(3, 4)))
+    summed = summary not in ("none", None)
+    prefix = "response.reasoning_summary" if summed else "response.reasoning"
+    index = "summary_index" if summed else "content_index"
+    deltas = [event for event in events if event["type"] == f"{prefix}_text.delta"]
+    assert [(event["delta"], event[index]) for event in deltas] == [("So", 0), (".", 0)]
+    (done,) = [event for event in events if event["type"] == f"{prefix}_text.done"]
+    assert (done["text"], done[index]) == ("So.", 0)
+    (item,) = response.response["output"]
+    part = {"type": "summary_text" if summed else "reasoning_text", "text": "So."}
+    assert (item["summary"], item["content"]) == (([part], []) if summed else ([], [part]))
+    assert response.response["reasoning"]["summary"] == summary
 
 
 def test_an_incomplete_call_is_partial_in_a_stream_and_dropped_from_the_whole() -> None:

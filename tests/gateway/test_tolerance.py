@@ -231,7 +231,6 @@ def ignored(answer: Any) -> list[str]:
                 "tools[].format",
                 "tools[][web_search]",
                 "tools[][image_generation]",
-                "reasoning.summary",
                 "reasoning.context",
                 "include[]",
                 "client_metadata",
@@ -414,8 +413,13 @@ def test_an_unknown_word_is_left_out_and_null_means_absent(
         (CHAT, {"max_tokens": 4.5}, "max_tokens"),
         (
             CHAT,
-            {"messages": [{"role": "user", "content": [{"type": "audio_url", "url": "x"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "scent_url", "url": "x"}]}]},
             "messages[0].content[0].type",
+        ),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "audio_url", "url": "x"}]}]},
+            "messages[0].content[0].audio_url",
         ),
         (RESPONSES, {"text": {"format": {"type": "text", "rule": "x"}}}, "text.format.rule"),
         (RESPONSES, {"stop": ["a"]}, "stop"),

@@ -48,7 +48,6 @@ from backend.engine.embedding.task_adapters import task_adapter
 from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.load_request import LoadOrder
 from backend.engine.loading.checkpoint import Checkpoint
-from backend.engine.loading.context import served_context
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
 from backend.engine.model import Built
@@ -58,6 +57,7 @@ from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.served_model import ServedModel
 from backend.engine.settings import Settings, weight_dtype
 from backend.engine.token_text import TokenTexts
+from common.context_size import served_context
 from common.model_kind import ModelKind
 from common.wording import shown
 

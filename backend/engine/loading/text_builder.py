@@ -19,7 +19,6 @@ from backend.engine.embedding.readers import Limits
 from backend.engine.errors import ModelRejected
 from backend.engine.executing.warm_up import warm_up
 from backend.engine.load_request import LoadOrder
-from backend.engine.loading.context import served_context
 from backend.engine.loading.row_masks import fit_row_masks
 from backend.engine.loading.serving_trial import PlainPass, ServingTrial, plain_pass
 from backend.engine.loading.solitary import why_alone
@@ -34,6 +33,7 @@ from backend.engine.ranks.group import spread
 from backend.engine.served_model import ServedModel
 from backend.engine.token_text import TokenTexts
 from backend.engine.units import MIB
+from common.context_size import served_context
 from common.wording import shown
 
 if TYPE_CHECKING:

@@ -29,13 +29,13 @@ from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.loading.adapters import Adapter, adapters_digest
 from backend.engine.loading.architectures import model_types
 from backend.engine.loading.checkpoint import Checkpoint
-from backend.engine.loading.context import context_of
 from backend.engine.loading.rope_fields import earlier_fields
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
 from backend.engine.ranks.member import Member, Value
 from backend.engine.settings import Settings, weight_dtype
 from backend.engine.units import MIB
+from common.context_size import context_of
 from common.wording import shown
 
 if TYPE_CHECKING:

@@ -290,3 +290,53 @@ KIMI_K3 = [
     Case("cut", _K3_FERRY[:-40], cut=True),
     Case("no tools", _K3_FERRY, _K3_FERRY, tools=[]),
 ]
+
+GLIMMER_HEADER = "<|start|>user<|message|>Hm?<|eot|><|start|>assistant"
+_ATEM = (
+    '<atem:function_calls>\n<atem:invoke name="ferry_times">\n<atem:parameter name="harbour">Ærø'
+    "</atem:parameter>\n</atem:invoke>\n</atem:function_calls>"
+)
+_NEXT = "<|eom|><|start|>assistant"
+_TO_FERRY = f" to=ferry_times<|message|>{_ATEM}"
+GLIMMER = [
+    Case("an answer", " to=user<|message|>Hm.<|eot|>", "Hm."),
+    Case("a call", _TO_FERRY, calls=[A_FERRY]),
+    Case(
+        "thinking",
+        f" to=self<|message|>So.{_NEXT} to=user<|message|>Hm.<|eot|>",
+        "Hm.",
+        "So.",
+    ),
+    Case(
+        "thinking and a call",
+        f" to=self<|message|>So.{_NEXT}{_TO_FERRY}<|eot|>",
+        "",
+        "So.",
+        [A_FERRY],
+    ),
+    Case(
+        "an answer and two calls",
+        f" to=user<|message|>Hm.{_NEXT}{_TO_FERRY}{_NEXT}{_TO_FERRY}<|eot|>",
+        "Hm.",
+        calls=[A_FERRY, A_FERRY],
+    ),
+    Case(
+        "a call quoted in an answer",
+        f" to=user<|message|>Write this:\n{_ATEM}<|eot|>",
+        f"Write this:\n{_ATEM}",
+    ),
+    Case(
+        "a call quoted in reasoning",
+        f" to=self<|message|>I could write {_ATEM} here{_NEXT} to=user<|message|>Hm.",
+        "Hm.",
+        f"I could write {_ATEM} here",
+    ),
+    Case(
+        "the name twice",
+        _TO_FERRY.replace('"ferry_times"', '"ferry_times.ferry_times"'),
+        calls=[A_FERRY],
+    ),
+    Case("a recipient in prose", " to=user<|message|>Send it to=Bo.", "Send it to=Bo."),
+    Case("thinking, cut", " to=self<|message|>So", "", "So", cut=True),
+    Case("a call, cut", _TO_FERRY[:90], cut=True),
+]

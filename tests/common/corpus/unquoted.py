@@ -94,6 +94,10 @@ GEMMA4 = [
     ),
     Case("reasoning again", "Hm.<|channel>thought\nSo.<channel|>Ah.", "Hm.Ah.", "So."),
     Case("left open", "<|channel>thought\nSo", "", "So", cut=True),
+    Case("closed again", "<|channel>thought\n<channel|>Hm.<channel|>", "Hm."),
+    Case("opened and closed", "Hm.<|channel>thought\n<channel|><channel|>", "Hm."),
+    Case("closed in code", "Hm. `<channel|>`", "Hm. `<channel|>`"),
+    Case("the first token twice", "<|channel><|channel>thought\n<channel|>Hm.", "Hm."),
     Case("no opening", "call:tide_now{}<tool_call|>", calls=[A_TIDE]),
     Case("no opening, on a line of its own", "Hm.\ncall:tide_now{}", "Hm.", calls=[A_TIDE]),
     Case("no opening, in a line", "Hm, call:tide_now{}", "Hm, call:tide_now{}"),
@@ -229,6 +233,17 @@ LFM2 = [
     ),
     Case(
         "a bracket too many", f"<|tool_call_start|>[{_PY_FERRY}]]<|tool_call_end|>", calls=[A_FERRY]
+    ),
+    Case("an empty list", "Hm.<|tool_call_start|>[]<|tool_call_end|>", "Hm."),
+    Case(
+        "quotes in a string of the same quotes",
+        "<|tool_call_start|>[ferry_times(harbour='say 'Ahoy' in 'Ær' 'ø\\'')]<|tool_call_end|>",
+        calls=[("ferry_times", {"harbour": "say 'Ahoy' in 'Ærø'"})],
+    ),
+    Case(
+        "zeros in front",
+        "<|tool_call_start|>[ferry_times(harbour=[007, -08.5, 0, 0x07])]<|tool_call_end|>",
+        calls=[("ferry_times", {"harbour": [7, -8.5, 0, 7]})],
     ),
     Case(
         "JSON, for which a system prompt may ask",

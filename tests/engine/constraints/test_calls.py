@@ -43,6 +43,8 @@ SPECIAL: dict[str, tuple[str, ...]] = {
     "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
     "phi4_mini_json": ("<|tool_call|>", "<|/tool_call|>"),
     "granite": ("<|tool_call|>",),
+    "cohere": ("<|START_ACTION|>", "<|END_ACTION|>"),
+    "apertus": ("<|tools_prefix|>", "<|tools_suffix|>"),
     "hermes": ("<think>", "</think>", "<tool_call>", "</tool_call>"),
 }
 SPECIAL["deepseek_v31"] = SPECIAL["deepseek_v3"]
@@ -56,7 +58,9 @@ CLOSERS = {
     "deepseek_v32": "</｜DSML｜parameter>\n",
     "deepseek_v4": "</｜DSML｜parameter>\n",
     "deepseek_v41": "</｜DSML｜ parameter>\n",
+    "minimax_m3": "]<]minimax[>[</",
     "muse_spark": "</atem:parameter>\n",
+    "muse_glimmer": "</atem:parameter>\n",
     "minicpm5": "</param>",
     "glm45": "</arg_value>",
     "longcat": "</longcat_arg_value>",

@@ -84,28 +84,28 @@ def test_the_oldest_row_is_never_overtaken() -> None:
 
 def test_a_text_does_not_wait_for_all_texts_of_an_earlier_request() -> None:
     for length in (40, 50, 3):  # in the same bucket, and in others
-        room = Room()
-        room.ask(1, *[[1] * 50] * 1000)
+        encoder = Encoder()
+        encoder.ask(1, *[[1] * 50] * 1000)
         for _ in range(3):
-            room.queue.step(running=True)
-        room.ask(2, [2] * length)
-        steps = len(room.steps)
-        while 2 not in room.outcomes:
-            room.queue.step(running=True)
-        assert len(room.steps) - steps <= 8
+            encoder.queue.step(running=True)
+        encoder.ask(2, [2] * length)
+        steps = len(encoder.steps)
+        while 2 not in encoder.outcomes:
+            encoder.queue.step(running=True)
+        assert len(encoder.steps) - steps <= 8
 
 
 def test_texts_that_keep_coming_do_not_hold_up_an_earlier_request() -> None:
-    room = Room()
-    room.ask(1, *[[1] * 50] * 20)
+    encoder = Encoder()
+    encoder.ask(1, *[[1] * 50] * 20)
     tickets = range(2, 1000)
     for ticket in tickets:
-        if 1 in room.outcomes:
+        if 1 in encoder.outcomes:
             break
-        room.ask(ticket, [2] * 3)
-        room.queue.step(running=True)
+        encoder.ask(ticket, [2] * 3)
+        encoder.queue.step(running=True)
     assert ticket < 60
-    assert room.sums(1) == [50.0] * 20
+    assert encoder.sums(1) == [50.0] * 20
 
 
 def test_a_cancelled_request_is_not_computed_further() -> None:

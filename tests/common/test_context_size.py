@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from backend.engine.loading.context import UNBOUNDED, context_of, served_context
+from common.context_size import UNBOUNDED, context_of, served_context
 
 
 @pytest.mark.parametrize(

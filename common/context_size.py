@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 # A recurrent model has no limit of positions; its state has a fixed size.
@@ -36,6 +40,23 @@ def context_of(config: dict[str, Any]) -> int:
             if own:
                 return max(own, _yarn_length(part))
     return UNBOUNDED
+
+
+def context_in(folder: Path) -> int:
+    """The context length of a checkpoint's folder; 0 if it is unknown, or if there is no limit."""
+    with suppress(OSError):
+        file = folder / "config.json"
+        return _context_in(file, file.stat().st_mtime_ns)
+    return 0
+
+
+@lru_cache(maxsize=256)
+def _context_in(file: Path, _stamp: int) -> int:
+    with suppress(OSError, ValueError, RecursionError):
+        config = json.loads(file.read_bytes())
+        found = context_of(config) if isinstance(config, dict) else UNBOUNDED
+        return 0 if found == UNBOUNDED else found
+    return 0
 
 
 def served_context(own: int, requested: int) -> int:
