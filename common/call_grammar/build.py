@@ -47,6 +47,7 @@ _NAMES: tuple[tuple[_Family, str], ...] = (
     (as_json.NEMOTRON, "nemotron_json nemotron_nano_v2"),
     (as_json.COHERE, "cohere_command3 cohere_command4 cohere"),
     (as_json.APERTUS, "apertus"),
+    (as_json.SOLAR, "solar_open"),
     (as_json.HARMONY, "openai openai_gptoss gpt_oss gptoss harmony"),
 )
 FAMILIES: Mapping[str, _Family] = {

@@ -82,6 +82,13 @@ DEEPSEEK_V31 = JsonCalls(
     "<｜tool▁calls▁end｜>",
     quoted=False,
 )
+SOLAR = JsonCalls(
+    "<|tool_call:begin|>{index}<|tool_call:name|>{name}<|tool_call:args|>",
+    "<|tool_call:end|>",
+    "<|tool_calls|>",
+    closing="<|calls|>",
+    quoted=False,
+)
 KIMI_K2 = JsonCalls(
     "<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>",
     "<|tool_call_end|>",

@@ -22,6 +22,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("deepseek_v32", ("｜DSML｜",)),
     ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    ("solar_open", ("<|tool_call:begin|>",)),
     ("minimax_m3", ("]<]minimax[>[",)),
     ("minimax_m2", ("<minimax:tool_call>",)),
     ("longcat", ("<longcat_tool_call>",)),
@@ -50,6 +51,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 _WITH_TAGS = (
     "qwen3 mistral seed_oss longcat gemma4 kimi_k3 muse_spark minimax_m3 cohere apertus apriel"
+    " solar_open"
 )
 _TAGS = tuple(
     dict.fromkeys(tags for name in _WITH_TAGS.split() for tags in families.REASONING[name])

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from common.formats import deepseek, gemma, glm, kimi, llama, minimax_m3, mistral, others, qwen
+from common.formats import (
+    deepseek,
+    gemma,
+    glm,
+    kimi,
+    llama,
+    minimax_m3,
+    mistral,
+    others,
+    qwen,
+    solar,
+)
 from common.formats.harmony import Harmony
 from common.formats.reading import Tags
 from common.formats.tagged_text import TaggedText
@@ -43,6 +54,7 @@ _TOOL_NAMES: Mapping[TaggedText | Harmony, str] = {
     others.NEMOTRON_TEXT: "nemotron_json nemotron_nano_v2",
     others.COHERE_TEXT: "cohere_command3 cohere_command4 cohere",
     others.APERTUS_TEXT: "apertus",
+    solar.TEXT: "solar_open",
     _HARMONY: "openai openai_gptoss gpt_oss gptoss harmony",
 }
 TOOLS: Mapping[str, TaggedText | Harmony] = {
@@ -72,6 +84,7 @@ REASONING: Mapping[str, tuple[Tags, ...]] = {
     "muse_glimmer": others.MUSE_GLIMMER_TEXT.tags,
     "muse_spark": others.MUSE_SPARK_TEXT.tags,
     "seed_oss": others.SEED_TEXT.tags,
+    "solar_open": solar.TEXT.tags,
     "none": (),
 }
 """The tags for each value of `reasoning_parser:`."""

@@ -99,7 +99,7 @@ def _checked(offer: Offer, field: str) -> Offer:
     if offer.name:
         _require_known(offer.tools, [offer.name], field)
     elif offer.must_call and not offer.tools:
-        raise bad_field(field, f"{field} is 'required', but no tools are offered: send tools")
+        raise bad_field(field, f"{field} is 'required', but no functions are offered: send some")
     return offer
 
 

@@ -37,6 +37,7 @@ FAMILIES: dict[tuple[str, str | None, str], list[Case]] = {
     ("cohere", "cohere", json_blocks.COHERE_HEADER): json_blocks.COHERE,
     ("apertus", None, ""): json_blocks.APERTUS,
     ("hunyuan_a13b", "hunyuan_a13b", ""): json_blocks.HUNYUAN,
+    ("solar_open", None, sections.SOLAR_HEADER): sections.SOLAR,
     ("apriel", None, json_blocks.APRIEL_HEADER): json_blocks.APRIEL,
     ("nemotron_json", None, json_blocks.NEMOTRON_HEADER): json_blocks.NEMOTRON,
 }

@@ -103,6 +103,7 @@ TEMPLATES = {
     "cohere": "<|START_ACTION|>[' + calls + ']<|END_ACTION|>",
     "apertus": "<|tools_prefix|>[{\"' + name + '\": ' + arguments + '}]<|tools_suffix|>",
     "hunyuan_a13b": "{% if '<answer>' in content and '</answer>' in content %} <tool_calls>",
+    "solar_open": "<|tool_calls|><|tool_call:begin|>' + id + '<|tool_call:name|>",
     "apriel": "answer after [BEGIN FINAL RESPONSE] <tool_calls>[' + calls + ']</tool_calls>",
     "jamba": "<tool_calls>[' + calls + ']</tool_calls>",
     "nemotron_json": "<think>\n\n <TOOLCALL>[' + calls + ']</TOOLCALL>",

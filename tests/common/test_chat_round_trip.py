@@ -159,6 +159,17 @@ def apertus(reasoning: str, content: str, calls: list[tuple[str, Arguments]]) ->
     return f"<|inner_prefix|>{reasoning}<|inner_suffix|>{content}{action}"
 
 
+def solar_open(reasoning: str, content: str, calls: list[tuple[str, Arguments]]) -> str:
+    start = "<|end|><|begin|>assistant"
+    inside = "".join(
+        f"<|tool_call:begin|>a1b2c3d4e{index}<|tool_call:name|>{name}<|tool_call:args|>"
+        f"{_dumps(arguments)}<|tool_call:end|>"
+        for index, (name, arguments) in enumerate(calls)
+    )
+    action = f"{start}<|tool_calls|>{inside}<|calls|>" if calls else "<|flush|>"
+    return f"<|think|>{reasoning}{start}<|content|>{content}{action}"
+
+
 def pythonic(_reasoning: str, content: str, calls: list[tuple[str, Arguments]]) -> str:
     inside = ", ".join(
         f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
@@ -173,7 +184,7 @@ def pythonic(_reasoning: str, content: str, calls: list[tuple[str, Arguments]]) 
         (render.__name__, render)
         for render in (
             hermes, deepseek_v31, deepseek_v32, kimi_k2, kimi_k3, mistral, openai, gemma4, cohere,
-            apertus, pythonic,
+            apertus, pythonic, solar_open,
         )
     ],
 )  # fmt: skip

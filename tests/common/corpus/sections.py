@@ -1,4 +1,4 @@
-"""DeepSeek V3 and V3.1, Kimi K2: marked sections of calls."""
+"""DeepSeek V3 and V3.1, Kimi K2, Solar Open: marked sections of calls."""
 
 from __future__ import annotations
 
@@ -194,4 +194,43 @@ KIMI_CASES = [
     ),
     Case("cut", (_OPEN + _FERRY)[:95], cut=True),
     Case("no tools", _OPEN + _TIDE + _CLOSE, _OPEN + _TIDE + _CLOSE, tools=[]),
+]
+
+SOLAR_HEADER = "<|begin|>user<|content|>Hi<|end|><|begin|>assistant"
+_SOLAR_TEXT = "<|begin|>assistant<|content|>"
+_SOLAR_FERRY = (
+    "<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>ferry_times"
+    '<|tool_call:args|>{"harbour": "Ærø"}<|tool_call:end|>'
+)
+_SOLAR_TIDE = "<|tool_call:begin|>1<|tool_call:name|>tide_now<|tool_call:args|>{}<|tool_call:end|>"
+_SOLAR_CALLS = f"<|begin|>assistant<|tool_calls|>{_SOLAR_FERRY}{_SOLAR_TIDE}<|calls|>"
+SOLAR = [
+    Case("thinking", f"<|think|>So.<|end|>{_SOLAR_TEXT}Hm.<|flush|>", "Hm.", "So."),
+    Case("no thinking", "<|content|>Hm.<|end|>", "Hm.", tail=SOLAR_HEADER + "<|think|><|end|>"),
+    Case(
+        "thinking opened by the prompt",
+        f"So.<|end|>{_SOLAR_TEXT}Hm.",
+        "Hm.",
+        "So.",
+        tail=SOLAR_HEADER + "<|think|>",
+    ),
+    Case("calls", f"<|think|>So.<|end|>{_SOLAR_CALLS}", "", "So.", [A_FERRY, A_TIDE]),
+    Case(
+        "text and calls",
+        f"<|content|>Hm.<|end|>{_SOLAR_CALLS}",
+        "Hm.",
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case(
+        "no end of the section",
+        f"<|tool_calls|>{_SOLAR_FERRY}",
+        calls=[A_FERRY],
+    ),
+    Case("no section", _SOLAR_FERRY, calls=[A_FERRY]),
+    Case("no id", _SOLAR_FERRY.replace("a1b2c3d4e5", ""), calls=[A_FERRY]),
+    Case("no arguments", _SOLAR_TIDE.replace("{}", ""), calls=[A_TIDE]),
+    Case("thinking left open", f"<|think|>So.{_SOLAR_TEXT}Hm.", "Hm.", "So."),
+    Case("JSON", '<|content|>{"a": 1}<|flush|>', '{"a": 1}'),
+    Case("cut", f"<|tool_calls|>{_SOLAR_FERRY[:40]}", cut=True),
+    Case("cut in the arguments", f"<|tool_calls|>{_SOLAR_FERRY[:-25]}", cut=True),
 ]

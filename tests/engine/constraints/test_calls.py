@@ -38,6 +38,10 @@ SPECIAL: dict[str, tuple[str, ...]] = {
         "<|tool_call_end|>",
         "<|tool_call_argument_begin|>",
     ),
+    "solar_open": (
+        *("<|tool_calls|>", "<|tool_call:begin|>", "<|tool_call:name|>", "<|tool_call:args|>"),
+        *("<|tool_call:end|>", "<|calls|>"),
+    ),
     "kimi_k3": ("<|open|>", "<|close|>", "<|sep|>"),
     "glm45": ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>"),
     "lfm2": ("<|tool_call_start|>", "<|tool_call_end|>"),
