@@ -130,17 +130,6 @@ async def test_a_long_body_is_read_in_several_steps() -> None:
     assert turns >= 3
 
 
-@pytest.mark.parametrize("dimensions", [None, 3])
-def test_an_answer_of_very_many_vectors_is_complete(
-    gateway: GatewayProcess, dimensions: int | None
-) -> None:
-    asked = {"model": "numbers", "input": ["abc"] * 2048, "dimensions": dimensions}
-    answer = gateway.client.post("/v1/embeddings", json=asked).json()
-    assert [entry["index"] for entry in answer["data"]] == list(range(2048))
-    assert {len(entry["embedding"]) for entry in answer["data"]} == {dimensions or 4}
-    assert answer["usage"]["prompt_tokens"] == 3 * 2048
-
-
 async def test_a_large_answer_is_written_in_small_steps() -> None:
     """Between two pieces of at most 64 KiB, other tasks of the gateway run."""
     vector = [n / 1024 for n in range(1024)]

@@ -55,6 +55,16 @@ def test_every_form_of_input_gets_its_vectors_in_order(
     assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
+@pytest.mark.parametrize("dimensions", [None, 3])
+def test_an_answer_of_very_many_vectors_is_complete(
+    gateway: GatewayProcess, dimensions: int | None
+) -> None:
+    answer = embed(gateway, ["abc"] * 2048, dimensions=dimensions)
+    assert [entry["index"] for entry in answer["data"]] == list(range(2048))
+    assert {len(entry["embedding"]) for entry in answer["data"]} == {dimensions or 4}
+    assert answer["usage"]["prompt_tokens"] == 3 * 2048
+
+
 def test_base64_is_little_endian_32_bit_floats(gateway: GatewayProcess) -> None:
     answer = embed(gateway, "abc", encoding_format="base64")
     raw = base64.b64decode(answer["data"][0]["embedding"])

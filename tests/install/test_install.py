@@ -34,8 +34,9 @@ def project_copy(folder: Path) -> Path:
 
 
 def install(project: Path, *arguments: str, **changes: str) -> subprocess.CompletedProcess[str]:
-    # The venv that runs these tests, wherever ENV_DIR has put it.
-    changes = PROFILE | {"ENV_DIR": ""} | changes
+    # Not into the venv that runs these tests, wherever ENV_DIR has put it; and bytecode of packages
+    # that are imported once costs more than it saves.
+    changes = PROFILE | {"ENV_DIR": "", "EXTRA_PIP_INSTALL_FLAGS": "--no-compile"} | changes
     return shell("./install.sh", *arguments, cwd=project, environment=clean_environment(**changes))
 
 
