@@ -129,7 +129,7 @@ async def show(body: ShowRequest, gateway: GatewayDep) -> dict[str, Any]:
     }
 
 
-@router.post("/api/pull")
+@router.post("/api/pull", responses=_ANSWERS)
 async def pull(body: ShowRequest, gateway: GatewayDep) -> Response:
     """Nothing, for a model of the folder: it is downloaded when it is first used."""
     gateway.supervisor.resolve(body.model or body.name)

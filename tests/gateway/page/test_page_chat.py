@@ -254,7 +254,7 @@ def test_the_context_in_use_is_shown(page: Page) -> None:
     page.ask("What is 2 + 2?")
     page.answered()
     first = page.find("#context-text").text
-    assert first.endswith(" of 200,000 tokens")
+    assert first.endswith(" of 8,192 tokens")
     page.ask("What is 3 + 4?")
     page.answered(2)
     page.until(lambda: tokens(page.find("#context-text").text) > tokens(first))
@@ -284,7 +284,7 @@ def test_a_model_is_loaded_and_unloaded_by_a_button(page: Page) -> None:
     page.find("[aria-label='Load tiny']").click()
     page.until(lambda: page.text("#models-list .state").startswith("0 of 1 slots"))
     assert "GiB" in page.text("#models-list .state")
-    assert "context 200,000 tokens" in page.text("#models-list .state")
+    assert "context 8,192 tokens" in page.text("#models-list .state")
     page.press(Keys.ESCAPE)
     page.until(lambda: page.find("#status").text == "0 of 1 slots")
 
