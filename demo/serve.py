@@ -20,7 +20,6 @@ from common import inherited_signals, launch
 from demo import default_model
 from gateway.arguments import parser
 
-CONTEXT_SIZE = 4096
 USAGE = 'make serve [MODEL=… or MODELS=FOLDER] [SERVE="OPTION…"]'
 
 
@@ -36,7 +35,6 @@ def model_file(reference: str) -> tuple[str, str]:
     name = plain(place.rstrip("/").rpartition("/")[2]) or "model"
     lines = [
         f"name: {json.dumps(name)}",  # JSON is YAML
-        f"context_size: {CONTEXT_SIZE}",
         "parameters:",
         f"  model: {json.dumps(place)}",
     ]

@@ -11,6 +11,10 @@ import yaml
 from demo import default_model, serve
 
 
+def test_a_model_gets_its_own_context() -> None:
+    assert "context_size" not in serve.model_file("mlx-community/Qwen3-0.6B-4bit")[1]
+
+
 def test_a_users_folder_is_served_unchanged(tmp_path: Path) -> None:
     assert serve.models_folder({"MODELS": str(tmp_path)}) == tmp_path
     assert list(tmp_path.iterdir()) == []
