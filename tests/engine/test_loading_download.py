@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import resource
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from backend.engine.settings import Settings
 from tests.engine.embedding import rotary_checkpoints
 from tests.engine.hub_server import COMMIT, Hub, running_hub
 from tests.engine.loading_models import write_model
+from tests.open_files import more_than_select_takes
 
 REPOSITORY = "someone/small-model"
 WEIGHTS = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
@@ -187,12 +186,7 @@ def test_a_user_without_a_home_folder_is_told_what_to_set(
 
 
 def test_a_download_beside_more_open_files_than_select_takes(hub: Hub) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
-    with ExitStack() as opened:
-        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        for _ in range(1024):
-            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+    with more_than_select_takes():
         assert (get() / "config.json").is_file()
 
 

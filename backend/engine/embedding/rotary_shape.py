@@ -136,6 +136,19 @@ def shape_of(name: str, config: Mapping[str, Any]) -> Shape:
     return shape
 
 
+def _sizes(config: Mapping[str, Any], *, segments: int, epsilon: float) -> dict[str, Any]:
+    """The sizes under transformers' names. segments, epsilon: where config.json has none."""
+    return {
+        "vocabulary": int(config["vocab_size"]),
+        "hidden": int(config["hidden_size"]),
+        "layers": int(config["num_hidden_layers"]),
+        "heads": int(config["num_attention_heads"]),
+        "inner": int(config["intermediate_size"]),
+        "segments": int(config.get("type_vocab_size", segments)),
+        "epsilon": float(config.get("layer_norm_eps", epsilon)),
+    }
+
+
 def _jina(name: str, config: Mapping[str, Any]) -> Shape:
     pad, most = int(config.get("pad_token_id", 1)), int(config["max_position_embeddings"])
     ours = config["model_type"] == "jina_embeddings_v3"
@@ -151,13 +164,7 @@ def _jina(name: str, config: Mapping[str, Any]) -> Shape:
         )
     return Shape(
         family=JINA,
-        vocabulary=int(config["vocab_size"]),
-        hidden=int(config["hidden_size"]),
-        layers=int(config["num_hidden_layers"]),
-        heads=int(config["num_attention_heads"]),
-        inner=int(config["intermediate_size"]),
-        segments=int(config.get("type_vocab_size", 1)),
-        epsilon=float(config.get("layer_norm_eps", 1e-5)),
+        **_sizes(config, segments=1, epsilon=1e-5),
         activation="gelu",
         gated=False,
         attention_bias=True,
@@ -174,13 +181,7 @@ def _gte(name: str, config: Mapping[str, Any]) -> Shape:
     positions, limit = _rotation(name, config, float(config.get("rope_theta", 10000.0)), head)
     return Shape(
         family=GTE,
-        vocabulary=int(config["vocab_size"]),
-        hidden=int(config["hidden_size"]),
-        layers=int(config["num_hidden_layers"]),
-        heads=int(config["num_attention_heads"]),
-        inner=int(config["intermediate_size"]),
-        segments=int(config.get("type_vocab_size", 1)),
-        epsilon=float(config.get("layer_norm_eps", 1e-12)),
+        **_sizes(config, segments=1, epsilon=1e-12),
         activation="gelu",
         gated=True,
         attention_bias=True,
@@ -243,13 +244,7 @@ def _nomic_of_transformers(name: str, config: Mapping[str, Any]) -> Shape:
     positions, limit = _rotation(name, config, 1000.0, 0)
     return Shape(
         family=NOMIC,
-        vocabulary=int(config["vocab_size"]),
-        hidden=int(config["hidden_size"]),
-        layers=int(config["num_hidden_layers"]),
-        heads=int(config["num_attention_heads"]),
-        inner=int(config["intermediate_size"]),
-        segments=int(config.get("type_vocab_size", 2)),
-        epsilon=float(config.get("layer_norm_eps", 1e-12)),
+        **_sizes(config, segments=2, epsilon=1e-12),
         activation=activation,
         gated=True,
         attention_bias=False,

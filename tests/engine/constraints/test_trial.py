@@ -5,13 +5,12 @@ from __future__ import annotations
 import gc
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -36,6 +35,7 @@ from common.gbnf import GbnfError, gbnf_to_lark
 from tests.common.grammar_walks import ByteTokenizer, byte_tokenizer
 from tests.engine.constraints.walks import allowed_ids, compiler_for
 from tests.long import TEST_LONG
+from tests.open_files import more_than_select_takes
 
 TINY = Path(__file__).parents[2] / "models" / "tiny_text"
 BYTES = byte_tokenizer()
@@ -288,12 +288,7 @@ def test_a_long_constant_is_followed(spec: ConstraintSpec) -> None:
 
 
 def test_a_trial_beside_more_open_files_than_select_takes() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
-    with ExitStack() as opened:
-        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        for _ in range(1024):
-            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+    with more_than_select_takes():
         compiler = compiler_for(BYTES, ChatFormat.named("plain"))
         assert compiler.compile(ConstraintSpec("lark", 'start: "a"')) is not None
         compiler.close()
