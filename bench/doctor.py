@@ -72,13 +72,14 @@ class Finding:
 class Answer:
     """One greedy answer.
 
-    best: the log-probabilities of the best tokens at each position. prefill, decode: seconds, as
-    the backend reports them.
+    tokens, best: each token, and the log-probabilities of the best ones at its position; empty if
+    the request wanted no log-probabilities. prefill, decode: seconds, as the backend reports them.
     """
 
     tokens: list[str]
     best: list[dict[str, float]]
     text: str
+    completion_tokens: int
     prompt_tokens: int
     cached_tokens: int
     prefill: float
@@ -221,17 +222,21 @@ def _cancel(stub: BackendStub) -> Finding:
 
 def _speed(stub: BackendStub) -> dict[str, float]:
     """Tokens per second: decode and prefill of one prompt, and decode of four together."""
+
+    def answer(prompt: str, tokens: int = DECODE_TOKENS) -> Answer:
+        return ask(stub, prompt, tokens, TopLogprobs=0)
+
     prompt = _words(PREFILL_WORDS)
-    ask(stub, "Warm up. " + prompt, tokens=8)
-    one = ask(stub, prompt, tokens=DECODE_TOKENS)
+    answer("Warm up. " + prompt, tokens=8)
+    one = answer(prompt)
     began = time.perf_counter()
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:
-        runs = list(pool.map(lambda text: ask(stub, text, tokens=DECODE_TOKENS), QUESTIONS))
+        runs = list(pool.map(answer, QUESTIONS))
     seconds = time.perf_counter() - began
     return {
         "prefill": (one.prompt_tokens - one.cached_tokens) / one.prefill,
-        "decode": (len(one.tokens) - 1) / one.decode,
-        "decode_together": sum(len(run.tokens) for run in runs) / seconds,
+        "decode": (one.completion_tokens - 1) / one.decode,
+        "decode_together": sum(run.completion_tokens for run in runs) / seconds,
     }
 
 
@@ -268,6 +273,7 @@ def ask(stub: BackendStub, prompt: str, tokens: int = TOKENS, **fields: Any) -> 
         [entry["token"] for entry in entries],
         [{one["token"]: one["logprob"] for one in entry["top_logprobs"]} for entry in entries],
         reply.message.decode(errors="replace"),
+        reply.tokens,
         reply.prompt_tokens,
         int(trailers.get(CACHED_TOKENS, 0)),
         reply.timing_prompt_processing / 1e3,

@@ -8,6 +8,7 @@ Python prints a traceback for an interrupt (Ctrl-C) that arrives while it starts
 the programs that people interrupt, SIGINT is therefore blocked until they can handle it.
 
 On Linux without a GPU, OpenBLAS is preloaded to replace the slow reference BLAS in MLX's CPU build.
+MLX's CUDA build gets settings that it reads when it is imported, or at its first kernel.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """
     found = {name: value for name, value in environ.items() if name in _KEPT or not _sets(name)}
     found |= {"PYTHONPATH": ROOT, "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
+    found = _cuda_settings(found) | found
     if environ.get(SWITCH, "").lower() in _OFF:
         return found
     if folder := openblas_folder():
@@ -58,6 +60,36 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
             found[f"MLX_BACKEND_{variable}_BEFORE"] = before
             found[variable] = f"{value}:{before}" if before else value
     return found
+
+
+def _cuda_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Settings for MLX's CUDA build; empty if it is not installed.
+
+    The build (0.32.4) counts each shape for which it prepares an attention or a graph, and from
+    twice the size of its cache on, every operation with a new shape fails. A server meets new
+    shapes for as long as it runs, so the check is turned off; the oldest are then replaced.
+
+    It compiles kernels at their first use, which takes more than a minute in all, and keeps them
+    below /tmp, which is empty after a restart of a machine or a container.
+    """
+    for packages in sys.path:
+        try:
+            names = os.listdir(packages)
+        except OSError:
+            continue
+        for name in names:
+            if name.startswith("mlx_cuda_") and name.endswith(".dist-info"):
+                settings = {"MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
+                shared = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+                cache = environ.get("MLX_BACKEND_CACHE") or os.path.join(shared, "mlx-backend")
+                folder = os.path.join(cache, "kernels", name.removesuffix(".dist-info"))
+                try:
+                    os.makedirs(folder, exist_ok=True)
+                except OSError:  # MLX's own folder is better than none
+                    return settings
+                writable = os.access(folder, os.W_OK)
+                return settings | ({"MLX_PTX_CACHE_DIR": folder} if writable else {})
+    return {}
 
 
 def _sets(name: str) -> bool:

@@ -6,6 +6,7 @@ The files that take longest come first, so that all workers stay busy.
 from __future__ import annotations
 
 import gc
+import os
 import pwd
 from collections.abc import Generator
 from pathlib import Path
@@ -18,6 +19,9 @@ from backend.engine import device
 from tests import preemption
 from tests.engine.ranks.yielding import yielding as yielding  # a fixture
 from tests.long import TEST_LONG
+
+# Tests compare float32 results to within 1e-5. MLX's CUDA build would multiply them with 10 bits.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 # No deadlines: a slow machine is no fault of the code. Without TEST_LONG every run has the same
 # examples.

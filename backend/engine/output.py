@@ -69,13 +69,13 @@ class Output:
     def __post_init__(self) -> None:
         self._totals = _Totals(len(self.sequence.prompt))
 
-    def started(self, reused: int) -> None:
+    def started(self, reused: int, at: float) -> None:
         """Record the admission. A sequence that restarts after a preemption keeps its figures.
 
-        reused: prompt tokens whose KV was computed earlier.
+        reused: prompt tokens whose KV was computed earlier. at: time.perf_counter() of the launch.
         """
         if not self._totals.started_at:
-            self._totals.started_at = time.perf_counter()
+            self._totals.started_at = at
             self._totals.cached_tokens = reused
 
     def progress(self) -> Progress | None:

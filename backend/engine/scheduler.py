@@ -233,13 +233,13 @@ class Scheduler:
             self._refuse(refusal)
         if not plan.only_decodes:
             self._flush(everything=True)
-        self._learn(self.executor.launch(plan))
-        started = time.perf_counter()
+        began = time.perf_counter()
+        self._learn(self.executor.launch(plan), began)
         sampled = self.executor.read()
         for one in sampled:
             self._deliver(one)
         self._flush()
-        self._learn(self.executor.settle(idle=not plan.decode))
+        self._learn(self.executor.settle(idle=not plan.decode), began)
         for one in self.executor.take_early():
             self._deliver(one)
         self._flush()
@@ -248,7 +248,7 @@ class Scheduler:
         self._report_progress()
         self._steps += 1
         if sampled:
-            self._gauges.tokens_per_second = len(sampled) / (time.perf_counter() - started)
+            self._gauges.tokens_per_second = len(sampled) / (time.perf_counter() - began)
         self._settle()
 
     def _now(self) -> float:
@@ -258,10 +258,11 @@ class Scheduler:
         events, self._events = self._events, []
         return events
 
-    def _learn(self, events: list[PlannerEvent]) -> None:
+    def _learn(self, events: list[PlannerEvent], began: float) -> None:
+        """Keep the events for the next plan. began: when the step that led to them was launched."""
         for event in events:
             if isinstance(event, Started) and (output := self._outputs.get(event.sequence)):
-                output.started(event.reused)
+                output.started(event.reused, began)
         self._events += events
 
     def _deliver(self, sampled: Sampled) -> None:

@@ -16,7 +16,7 @@ TINY = Path(__file__).parents[1] / "models" / "tiny_text"
 
 
 def answer(tokens: list[str], best: dict[str, float]) -> Answer:
-    return Answer(tokens, [best] * len(tokens), "".join(tokens), 1, 0, 1.0, 1.0)
+    return Answer(tokens, [best] * len(tokens), "".join(tokens), len(tokens), 1, 0, 1.0, 1.0)
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=8), st.lists(st.sampled_from("abc"), max_size=8))

@@ -22,7 +22,7 @@ def test_text_grows_until_it_is_delivered(steps: list[tuple[int, bool]]) -> None
     output = Output(
         sequence, ByteStream(TOKENS, strip_first_space=False), StopMatcher(request.stop)
     )
-    output.started(2)
+    output.started(2, 0.0)
     delivered: list[TextDelta] = []
     waiting: list[GrowingText] = []
     finished: Finished | None = None

@@ -12,6 +12,7 @@ import pytest
 
 from backend.engine.constraints.thinking_budget import ThinkingBudget
 from backend.engine.errors import Cancelled, EngineFailed, Overloaded
+from backend.engine.planning.plan import PlannerEvent, StepPlan
 from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.request import Sampling
 from backend.engine.token_text import ByteStream
@@ -41,6 +42,28 @@ def test_cancel_frees_the_slot_in_every_state() -> None:
     rounds.drain()
     assert rounds.admitted == []
     assert rounds.scheduler.executor.row_bytes == 0
+
+
+def test_reported_times_contain_the_launch_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = Rounds(engine_model(random_model("full")))
+    seconds = [1.0]
+    monkeypatch.setattr("time.perf_counter", lambda: seconds[0])
+    launch = rounds.scheduler.executor.launch
+
+    def slow(plan: StepPlan) -> list[PlannerEvent]:
+        events = launch(plan)
+        seconds[0] += 5.0
+        return events
+
+    monkeypatch.setattr(rounds.scheduler.executor, "launch", slow)
+    rounds.submit(1, [1, 2, 3], 4, ignore_eos=True)
+    speeds = set()
+    while rounds.scheduler.busy:
+        rounds.step()
+        speeds.add(rounds.gauges.tokens_per_second)
+    assert speeds == {0.0, 1 / 5}
+    assert rounds.received[1].finished is not None
+    assert rounds.received[1].finished.usage.prefill_ms == pytest.approx(5_000)
 
 
 def test_a_waiting_row_takes_the_freed_slot_in_the_next_round() -> None:

@@ -1,12 +1,15 @@
 """run.sh: where it may be called from, and what it passes to Python."""
 
+import ast
 import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import venv
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -204,6 +207,40 @@ def test_an_interpreter_in_the_package_comes_first(project: Path) -> None:
     assert arguments == ["-I", "-S", f"{project}/common/launch.py", "-m", "backend", "--version"]
 
 
+def test_a_cuda_build_keeps_its_kernels_and_never_counts_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLX's own folder for kernels is below /tmp, and its check makes every new shape fail."""
+    for name in ("MLX_PTX_CACHE_DIR", "MLX_ENABLE_CACHE_THRASHING_CHECK"):
+        monkeypatch.delenv(name, raising=False)
+    environment = tmp_path / "venv"
+    venv.create(environment, symlinks=True)
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    packages = environment / "lib" / version / "site-packages"
+    report = (
+        "import os; print({name: os.environ.get(name)"
+        " for name in ('MLX_PTX_CACHE_DIR', 'MLX_ENABLE_CACHE_THRASHING_CHECK')})"
+    )
+
+    def settings(**changes: str) -> Any:
+        result = launch(environment, report, HOME=str(tmp_path / "home"), **changes)
+        return ast.literal_eval(result.stdout)
+
+    assert set(settings().values()) == {None}
+    (packages / "mlx_cuda_13-0.32.4.dist-info").mkdir(parents=True)
+    kernels = tmp_path / "home" / ".cache" / "mlx-backend" / "kernels" / "mlx_cuda_13-0.32.4"
+    assert list(settings().values()) == [str(kernels), "0"]
+    assert kernels.is_dir()
+    own = settings(MLX_PTX_CACHE_DIR="/theirs", MLX_ENABLE_CACHE_THRASHING_CHECK="1")
+    assert list(own.values()) == ["/theirs", "1"]
+    named = settings(MLX_BACKEND_CACHE=str(tmp_path / "cache"))
+    assert named["MLX_PTX_CACHE_DIR"] == str(tmp_path / "cache" / "kernels" / kernels.name)
+    # Nothing can be created below a file.
+    (tmp_path / "file").touch()
+    unusable = settings(MLX_BACKEND_CACHE=str(tmp_path / "file"))
+    assert list(unusable.values()) == [None, "0"]
+
+
 preloads = pytest.mark.skipif(
     not (VENV / "lib" / "openblas").exists(), reason="only Linux CPU installs preload a BLAS"
 )
@@ -218,9 +255,9 @@ def with_openblas(environment: Path) -> Path:
     return environment
 
 
-def launch(environment: Path, code: str) -> subprocess.CompletedProcess[str]:
+def launch(environment: Path, code: str, **changes: str) -> subprocess.CompletedProcess[str]:
     command = [environment / "bin/python", "-I", "-S", ROOT / "common/launch.py"]
-    return shell(*map(str, command), "-c", code, environment=clean_environment())
+    return shell(*map(str, command), "-c", code, environment=clean_environment(**changes))
 
 
 @preloads
