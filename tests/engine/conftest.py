@@ -22,8 +22,11 @@ def small_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
 def exact_buffers() -> Iterator[None]:
     """MLX holds no more bytes than its arrays: a freed buffer of up to twice the size is not used.
 
-    None is kept, also where a load would set another limit.
+    None is kept, also where a load would set another limit. MLX's CUDA build rounds small buffers
+    up, by as much as their size, so nothing is exact there.
     """
+    if mx.cuda.is_available():
+        pytest.skip("MLX's CUDA build rounds buffers up")
     before, set_limit = mx.set_cache_limit(0), mx.set_cache_limit
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mx, "set_cache_limit", lambda _: 0)

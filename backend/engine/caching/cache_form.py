@@ -21,14 +21,17 @@ from backend.engine.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)
 
+# Between the logits with 8 bits and those without quantisation, relative to the latter.
+_MOST_DISTANCE = 0.5
 _REMEDY = "leave CacheTypeKey, CacheTypeValue and kv_bits out"
 
 
 def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
     """Use this kind of cache; returns it with its group size filled in.
 
-    Raises InvalidRequest, with the reason, if the model does not support it. To find out, the model
-    is run on a few tokens: an attention that cannot use quantised keys fails immediately.
+    Raises InvalidRequest, with the reason, if the model or the device does not support it. To find
+    out, the model is run on a few tokens, with 8 bits, and the logits are compared: MLX's kernels
+    for quantised products differ between devices (on an H100, MLX 0.32.4 refuses some).
     """
     if kind == CacheKind():
         return kind
@@ -42,18 +45,24 @@ def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
     heads = frozenset(part.shape[-1] for layer in cache for part in (layer.keys, layer.values))
     kind = dataclasses.replace(kind, group_size=group_size_for(kind, heads))
     layers, shifts = len(cache), len(row) - len(cache)
-    model.make_cache = lambda: [
-        *(QuantizedRow(kind.group_size, kind.bits) for _ in range(layers)),
-        *(RowShift() for _ in range(shifts)),
-    ]
+
+    def quantized(bits: int) -> list[Any]:
+        rows = [QuantizedRow(kind.group_size, bits) for _ in range(layers)]
+        return [*rows, *(RowShift() for _ in range(shifts))]
+
     try:
-        _try(model)
+        _try(model, make_prompt_cache(model), quantized(8))
+    except InvalidRequest:
+        raise
     except Exception as fault:
-        del model.make_cache
         _log.warning("the model does not support a quantised KV cache", exc_info=True)
-        sinks = "attention sinks" in str(fault)
-        reason = "has attention sinks" if sinks else "does not go through mlx-lm's quantised one"
-        raise _refused(f"its attention {reason}") from None
+        if "attention sinks" in str(fault):
+            raise _refused("its attention has attention sinks") from None
+        line = str(fault).partition("\n")[0]
+        if isinstance(fault, RuntimeError) or line.startswith("["):  # MLX names its function so
+            raise _refused(f"MLX cannot compute its attention on this device ({line})") from None
+        raise _refused("its attention does not go through mlx-lm's quantised one") from None
+    model.make_cache = lambda: quantized(kind.bits)
     return kind
 
 
@@ -80,12 +89,19 @@ def _require_plain(cache: list[Any]) -> None:
         raise _refused(f"its layers have caches of their own kind ({type(layer).__name__})")
 
 
-def _try(model: Any) -> None:
-    """Run a prompt of three tokens, then one more token in a batch of two such rows."""
-    row = model.make_cache()
-    mx.eval(model(mx.array([[0, 0, 0]]), cache=row))
-    batch = BatchCache([row, row]).layers
-    mx.eval(model(mx.array([[0], [0]]), cache=batch))
+def _try(model: Any, plain: list[Any], quantized: list[Any]) -> None:
+    """Compare the logits of a prompt of three tokens, then of one more in a batch of two such rows.
+
+    Raises what the model raises, and InvalidRequest if the logits have little in common.
+    """
+    for tokens in ([[0, 1, 2]], [[1], [0]]):
+        expected, found = (
+            model(mx.array(tokens), cache=row).astype(mx.float32) for row in (plain, quantized)
+        )
+        distance = mx.linalg.norm(found - expected) / mx.linalg.norm(expected)
+        if not distance.item() < _MOST_DISTANCE:
+            raise _refused("on this device MLX computes its attention wrongly")
+        plain, quantized = (BatchCache([row, row]).layers for row in (plain, quantized))
 
 
 def _refused(reason: str) -> InvalidRequest:

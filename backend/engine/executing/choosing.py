@@ -81,7 +81,8 @@ class Chosen:
 class Chooser:
     """Samples tokens for a fixed set of sequences.
 
-    pasts: their tokens before a step. delays: whether their grammars delay other sequences.
+    pasts: their tokens before a step. spent: processor time of grammars in the same step, which
+    delay sequences that decode; None if no other sequence decodes.
     """
 
     def __init__(
@@ -90,14 +91,15 @@ class Chooser:
         pasts: Sequence[Past],
         model: EngineModel,
         *,
-        delays: bool = False,
+        spent: float | None = None,
     ) -> None:
         requests = [one.request for one in sequences]
         self._sequences = list(sequences)
         self._vocabulary = model.vocabulary
         self._spread = model.spread
         self._constrained = [at for at, one in enumerate(sequences) if one.constraint is not None]
-        self._most_seconds = most_grammar_seconds(sequences, model, delays=delays)
+        self._spent = spent or 0.0
+        self._most_seconds = most_grammar_seconds(sequences, model, delays=spent is not None)
         self._sampler = BatchSampler(
             [request.sampling for request in requests],
             pasts,
@@ -160,7 +162,7 @@ class Chooser:
         too long. Returns None if every token may follow in every sequence, as within a thinking
         budget.
         """
-        spent = 0.0
+        spent = self._spent
         shape = (len(self._constrained), words(self._vocabulary))
         allowed = np.full(shape, 0xFFFFFFFF, dtype=np.uint32)
         for mask, at in zip(allowed, self._constrained, strict=True):
@@ -182,17 +184,21 @@ class Chooser:
 
 
 def first_tokens(
-    sequences: Sequence[ExecutorSequence], logits: mx.array, model: EngineModel, *, delays: bool
+    sequences: Sequence[ExecutorSequence],
+    logits: mx.array,
+    model: EngineModel,
+    *,
+    spent: float | None,
 ) -> Chosen:
-    """Sample the tokens after a prefill. logits: [sequences, vocabulary].
+    """Sample the tokens after a prefill.
 
-    delays: whether the sequences' grammars delay others, which decode.
+    logits: [sequences, vocabulary]. spent: as for `Chooser`.
     """
     pasts = [Past(one.history[:-1], len(one.prompt), one.longest) for one in sequences]
     fed = mx.array([one.history[-1] for one in sequences], dtype=mx.uint32)
     steps = [one.delivered for one in sequences]
     faults: dict[int, Exception] = {}
-    chooser = Chooser(sequences, pasts, model, delays=delays)
+    chooser = Chooser(sequences, pasts, model, spent=spent)
     chosen = chooser(logits, fed, steps, faults, new=False)
     chosen.faults = faults
     return chosen

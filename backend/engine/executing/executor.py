@@ -138,14 +138,18 @@ class Executor:
                 self._decode(number, plan)
         self._times.decode_launched()
         self._only_decodes = plan.only_decodes and not (plan.join or plan.score)
-        plain = (
-            one.constraint is None and one.batch is not None for one in self.sequences.values()
-        )
-        self._passes.delays = any(plain)
         for group in plan.prefill:
+            self._passes.grammar_seconds = self._delaying_seconds()
             self._prefill(group, events)
         self._scores = plan.score
         return events
+
+    def _delaying_seconds(self) -> float | None:
+        """Processor time of this step's grammars; None if no sequence decodes without one."""
+        running = self.sequences.values()
+        if not any(one.constraint is None and one.batch is not None for one in running):
+            return None
+        return sum(one.mask_seconds for one in running)
 
     def _start(self, start: Start, events: list[PlannerEvent]) -> None:
         one = self.sequences[start.sequence]

@@ -85,7 +85,8 @@ class PrefillPasses:
 
     def __init__(self, model: EngineModel, files: PrefixFiles, times: StepTimes) -> None:
         self._model, self._files, self._times = model, files, times
-        self.delays = False  # whether grammars delay sequences that decode
+        # processor time of this step's grammars, which delay sequences that decode; None: none do
+        self.grammar_seconds: float | None = None
         self._launched: list[PrefillPass] = []  # in this step
         self._earlier: list[PrefillPass] = []
 
@@ -266,7 +267,7 @@ class PrefillPasses:
         """
         whole = [one for one, _, end in ends if end == len(one.tokens)]
         if last is not None and whole:
-            chosen = first_tokens(whole, last, self._model, delays=self.delays)
+            chosen = first_tokens(whole, last, self._model, spent=self.grammar_seconds)
             launched.marks += chosen.arrays
             launched.chosen = chosen
             for one in whole:

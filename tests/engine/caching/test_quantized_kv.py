@@ -27,6 +27,7 @@ from backend.engine.loading.loader import load
 from backend.engine.planning.plan import CacheCost
 from backend.engine.request import ChatPrompt, GenerationRequest
 from backend.engine.settings import Settings
+from tests.engine.kv_models import use_kind
 from tests.engine.loading_models import write_model
 from tests.engine.loads import at_once
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
@@ -49,7 +50,7 @@ def model_of(kind: CacheKind, config: str = "full", **changes: Any) -> Any:
     keys = iter(mx.random.split(mx.random.key(7), 100))
     model.update(tree_map(lambda weight: _random(weight, next(keys)), model.parameters()))
     mx.eval(model.parameters())
-    use_cache_kind(model, kind)
+    use_kind(model, kind)
     return model
 
 
@@ -217,6 +218,36 @@ def test_attention_sinks_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) ->
     )
     with pytest.raises(InvalidRequest, match="attention sinks"):
         use_cache_kind(model, EIGHT)
+
+
+@pytest.mark.parametrize("fault", [RuntimeError, ValueError])
+def test_what_a_device_cannot_compute_is_refused_with_its_reason(
+    fault: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise fault("[quantized_matmul] No implementation for this shape.\nmore")
+
+    monkeypatch.setattr(mx, "quantized_matmul", refuse)
+    model = model_of(CacheKind(), head_dim=64)
+    with pytest.raises(InvalidRequest, match=r"this device \(\[quantized_matmul\] No .* shape.\);"):
+        use_cache_kind(model, EIGHT)
+    assert not hasattr(model, "make_cache")
+
+
+def test_a_device_that_computes_other_heads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a kernel does that takes the first head's keys and values for all heads."""
+    product = mx.quantized_matmul
+
+    def first_head(x: mx.array, *packed: mx.array, **how: Any) -> mx.array:
+        if packed[0].ndim > 2:
+            packed = tuple(mx.broadcast_to(part[:, :1], part.shape) for part in packed)
+        return product(x, *packed, **how)
+
+    monkeypatch.setattr(mx, "quantized_matmul", first_head)
+    model = model_of(CacheKind(), head_dim=64)
+    with pytest.raises(InvalidRequest, match="MLX computes its attention wrongly"):
+        use_cache_kind(model, EIGHT)
+    assert not hasattr(model, "make_cache")
 
 
 @pytest.mark.parametrize(

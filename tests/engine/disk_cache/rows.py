@@ -12,11 +12,11 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from backend.engine.caching import kv
-from backend.engine.caching.cache_form import use_cache_kind
 from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.disk_cache.cache import DiskCache
 from backend.engine.disk_cache.layout import learn_layout
 from backend.engine.units import MIB
+from tests.engine.kv_models import use_kind
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 
 KINDS = (*CONFIGS, "quantised", "bfloat16")
@@ -40,7 +40,7 @@ def model_of(kind: str) -> Any:
 
     model.update(tree_map(fill, model.parameters()))
     if kind == "quantised":
-        use_cache_kind(model, CacheKind(8, 32))
+        use_kind(model, CacheKind(8, 32))
     return model
 
 

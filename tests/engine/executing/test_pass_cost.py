@@ -12,6 +12,7 @@ from backend.engine.caching import kv
 from backend.engine.executing.pass_cost import pass_cost
 from tests.engine.kv_models import kv_model
 from tests.engine.random_models import VOCABULARY
+from tests.engine.rounds import MIB
 from tests.engine.test_memory import WIDE
 
 
@@ -21,7 +22,9 @@ def test_a_pass_takes_about_the_estimated_memory(kind: str, tokens: int, before:
     model = kv_model(kind, **WIDE.get(kind, {}))
     foreseen = pass_cost(model, VOCABULARY).of(tokens, before + tokens)
     peak = _peak(model, tokens, before)
-    assert peak <= 1.5 * foreseen
+    # cuBLAS allocates up to this much for a product, whatever its size.
+    workspace = 32 * MIB if mx.cuda.is_available() else 0
+    assert peak <= 1.5 * foreseen + workspace
     assert foreseen <= 12 * peak
 
 

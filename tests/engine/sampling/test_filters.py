@@ -96,7 +96,10 @@ def test_they_keep_what_their_definitions_keep(
     ],
     ids=str,
 )
-def test_only_the_best_tokens_are_sorted(row: Sampling, looks_at: int) -> None:
+def test_only_the_best_tokens_are_sorted(
+    row: Sampling, looks_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filters, "may_wait_within_a_step", lambda: True)
     assert reach(row, 150_000) == looks_at
 
 
@@ -108,7 +111,10 @@ def test_without_waiting_for_the_device_all_tokens_are_sorted(
     assert reach(Sampling(top_k=40, top_p=0.95), 150_000) == 64
 
 
-def test_a_row_that_needed_more_tokens_than_were_sorted_is_reported() -> None:
+def test_a_row_that_needed_more_tokens_than_were_sorted_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(filters, "may_wait_within_a_step", lambda: True)
     logits = np.zeros((3, 3000), dtype=np.float32)
     logits[0, 5] = 20.0
     rows = [Sampling(top_p=0.5), Sampling(top_p=0.5), Sampling(top_p=0.3)]
