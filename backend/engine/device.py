@@ -63,6 +63,11 @@ def host_reads_disturb(device: Device) -> bool:
     return device.kind == "cuda"
 
 
+def computes_wrongly(device: Device, model_type: str) -> bool:
+    """Whether MLX 0.32.4 was seen to compute such a model wrongly (docs/hardware.md)."""
+    return device.kind == "cuda" and model_type == "openai_privacy_filter"
+
+
 def may_wait_within_a_step() -> bool:
     """Whether the host may read a result before the rest of a decode step is queued.
 

@@ -77,6 +77,9 @@ def build(order: LoadOrder) -> Stages[Built]:
     yield "engine"
     here = devices.detect()
     devices.prepare(here)
+    if devices.computes_wrongly(here, checkpoint.config["model_type"]):
+        reason = "MLX labels its longer texts wrongly on CUDA; load it on a machine without a GPU"
+        raise ModelRejected.because(checkpoint.name, reason)
     loaded = yield from load_model(
         checkpoint,
         settings,

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from mlx_lm.models import gemma3_text
 
+from backend.engine import device
 from backend.engine.embedding.label_reader import LabelReader
 from backend.engine.embedding.readers import TextReader
 from backend.engine.errors import InvalidRequest, ModelRejected, TooLong, WrongKind
@@ -298,6 +299,8 @@ async def test_scores_equal_the_references(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", LABELLERS)
 async def test_labels_equal_the_references(family: str, tmp_path: Path) -> None:
+    if family == "privacy_labels" and mx.cuda.is_available():
+        pytest.skip("refused on CUDA")
     async with serving(write(family, tmp_path)) as engine:
         reader = engine.reader(LabelReader)
         for text, expected in zip(TEXTS, SAID[family], strict=True):
@@ -311,6 +314,15 @@ async def test_labels_equal_the_references(family: str, tmp_path: Path) -> None:
         assert everything
         some = await entities(engine, TEXTS[2], 0.5)
         assert some == [entity for entity in everything if entity.score >= 0.5]
+
+
+async def test_labels_that_cuda_gets_wrong_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "detect", lambda: device.Device("cuda", "a GPU", 1 << 34, 1 << 34))
+    with pytest.raises(ModelRejected, match="cannot be loaded: MLX labels .* wrongly on CUDA"):
+        async with serving(write("privacy_labels", tmp_path)):
+            pass
 
 
 async def test_a_long_text_is_labelled_in_windows(tmp_path: Path) -> None:
