@@ -320,7 +320,7 @@ async def test_labels_that_cuda_gets_wrong_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "detect", lambda: device.Device("cuda", "a GPU", 1 << 34, 1 << 34))
-    with pytest.raises(ModelRejected, match="cannot be loaded: MLX labels .* wrongly on CUDA"):
+    with pytest.raises(ModelRejected, match=r"cannot be loaded: MLX labels .* wrongly on CUDA"):
         async with serving(write("privacy_labels", tmp_path)):
             pass
 
