@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from backend.engine.errors import EngineFailed
 from backend.engine.settings import Settings
 from backend.engine.units import GIB, MIB
 from common.machine_memory import (
@@ -104,10 +105,17 @@ class MemoryPlan:
 
 
 def detect(root: Path = Path("/")) -> Device:
-    """The device that MLX uses by default in this process. For the engine thread."""
+    """The device that MLX uses by default in this process. For the engine thread.
+
+    Raises EngineFailed with MLX's reason if it cannot use it, as with a driver that is too old.
+    """
     import mlx.core as mx
 
-    info = mx.device_info()
+    try:
+        info = mx.device_info()
+    except RuntimeError as fault:
+        reason = str(fault).partition("\n")[0]
+        raise EngineFailed(f"MLX cannot use this machine's GPU: {reason}") from None
     name = str(info.get("device_name", "unknown"))
     ram = machine_memory(root)
     if mx.default_device() == mx.Device(mx.DeviceType.cpu):
@@ -123,6 +131,17 @@ def detect(root: Path = Path("/")) -> Device:
     memory = int(info.get("total_memory", ram))
     free = int(info.get("free_memory", memory)) + mx.get_active_memory() + mx.get_cache_memory()
     return Device("cuda", name, memory, max(min(free, memory) - GIB, memory // 4))
+
+
+def without_driver(fault: ImportError) -> EngineFailed | None:
+    """The error if MLX cannot be imported because there is no driver; otherwise None."""
+    if "libcuda.so" not in str(fault):
+        return None
+    return EngineFailed(
+        "this is MLX's CUDA build, and the machine or container has no NVIDIA driver"
+        " (libcuda.so.1): start the container with `--gpus all`, or install MLX's build for the CPU"
+        " (`BUILD_TYPE=cpu ./install.sh`, or the wheel with the extra `cpu`)"
+    )
 
 
 def _usable(ram: int, root: Path) -> int:

@@ -25,6 +25,8 @@ from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
+from backend.engine.device import without_driver
+
 _LISTED = "5.23.0"  # the version of transformers
 
 # The names in each module, by the packages that these modules need.
@@ -35,7 +37,8 @@ def import_mlx_lm() -> None:
     """Import mlx-lm without changing the limits of the process.
 
     The imported objects are excluded from garbage collection, which each load and each Free runs:
-    they are most of the process's objects, and never become garbage.
+    they are most of the process's objects, and never become garbage. Raises EngineFailed without
+    the device's driver.
     """
     if "mlx_lm.utils" in sys.modules:
         return
@@ -46,6 +49,8 @@ def import_mlx_lm() -> None:
         if metadata.version("transformers") == _LISTED:
             _import_transformers()
         import mlx_lm.utils  # noqa: F401
+    except ImportError as fault:
+        raise without_driver(fault) or fault from None
     finally:
         resource.setrlimit = setrlimit
         gc.freeze()

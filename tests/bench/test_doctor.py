@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,18 @@ def test_help_and_unknown_arguments_check_nothing(
     assert "usage: mlx-backend doctor [MODEL] [REPORT]" in (shown.err if code else shown.out)
     assert code == 0 or f"unknown argument '{arguments[-1]}'" in shown.err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_machine_that_mlx_cannot_use_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: object) -> str:
+        raise subprocess.CalledProcessError(1, "python", stderr="Traceback\nImportError: libcuda\n")
+
+    monkeypatch.setattr(doctor, "_child", fail)
+    monkeypatch.setenv("MODEL", str(TINY))
+    assert doctor.main([str(tmp_path / "report.json")]) == 1
+    assert re.search(r"FAILED +machine +ImportError: libcuda", capsys.readouterr().out)
 
 
 def test_a_model_that_cannot_be_loaded_is_a_failure(

@@ -26,6 +26,7 @@ from backend.engine.device import (
     step_timeout,
     weight_type,
 )
+from backend.engine.errors import EngineFailed
 from backend.engine.settings import Settings
 from backend.engine.units import GIB, MIB
 from common.machine_memory import free_memory, machine_memory
@@ -41,6 +42,17 @@ def test_detect_describes_this_machine() -> None:
     assert device.memory_bytes > 0
     assert 0 < device.usable_bytes <= device.memory_bytes
     assert device.name
+
+
+def test_a_device_that_mlx_cannot_use_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("CUDA driver version is insufficient\nmore")
+
+    monkeypatch.setattr(mx, "device_info", refuse)
+    with pytest.raises(
+        EngineFailed, match="this machine's GPU: CUDA driver version is insufficient$"
+    ):
+        detect()
 
 
 @pytest.mark.parametrize(

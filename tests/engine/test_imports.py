@@ -105,6 +105,32 @@ def test_planning_does_not_need_mlx() -> None:
     assert ran.stdout.split() == []
 
 
+WITHOUT_DRIVER = """
+import sys
+class NoDriver:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "mlx.core":
+            raise ImportError("libcuda.so.1: cannot open shared object file")
+sys.meta_path.insert(0, NoDriver)
+from backend.engine.errors import EngineFailed
+from backend.engine.mlx_lm_import import import_mlx_lm
+for _ in range(2):
+    try:
+        import_mlx_lm()
+    except EngineFailed as refused:
+        print(refused)
+"""
+
+
+def test_a_missing_driver_is_named_at_every_load() -> None:
+    command = [sys.executable, "-c", WITHOUT_DRIVER]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    sentences = ran.stdout.splitlines()
+    assert len(sentences) == 2
+    assert all("no NVIDIA driver (libcuda.so.1): start the" in one for one in sentences)
+
+
 READ_FILES = """
 import collections, gc, importlib.util, sys
 opened = collections.Counter()
