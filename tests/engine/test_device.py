@@ -49,9 +49,7 @@ def test_a_device_that_mlx_cannot_use_is_named(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("CUDA driver version is insufficient\nmore")
 
     monkeypatch.setattr(mx, "device_info", refuse)
-    with pytest.raises(
-        EngineFailed, match="this machine's GPU: CUDA driver version is insufficient$"
-    ):
+    with pytest.raises(EngineFailed, match=r"GPU: CUDA driver version is insufficient$"):
         detect()
 
 
