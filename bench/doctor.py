@@ -90,8 +90,8 @@ def examine(options: pb.ModelOptions) -> Iterator[Finding]:
     """Run all checks; yields each finding as soon as it is known."""
     try:
         yield _machine()
-    except subprocess.CalledProcessError as failed:
-        yield Finding("machine", "FAILED", failed.stderr.strip().splitlines()[-1])
+    except subprocess.CalledProcessError as unusable:
+        yield Finding("machine", "FAILED", unusable.stderr.strip().splitlines()[-1])
     began = time.perf_counter()
     with process() as (_, stub):
         yield Finding("start", "ok", f"Health after {time.perf_counter() - began:.1f} s")
