@@ -238,7 +238,7 @@ def test_a_device_that_computes_other_heads_is_refused(monkeypatch: pytest.Monke
     """As a kernel does that takes the first head's keys and values for all heads."""
     product: Any = mx.quantized_matmul
 
-    def first_head(x: mx.array, *packed: mx.array, **how: Any) -> mx.array:
+    def first_head(x: mx.array, *packed: mx.array, **how: Any) -> Any:
         if packed[0].ndim > 2:
             packed = tuple(mx.broadcast_to(part[:, :1], part.shape) for part in packed)
         return product(x, *packed, **how)
