@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -46,6 +47,7 @@ QUESTIONS = (
 )
 TOKENS = 32
 DECODE_TOKENS = 64
+TOGETHER = (4, 16)  # answers at once
 PREFILL_WORDS = 300
 NEAR_TIE = 0.25  # nats; smaller differences between two tokens may be rounding in half precision
 LEAVE_SECONDS = 10.0
@@ -224,7 +226,7 @@ def _cancel(stub: BackendStub) -> Finding:
 
 
 def _speed(stub: BackendStub) -> dict[str, float]:
-    """Tokens per second: decode and prefill of one prompt, and decode of four together."""
+    """Tokens per second: prefill and decode of one prompt, and several answers at once."""
 
     def answer(prompt: str, tokens: int = DECODE_TOKENS) -> Answer:
         return ask(stub, prompt, tokens, TopLogprobs=0)
@@ -232,15 +234,26 @@ def _speed(stub: BackendStub) -> dict[str, float]:
     prompt = _words(PREFILL_WORDS)
     answer("Warm up. " + prompt, tokens=8)
     one = answer(prompt)
-    began = time.perf_counter()
-    with ThreadPoolExecutor(len(QUESTIONS)) as pool:
-        runs = list(pool.map(answer, QUESTIONS))
-    seconds = time.perf_counter() - began
-    return {
+    speeds = {
         "prefill": (one.prompt_tokens - one.cached_tokens) / one.prefill,
         "decode": (one.completion_tokens - 1) / one.decode,
-        "decode_together": sum(run.completion_tokens for run in runs) / seconds,
     }
+    for width in TOGETHER:
+        with ThreadPoolExecutor(width) as pool:
+            list(pool.map(partial(answer, tokens=8), _questions(width)))
+            began = time.perf_counter()
+            runs = list(pool.map(answer, _questions(width)))
+        seconds = time.perf_counter() - began
+        speeds[_together(width)] = sum(run.completion_tokens for run in runs) / seconds
+    return speeds
+
+
+def _questions(width: int) -> list[str]:
+    return [f"{QUESTIONS[at % len(QUESTIONS)]} ({at})" for at in range(width)]
+
+
+def _together(width: int) -> str:
+    return f"{width} answers at once"
 
 
 def _plain(options: pb.ModelOptions) -> dict[str, float]:
@@ -254,17 +267,15 @@ def _plain(options: pb.ModelOptions) -> dict[str, float]:
 
 def _compared(ours: dict[str, float], theirs: dict[str, float]) -> Finding:
     figures = {"backend": ours, "mlx_lm": theirs}
-    together = f"{ours['decode_together']:.1f} tokens/s for {len(QUESTIONS)} together"
     if not theirs:
-        detail = f"decode {ours['decode']:.1f}, {together}; mlx-lm does not load this model"
-        return Finding("speed", "note", detail, figures)
+        parts = [f"{name} {speed:.1f} tokens/s" for name, speed in ours.items()]
+        return Finding("speed", "note", "; ".join([*parts, "mlx-lm does not load it"]), figures)
     parts = [
-        f"{name} {ours[name]:.1f} tokens/s, mlx-lm {theirs[name]:.1f}"
-        f" (ratio {ours[name] / theirs[name]:.2f})"
-        for name in ("decode", "prefill")
+        f"{name} {speed:.1f} tokens/s, mlx-lm {theirs[name]:.1f} (ratio {speed / theirs[name]:.2f})"
+        for name, speed in ours.items()
     ]
     slow = ours["decode"] < 0.8 * theirs["decode"]
-    return Finding("speed", "note" if slow else "ok", "; ".join([*parts, together]), figures)
+    return Finding("speed", "note" if slow else "ok", "; ".join(parts), figures)
 
 
 def ask(stub: BackendStub, prompt: str, tokens: int = TOKENS, **fields: Any) -> Answer:
@@ -295,25 +306,36 @@ def _request(prompt: str, tokens: int, fields: dict[str, Any]) -> pb.PredictOpti
 
 
 def plain(model: str) -> dict[str, float]:
-    """Tokens per second of `stream_generate` on the prompt of `_speed`; runs in the child.
+    """Tokens per second of mlx-lm on the prompts of `_speed`; runs in the child.
 
-    On a CPU it computes as the backend does: in float32, without MLX's compiler.
+    One answer is by `stream_generate`, several are by `batch_generate`. On a CPU it computes as the
+    backend does: in float32, without MLX's compiler.
     """
     import mlx.core as mx
-    from mlx_lm import load, stream_generate
+    from mlx_lm import batch_generate, load, stream_generate
 
     loaded, tokenizer, *_ = load(model)
     if mx.default_device() == mx.Device(mx.cpu):
         mx.disable_compile()
         loaded.set_dtype(mx.float32)
-    results = []
+    tokenizer.eos_token_ids = ()
+
+    def chat(prompt: str) -> list[int]:
+        messages = [{"role": "user", "content": prompt}]
+        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True))
+
     words = _words(PREFILL_WORDS)
     for prompt, tokens in ((f"Warm up. {words}", 8), (words, DECODE_TOKENS)):
-        messages = [{"role": "user", "content": prompt}]
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-        *_, last = stream_generate(loaded, tokenizer, text, max_tokens=tokens)
-        results.append(last)
-    return {"prefill": results[-1].prompt_tps, "decode": results[-1].generation_tps}
+        *_, last = stream_generate(loaded, tokenizer, chat(prompt), max_tokens=tokens)
+    speeds = {"prefill": last.prompt_tps, "decode": last.generation_tps}
+    for width in TOGETHER:
+        prompts = [chat(question) for question in _questions(width)]
+        sizes = {"completion_batch_size": width, "prefill_batch_size": width}
+        for tokens in (8, DECODE_TOKENS):
+            began = time.perf_counter()
+            batch_generate(loaded, tokenizer, prompts, max_tokens=tokens, **sizes)
+        speeds[_together(width)] = width * DECODE_TOKENS / (time.perf_counter() - began)
+    return speeds
 
 
 def _words(count: int) -> str:

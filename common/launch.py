@@ -83,12 +83,15 @@ def _cuda_settings(environ: Mapping[str, str]) -> dict[str, str]:
                 shared = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
                 cache = environ.get("MLX_BACKEND_CACHE") or os.path.join(shared, "mlx-backend")
                 folder = os.path.join(cache, "kernels", name.removesuffix(".dist-info"))
-                try:
-                    os.makedirs(folder, exist_ok=True)
-                except OSError:  # MLX's own folder is better than none
-                    return settings
-                writable = os.access(folder, os.W_OK)
-                return settings | ({"MLX_PTX_CACHE_DIR": folder} if writable else {})
+                # Without a usable one, MLX's own folder is better than none.
+                if not folder.startswith("~"):  # a user without a home
+                    try:
+                        os.makedirs(folder, exist_ok=True)
+                    except OSError:
+                        return settings
+                    if os.access(folder, os.W_OK):
+                        settings["MLX_PTX_CACHE_DIR"] = folder
+                return settings
     return {}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from common.launch import environment
 from tests.install.shell import ROOT, clean_environment, shell, write_program
 from tests.unignored_signals import unignored
 
@@ -239,6 +240,19 @@ def test_a_cuda_build_keeps_its_kernels_and_never_counts_shapes(
     (tmp_path / "file").touch()
     unusable = settings(MLX_BACKEND_CACHE=str(tmp_path / "file"))
     assert list(unusable.values()) == [None, "0"]
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_user_without_a_home_keeps_no_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mlx_cuda_12-0.32.4.dist-info").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.chdir(tmp_path)
+    found = environment({})
+    assert found["MLX_ENABLE_CACHE_THRASHING_CHECK"] == "0"
+    assert "MLX_PTX_CACHE_DIR" not in found
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 preloads = pytest.mark.skipif(
