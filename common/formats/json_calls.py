@@ -183,7 +183,7 @@ def _read_json_list(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
     while True:
         yield from _read_json_call(reading, ends)
         yield from cursor.run(_SURPLUS_BRACE)
-        if not (yield from cursor.accept(",")):
+        if not (yield from cursor.accept(",")) and (yield from cursor.peek()) != "{":
             break
         yield from cursor.space()
         reading.settle()

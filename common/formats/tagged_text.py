@@ -26,6 +26,7 @@ _TURNS = re.compile(
 
 
 _REST_OF_CODE = re.compile(r"[^`\n]*")
+_ATTRIBUTES = re.compile(r"[\d:,\[\] ]*")
 
 
 def _skip_repeated(cursor: Cursor, opener: str) -> Wait[None]:
@@ -45,8 +46,10 @@ class TaggedText:
     calls: tuple[CallSyntax, ...] = ()
     silent: tuple[str, ...] = ()
     """Markup that produces no output."""
-    answer: str = ""
-    """One of the silent markers; it begins the answer and so closes open reasoning."""
+    answers: tuple[str, ...] = ()
+    """Silent markers that begin the answer and so close open reasoning."""
+    inline: tuple[str, ...] = ()
+    """Markup in the middle of text, given up to its attributes; the text around it stays."""
     starts_line: bool = False
     """The template begins every answer with a line break, which is also a separator."""
     _with_tools: Markers = field(init=False, repr=False, compare=False)
@@ -54,7 +57,8 @@ class TaggedText:
     _marked: Markers = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        plain = [*(t.opening for t in self.tags), *(t.closing for t in self.tags), *self.silent]
+        plain = [*(t.opening for t in self.tags), *(t.closing for t in self.tags)]
+        plain += [*self.silent, *self.answers, *self.inline]
         calls = [marker for c in self.calls for marker in (*c.openers, *c.closers)]
         object.__setattr__(self, "_with_tools", Markers([*plain, *calls]))
         object.__setattr__(self, "_without_tools", Markers(plain))
@@ -133,18 +137,37 @@ class TaggedText:
                 return self._edge(reading, marker, reasoning=True)
             if marker == tags.closing and (yield from self._closes(reading, tags)):
                 return self._edge(reading, marker, reasoning=False)
-        if marker == self.answer and reading.answer.reasoning:
+        if marker in self.answers and reading.answer.reasoning:
             quoted = yield from is_quoted(reading, marker)
             return not quoted and self._edge(reading, marker, reasoning=False)
-        if marker in self.silent:
-            return not reading.answer.markdown.quoted and self._edge(reading, marker)
         for syntax in self.calls:
             opens = marker in syntax.openers or (syntax.by_name and marker in reading.tools)
             if opens and syntax.begins(reading, marker):
-                return (yield from self._calls(reading, syntax, marker))
+                if (yield from self._calls(reading, syntax, marker)):
+                    return True
+                break
             if marker in syntax.closers and reading.answer.fresh and reading.answer.called:
                 return self._edge(reading, marker)
-        return False
+        if marker in self.inline:
+            return (yield from self._inline(reading, marker))
+        silent = marker in self.silent or marker in self.answers
+        return silent and not reading.answer.markdown.quoted and self._edge(reading, marker)
+
+    def _inline(self, reading: Reading, marker: str) -> Wait[bool]:
+        """Read markup inside text up to its `>`; returns whether it was markup."""
+        cursor = reading.cursor
+        start = cursor.position
+        with cursor.ahead():
+            cursor.take(len(marker))
+            if not marker.endswith(">"):
+                yield from cursor.run(_ATTRIBUTES)
+                closed = yield from cursor.accept(">")
+                if not closed and ((yield from cursor.more()) or not reading.was_cut()):
+                    return False
+            length = cursor.position - start
+        quoted = reading.answer.markdown.quoted
+        cursor.take(0 if quoted else length)
+        return not quoted
 
     def _edge(self, reading: Reading, marker: str, *, reasoning: bool | None = None) -> bool:
         reading.cursor.take(len(marker))

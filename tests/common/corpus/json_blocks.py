@@ -29,6 +29,15 @@ COHERE = [
     ),
     Case("cut", "<|END_THINKING|>" + _ACTION[:60], cut=True),
     Case("no tools", "<|END_THINKING|><|START_TEXT|>Hm.<|END_TEXT|>", "Hm.", tools=[]),
+    Case(
+        "citations",
+        "So <co>it is</co: 0:[1]>.<|END_THINKING|><|START_TEXT|>By\n<co>ferry</co: 0:[1,2],1:[0]>,"
+        " at `<co>` nine</co: x.<|END_TEXT|><|END_OF_TURN_TOKEN|>",
+        "By\nferry, at `<co>` nine</co: x.",
+        "So it is.",
+    ),
+    Case("a citation, cut", "<|END_THINKING|>By <co>ferry</co: 0:[", "By ferry", cut=True),
+    Case("no comma", "<|END_THINKING|>" + _ACTION.replace("},\n", "}\n"), calls=[A_FERRY, A_TIDE]),
 ]
 _PREFIXED = '<|tools_prefix|>[{"ferry_times": {"harbour": "Ærø"}}, {"tide_now": {}}]'
 APERTUS = [
@@ -71,6 +80,7 @@ HUNYUAN = [
 APRIEL_HEADER = "<|begin_assistant|>\nHere are my reasoning steps:\n"
 _FINAL = "[BEGIN FINAL RESPONSE]"
 APRIEL = [
+    Case("tags", "<thinking>\nSo.\n</thinking>\nHm.", "Hm.", "So.", tail=""),
     Case("an answer", f"So.\n{_FINAL}\nHm.\n[END FINAL RESPONSE]\n", "Hm.", "So."),
     Case("no end", f"So.\n{_FINAL}\nHm.", "Hm.", "So."),
     Case(

@@ -161,6 +161,18 @@ def _glm(prefix: str, think: str, gap: str) -> list[Case]:
 GLM_LINES = _glm("", "think", "\n")
 GLM_INLINE = [
     *_glm("", "think", ""),
+    Case("boxes", "It is\n<|begin_of_box|>nine<|end_of_box|>.<|role_end|>", "It is\nnine."),
+    Case("JSON without opening", '{"name": "tide_now", "arguments": {}}', calls=[("tide_now", {})]),
+    Case(
+        "no end of the first",
+        '<tool_call>tide_now\n{"a": 1}\n<tool_call>tide_now\n{"a": 2}</tool_call>',
+        calls=[("tide_now", {"a": 1}), ("tide_now", {"a": 2})],
+    ),
+    Case(
+        "a part of the end",
+        "<tool_call>save_note<arg_key>path</arg_key><arg_value>a</arg_value></tool_",
+        calls=[("save_note", {"path": "a"})],
+    ),
     Case(
         "line breaks written as escapes",
         r"<tool_call>save_note\n<arg_key>path</arg_key>\n<arg_value>a\nb</arg_value>\n"
@@ -299,6 +311,13 @@ _ATEM = (
 _NEXT = "<|eom|><|start|>assistant"
 _TO_FERRY = f" to=ferry_times<|message|>{_ATEM}"
 GLIMMER = [
+    Case("a call to the user", f" to=user<|message|>{_ATEM}<|eot|>", calls=[A_FERRY]),
+    Case(
+        "a call to nobody",
+        f"<|message|>{_ATEM}{_NEXT} to=user<|message|>Hm.",
+        "Hm.",
+        calls=[A_FERRY],
+    ),
     Case("an answer", " to=user<|message|>Hm.<|eot|>", "Hm."),
     Case("a call", _TO_FERRY, calls=[A_FERRY]),
     Case(
