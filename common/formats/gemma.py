@@ -54,8 +54,8 @@ GEMMA4_TEXT = TaggedText(
     tags=(
         Tags("<|channel>thought", "<channel|>", anywhere=True),
         Tags("thought\n", "<channel|>"),  # what remains if the token before it was not shown
-        Tags("<|channel>", "<channel|>", anywhere=True),  # where its name is missing
     ),
+    late_tags=(Tags("<|channel>", "<channel|>", anywhere=True),),  # where its name is missing
     calls=(
         CallSyntax(("<|tool_call>", _CALL), _read_gemma4, ("<tool_call|>",)),
         CallSyntax(("call:",), _read_gemma4, begins=begins_line),

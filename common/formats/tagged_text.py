@@ -43,11 +43,13 @@ class TaggedText:
     """A family's markers for the shared grammar."""
 
     tags: tuple[Tags, ...] = ()
+    late_tags: tuple[Tags, ...] = ()
+    """Tags with an opening that other markers begin with, so they are known a character late."""
     calls: tuple[CallSyntax, ...] = ()
     silent: tuple[str, ...] = ()
     """Markup that produces no output."""
     answers: tuple[str, ...] = ()
-    """Silent markers that begin the answer and so close open reasoning."""
+    """More silent markers, which begin the answer and so close open reasoning."""
     inline: tuple[str, ...] = ()
     """Markup in the middle of text, given up to its attributes; the text around it stays."""
     starts_line: bool = False
@@ -57,8 +59,10 @@ class TaggedText:
     _marked: Markers = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        plain = [*(t.opening for t in self.tags), *(t.closing for t in self.tags)]
-        plain += [*self.silent, *self.answers, *self.inline]
+        object.__setattr__(self, "silent", tuple(dict.fromkeys((*self.silent, *self.answers))))
+        tags = (*self.tags, *self.late_tags)
+        plain = [*(t.opening for t in tags), *(t.closing for t in tags)]
+        plain += [*self.silent, *self.inline]
         calls = [marker for c in self.calls for marker in (*c.openers, *c.closers)]
         object.__setattr__(self, "_with_tools", Markers([*plain, *calls]))
         object.__setattr__(self, "_without_tools", Markers(plain))
@@ -131,7 +135,7 @@ class TaggedText:
 
     def _block(self, reading: Reading, marker: str) -> Wait[bool]:
         """Read the marker if it counts here; returns whether it did."""
-        for tags in self.tags:
+        for tags in (*self.tags, *self.late_tags):
             if marker == tags.opening and self._opens(reading, tags):
                 reading.closing = tags.closing
                 return self._edge(reading, marker, reasoning=True)
@@ -150,8 +154,9 @@ class TaggedText:
                 return self._edge(reading, marker)
         if marker in self.inline:
             return (yield from self._inline(reading, marker))
-        silent = marker in self.silent or marker in self.answers
-        return silent and not reading.answer.markdown.quoted and self._edge(reading, marker)
+        if marker not in self.silent or reading.answer.markdown.quoted:
+            return False
+        return self._edge(reading, marker)
 
     def _inline(self, reading: Reading, marker: str) -> Wait[bool]:
         """Read markup inside text up to its `>`; returns whether it was markup."""
