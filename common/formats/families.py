@@ -82,7 +82,7 @@ TOOLS: Mapping[str, TaggedText | Harmony] = {
 _THINK = (qwen.THINK,)
 _THINKERS = """
     qwen3 deepseek_r1 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 glm45 glm47
-    glm5 kimi_k2 minimax_m2 minimax_m2_append_think nemotron_v3 olmo3 ernie45 step3 step3p5
+    glm5 kimi_k2 minimax_m2_append_think nemotron_v3 olmo3 ernie45 step3 step3p5
     hunyuan_a13b phi4 holo2 poolside_v1 minicpm5 laguna think gigachat35 interns1 ling3 mimo
     iquest_coder iquest_coder_v2
 """
@@ -101,6 +101,7 @@ REASONING: Mapping[str, tuple[Tags, ...]] = {
     "k2_horizon": glm.K2_HORIZON_TEXT.tags,
     "kimi_k3": kimi.K3_TEXT.tags,
     "longcat": glm.LONGCAT_TEXT.tags,
+    "minimax_m2": others.MINIMAX_TEXT.tags,
     "minimax_m3": minimax_m3.TEXT.tags,
     "mistral": mistral.MISTRAL_TEXT.tags,
     "muse_glimmer": others.MUSE_GLIMMER_TEXT.tags,

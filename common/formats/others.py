@@ -49,7 +49,7 @@ _INVOKE = CallTags(
     block_close="</minimax:tool_call>",
     lines="paired",
 )
-MINIMAX_TEXT = _tagged(_INVOKE, THINK)
+MINIMAX_TEXT = _tagged(_INVOKE, replace(THINK, anywhere=True))
 _ATEM = CallTags(
     call="<atem:invoke",
     call_close="</atem:invoke>",

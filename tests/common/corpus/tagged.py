@@ -188,6 +188,7 @@ _M2 = (
 _M2 += "</invoke>\n</minimax:tool_call>"
 _M2_TIDE = '</invoke>\n<invoke name="tide_now"></invoke>'
 MINIMAX = [
+    Case("an end too many", "So.</think>Hm.</think> Ah.", "Hm. Ah.", "So.", tail="<think>\n"),
     Case("one", _M2, calls=[A_FERRY]),
     Case("reasoning", f"So.\n</think>\n\n{_M2}", "", "So.", [A_FERRY], "]~b]ai\n<think>\n"),
     Case("reasoning, answer", "<think>So.</think>\n\nHm.", "Hm.", "So."),
