@@ -49,7 +49,7 @@ _TOOL_NAMES: Mapping[TaggedText | Harmony, str] = {
     mistral.MISTRAL_TEXT: "mistral",
     others.MINIMAX_TEXT: "minimax_m2 minimax",
     minimax_m3.TEXT: "minimax_m3",
-    others.MINICPM_TEXT: "minicpm5",
+    others.MINICPM_TEXT: "minicpm5 minicpm4_xml",
     others.SEED_TEXT: "seed_oss",
     others.MUSE_SPARK_TEXT: "muse_spark",
     others.MUSE_GLIMMER_TEXT: "muse_glimmer muse",

@@ -96,6 +96,7 @@ MINICPM_TEXT = _tagged(
         parameter="<param",
         parameter_close="</param>",
         cdata=True,
+        lines="paired",
     ),
     THINK,
 )

@@ -119,7 +119,7 @@ class ValueSender:
                 return
         if self._is_text(self._text):
             self._streams_text = True
-            if self._lines != "kept":
+            if self._lines != "kept" and not self._wrapped:
                 self._text = self._text.removeprefix("\n")
             self._put('"')
         elif len(self._text) > _TYPED_BY:
@@ -402,8 +402,8 @@ class CallTags:
         value.given = {key, *(k for k, _ in arguments)}
         value.declared = reading.tools.properties(name)
         text = "" if closed else (yield from self._read_text(reading, value))
-        if self.cdata:
-            text = _unwrapped_text(text)
+        if self.cdata and (unwrapped := _unwrapped_text(text)) != text:
+            text = unwrapped
         elif self.lines == "dropped" or (self.lines == "paired" and text.startswith("\n")):
             text = text.removeprefix("\n").removesuffix("\n")
         arguments.append((key, self._typed(reading, name, key, text, attributes)))

@@ -235,6 +235,12 @@ MINICPM = [
         '<function name="save_note"><param name="text"><![CDATA[<b> </param>]></param></function>',
         calls=[("save_note", {"text": "<b> </param>]>"})],
     ),
+    Case("lines around a value", _CPM.replace("Ærø", "\nÆrø\n"), calls=[A_FERRY]),
+    Case(
+        "lines around wrapped text",
+        _CPM.replace("Ærø", "\n<![CDATA[\nÆrø\n]]>\n"),
+        calls=[("ferry_times", {"harbour": "\nÆrø\n"})],
+    ),
     Case("reasoning", f"<think>\nSo.\n</think>\n{_CPM}", "", "So.", [A_FERRY]),
     Case("no end", _CPM.removesuffix("</function>"), calls=[A_FERRY]),
     Case("cut", _CPM[:50], cut=True),
