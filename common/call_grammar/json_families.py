@@ -68,6 +68,7 @@ INTERNLM = JsonCalls(
     '<|action_start|><|plugin|>\n{"name": {name}, "parameters": ', "}<|action_end|>", several=False
 )
 GIGACHAT3 = JsonCalls(f"<|function_call|>{_OBJECT}", "}", several=False)
+HYPERCLOVA = JsonCalls(_OBJECT, "}", " -> tool/function_call\n[", ", ", "]")
 SARASHINA = JsonCalls(_OBJECT, "}", "<|tool_calls|>[", ", ", "]")
 PANGU = JsonCalls(_OBJECT, "}", "[unused11][", ", ", "][unused12]")
 INKLING = JsonCalls('<|content_invoke_tool_json|>{"name": {name}, "args": ', "}<|end_message|>")

@@ -29,6 +29,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("gigachat3", ("function call<|role_sep|>",)),
     ("gigachat3", ("<|function_call|>", "<|role_sep|>")),
     ("internlm", ("<|action_start|>", "<|plugin|>")),
+    ("hyperclovax", ("-> tool/function_call",)),
     ("dots", ("<dots_function_call>",)),
     ("pangu", ("[unused11]", "[unused12]")),
     ("command_r", ("Action:", "<|CHATBOT_TOKEN|>", "Grounded answer:")),

@@ -135,6 +135,14 @@ GIGACHAT3_TEXT = _json_blocks(
     _json_block(_FUNCTION_CALL),
     silent=("<|message_sep|>",),
 )
+_IM_END = "<|im_end|>"
+_NEXT_TURN = f"{_IM_END}\n<|im_start|>assistant"
+HYPERCLOVA_TEXT = _json_blocks(
+    _json_block(" -> tool/function_call", _IM_END),
+    tags=(Tags("/think\n", _NEXT_TURN),),
+    silent=(_NEXT_TURN,),
+    starts_line=True,
+)
 SARASHINA_TEXT = _json_blocks(_json_block("<|tool_calls|>"))
 PANGU_TEXT = _json_blocks(
     _json_block("<|tool_call_start|>", "<|tool_call_end|>"),

@@ -23,10 +23,10 @@ IMPORTER_REASONING = """
 """
 OTHER_ENGINES_TOOLS = """
     apertus2509 cohere_command3 cohere_command4 deepseekv3 deepseekv31 deepseekv32 deepseekv4 dots
-    functionary gigachat3 gigachat35 glm hunyuan hunyuan_a13b hy_v3 hy_v4 inkling internlm interns1
-    iquest_coder iquest_coder_v2 jamba k2_horizon ling3 mimo minimax_m3 muse muse_glimmer
-    nemotron_json openpangu_v2 plamo3 poolside_v1 seed_oss solar_open2 spark25 step3 step3p5 trinity
-    xlam
+    functionary gigachat3 gigachat35 glm hunyuan hunyuan_a13b hy_v3 hy_v4 hyperclovax inkling
+    internlm interns1 iquest_coder iquest_coder_v2 jamba k2_horizon ling3 mimo minimax_m3 muse
+    muse_glimmer nemotron_json openpangu_v2 plamo3 poolside_v1 seed_oss solar_open2 spark25 step3
+    step3p5 trinity xlam
 """
 MLX_LM_TOOLS = """
     function_gemma gemma4 glm47 json_tools kimi_k2 kimi_k3 laguna longcat minicpm5 minimax_m2
@@ -129,6 +129,7 @@ TEMPLATES = {
     "dots": "<dots_function_call>\n<invoke name=",
     "pangu": "[unused11]' + calls + '[unused12]",
     "command_r": "<|CHATBOT_TOKEN|> Write 'Action:' and a list, or 'Grounded answer:'",
+    "hyperclovax": "<|im_start|>assistant -> tool/function_call\n",
     "functionary": "assistant<|end_header_id|>\n\n' }}{{ '>>>all\n' + content",
     "jamba": "<tool_calls>[' + calls + ']</tool_calls>",
     "nemotron_json": "<think>\n\n <TOOLCALL>[' + calls + ']</TOOLCALL>",

@@ -33,7 +33,7 @@ from tests.common.test_chat_round_trip import (
 )
 
 TOKENS = re.compile(
-    r">>>|\]<\]minimax\[>\[|<[^<>\n]*>|\[(?:[A-Z_/]+|unused\d+)\]|\w+|\s+|.", re.DOTALL
+    r">>>|/think\b|\]<\]minimax\[>\[|<[^<>\n]*>|\[(?:[A-Z_/]+|unused\d+)\]|\w+|\s+|.", re.DOTALL
 )
 
 

@@ -70,6 +70,11 @@ def _between(start: str, end: str) -> Callable[[str], str]:
     return lambda calls: f"{start}{calls}{end}"
 
 
+_CLOVA = "<|im_end|>\n<|im_start|>assistant"
+_OBJECT = _objects("", "")[0]
+_SAVE = '{"name": "save_note", "arguments": {"text": "a <|im_end|> b"}}'
+
+
 def _plamo(word: str, inside: str) -> str:
     return f"<|plamo:begin_{word}:plamo|>{inside}<|plamo:end_{word}:plamo|>"
 
@@ -157,6 +162,25 @@ VARIANTS: dict[Names, list[Case]] = {
     ("gigachat3", None, ""): [
         *_answers(*_objects("<|function_call|>", ""), between=None),
         *_answers(*_objects(_FUNCTION_CALL, ""), between=None),
+    ],
+    ("hyperclovax", "hyperclovax", "<|im_end|>\n<|im_start|>assistant"): [
+        *_answers(
+            *_objects("", ""),
+            _between(f"{_CLOVA} -> tool/function_call\n[", "]<|im_end|>"),
+            between=", ",
+            think=("/think\n", _CLOVA),
+        ),
+        Case("an answer of its own", "\nHm.", "Hm."),
+        Case("a call of its own", f" -> tool/function_call\n[{_OBJECT}]", calls=[A_FERRY]),
+        Case(
+            "a thought of the prompt", f"So.{_CLOVA}\nHm.", "Hm.", "So.", tail="assistant/think\n"
+        ),
+        Case("no end of a thought", "/think\nSo.", "", "So."),
+        Case(
+            "the end's token in a string",
+            f" -> tool/function_call\n[{_SAVE}]<|im_end|>",
+            calls=[("save_note", {"text": "a <|im_end|> b"})],
+        ),
     ],
     ("sarashina", None, ""): _answers(
         *_objects("", ""), _between("<|tool_calls|>[", "]"), between=", "
