@@ -107,11 +107,12 @@ _STEP = CallTags(
 
 
 def _read_step(reading: Reading) -> Wait[Call]:
-    """`function<sep>` and a call with tagged parameters."""
+    """`function<sep>`, sometimes the tool's name, and a call with tagged parameters."""
     cursor = reading.cursor
     yield from cursor.space()
     yield from cursor.run(_NAME)
-    yield from cursor.accept("<｜tool_sep｜>")
+    if (yield from cursor.accept("<｜tool_sep｜>")):
+        yield from cursor.run(_NAME)
     yield from cursor.space()
     return (yield from _STEP.read_call(reading))
 

@@ -63,6 +63,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hunyuan_a13b", ("<answer>", "</answer>")),
     ("jamba", ("<tool_calls>",)),
     ("hermes", ("<tool_call>",)),
+    ("granite_20b_fc", ("<function_call>",)),
     ("llama4_pythonic", ("<|python_start|>",)),
     ("llama3_json", ("<|python_tag|>",)),
     ("llama4_pythonic", ("<|header_start|>",)),

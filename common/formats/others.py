@@ -120,7 +120,12 @@ GRANITE_TAGS = (
 )
 GRANITE_TEXT = TaggedText(
     tags=(THINK, *GRANITE_TAGS),
-    calls=(MARKED_CALLS, _json_block("<|tool_call|>", ""), UNMARKED_CALLS),
+    calls=(
+        MARKED_CALLS,
+        _json_block("<|tool_call|>"),
+        _json_block("<function_call>"),
+        UNMARKED_CALLS,
+    ),
 )
 PHI4_TEXT = _json_blocks(_json_block("<|tool_call|>", "<|/tool_call|>"), _json_block("functools["))
 NEMOTRON_TEXT = _json_blocks(_json_block("<TOOLCALL>", "</TOOLCALL>"))

@@ -129,6 +129,7 @@ TEMPLATES = {
     "dots": "<dots_function_call>\n<invoke name=",
     "pangu": "[unused11]' + calls + '[unused12]",
     "command_r": "<|CHATBOT_TOKEN|> Write 'Action:' and a list, or 'Grounded answer:'",
+    "granite_20b_fc": "<function_call> {{ call | tojson }}",
     "hyperclovax": "<|im_start|>assistant -> tool/function_call\n",
     "functionary": "assistant<|end_header_id|>\n\n' }}{{ '>>>all\n' + content",
     "jamba": "<tool_calls>[' + calls + ']</tool_calls>",

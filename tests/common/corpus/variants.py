@@ -92,6 +92,8 @@ _STEP = [
     f"<｜tool_call_begin｜>function<｜tool_sep｜>{call}<｜tool_call_end｜>"
     for call in _invoked("steptml:")
 ]
+_NAMED_STEP = _STEP[0].replace("sep｜>", "sep｜>ferry_times\n")
+_NAMED_STEP = f"<｜tool_calls_begin｜>{_NAMED_STEP}<｜tool_calls_end｜>"
 _STARTS, _VALUE, _ENDS = "<|tool_arg:start|>", "<|tool_arg:value|>", "<|tool_arg:end|>"
 _SOLAR2 = [
     f"<|tool_call:start|>{name}\n{inside}<|tool_call:end|>"
@@ -146,9 +148,11 @@ VARIANTS: dict[Names, list[Case]] = {
     ("dots", None, ""): _answers(
         *_invoked(""), _between("<dots_function_call>\n", "\n</dots_function_call>")
     ),
-    ("step3", None, ""): _answers(
-        *_STEP, _between("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>")
-    ),
+    ("step3", None, ""): [
+        *_answers(*_STEP, _between("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>")),
+        Case("the tool's name before the call", _NAMED_STEP, calls=[A_FERRY]),
+    ],
+    ("granite_20b_fc", None, ""): _answers(*_objects("<function_call> ", "")),
     ("plamo3", None, ""): _answers(
         *_REQUESTS,
         lambda calls: _plamo("tool_requests", calls),
