@@ -163,7 +163,7 @@ class _CallSender:
 
 
 def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
-    """Read a call or a list of calls, which may be in a code block.
+    """Read a call, several on lines, or a list of calls, which may be in a code block.
 
     One bracket too few or too many before an end is repaired.
     """
@@ -173,8 +173,18 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
         yield from _read_json_list(reading, ends)
     else:
         yield from _read_json_call(reading, ends)
+        while ends and (yield from _another_follows(cursor)):
+            yield from cursor.space()
+            reading.settle()
+            yield from _read_json_call(reading, ends)
     yield from drop_surplus(cursor, (fence, *ends) if fence else ends)
     yield from cursor.accept_after_space(fence)
+
+
+def _another_follows(cursor: Cursor) -> Wait[bool]:
+    with cursor.ahead():
+        yield from cursor.space()
+        return (yield from cursor.peek()) == "{"
 
 
 def _read_json_list(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:

@@ -49,7 +49,13 @@ _INVOKE = CallTags(
     block_close="</minimax:tool_call>",
     lines="paired",
 )
-MINIMAX_TEXT = _tagged(_INVOKE, replace(THINK, anywhere=True))
+MINIMAX_TEXT = TaggedText(
+    tags=(replace(THINK, anywhere=True),),
+    calls=(
+        CallSyntax(_INVOKE.openers, _INVOKE.read, _INVOKE.closers),
+        _json_block("<tool_calls>", "</tool_calls>"),  # MiniMax M1
+    ),
+)
 _ATEM = CallTags(
     call="<atem:invoke",
     call_close="</atem:invoke>",

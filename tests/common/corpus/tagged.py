@@ -188,6 +188,12 @@ _M2 = (
 _M2 += "</invoke>\n</minimax:tool_call>"
 _M2_TIDE = '</invoke>\n<invoke name="tide_now"></invoke>'
 MINIMAX = [
+    Case(
+        "calls of MiniMax M1",
+        '<tool_calls>\n{"name": "ferry_times", "arguments": {"harbour": "Ærø"}}\n'
+        '{"name": "tide_now", "arguments": {}}\n</tool_calls>',
+        calls=[A_FERRY, A_TIDE],
+    ),
     Case("an end too many", "So.</think>Hm.</think> Ah.", "Hm. Ah.", "So.", tail="<think>\n"),
     Case("one", _M2, calls=[A_FERRY]),
     Case("reasoning", f"So.\n</think>\n\n{_M2}", "", "So.", [A_FERRY], "]~b]ai\n<think>\n"),
