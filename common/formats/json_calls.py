@@ -39,7 +39,7 @@ def arguments_of(text: str | None) -> str | None:
         return "{}"
     inner = string_of(text)
     if inner is not None:
-        text = as_json(inner) if inner.strip() else "{}"
+        text = (as_json(inner) or as_json(inner, MODEL_JSON)) if inner.strip() else "{}"
     return text if text and text.startswith("{") else None
 
 

@@ -24,7 +24,7 @@ _HEADER_RUN = re.compile(r"[^<>\n]*")
 _ATTRIBUTE = re.compile(
     r"""([\w-]+)\s*=\s*("(?:[^"]|"(?!\s*/?$|\s+[\w-]+\s*=))*"|'[^']*'|[^\s"'/>]+)"""
 )
-_WRAPPERS = frozenset({"arguments", "parameters", "input"})
+_WRAPPERS = frozenset({"arguments", "parameters", "properties", "input"})
 _CDATA_OPEN, _CDATA_CLOSE = "<![CDATA[", "]]>"
 _CDATA_END = re.compile(r"\](?:\](?:>\s*)?)?\Z")
 

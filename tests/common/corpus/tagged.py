@@ -241,6 +241,12 @@ MINICPM = [
         '<function name="save_note"><param name="text"><![CDATA[<b> </param>]></param></function>',
         calls=[("save_note", {"text": "<b> </param>]>"})],
     ),
+    Case(
+        "all in one parameter",
+        '<function name="ferry_times"><param name="properties">'
+        "{'harbour': 'Ærø'}</param></function>",
+        calls=[A_FERRY],
+    ),
     Case("lines around a value", _CPM.replace("Ærø", "\nÆrø\n"), calls=[A_FERRY]),
     Case(
         "lines around wrapped text",
