@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from common.formats import (
     deepseek,
@@ -83,7 +84,7 @@ TOOLS: Mapping[str, TaggedText | Harmony] = {
 _THINK = (qwen.THINK,)
 _THINKERS = """
     qwen3 deepseek_r1 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 glm45 glm47
-    glm5 kimi_k2 minimax_m2_append_think nemotron_v3 olmo3 ernie45 step3 step3p5
+    glm5 kimi_k2 minimax_m2_append_think nemotron_v3 olmo3 ernie45 step3
     hunyuan_a13b phi4 holo2 poolside_v1 minicpm5 laguna think gigachat35 interns1 ling3 mimo
     iquest_coder iquest_coder_v2
 """
@@ -112,6 +113,7 @@ REASONING: Mapping[str, tuple[Tags, ...]] = {
     "pangu": others.PANGU_TEXT.tags,
     "plamo3": solar.PLAMO_TEXT.tags,
     "solar_open": solar.TEXT.tags,
+    "step3p5": (replace(qwen.THINK, anywhere=True),),
     "solar_open2": glm.SOLAR2_TEXT.tags,
     "none": (),
 }

@@ -152,6 +152,10 @@ VARIANTS: dict[Names, list[Case]] = {
         *_answers(*_STEP, _between("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>")),
         Case("the tool's name before the call", _NAMED_STEP, calls=[A_FERRY]),
     ],
+    ("step3p5", "step3p5", ""): [
+        Case("a thought after text before", "Hm.<think>So.</think>\nAh.", "Hm.\nAh.", "So."),
+        Case("a thought after text before, no end", "Hm.<think>So.", "Hm.", "So."),
+    ],
     ("granite_20b_fc", None, ""): _answers(*_objects("<function_call> ", "")),
     ("plamo3", None, ""): _answers(
         *_REQUESTS,
