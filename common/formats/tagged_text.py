@@ -150,8 +150,8 @@ class TaggedText:
                 if (yield from self._calls(reading, syntax, marker)):
                     return True
                 break
-            if marker in syntax.closers and reading.answer.fresh and reading.answer.called:
-                return self._edge(reading, marker)
+            if marker in syntax.closers and reading.answer.called:
+                return not reading.answer.markdown.quoted and self._edge(reading, marker)
         if marker in self.inline:
             return (yield from self._inline(reading, marker))
         if marker not in self.silent or reading.answer.markdown.quoted:

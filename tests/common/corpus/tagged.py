@@ -189,6 +189,12 @@ _M2 += "</invoke>\n</minimax:tool_call>"
 _M2_TIDE = '</invoke>\n<invoke name="tide_now"></invoke>'
 MINIMAX = [
     Case(
+        "text before the end of the block",
+        _M2.replace("</invoke>\n", "</invoke>Hm."),
+        "Hm.",
+        calls=[A_FERRY],
+    ),
+    Case(
         "calls of MiniMax M1",
         '<tool_calls>\n{"name": "ferry_times", "arguments": {"harbour": "Ærø"}}\n'
         '{"name": "tide_now", "arguments": {}}\n</tool_calls>',

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tests.common.corpus import Call, Case
 
@@ -12,14 +12,16 @@ _THINK = ("<think>", "</think>")
 
 
 def _answers(
-    ferry: str,
-    tide: str,
+    pair: Iterable[str],
     block: Callable[[str], str] = lambda calls: calls,
     *,
     between: str | None = "\n",
     think: tuple[str, str] = _THINK,
 ) -> list[Case]:
-    """between: the text between two calls; None if the family makes only one."""
+    """pair: a call of the ferries and one of the tide. between: the text between two calls; None if
+    the family makes only one.
+    """
+    ferry, tide = pair
     start, end = think
     one = block(ferry)
     cases = [
@@ -112,13 +114,13 @@ _FUNCTION_CALL = "<|message_sep|>\n\nfunction call<|role_sep|>\n"
 Names = tuple[str, str | None, str]
 VARIANTS: dict[Names, list[Case]] = {
     ("hy_v3", "hy_v3", ""): [
-        *_answers(*_keyed("", _LABEL, f"<tool_sep{_LABEL}>"), _HY_BLOCK, think=_HY_THINK),
-        *_answers(*_keyed("", "", "<tool_sep>"), _between("<tool_calls>", "</tool_calls>")),
+        *_answers(_keyed("", _LABEL, f"<tool_sep{_LABEL}>"), _HY_BLOCK, think=_HY_THINK),
+        *_answers(_keyed("", "", "<tool_sep>"), _between("<tool_calls>", "</tool_calls>")),
     ],
-    ("hy_v4", "hy_v4", ""): _answers(*_keyed("", _LABEL, line=""), _HY_BLOCK, think=_HY_THINK),
+    ("hy_v4", "hy_v4", ""): _answers(_keyed("", _LABEL, line=""), _HY_BLOCK, think=_HY_THINK),
     ("k2_horizon", None, ""): [
         *_answers(
-            *_IFM,
+            _IFM,
             _between("<ifm|tool_calls>", "</ifm|tool_calls>"),
             think=("<ifm|think_fast>", "</ifm|think_fast>"),
         ),
@@ -138,42 +140,42 @@ VARIANTS: dict[Names, list[Case]] = {
         ),
     ],
     ("iquest_coder_v2", None, ""): _answers(
-        *(call.replace("tool_call>", "iquestcoder_tool_call>") for call in _keyed(""))
+        call.replace("tool_call>", "iquestcoder_tool_call>") for call in _keyed("")
     ),
-    ("solar_open2", None, ""): _answers(*_SOLAR2, think=("<|think:start|>", "<|think:end|>")),
+    ("solar_open2", None, ""): _answers(_SOLAR2, think=("<|think:start|>", "<|think:end|>")),
     ("gigachat35", None, ""): _answers(
-        *_invoked("｜GCML｜", ' string="true"'),
+        _invoked("｜GCML｜", ' string="true"'),
         _between("<｜GCML｜tool_calls>\n", "\n</｜GCML｜tool_calls>"),
     ),
     ("dots", None, ""): _answers(
-        *_invoked(""), _between("<dots_function_call>\n", "\n</dots_function_call>")
+        _invoked(""), _between("<dots_function_call>\n", "\n</dots_function_call>")
     ),
     ("step3", None, ""): [
-        *_answers(*_STEP, _between("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>")),
+        *_answers(_STEP, _between("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>")),
         Case("the tool's name before the call", _NAMED_STEP, calls=[A_FERRY]),
     ],
     ("step3p5", "step3p5", ""): [
         Case("a thought after text before", "Hm.<think>So.</think>\nAh.", "Hm.\nAh.", "So."),
         Case("a thought after text before, no end", "Hm.<think>So.", "Hm.", "So."),
     ],
-    ("granite_20b_fc", None, ""): _answers(*_objects("<function_call> ", "")),
+    ("granite_20b_fc", None, ""): _answers(_objects("<function_call> ", "")),
     ("plamo3", None, ""): _answers(
-        *_REQUESTS,
+        _REQUESTS,
         lambda calls: _plamo("tool_requests", calls),
         between="",
         think=("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
     ),
     ("internlm", None, ""): [
-        *_answers(*_objects("<|action_start|><|plugin|>\n", "<|action_end|>", "parameters")),
-        *_answers(*_objects("<|action_start|> <|plugin|>\n", "<|action_end|>"), between=None),
+        *_answers(_objects("<|action_start|><|plugin|>\n", "<|action_end|>", "parameters")),
+        *_answers(_objects("<|action_start|> <|plugin|>\n", "<|action_end|>"), between=None),
     ],
     ("gigachat3", None, ""): [
-        *_answers(*_objects("<|function_call|>", ""), between=None),
-        *_answers(*_objects(_FUNCTION_CALL, ""), between=None),
+        *_answers(_objects("<|function_call|>", ""), between=None),
+        *_answers(_objects(_FUNCTION_CALL, ""), between=None),
     ],
     ("hyperclovax", "hyperclovax", "<|im_end|>\n<|im_start|>assistant"): [
         *_answers(
-            *_objects("", ""),
+            _objects("", ""),
             _between(f"{_CLOVA} -> tool/function_call\n[", "]<|im_end|>"),
             between=", ",
             think=("/think\n", _CLOVA),
@@ -191,16 +193,16 @@ VARIANTS: dict[Names, list[Case]] = {
         ),
     ],
     ("sarashina", None, ""): _answers(
-        *_objects("", ""), _between("<|tool_calls|>[", "]"), between=", "
+        _objects("", ""), _between("<|tool_calls|>[", "]"), between=", "
     ),
     ("pangu", "pangu", ""): _answers(
-        *_objects("", ""),
+        _objects("", ""),
         _between("[unused11][", "][unused12]"),
         between=", ",
         think=("[unused16]", "[unused17]"),
     ),
     ("inkling", None, _MODEL): [
-        *_answers(*_INVOKED, between="", think=("<|content_thinking|>", _OVER)),
+        *_answers(_INVOKED, between="", think=("<|content_thinking|>", _OVER)),
         Case(
             "all of it",
             f"<|content_thinking|>So.{_OVER}{_MODEL}<|content_text|>Hm.{_OVER}"
