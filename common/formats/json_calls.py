@@ -197,9 +197,21 @@ def _read_json_list(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
             break
         yield from cursor.space()
         reading.settle()
+        yield from _skip_strings(cursor)
+        if (yield from cursor.at(["]", *ends])):
+            break
     if not (yield from cursor.at(ends)):
         yield from cursor.expect("]")
     reading.settle()
+
+
+def _skip_strings(cursor: Cursor) -> Wait[None]:
+    """Read strings among calls, which are none."""
+    while (yield from cursor.peek()) == '"':
+        yield from read_value(cursor, MODEL_JSON)
+        yield from cursor.space()
+        yield from cursor.accept(",")
+        yield from cursor.space()
 
 
 def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:

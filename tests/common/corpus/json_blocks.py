@@ -107,6 +107,17 @@ APRIEL = [
 NEMOTRON_HEADER = "<SPECIAL_11>Assistant\n<think>\n\n"
 NEMOTRON = [
     Case(
+        "a comma too many",
+        f"</think>\n<TOOLCALL>{_LIST[:-1]},]</TOOLCALL>",
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case(
+        "strings among the calls",
+        f'</think>\n<TOOLCALL>{_LIST[:-1]}, "tide", "now"]</TOOLCALL>Hm.',
+        "Hm.",
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case(
         "thinking",
         f"So.\n</think>\n\n<TOOLCALL>{_LIST}</TOOLCALL>\n",
         "",
