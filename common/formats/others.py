@@ -239,7 +239,9 @@ def _read_apertus(reading: Reading) -> Wait[None]:
                 raise Unreadable
             reading.call(Call(name, arguments))
         yield from cursor.space()
-        if not (yield from cursor.accept(",")):
+        comma = yield from cursor.accept(",")
+        yield from cursor.space()
+        if not comma or (yield from cursor.at(["]"])):
             break
     yield from drop_surplus(cursor, _APERTUS[1:])
     yield from cursor.accept_after_space(_APERTUS[1])

@@ -43,6 +43,7 @@ _PREFIXED = '<|tools_prefix|>[{"ferry_times": {"harbour": "Ærø"}}, {"tide_now"
 APERTUS = [
     Case("two", f"{_PREFIXED}<|tools_suffix|>", calls=[A_FERRY, A_TIDE]),
     Case("no suffix", _PREFIXED, calls=[A_FERRY, A_TIDE]),
+    Case("a comma too many", f"{_PREFIXED[:-1]},]<|tools_suffix|>", calls=[A_FERRY, A_TIDE]),
     Case("text before", f"Hm.\n{_PREFIXED}<|tools_suffix|>", "Hm.", calls=[A_FERRY, A_TIDE]),
     Case("text after", f"{_PREFIXED}<|tools_suffix|>Hm.", "Hm.", calls=[A_FERRY, A_TIDE]),
     Case(
