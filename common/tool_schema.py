@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from common.formats.values import NUMBER, PYTHON, as_json, json_string
+from common.formats.values import NUMBER, PYTHON, as_json, json_string, string_of
 
 Undeclared = Literal["text", "guess"]
 """The type of an argument that is not declared: a string, or inferred from its text."""
@@ -223,10 +223,16 @@ def _typed(text: str, types: frozenset[str]) -> str:
         return bare.lower()
     if types & {"object", "array"} and bare[:1] in ("{", "["):
         opening = {"{": "object", "[": "array"}[bare[0]]
-        value = as_json(bare) or as_json(bare, PYTHON)
+        value = as_json(bare) or as_json(bare, PYTHON) or as_json(_unescaped(bare))
         if value and (opening in types or "string" not in types):
             return value
     return json_string(text) if "string" in types else _looks_like(text)
+
+
+def _unescaped(text: str) -> str:
+    """JSON that the model escaped as if it were in a string; '' if it is not."""
+    decoded = as_json(f'"{text}"')
+    return string_of(decoded) or "" if decoded else ""
 
 
 def _number(text: str) -> str | None:

@@ -55,9 +55,37 @@ LLAMA = JsonCalls('{"name": {name}, "parameters": ', "}", separator="; ")
 MISTRAL_LIST = JsonCalls(_OBJECT, "}", "[TOOL_CALLS][", ", ", "]")
 MISTRAL_ARGS = JsonCalls("[TOOL_CALLS]{name}[ARGS]", "", quoted=False)
 GRANITE = JsonCalls(_OBJECT, "}", "<|tool_call|>[", ", ", "]")
+GRANITE_20B = JsonCalls(f"<function_call> {_OBJECT}", "}", separator="\n")
 PHI4 = JsonCalls(_OBJECT, "}", "<|tool_call|>[", ", ", "]<|/tool_call|>")
 JAMBA = JsonCalls(_OBJECT, "}", "<tool_calls>[", ", ", "]</tool_calls>")
 NEMOTRON = JsonCalls(_OBJECT, "}", "<TOOLCALL>[", ", ", "]</TOOLCALL>")
+FUNCTIONARY_31 = JsonCalls("<function={name}>", "</function>", quoted=False)
+FUNCTIONARY = JsonCalls(
+    "{name}\n", "", separator="\n>>>", quoted=False
+)  # the prompt ends with the first >>>
+FIREFUNCTION = JsonCalls(_OBJECT, "}", "functools[", ", ", "]")
+XLAM = JsonCalls(_OBJECT, "}", "[", ", ", "]")
+INTERNLM = JsonCalls(
+    '<|action_start|><|plugin|>\n{"name": {name}, "parameters": ', "}<|action_end|>", several=False
+)
+GIGACHAT3 = JsonCalls(f"<|function_call|>{_OBJECT}", "}", several=False)
+HYPERCLOVA = JsonCalls(_OBJECT, "}", " -> tool/function_call\n[", ", ", "]")
+SARASHINA = JsonCalls(_OBJECT, "}", "<|tool_calls|>[", ", ", "]")
+PANGU = JsonCalls(_OBJECT, "}", "[unused11][", ", ", "][unused12]")
+INKLING = JsonCalls('<|content_invoke_tool_json|>{"name": {name}, "args": ', "}<|end_message|>")
+COMMAND_R = JsonCalls(
+    '{"tool_name": {name}, "parameters": ', "}", "Action: ```json\n[", ",\n", "]\n```"
+)
+PLAMO = JsonCalls(
+    "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>{name}"
+    "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|>"
+    "<|plamo:constrain|>json<|plamo:msg|>",
+    "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",
+    "<|plamo:begin_tool_requests:plamo|>",
+    "",
+    "<|plamo:end_tool_requests:plamo|>",
+    quoted=False,
+)
 COHERE = JsonCalls(
     '{"tool_call_id": "{index}", "tool_name": {name}, "parameters": ',
     "}",

@@ -160,6 +160,9 @@ def _function_tags(opening: str, closing: str, value: str) -> TaggedCalls:
     )
 
 
+_IS_TEXT = ("true", "false")
+
+
 def _invoke_tags(prefix: str, block: str, value_flag: tuple[str, str] | None = None) -> TaggedCalls:
     """`<invoke name="NAME"><parameter name="KEY">` with a prefix, all calls in one block."""
     flag = ' string="{flag}"' if value_flag else ""
@@ -180,18 +183,21 @@ def _invoke_tags(prefix: str, block: str, value_flag: tuple[str, str] | None = N
     )
 
 
-def _key_value_tags(prefix: str) -> TaggedCalls:
+def _key_value_tags(prefix: str, suffix: str = "", **others: str) -> TaggedCalls:
     return TaggedCalls(
-        call=f"<{prefix}tool_call>{{name}}\n",
-        call_end=f"</{prefix}tool_call>",
-        parameter=f"<{prefix}arg_key>{{key}}</{prefix}arg_key>\n<{prefix}arg_value>",
-        value_end=f"</{prefix}arg_value>\n",
+        call=f"<{prefix}tool_call{suffix}>{{name}}{others.get('after_name', '')}\n",
+        call_end=f"</{prefix}tool_call{suffix}>",
+        parameter=f"<{prefix}arg_key{suffix}>{{key}}</{prefix}arg_key{suffix}>\n"
+        f"<{prefix}arg_value{suffix}>",
+        value_end=f"</{prefix}arg_value{suffix}>\n",
         forbidden=tuple(
-            f"<{slash}{prefix}{tag}>"
+            f"<{slash}{prefix}{tag}{suffix}>"
             for slash in ("", "/")
             for tag in ("tool_call", "arg_key", "arg_value")
         ),
+        opening=others.get("opening", ""),
         separator="\n",
+        closing=others.get("closing", ""),
         breaks=True,
     )
 
@@ -199,6 +205,18 @@ def _key_value_tags(prefix: str) -> TaggedCalls:
 QWEN_XML = _function_tags("<tool_call>", "</tool_call>", "\n")
 SEED = _function_tags("<seed:tool_call>", "</seed:tool_call>", "")
 MINIMAX = _invoke_tags("", "minimax:tool_call")
+DOTS = _invoke_tags("", "dots_function_call")
+GIGACHAT35 = _invoke_tags("｜GCML｜", "tool_calls", _IS_TEXT)
+_STEP = _invoke_tags("steptml:", "")
+STEP3 = replace(
+    _STEP,
+    call=f"<｜tool_call_begin｜>function<｜tool_sep｜>{_STEP.call}",
+    call_end="</steptml:invoke><｜tool_call_end｜>",
+    forbidden=(*_STEP.forbidden[:2], *_STEP.forbidden[3:5], "<｜tool_"),
+    opening="<｜tool_calls_begin｜>",
+    separator="",
+    closing="<｜tool_calls_end｜>",
+)
 MUSE_SPARK = _invoke_tags("atem:", "function_calls")
 MUSE_GLIMMER = replace(
     MUSE_SPARK,
@@ -208,12 +226,31 @@ MUSE_GLIMMER = replace(
     separator="<|eom|><|start|>assistant",
     closing="",
 )
-_IS_TEXT = ("true", "false")
 DSML_V32 = _invoke_tags("｜DSML｜", "function_calls", _IS_TEXT)
 DSML_V4 = _invoke_tags("｜DSML｜", "tool_calls", _IS_TEXT)
 DSML_V41 = _invoke_tags("｜DSML｜ ", "calls", _IS_TEXT)
 GLM = _key_value_tags("")
 LONGCAT = _key_value_tags("longcat_")
+IQUEST = replace(
+    GLM,
+    call="<iquestcoder_tool_call>{name}\n",
+    call_end="</iquestcoder_tool_call>",
+    forbidden=(*GLM.forbidden, "<iquestcoder_tool_call>", "</iquestcoder_tool_call>"),
+)
+_HY = ("<tool_calls:opensource>\n", "\n</tool_calls:opensource>")
+HY_V3 = _key_value_tags(
+    "", ":opensource", after_name="<tool_sep:opensource>", opening=_HY[0], closing=_HY[1]
+)
+HY_V4 = _key_value_tags("", ":opensource", opening=_HY[0], closing=_HY[1])
+K2_HORIZON = _key_value_tags("ifm|", opening="<ifm|tool_calls>", closing="</ifm|tool_calls>")
+SOLAR2 = TaggedCalls(
+    call="<|tool_call:start|>{name}\n",
+    call_end="<|tool_call:end|>",
+    parameter="<|tool_arg:start|>{key}<|tool_arg:value|>",
+    value_end="<|tool_arg:end|>\n",
+    forbidden=("<|tool_call:", "<|tool_arg:"),
+    separator="\n",
+)
 MINICPM = TaggedCalls(
     call='<function name="{name}">',
     call_end="</function>",

@@ -1,4 +1,7 @@
-"""DeepSeek: marked sections in V3 and V3.1, tagged parameters (DSML) from V3.2 on."""
+"""DeepSeek: marked sections in V3 and V3.1, tagged parameters (DSML) from V3.2 on.
+
+GigaChat 3.5 and Step 3 have variations of these.
+"""
 
 from __future__ import annotations
 
@@ -80,11 +83,48 @@ V3_TEXT = TaggedText(
         CallSyntax(_SECTION.openers, _SECTION.read, _SECTION.closers),
         *(CallSyntax((each.opener,), each.read, each.closers) for each in _VARIANTS),
     ),
+    inline=tuple(
+        f"<｜tool▁{word}▁{end}｜>" for word in ("outputs", "output") for end in ("begin", "end")
+    ),
 )
-DSML_TEXT = TaggedText(
-    tags=(THINK,),
+DSML_TEXT = replace(
+    V3_TEXT,
     calls=(
         *(CallSyntax(tags.openers, tags.read, tags.closers) for tags in _DSML),
         *V3_TEXT.calls,
     ),
+)
+_GCML = _dsml("｜GCML｜", "tool_calls")
+GIGACHAT35_TEXT = TaggedText(
+    tags=(THINK,), calls=(CallSyntax(_GCML.openers, _GCML.read, _GCML.closers),)
+)
+_STEP = CallTags(
+    call="<steptml:invoke",
+    call_close="</steptml:invoke>",
+    parameter="<steptml:parameter",
+    parameter_close="</steptml:parameter>",
+)
+
+
+def _read_step(reading: Reading) -> Wait[Call]:
+    """`function<sep>`, sometimes the tool's name, and a call with tagged parameters."""
+    cursor = reading.cursor
+    yield from cursor.space()
+    yield from cursor.run(_NAME)
+    if (yield from cursor.accept("<｜tool_sep｜>")):
+        yield from cursor.run(_NAME)
+    yield from cursor.space()
+    return (yield from _STEP.read_call(reading))
+
+
+_STEP_SECTION = Section(
+    "<｜tool_calls_begin｜>",
+    "<｜tool_calls_end｜>",
+    "<｜tool_call_begin｜>",
+    "<｜tool_call_end｜>",
+    _read_step,
+)
+STEP3_TEXT = TaggedText(
+    tags=(THINK,),
+    calls=(CallSyntax(_STEP_SECTION.openers, _STEP_SECTION.read, _STEP_SECTION.closers),),
 )

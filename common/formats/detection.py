@@ -17,6 +17,25 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("function_gemma", ("<start_function_call>",)),
     ("kimi_k3", ("<|open|>", "<|sep|>")),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("gigachat35", ("｜GCML｜",)),
+    ("step3", ("<steptml:invoke",)),
+    ("hy_v3", ("<tool_sep:opensource>",)),
+    ("hy_v4", ("<tool_call:opensource>",)),
+    ("k2_horizon", ("<ifm|tool_call",)),
+    ("iquest_coder_v2", ("<iquestcoder_tool_call>",)),
+    ("solar_open2", ("<|tool_arg:start|>",)),
+    ("plamo3", ("<|plamo:begin_tool_request",)),
+    ("inkling", ("<|content_invoke_tool_json|>",)),
+    ("gigachat3", ("function call<|role_sep|>",)),
+    ("gigachat3", ("<|function_call|>", "<|role_sep|>")),
+    ("internlm", ("<|action_start|>", "<|plugin|>")),
+    ("hyperclovax", ("-> tool/function_call",)),
+    ("dots", ("<dots_function_call>",)),
+    ("pangu", ("[unused11]", "[unused12]")),
+    ("command_r", ("Action:", "<|CHATBOT_TOKEN|>", "Grounded answer:")),
+    ("functionary", (">>>all\n",)),
+    ("functionary", ("'>>>all",)),
+    ("phi4_mini_json", (" functools[",)),
     ("deepseek_v41", ("｜DSML｜ calls",)),
     ("deepseek_v4", ("｜DSML｜tool_calls",)),
     ("deepseek_v32", ("｜DSML｜",)),
@@ -44,6 +63,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hunyuan_a13b", ("<answer>", "</answer>")),
     ("jamba", ("<tool_calls>",)),
     ("hermes", ("<tool_call>",)),
+    ("granite_20b_fc", ("<function_call>",)),
     ("llama4_pythonic", ("<|python_start|>",)),
     ("llama3_json", ("<|python_tag|>",)),
     ("llama4_pythonic", ("<|header_start|>",)),
@@ -51,7 +71,7 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 _WITH_TAGS = (
     "qwen3 mistral seed_oss longcat gemma4 kimi_k3 muse_spark minimax_m3 cohere apertus apriel"
-    " solar_open"
+    " solar_open hy_v3 k2_horizon plamo3 inkling pangu"
 )
 _TAGS = tuple(
     dict.fromkeys(tags for name in _WITH_TAGS.split() for tags in families.REASONING[name])

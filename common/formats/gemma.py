@@ -7,16 +7,17 @@ import re
 from common.formats.answer import Call
 from common.formats.cursor import Wait
 from common.formats.json_calls import read_arguments
-from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.reading import CallSyntax, Reading, Tags, begins_line
 from common.formats.tagged_text import TaggedText
 from common.formats.values import FUNCTION_GEMMA, GEMMA4, Dialect
 
 _NAME = re.compile(r"[\w.:/-]*")
+_CALL = "<call>"  # what Gemma 4 sometimes writes instead of its token
 
 
 def _read(reading: Reading, dialect: Dialect, opener: str, closer: str) -> Wait[None]:
     cursor = reading.cursor
-    marked = bool((yield from cursor.accept(opener)))
+    marked = bool((yield from cursor.accept(opener, _CALL)))
     while True:
         yield from cursor.space()
         word = yield from cursor.accept("call:", ":call:")
@@ -49,20 +50,18 @@ def _read_function_gemma(reading: Reading) -> Wait[None]:
     yield from _read(reading, FUNCTION_GEMMA, "<start_function_call>", "<end_function_call>")
 
 
-def _begins_line(reading: Reading, _opener: str) -> bool:
-    return reading.answer.markdown.line_start and not reading.answer.reasoning
-
-
 GEMMA4_TEXT = TaggedText(
     tags=(
         Tags("<|channel>thought", "<channel|>", anywhere=True),
         Tags("thought\n", "<channel|>"),  # what remains if the token before it was not shown
     ),
+    late_tags=(Tags("<|channel>", "<channel|>", anywhere=True),),  # where its name is missing
     calls=(
-        CallSyntax(("<|tool_call>",), _read_gemma4, ("<tool_call|>",)),
-        CallSyntax(("call:",), _read_gemma4, begins=_begins_line),
+        CallSyntax(("<|tool_call>", _CALL), _read_gemma4, ("<tool_call|>",)),
+        CallSyntax(("call:",), _read_gemma4, begins=begins_line),
     ),
-    silent=("<|tool_response>", "<turn|>", "<|channel>"),  # the last where its name is missing
+    answers=("<|channel>content\n", "<|channel>response\n", "<|channel>final\n"),
+    silent=("<|tool_response>", "<turn|>"),
 )
 FUNCTION_GEMMA_TEXT = TaggedText(
     calls=(CallSyntax(("<start_function_call>",), _read_function_gemma, ("<end_function_call>",)),),

@@ -1,13 +1,15 @@
-"""GLM 4.5, 4.7 and 5, and Longcat, which is similar: keys and values in separate tags."""
+"""GLM and families like it, which write keys and values in separate tags."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from common.formats.cursor import Cursor, Wait
 from common.formats.json_calls import read_json_calls
+from common.formats.qwen import THINK, UNMARKED_CALLS
 from common.formats.reading import CallSyntax, Reading, Tags, no_content_yet
 from common.formats.tagged_calls import CallTags
 from common.formats.tagged_text import TaggedText
@@ -22,8 +24,11 @@ class KeyValueTags(CallTags):
 
     key_close: str = ""
     value: str = ""
+    after_name: str = ""
+    kind: tuple[str, str] = ("", "")
+    """Tags around the type of a value; the tool's schema counts, so it is skipped."""
 
-    def read(self, reading: Reading) -> Wait[None]:
+    def _read_calls(self, reading: Reading) -> Wait[None]:
         cursor = reading.cursor
         with cursor.ahead():
             yield from cursor.accept(self.call)
@@ -32,20 +37,22 @@ class KeyValueTags(CallTags):
         if is_json:
             cursor.take(len(self.call) + space)
             yield from read_json_calls(reading, (self.call_close,))
-            yield from cursor.space()
-            yield from cursor.accept(self.call_close)
+            yield from cursor.accept_after_space(self.call_close)
         else:
-            yield from CallTags.read(self, reading)
+            yield from CallTags._read_calls(self, reading)
 
     def _gap(self, cursor: Cursor) -> Wait[None]:
         """Read space, and line breaks that the model wrote as `\\n`, which vLLM reads as well."""
         yield from cursor.space()
         while (yield from cursor.accept("\\n")):
             yield from cursor.space()
+        yield from cursor.drop_cut((self.call_close, "\\n"))
 
     def _read_call_header(self, cursor: Cursor) -> Wait[tuple[str, bool, str]]:
         yield from cursor.space()
         name = yield from cursor.run(_NAME)
+        yield from self._gap(cursor)
+        yield from cursor.accept(self.after_name)
         yield from self._gap(cursor)
         follow = [self.parameter, self.call_close, "{", self.call + name]
         if not (yield from cursor.at(follow)):
@@ -67,41 +74,109 @@ class KeyValueTags(CallTags):
         key = (yield from cursor.run(_KEY)).strip()
         yield from cursor.space()
         closed = yield from cursor.accept(self.key_close)
+        if self.kind[0] and (yield from cursor.accept(self.kind[0])):
+            yield from cursor.run(_KEY)
+            yield from cursor.expect(self.kind[1])
         start = cursor.position
         with cursor.ahead():
             yield from self._gap(cursor)
             space = cursor.position - start
             opened = yield from cursor.at([self.value])
         cursor.take(space + len(opened))
-        yield from cursor.drop_cut((self.key_close, self.value))
+        yield from cursor.drop_cut((self.key_close, self.value, self.kind[0]))
         if not key or not (closed or opened):
             raise cursor.unreadable()
         return {"name": key}, False
 
 
-def _text(prefix: str, think: str) -> TaggedText:
-    tags = KeyValueTags(
-        call=f"<{prefix}tool_call>",
-        call_close=f"</{prefix}tool_call>",
-        parameter=f"<{prefix}arg_key>",
-        parameter_close=f"</{prefix}arg_value>",
-        key_close=f"</{prefix}arg_key>",
-        value=f"<{prefix}arg_value>",
-        undeclared="guess",
+def _tags(prefix: str, suffix: str = "", **others: Any) -> KeyValueTags:
+    def tag(name: str) -> str:
+        slash, name = ("/", name[1:]) if name[0] == "/" else ("", name)
+        return f"<{slash}{prefix}{name}{suffix}>"
+
+    return KeyValueTags(
+        **{
+            "call": tag("tool_call"),
+            "call_close": tag("/tool_call"),
+            "parameter": tag("arg_key"),
+            "parameter_close": tag("/arg_value"),
+            "key_close": tag("/arg_key"),
+            "value": tag("arg_value"),
+            **others,
+        }
     )
 
+
+def _syntaxes(*tags: KeyValueTags) -> tuple[CallSyntax, ...]:
+    return tuple(CallSyntax(each.openers, each.read, each.closers) for each in tags)
+
+
+def _text(tags: KeyValueTags, *think: Tags) -> TaggedText:
     def read_without_opening(reading: Reading) -> Wait[None]:
         reading.call((yield from tags.read_inside(reading)))
 
     return TaggedText(
-        tags=(Tags(f"<{think}>", f"</{think}>"),),
+        tags=think,
         calls=(
-            CallSyntax(tags.openers, tags.read, tags.closers),
+            *_syntaxes(tags),
             CallSyntax((), read_without_opening, begins=no_content_yet, by_name=True),
+            UNMARKED_CALLS,
         ),
+        silent=("<|role_end|>",),
+        inline=("<|begin_of_box|>", "<|end_of_box|>"),
         starts_line=True,
     )
 
 
-GLM_TEXT = _text("", "think")
-LONGCAT_TEXT = _text("longcat_", "longcat_think")
+GLM_TEXT = _text(_tags("", undeclared="guess"), THINK)
+LONGCAT_TEXT = _text(
+    _tags("longcat_", undeclared="guess"), Tags("<longcat_think>", "</longcat_think>")
+)
+IQUEST_TEXT = _text(
+    _tags("", call="<iquestcoder_tool_call>", call_close="</iquestcoder_tool_call>"), THINK
+)
+_HY_SUFFIXES = (":opensource", "")
+HY_TEXT = TaggedText(
+    tags=(
+        Tags("<think:opensource>", "</think:opensource>", anywhere=True),
+        THINK,
+    ),
+    calls=_syntaxes(
+        *(
+            _tags(
+                "",
+                suffix,
+                block=f"<tool_calls{suffix}>",
+                block_close=f"</tool_calls{suffix}>",
+                after_name=f"<tool_sep{suffix}>",
+            )
+            for suffix in _HY_SUFFIXES
+        )
+    ),
+)
+K2_HORIZON_TEXT = TaggedText(
+    tags=tuple(
+        Tags(f"<ifm|{name}>", f"</ifm|{name}>", anywhere=True)
+        for name in ("think", "think_fast", "think_faster")
+    ),
+    calls=_syntaxes(
+        _tags(
+            "ifm|",
+            block="<ifm|tool_calls>",
+            block_close="</ifm|tool_calls>",
+            kind=("<ifm|arg_type>", "</ifm|arg_type>"),
+        )
+    ),
+)
+SOLAR2_TEXT = TaggedText(
+    tags=(Tags("<|think:start|>", "<|think:end|>", anywhere=True),),
+    calls=_syntaxes(
+        KeyValueTags(
+            call="<|tool_call:start|>",
+            call_close="<|tool_call:end|>",
+            parameter="<|tool_arg:start|>",
+            parameter_close="<|tool_arg:end|>",
+            key_close="<|tool_arg:value|>",
+        )
+    ),
+)

@@ -28,7 +28,7 @@ _BARE_PARTS = frozenset({_ROLE, *_CHANNELS, "json", "code", _RECIPIENT})
 _NEXT = Markers([_START])
 _NAME = re.compile(r"[^\s<{]*")
 _HEADER_WORDS = re.compile(r"[\w .=-]*")
-_FORMAT = re.compile(r"[a-z]*")
+_FORMAT = re.compile(r"[\w/.+-]*")
 _QUOTED = re.compile(r"[\w .=<|>-]*")
 _FUNCTIONS = "functions."
 _BEGUN_CALL = re.compile(r"\s*(?:assistant)?\s*to=functions\.[\w. -]*(?:<[|\w]*)?")
@@ -109,7 +109,10 @@ class Harmony:
             elif part == _RECIPIENT:
                 recipient = yield from cursor.run(_NAME)
                 header.recipient = "" if recipient in _PEOPLE else recipient
+            elif part in _NEXT_PART and not (yield from self._known(cursor)):
+                yield from cursor.run(_NAME)  # a tool as the author, or another channel
             elif part == _CONSTRAIN:
+                yield from cursor.space()
                 yield from cursor.run(_FORMAT)
         yield from cursor.drop_cut((*_HEADER_PARTS, _MESSAGE))
         with cursor.ahead():
@@ -117,6 +120,12 @@ class Harmony:
             if not header.marked or not (yield from cursor.more()):
                 raise cursor.unreadable()
         header.whole = True
+
+    def _known(self, cursor: Cursor) -> Wait[bool]:
+        """Whether what comes next, after space, is a known part of a header."""
+        with cursor.ahead():
+            yield from cursor.space()
+            return bool((yield from cursor.at([*_HEADER_PARTS, _MESSAGE])))
 
     def _is_header(self, cursor: Cursor, header: _Header) -> Wait[bool]:
         """Whether possible header words are a header, by the markup before or after them."""

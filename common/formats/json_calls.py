@@ -39,7 +39,7 @@ def arguments_of(text: str | None) -> str | None:
         return "{}"
     inner = string_of(text)
     if inner is not None:
-        text = as_json(inner) if inner.strip() else "{}"
+        text = (as_json(inner) or as_json(inner, MODEL_JSON)) if inner.strip() else "{}"
     return text if text and text.startswith("{") else None
 
 
@@ -163,7 +163,7 @@ class _CallSender:
 
 
 def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
-    """Read a call or a list of calls, which may be in a code block.
+    """Read a call, several on lines, or a list of calls, which may be in a code block.
 
     One bracket too few or too many before an end is repaired.
     """
@@ -173,8 +173,18 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
         yield from _read_json_list(reading, ends)
     else:
         yield from _read_json_call(reading, ends)
+        while ends and (yield from _another_follows(cursor)):
+            yield from cursor.space()
+            reading.settle()
+            yield from _read_json_call(reading, ends)
     yield from drop_surplus(cursor, (fence, *ends) if fence else ends)
     yield from cursor.accept_after_space(fence)
+
+
+def _another_follows(cursor: Cursor) -> Wait[bool]:
+    with cursor.ahead():
+        yield from cursor.space()
+        return (yield from cursor.peek()) == "{"
 
 
 def _read_json_list(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
@@ -183,13 +193,25 @@ def _read_json_list(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
     while True:
         yield from _read_json_call(reading, ends)
         yield from cursor.run(_SURPLUS_BRACE)
-        if not (yield from cursor.accept(",")):
+        if not (yield from cursor.accept(",")) and (yield from cursor.peek()) != "{":
             break
         yield from cursor.space()
         reading.settle()
+        yield from _skip_strings(cursor)
+        if (yield from cursor.at(["]", *ends])):
+            break
     if not (yield from cursor.at(ends)):
         yield from cursor.expect("]")
     reading.settle()
+
+
+def _skip_strings(cursor: Cursor) -> Wait[None]:
+    """Read strings among calls, which are none."""
+    while (yield from cursor.peek()) == '"':
+        yield from read_value(cursor, MODEL_JSON)
+        yield from cursor.space()
+        yield from cursor.accept(",")
+        yield from cursor.space()
 
 
 def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:

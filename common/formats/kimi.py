@@ -81,11 +81,6 @@ K2_TEXT = TaggedText(
 K3_TEXT = TaggedText(
     tags=(Tags("<|open|>think<|sep|>", "<|close|>think<|sep|>", anywhere=True),),
     calls=(CallSyntax(_XTML.openers, _XTML.read, _XTML.closers),),
-    answer="<|open|>response<|sep|>",
-    silent=(
-        "<|open|>response<|sep|>",
-        "<|close|>response<|sep|>",
-        "<|close|>message<|sep|>",
-        "<|end_of_msg|>",
-    ),
+    answers=("<|open|>response<|sep|>",),
+    silent=("<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>"),
 )

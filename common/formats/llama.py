@@ -68,7 +68,7 @@ def _fenced(opener: str, closer: str) -> CallSyntax:
         yield from cursor.space()
         if (yield from _is_json(cursor)):
             yield from read_json_calls(reading, (closer,))
-        else:
+        elif not (yield from cursor.at([closer])):
             yield from read_fenced_pythonic(reading, (closer,))
         yield from cursor.accept_after_space(closer)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from common.formats.cursor import Wait
 from common.formats.json_calls import read_bare_calls
-from common.formats.reading import CallSyntax, Reading, Tags, no_content_yet
+from common.formats.reading import CallSyntax, Reading, Tags, begins_line, no_content_yet
 from common.formats.tagged_calls import CallTags, keyed, named
 from common.formats.tagged_text import TaggedText
 
@@ -28,6 +28,20 @@ def _read_without_opening(reading: Reading) -> Wait[None]:
     yield from read_bare_calls(reading, (BLOCK_CLOSE,))
 
 
+def _read_in_other_tags(reading: Reading) -> Wait[None]:
+    cursor = reading.cursor
+    cursor.take(len(reading.opener))
+    yield from cursor.space()
+    reading.begun = (yield from cursor.peek()) == "{"
+    closer = f"</{reading.opener[1:]}"
+    yield from read_bare_calls(reading, (closer,))
+    yield from cursor.accept_after_space(closer)
+
+
 MARKED_CALLS = CallSyntax(_TAGS.openers, _TAGS.read, _TAGS.closers)
 UNMARKED_CALLS = CallSyntax(("{",), _read_without_opening, begins=no_content_yet)
-TEXT = TaggedText(tags=(THINK,), calls=(MARKED_CALLS, UNMARKED_CALLS))
+_OTHER_TAGS = CallSyntax(
+    ("<tools>", "<tool>", "<function_call>"), _read_in_other_tags, begins=begins_line
+)
+"""What Qwen 2.5 Coder and others write instead of the tag that their template asks for."""
+TEXT = TaggedText(tags=(THINK,), calls=(MARKED_CALLS, UNMARKED_CALLS, _OTHER_TAGS))

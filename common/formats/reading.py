@@ -157,6 +157,11 @@ def no_content_yet(reading: Reading, _opener: str) -> bool:
     return reading.answer.fresh and not reading.answer.reasoning
 
 
+def begins_line(reading: Reading, _opener: str) -> bool:
+    """Whether only blanks come before this position on its line, outside reasoning."""
+    return reading.answer.markdown.line_start and not reading.answer.reasoning
+
+
 @dataclass(frozen=True, slots=True)
 class CallSyntax:
     """The texts that open a call, and how the call after one is parsed."""

@@ -1,4 +1,4 @@
-"""Solar Open: messages of one kind each, for thoughts, text and calls."""
+"""Solar Open and PLaMo 3: sections of calls whose parts have markers of their own."""
 
 from __future__ import annotations
 
@@ -35,10 +35,51 @@ def _read_call(reading: Reading) -> Wait[Call]:
 
 
 _SECTION = Section("<|tool_calls|>", "<|calls|>", "<|tool_call:begin|>", _CALL_END, _read_call)
-_NEXT = ("<|begin|>assistant", "<|content|>", "<|flush|>")
 TEXT = TaggedText(
     tags=(Tags("<|think|>", "<|end|>", anywhere=True),),
     calls=(CallSyntax(_SECTION.openers, _SECTION.read, _SECTION.closers),),
-    answer="<|content|>",
-    silent=_NEXT,
+    answers=("<|content|>",),
+    silent=("<|begin|>assistant", "<|flush|>"),
+)
+
+
+def _plamo(word: str) -> tuple[str, str]:
+    return f"<|plamo:begin_{word}:plamo|>", f"<|plamo:end_{word}:plamo|>"
+
+
+_PLAMO_NAME, _PLAMO_ARGUMENTS = _plamo("tool_name"), _plamo("tool_arguments")
+_PLAMO_CALLS, _PLAMO_CALL = _plamo("tool_requests"), _plamo("tool_request")
+_JSON, _MESSAGE = "<|plamo:constrain|>json", "<|plamo:msg|>"
+
+
+def _read_plamo(reading: Reading) -> Wait[Call]:
+    """Read a name and JSON, each between its own markers."""
+    cursor = reading.cursor
+    words: list[str] = []
+    yield from cursor.space()
+    yield from cursor.expect(_PLAMO_NAME[0])
+    yield from cursor.inside(Markers([_PLAMO_NAME[1], "\n\n"]), words.append)
+    yield from cursor.expect(_PLAMO_NAME[1])
+    name = "".join(words).strip()
+    if not name:
+        raise cursor.unreadable()
+    yield from cursor.space()
+    yield from cursor.expect(_PLAMO_ARGUMENTS[0])
+    yield from cursor.accept(_JSON)
+    yield from cursor.accept(_MESSAGE)
+    reading.begin(name)
+    ends = (_PLAMO_ARGUMENTS[1], _PLAMO_CALL[1])
+    if (yield from cursor.at(ends)):
+        arguments = "{}"
+    else:
+        arguments = yield from read_arguments(reading, ends)
+    yield from cursor.accept_after_space(_PLAMO_ARGUMENTS[1])
+    return Call(name, arguments)
+
+
+_PLAMO_SECTION = Section(*_PLAMO_CALLS, *_PLAMO_CALL, _read_plamo)
+PLAMO_TEXT = TaggedText(
+    tags=(Tags(*_plamo("think"), anywhere=True),),
+    calls=(CallSyntax(_PLAMO_SECTION.openers, _PLAMO_SECTION.read, _PLAMO_SECTION.closers),),
+    silent=(_MESSAGE, "<|plamo:tag|>"),
 )

@@ -24,7 +24,7 @@ _HEADER_RUN = re.compile(r"[^<>\n]*")
 _ATTRIBUTE = re.compile(
     r"""([\w-]+)\s*=\s*("(?:[^"]|"(?!\s*/?$|\s+[\w-]+\s*=))*"|'[^']*'|[^\s"'/>]+)"""
 )
-_WRAPPERS = frozenset({"arguments", "parameters", "input"})
+_WRAPPERS = frozenset({"arguments", "parameters", "properties", "input"})
 _CDATA_OPEN, _CDATA_CLOSE = "<![CDATA[", "]]>"
 _CDATA_END = re.compile(r"\](?:\](?:>\s*)?)?\Z")
 
@@ -119,7 +119,7 @@ class ValueSender:
                 return
         if self._is_text(self._text):
             self._streams_text = True
-            if self._lines != "kept":
+            if self._lines != "kept" and not self._wrapped:
                 self._text = self._text.removeprefix("\n")
             self._put('"')
         elif len(self._text) > _TYPED_BY:
@@ -249,7 +249,7 @@ class CallTags:
             if in_block and (yield from cursor.peek()) in ("{", "[", "`"):
                 yield from read_json_calls(reading, (self.block_close,))
             else:
-                reading.call((yield from self._read_call(reading)))
+                yield from self._read_calls(reading)
             count += 1
         yield from cursor.accept_after_space(self.block_close)
         if not count:
@@ -300,7 +300,10 @@ class CallTags:
         header = "".join(text)
         return header.rstrip("/"), header.endswith("/")
 
-    def _read_call(self, reading: Reading) -> Wait[Call]:
+    def _read_calls(self, reading: Reading) -> Wait[None]:
+        reading.call((yield from self.read_call(reading)))
+
+    def read_call(self, reading: Reading) -> Wait[Call]:
         yield from reading.cursor.expect(self.call)
         return (yield from self.read_inside(reading))
 
@@ -373,9 +376,19 @@ class CallTags:
         text = yield from read_arguments(reading, ends)
         yield from cursor.space()
         yield from cursor.accept(self.json_close)
-        yield from cursor.space()
-        yield from cursor.expect(self.call_close)
+        yield from self._close_json(cursor)
         return text
+
+    def _close_json(self, cursor: Cursor) -> Wait[None]:
+        """Read the end of a call, which may be missing if another one follows."""
+        start = cursor.position
+        with cursor.ahead():
+            yield from cursor.space()
+            closed = yield from cursor.at([self.call_close])
+            length = cursor.position - start + len(closed)
+            if not closed and not (yield from cursor.at(filter(None, (self.block, self.call)))):
+                raise cursor.unreadable()
+        cursor.take(length if closed else 0)
 
     def _read_parameter(
         self, reading: Reading, name: str, arguments: list[tuple[str, str]]
@@ -389,8 +402,8 @@ class CallTags:
         value.given = {key, *(k for k, _ in arguments)}
         value.declared = reading.tools.properties(name)
         text = "" if closed else (yield from self._read_text(reading, value))
-        if self.cdata:
-            text = _unwrapped_text(text)
+        if self.cdata and (unwrapped := _unwrapped_text(text)) != text:
+            text = unwrapped
         elif self.lines == "dropped" or (self.lines == "paired" and text.startswith("\n")):
             text = text.removeprefix("\n").removesuffix("\n")
         arguments.append((key, self._typed(reading, name, key, text, attributes)))

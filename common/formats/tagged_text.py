@@ -26,6 +26,7 @@ _TURNS = re.compile(
 
 
 _REST_OF_CODE = re.compile(r"[^`\n]*")
+_ATTRIBUTES = re.compile(r"[\d:,\[\] ]*")
 
 
 def _skip_repeated(cursor: Cursor, opener: str) -> Wait[None]:
@@ -42,11 +43,15 @@ class TaggedText:
     """A family's markers for the shared grammar."""
 
     tags: tuple[Tags, ...] = ()
+    late_tags: tuple[Tags, ...] = ()
+    """Tags with an opening that other markers begin with, so they are known a character late."""
     calls: tuple[CallSyntax, ...] = ()
     silent: tuple[str, ...] = ()
     """Markup that produces no output."""
-    answer: str = ""
-    """One of the silent markers; it begins the answer and so closes open reasoning."""
+    answers: tuple[str, ...] = ()
+    """More silent markers, which begin the answer and so close open reasoning."""
+    inline: tuple[str, ...] = ()
+    """Markup in the middle of text, given up to its attributes; the text around it stays."""
     starts_line: bool = False
     """The template begins every answer with a line break, which is also a separator."""
     _with_tools: Markers = field(init=False, repr=False, compare=False)
@@ -54,7 +59,10 @@ class TaggedText:
     _marked: Markers = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        plain = [*(t.opening for t in self.tags), *(t.closing for t in self.tags), *self.silent]
+        object.__setattr__(self, "silent", tuple(dict.fromkeys((*self.silent, *self.answers))))
+        tags = (*self.tags, *self.late_tags)
+        plain = [*(t.opening for t in tags), *(t.closing for t in tags)]
+        plain += [*self.silent, *self.inline]
         calls = [marker for c in self.calls for marker in (*c.openers, *c.closers)]
         object.__setattr__(self, "_with_tools", Markers([*plain, *calls]))
         object.__setattr__(self, "_without_tools", Markers(plain))
@@ -127,24 +135,44 @@ class TaggedText:
 
     def _block(self, reading: Reading, marker: str) -> Wait[bool]:
         """Read the marker if it counts here; returns whether it did."""
-        for tags in self.tags:
+        for tags in (*self.tags, *self.late_tags):
             if marker == tags.opening and self._opens(reading, tags):
                 reading.closing = tags.closing
                 return self._edge(reading, marker, reasoning=True)
             if marker == tags.closing and (yield from self._closes(reading, tags)):
                 return self._edge(reading, marker, reasoning=False)
-        if marker == self.answer and reading.answer.reasoning:
+        if marker in self.answers and reading.answer.reasoning:
             quoted = yield from is_quoted(reading, marker)
             return not quoted and self._edge(reading, marker, reasoning=False)
-        if marker in self.silent:
-            return not reading.answer.markdown.quoted and self._edge(reading, marker)
         for syntax in self.calls:
             opens = marker in syntax.openers or (syntax.by_name and marker in reading.tools)
             if opens and syntax.begins(reading, marker):
-                return (yield from self._calls(reading, syntax, marker))
-            if marker in syntax.closers and reading.answer.fresh and reading.answer.called:
-                return self._edge(reading, marker)
-        return False
+                if (yield from self._calls(reading, syntax, marker)):
+                    return True
+                break
+            if marker in syntax.closers and reading.answer.called:
+                return not reading.answer.markdown.quoted and self._edge(reading, marker)
+        if marker in self.inline:
+            return (yield from self._inline(reading, marker))
+        if marker not in self.silent or reading.answer.markdown.quoted:
+            return False
+        return self._edge(reading, marker)
+
+    def _inline(self, reading: Reading, marker: str) -> Wait[bool]:
+        """Read markup inside text up to its `>`; returns whether it was markup."""
+        cursor = reading.cursor
+        start = cursor.position
+        with cursor.ahead():
+            cursor.take(len(marker))
+            if not marker.endswith(">"):
+                yield from cursor.run(_ATTRIBUTES)
+                closed = yield from cursor.accept(">")
+                if not closed and ((yield from cursor.more()) or not reading.was_cut()):
+                    return False
+            length = cursor.position - start
+        quoted = reading.answer.markdown.quoted
+        cursor.take(0 if quoted else length)
+        return not quoted
 
     def _edge(self, reading: Reading, marker: str, *, reasoning: bool | None = None) -> bool:
         reading.cursor.take(len(marker))

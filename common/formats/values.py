@@ -28,9 +28,10 @@ _BASES = ("x", "o", "b")
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z_]*")
 _TEXT_RUN = re.compile(r"[^,{}\[\]<]*")
+_UNFENCED = re.compile(r"[^:{}\[\]<]*")
 _KEY_RUN = re.compile(r"[^:,{}\[\]<\n]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_CLOSERS = {"{": "}", "[": "]", "(": ")"}
+_CLOSERS = {"{": "}", "[": "]", "(": ")", "set": "}"}
 _JSON_WORDS = {"true": "true", "false": "false", "null": "null"}
 _PYTHON_WORDS = {**_JSON_WORDS, "True": "true", "False": "false", "None": "null"}
 
@@ -159,6 +160,8 @@ def read_value(
             return out.text()
         closes = stack and head == _CLOSERS[stack[-1]] and state in ("next", "first", "key", "item")
         if state in ("key", "item"):
+            if not head:
+                raise cursor.unreadable()
             out.after_comma(item=not closes)
         if closes:
             cursor.take(1)
@@ -183,8 +186,10 @@ def read_value(
             if head in ("{", "[") or (head == "(" and dialect.python):
                 inner = receiver if not stack else level and level.inside(key)
                 levels.append(inner if head == "{" else None)
-                stack.append(cursor.take(1))
-                out.add("{" if head == "{" else "[")
+                is_set = dialect.python and head == "{" and (yield from _is_set(cursor, dialect))
+                stack.append("set" if is_set else head)
+                cursor.take(1)
+                out.add("{" if stack[-1] == "{" else "[")
                 state = "first"
             else:
                 yield from _read_scalar(cursor, dialect, out)
@@ -193,6 +198,21 @@ def read_value(
             out.send_member = None
         if state == "next" and not stack:
             return out.text()
+
+
+def _is_set(cursor: Cursor, dialect: Dialect) -> Wait[bool]:
+    """Whether the brace that comes next opens a set, whose first item has no colon behind it."""
+    with cursor.ahead():
+        cursor.take(1)
+        yield from cursor.space()
+        head = yield from cursor.peek()
+        if head in _CLOSERS or head == "}":
+            return head != "}"
+        yield from _read_scalar(cursor, dialect, _JsonOutput(None))
+        yield from cursor.space()
+        if not (yield from cursor.more()):
+            raise cursor.unreadable()
+        return (yield from cursor.peek()) in (",", "}")
 
 
 def _read_key(cursor: Cursor, dialect: Dialect) -> Wait[str]:
@@ -232,6 +252,8 @@ def _read_scalar(cursor: Cursor, dialect: Dialect, out: _JsonOutput) -> Wait[Non
     if (yield from _read_string(cursor, dialect, out.add, out.send is not None)):
         return
     if dialect.bare:
+        if (yield from _read_half_fenced(cursor, dialect.fence, out.add)):
+            return
         bare = (yield from cursor.run(_TEXT_RUN)).strip()
         following = yield from cursor.peek()
         if not following or (not bare and following not in (",", "}", "]")):
@@ -247,6 +269,20 @@ def _read_scalar(cursor: Cursor, dialect: Dialect, out: _JsonOutput) -> Wait[Non
     if out.send and text not in dialect.words and changes and not (yield from cursor.more()):
         raise cursor.unreadable()
     out.add(scalar)
+
+
+def _read_half_fenced(cursor: Cursor, fence: str, add: Send) -> Wait[bool]:
+    """Read a string whose first delimiter is missing; returns whether there is one."""
+    with cursor.ahead():
+        text = yield from cursor.run(_UNFENCED)
+        yield from cursor.drop_cut((fence,))
+        if not (yield from cursor.more()):
+            raise cursor.unreadable()
+        if not text.strip() or text.rstrip().endswith(",") or not (yield from cursor.at([fence])):
+            return False
+    cursor.take(len(text) + len(fence))
+    add(json_string(text.strip()))
+    return True
 
 
 def _scalar(text: str, dialect: Dialect) -> str | None:

@@ -7,6 +7,7 @@ import pytest
 from common.chat_format import ChatFormat
 from tests.common.chat_replay import parse_every_split, plain
 from tests.common.corpus import TOOLS, Case, elements, json_blocks, qwen, sections, tagged, unquoted
+from tests.common.corpus.variants import VARIANTS
 
 FAMILIES: dict[tuple[str, str | None, str], list[Case]] = {
     ("hermes", "qwen3", qwen.HEADER): qwen.JSON_CASES,
@@ -40,6 +41,7 @@ FAMILIES: dict[tuple[str, str | None, str], list[Case]] = {
     ("solar_open", None, sections.SOLAR_HEADER): sections.SOLAR,
     ("apriel", None, json_blocks.APRIEL_HEADER): json_blocks.APRIEL,
     ("nemotron_json", None, json_blocks.NEMOTRON_HEADER): json_blocks.NEMOTRON,
+    **VARIANTS,
 }
 CASES = [
     pytest.param(names, case, id=f"{names[0]}: {case.why}")

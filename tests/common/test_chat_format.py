@@ -21,13 +21,23 @@ IMPORTER_REASONING = """
     qwen3 deepseek_r1 deepseek_v3 glm45 gemma4 granite minimax_m2 kimi_k2 nemotron_v3 olmo3 ernie45
     openai_gptoss mistral
 """
+OTHER_ENGINES_TOOLS = """
+    apertus2509 cohere_command3 cohere_command4 deepseekv3 deepseekv31 deepseekv32 deepseekv4 dots
+    functionary gigachat3 gigachat35 glm hunyuan hunyuan_a13b hy_v3 hy_v4 hyperclovax inkling
+    internlm interns1 iquest_coder iquest_coder_v2 jamba k2_horizon ling3 mimo minimax_m3 muse
+    muse_glimmer nemotron_json openpangu_v2 plamo3 poolside_v1 seed_oss solar_open2 spark25 step3
+    step3p5 trinity xlam
+"""
 MLX_LM_TOOLS = """
     function_gemma gemma4 glm47 json_tools kimi_k2 kimi_k3 laguna longcat minicpm5 minimax_m2
     mistral muse_spark pythonic qwen3_coder
 """
 
 
-@pytest.mark.parametrize("name", sorted({*IMPORTER_TOOLS.split(), *MLX_LM_TOOLS.split()}))
+TOOL_PARSERS = (*IMPORTER_TOOLS.split(), *MLX_LM_TOOLS.split(), *OTHER_ENGINES_TOOLS.split())
+
+
+@pytest.mark.parametrize("name", sorted(set(TOOL_PARSERS)))
 def test_every_tool_parser_that_hosts_configure(name: str) -> None:
     assert ChatFormat.named(name).name == name
     assert ChatFormat.named(name).tool_call_markers
@@ -105,6 +115,23 @@ TEMPLATES = {
     "hunyuan_a13b": "{% if '<answer>' in content and '</answer>' in content %} <tool_calls>",
     "solar_open": "<|tool_calls|><|tool_call:begin|>' + id + '<|tool_call:name|>",
     "apriel": "answer after [BEGIN FINAL RESPONSE] <tool_calls>[' + calls + ']</tool_calls>",
+    "gigachat35": "<｜GCML｜tool_calls>\n<｜GCML｜invoke name=",
+    "step3": "<｜tool_sep｜><steptml:invoke name=",
+    "hy_v3": "<tool_call:opensource>' + name + '<tool_sep:opensource>",
+    "hy_v4": "<tool_call:opensource>' + name + '<arg_key:opensource>",
+    "k2_horizon": "<ifm|tool_calls><ifm|tool_call>' + name + '<ifm|arg_key>",
+    "iquest_coder_v2": "<iquestcoder_tool_call>' + name + '\n<arg_key>",
+    "solar_open2": "<|tool_call:start|>' + name + '\n<|tool_arg:start|>",
+    "plamo3": "<|plamo:begin_tool_requests:plamo|>",
+    "inkling": "<|message_model|>' + name + '<|content_invoke_tool_json|>",
+    "gigachat3": "<|message_sep|>\n\nfunction call<|role_sep|>\n",
+    "internlm": "<|action_start|><|plugin|>",
+    "dots": "<dots_function_call>\n<invoke name=",
+    "pangu": "[unused11]' + calls + '[unused12]",
+    "command_r": "<|CHATBOT_TOKEN|> Write 'Action:' and a list, or 'Grounded answer:'",
+    "granite_20b_fc": "<function_call> {{ call | tojson }}",
+    "hyperclovax": "<|im_start|>assistant -> tool/function_call\n",
+    "functionary": "assistant<|end_header_id|>\n\n' }}{{ '>>>all\n' + content",
     "jamba": "<tool_calls>[' + calls + ']</tool_calls>",
     "nemotron_json": "<think>\n\n <TOOLCALL>[' + calls + ']</TOOLCALL>",
     "plain": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}",

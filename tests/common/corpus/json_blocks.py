@@ -29,11 +29,21 @@ COHERE = [
     ),
     Case("cut", "<|END_THINKING|>" + _ACTION[:60], cut=True),
     Case("no tools", "<|END_THINKING|><|START_TEXT|>Hm.<|END_TEXT|>", "Hm.", tools=[]),
+    Case(
+        "citations",
+        "So <co>it is</co: 0:[1]>.<|END_THINKING|><|START_TEXT|>By\n<co>ferry</co: 0:[1,2],1:[0]>,"
+        " at `<co>` nine</co: x.<|END_TEXT|><|END_OF_TURN_TOKEN|>",
+        "By\nferry, at `<co>` nine</co: x.",
+        "So it is.",
+    ),
+    Case("a citation, cut", "<|END_THINKING|>By <co>ferry</co: 0:[", "By ferry", cut=True),
+    Case("no comma", "<|END_THINKING|>" + _ACTION.replace("},\n", "}\n"), calls=[A_FERRY, A_TIDE]),
 ]
 _PREFIXED = '<|tools_prefix|>[{"ferry_times": {"harbour": "Ærø"}}, {"tide_now": {}}]'
 APERTUS = [
     Case("two", f"{_PREFIXED}<|tools_suffix|>", calls=[A_FERRY, A_TIDE]),
     Case("no suffix", _PREFIXED, calls=[A_FERRY, A_TIDE]),
+    Case("a comma too many", f"{_PREFIXED[:-1]},]<|tools_suffix|>", calls=[A_FERRY, A_TIDE]),
     Case("text before", f"Hm.\n{_PREFIXED}<|tools_suffix|>", "Hm.", calls=[A_FERRY, A_TIDE]),
     Case("text after", f"{_PREFIXED}<|tools_suffix|>Hm.", "Hm.", calls=[A_FERRY, A_TIDE]),
     Case(
@@ -71,6 +81,7 @@ HUNYUAN = [
 APRIEL_HEADER = "<|begin_assistant|>\nHere are my reasoning steps:\n"
 _FINAL = "[BEGIN FINAL RESPONSE]"
 APRIEL = [
+    Case("tags", "<thinking>\nSo.\n</thinking>\nHm.", "Hm.", "So.", tail=""),
     Case("an answer", f"So.\n{_FINAL}\nHm.\n[END FINAL RESPONSE]\n", "Hm.", "So."),
     Case("no end", f"So.\n{_FINAL}\nHm.", "Hm.", "So."),
     Case(
@@ -96,6 +107,17 @@ APRIEL = [
 ]
 NEMOTRON_HEADER = "<SPECIAL_11>Assistant\n<think>\n\n"
 NEMOTRON = [
+    Case(
+        "a comma too many",
+        f"</think>\n<TOOLCALL>{_LIST[:-1]},]</TOOLCALL>",
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case(
+        "strings among the calls",
+        f'</think>\n<TOOLCALL>{_LIST[:-1]}, "tide", "now"]</TOOLCALL>Hm.',
+        "Hm.",
+        calls=[A_FERRY, A_TIDE],
+    ),
     Case(
         "thinking",
         f"So.\n</think>\n\n<TOOLCALL>{_LIST}</TOOLCALL>\n",

@@ -13,6 +13,19 @@ A_FERRY: Call = ("ferry_times", {"harbour": "Ærø"})
 A_TIDE: Call = ("tide_now", {})
 
 JSON_CASES = [
+    Case(
+        "without opening of the template, but others'",
+        "Hm.\n<tools>\n"
+        f"{FERRY[12:-13]}\n</tools>\n<tools>\n{TIDE[12:-13]}\n</tools>\n"
+        f"<function_call> {FERRY[12:-13]} </function_call>",
+        "Hm.",
+        calls=[A_FERRY, A_TIDE, A_FERRY],
+    ),
+    Case(
+        "text in tags that looks like a call's",
+        '<tools>\n{"name": "Ann"}\n</tools>',
+        '<tools>\n{"name": "Ann"}\n</tools>',
+    ),
     Case("one mark too many before", f"<tool_call>\n{FERRY}", calls=[A_FERRY]),
     Case(
         "Python's words",

@@ -17,6 +17,7 @@ _V31_FERRY = '<｜tool▁call▁begin｜>ferry_times<｜tool▁sep｜>{"harbour"
 _V31_TIDE = "<｜tool▁call▁begin｜>tide_now<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
 
 DEEPSEEK_CASES = [
+    Case("an output", "At <｜tool▁output▁begin｜>9<｜tool▁output▁end｜>.", "At 9."),
     *(
         Case(f"opened by {opener}", opener + _V3_FERRY + _END, calls=[A_FERRY])
         for opener in (

@@ -161,6 +161,18 @@ def _glm(prefix: str, think: str, gap: str) -> list[Case]:
 GLM_LINES = _glm("", "think", "\n")
 GLM_INLINE = [
     *_glm("", "think", ""),
+    Case("boxes", "It is\n<|begin_of_box|>nine<|end_of_box|>.<|role_end|>", "It is\nnine."),
+    Case("JSON without opening", '{"name": "tide_now", "arguments": {}}', calls=[("tide_now", {})]),
+    Case(
+        "no end of the first",
+        '<tool_call>tide_now\n{"a": 1}\n<tool_call>tide_now\n{"a": 2}</tool_call>',
+        calls=[("tide_now", {"a": 1}), ("tide_now", {"a": 2})],
+    ),
+    Case(
+        "a part of the end",
+        "<tool_call>save_note<arg_key>path</arg_key><arg_value>a</arg_value></tool_",
+        calls=[("save_note", {"path": "a"})],
+    ),
     Case(
         "line breaks written as escapes",
         r"<tool_call>save_note\n<arg_key>path</arg_key>\n<arg_value>a\nb</arg_value>\n"
@@ -176,6 +188,19 @@ _M2 = (
 _M2 += "</invoke>\n</minimax:tool_call>"
 _M2_TIDE = '</invoke>\n<invoke name="tide_now"></invoke>'
 MINIMAX = [
+    Case(
+        "text before the end of the block",
+        _M2.replace("</invoke>\n", "</invoke>Hm."),
+        "Hm.",
+        calls=[A_FERRY],
+    ),
+    Case(
+        "calls of MiniMax M1",
+        '<tool_calls>\n{"name": "ferry_times", "arguments": {"harbour": "Ærø"}}\n'
+        '{"name": "tide_now", "arguments": {}}\n</tool_calls>',
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case("an end too many", "So.</think>Hm.</think> Ah.", "Hm. Ah.", "So.", tail="<think>\n"),
     Case("one", _M2, calls=[A_FERRY]),
     Case("reasoning", f"So.\n</think>\n\n{_M2}", "", "So.", [A_FERRY], "]~b]ai\n<think>\n"),
     Case("reasoning, answer", "<think>So.</think>\n\nHm.", "Hm.", "So."),
@@ -221,6 +246,18 @@ MINICPM = [
         "wrapped text without an end",
         '<function name="save_note"><param name="text"><![CDATA[<b> </param>]></param></function>',
         calls=[("save_note", {"text": "<b> </param>]>"})],
+    ),
+    Case(
+        "all in one parameter",
+        '<function name="ferry_times"><param name="properties">'
+        "{'harbour': 'Ærø'}</param></function>",
+        calls=[A_FERRY],
+    ),
+    Case("lines around a value", _CPM.replace("Ærø", "\nÆrø\n"), calls=[A_FERRY]),
+    Case(
+        "lines around wrapped text",
+        _CPM.replace("Ærø", "\n<![CDATA[\nÆrø\n]]>\n"),
+        calls=[("ferry_times", {"harbour": "\nÆrø\n"})],
     ),
     Case("reasoning", f"<think>\nSo.\n</think>\n{_CPM}", "", "So.", [A_FERRY]),
     Case("no end", _CPM.removesuffix("</function>"), calls=[A_FERRY]),
@@ -299,6 +336,13 @@ _ATEM = (
 _NEXT = "<|eom|><|start|>assistant"
 _TO_FERRY = f" to=ferry_times<|message|>{_ATEM}"
 GLIMMER = [
+    Case("a call to the user", f" to=user<|message|>{_ATEM}<|eot|>", calls=[A_FERRY]),
+    Case(
+        "a call to nobody",
+        f"<|message|>{_ATEM}{_NEXT} to=user<|message|>Hm.",
+        "Hm.",
+        calls=[A_FERRY],
+    ),
     Case("an answer", " to=user<|message|>Hm.<|eot|>", "Hm."),
     Case("a call", _TO_FERRY, calls=[A_FERRY]),
     Case(

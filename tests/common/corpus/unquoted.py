@@ -97,6 +97,15 @@ GEMMA4 = [
     Case("closed again", "<|channel>thought\n<channel|>Hm.<channel|>", "Hm."),
     Case("opened and closed", "Hm.<|channel>thought\n<channel|><channel|>", "Hm."),
     Case("closed in code", "Hm. `<channel|>`", "Hm. `<channel|>`"),
+    Case("a nameless channel", "<|channel>So.<channel|>Hm.", "Hm.", "So."),
+    Case("a channel for the answer", "<|channel>thought\nSo.<|channel>content\nHm.", "Hm.", "So."),
+    Case(
+        "no first delimiter",
+        '<|tool_call>call:book_cabin{code:Ærø, 9 days<|"|>,berths:2,guests:[<|"|>Bo<|"|>,Al<|"|>]}'
+        "<tool_call|>",
+        calls=[("book_cabin", {"code": "Ærø, 9 days", "berths": 2, "guests": ["Bo", "Al"]})],
+    ),
+    Case("text that remains of a token", "<call>tide_now{}", calls=[A_TIDE]),
     Case("the first token twice", "<|channel><|channel>thought\n<channel|>Hm.", "Hm."),
     Case("no opening", "call:tide_now{}<tool_call|>", calls=[A_TIDE]),
     Case("no opening, on a line of its own", "Hm.\ncall:tide_now{}", "Hm.", calls=[A_TIDE]),
@@ -234,11 +243,18 @@ LFM2 = [
     Case(
         "a bracket too many", f"<|tool_call_start|>[{_PY_FERRY}]]<|tool_call_end|>", calls=[A_FERRY]
     ),
+    Case("an empty block", "Hm.<|tool_call_start|><|tool_call_end|>", "Hm."),
     Case("an empty list", "Hm.<|tool_call_start|>[]<|tool_call_end|>", "Hm."),
     Case(
         "quotes in a string of the same quotes",
         "<|tool_call_start|>[ferry_times(harbour='say 'Ahoy' in 'Ær' 'ø\\'')]<|tool_call_end|>",
         calls=[("ferry_times", {"harbour": "say 'Ahoy' in 'Ærø'"})],
+    ),
+    Case(
+        "sets",
+        "<|tool_call_start|>[ferry_times(harbour={'Ær', 'ø'}, day={(1,), 2}, at={'a': {3}})]"
+        "<|tool_call_end|>",
+        calls=[("ferry_times", {"harbour": ["Ær", "ø"], "day": [[1], 2], "at": {"a": [3]}})],
     ),
     Case(
         "zeros in front",
@@ -312,6 +328,18 @@ _TO_FERRY = (
 )
 _TO_TIDE = " to=functions.tide_now<|channel|>commentary<|message|>{}"
 HARMONY = [
+    Case("another channel", "<|channel|>aside<|message|>Hm.<|end|>", "Hm."),
+    Case(
+        "a tool as the author",
+        "<|channel|>final<|message|>Hm.<|end|><|start|>functions.tide_now to=assistant<|message|>9"
+        "<|end|>",
+        "Hm.9",
+    ),
+    Case(
+        "another format",
+        '<|channel|>final <|constrain|>JSON<|message|>{"a": 1}<|return|>',
+        '{"a": 1}',
+    ),
     Case("an answer", "<|channel|>final<|message|>Hm.\n", "Hm.\n"),
     Case("a marker cut at the beginning", "<|chan", cut=True),
     Case(

@@ -49,6 +49,8 @@ SPECIAL: dict[str, tuple[str, ...]] = {
     "granite": ("<|tool_call|>",),
     "cohere": ("<|START_ACTION|>", "<|END_ACTION|>"),
     "apertus": ("<|tools_prefix|>", "<|tools_suffix|>"),
+    "internlm": ("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+    "inkling": ("<|content_invoke_tool_json|>", "<|end_message|>"),
     "hermes": ("<think>", "</think>", "<tool_call>", "</tool_call>"),
 }
 SPECIAL["deepseek_v31"] = SPECIAL["deepseek_v3"]
@@ -71,6 +73,14 @@ CLOSERS = {
     "gemma4": '<|"|>',
     "function_gemma": "<escape>",
     "kimi_k3": "<|close|>argument<|sep|>",
+    "dots": "</parameter>\n",
+    "gigachat35": "</｜GCML｜parameter>\n",
+    "step3": "</steptml:parameter>\n",
+    "hy_v3": "</arg_value:opensource>",
+    "hy_v4": "</arg_value:opensource>",
+    "iquest_coder_v2": "</arg_value>",
+    "k2_horizon": "</ifm|arg_value>",
+    "solar_open2": "<|tool_arg:end|>",
 }
 
 

@@ -1,0 +1,67 @@
+"""Functionary 3.2 and xLAM: calls to recipients, and lists of JSON that may be in a code block."""
+
+from __future__ import annotations
+
+import re
+
+from common.formats.answer import Call
+from common.formats.cursor import Wait
+from common.formats.json_calls import read_arguments, read_bare_calls
+from common.formats.mistral import MISTRAL_TEXT
+from common.formats.qwen import MARKED_CALLS, THINK
+from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet
+from common.formats.tagged_text import TaggedText
+
+_TO, _ALL, _FENCE = ">>>", "all\n", "```"
+_NAME, _LANGUAGE = re.compile(r"[\w.:/-]*"), re.compile(r"\w*")
+
+
+def _read_addressed(reading: Reading) -> Wait[None]:
+    """Read the name of a tool on a line of its own, and its arguments."""
+    cursor = reading.cursor
+    yield from cursor.accept(_TO)
+    name = yield from cursor.run(_NAME)
+    yield from cursor.expect("\n")
+    if not name or (yield from cursor.peek()) != "{":
+        raise cursor.unreadable()
+    reading.begin(name)
+    reading.call(Call(name, (yield from read_arguments(reading, (_TO,)))))
+
+
+class _Addressed(TaggedText):
+    """The prompt ends with the mark before a recipient; `all` is the user."""
+
+    def read(self, reading: Reading) -> Wait[None]:
+        if reading.prompt_tail.endswith(_TO):
+            yield from reading.cursor.accept(_ALL)
+            yield from reading.cursor.drop_cut((_ALL,))
+        yield from TaggedText.read(self, reading)
+
+
+FUNCTIONARY_TEXT = _Addressed(
+    calls=(
+        CallSyntax((_TO,), _read_addressed),
+        CallSyntax((), _read_addressed, begins=no_content_yet, by_name=True),
+    ),
+    silent=(_TO + _ALL,),
+)
+
+
+def _read_fenced(reading: Reading) -> Wait[None]:
+    cursor = reading.cursor
+    cursor.take(len(_FENCE))
+    yield from cursor.run(_LANGUAGE)
+    yield from cursor.space()
+    yield from read_bare_calls(reading, (_FENCE,))
+    yield from cursor.accept_after_space(_FENCE)
+
+
+XLAM_TEXT = TaggedText(
+    tags=(THINK,),
+    calls=(
+        MARKED_CALLS,
+        MISTRAL_TEXT.calls[0],
+        CallSyntax((_FENCE,), _read_fenced, begins=begins_line),
+        CallSyntax(("[", "{"), read_bare_calls, begins=begins_line),
+    ),
+)
