@@ -99,8 +99,6 @@ class ResultPart(Strict):
 
 
 Part = ContentPart | ToolUseBlock | ResultPart | ThoughtPart
-
-
 Call = Annotated[ToolCall, OneOf("a call", default="function", otherwise=_custom_call)]
 
 

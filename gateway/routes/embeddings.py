@@ -95,9 +95,11 @@ async def vectors_of(
     asked: EmbeddingRequest, gateway: Gateway
 ) -> tuple[Iterator[Sequence[float]], int]:
     """The vectors, shortened if requested, and the tokens of all texts. Raises ApiError."""
+    fields = {str: "Embeddings", list: "EmbeddingTokens"}
+    texts: list[Any] = [{fields[type(text)]: text} for text in asked.input]
 
     async def embed(lease: Lease) -> list[pb.EmbeddingResult]:
-        requests = [_request(lease.identity, text) for text in asked.input]
+        requests = [pb.PredictOptions(ModelIdentity=lease.identity, **each) for each in texts]
         seconds = gateway.settings.request_timeout
         return await ask_all(lease.stub.Embedding, requests, seconds, names)
 
@@ -128,12 +130,6 @@ def in_parts(name: str, entries: Iterable[Any], others: dict[str, Any]) -> Respo
         yield b"]," + to_json(others)[1:]
 
     return StreamingResponse(written(), media_type="application/json")
-
-
-def _request(identity: str, text: Text) -> pb.PredictOptions:
-    if isinstance(text, str):
-        return pb.PredictOptions(ModelIdentity=identity, Embeddings=text)
-    return pb.PredictOptions(ModelIdentity=identity, EmbeddingTokens=text)
 
 
 def _require_fitting(reply: pb.EmbeddingResult, dimensions: int | None) -> None:

@@ -154,7 +154,8 @@ class Supervisor:
     ) -> AsyncIterator[Lease]:
         """A loaded model, with an adapter and draft model that its file offers. Raises ApiError."""
         instance = self._instance(self._catalogue.resolve(name), adapters or "", draft_model or "")
-        self._hold(instance)
+        instance.leases += 1
+        self._unused.clear()
         try:
             await self._until_usable(instance)
             backend = instance.backend
@@ -209,10 +210,6 @@ class Supervisor:
 
     def _all(self) -> list[ModelInstance]:
         return [*self._instances.values(), *self._outdated]
-
-    def _hold(self, instance: ModelInstance) -> None:
-        instance.leases += 1
-        self._unused.clear()
 
     def _release(self, instance: ModelInstance) -> None:
         instance.leases -= 1

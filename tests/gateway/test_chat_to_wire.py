@@ -519,7 +519,13 @@ def test_errors_name_the_path_of_the_field(
     assert "literal" not in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+def test_llama_cpps_limit_of_0_only_reads_the_prompt() -> None:
+    assert translated({"n_predict": 0})[0].Metadata["mlx.prompt_only"] == "true"
+    for other in ({"n_predict": 0, "max_tokens": 9}, {"options": {"num_predict": 0}}):
+        assert "mlx.prompt_only" not in translated(other)[0].Metadata
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_a_limit_of_0_is_no_limit(name: str) -> None:
     assert as_dict(translated({name: 0})[0]) == PLAIN
     assert (
