@@ -134,7 +134,7 @@ class JsonSchemaFormat(Strict):
     """JSON that matches a schema, whether `strict` or not."""
 
     type: Literal["json_schema"]
-    name: str = Field(min_length=1, max_length=64)
+    name: str = Field("answer", min_length=1, max_length=64)
     schema_: dict[str, Any] = Field(alias="schema")
     description: str | None = None
     strict: bool | None = None

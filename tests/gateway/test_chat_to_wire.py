@@ -624,6 +624,21 @@ def test_anthropics_calls_and_results_become_calls_and_tool_messages(strict: Exc
     assert strict.ignored == {}
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_image", "image_url": PNG, "detail": "auto"},
+        {"type": "image", "image": PNG},
+        {"type": "image", "url": PNG},
+        {"type": "image", "image_url": {"url": PNG}},
+    ],
+)
+def test_an_image_in_another_librarys_form_is_shown(part: dict[str, Any]) -> None:
+    """Of Responses, and of Hugging Face's messages."""
+    (options,) = translated({"messages": [{"role": "user", "content": [part]}]})
+    assert list(options.Images) == [PNG]
+
+
 def test_a_call_that_is_sent_in_both_forms_is_one_call() -> None:
     call = {"id": "t1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     turn = {"role": "assistant", "content": [USED, USED | {"id": "t2"}], "tool_calls": [call]}
