@@ -127,9 +127,8 @@ async def test_a_slot_for_a_model_is_given_to_the_requested_one(tmp_path: Path) 
         requests_begun.begun(strict=True)
         error = await refusal(supervisor, "one", draft_model="/etc/passwd")
         assert (error.status, error.param) == (400, "draft_model")
-        lenient = (
-            requests_begun.begun()
-        )  # the answer is the same without it, as Cline and Roo Code send one
+        # The answer is the same without it; Cline and Roo Code send LM Studio's.
+        lenient = requests_begun.begun()
         assert await ask(supervisor, "one", draft_model="/etc/passwd") == text
         assert lenient.ignored == {"draft_model": None}
 
