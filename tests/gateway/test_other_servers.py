@@ -253,3 +253,21 @@ def test_a_response_ends_at_a_stop_string(gateway: GatewayProcess) -> None:
     cut = gateway.client.post("/v1/responses", json=asked | {"stop": [text[3:5]]})
     assert cut.status_code == 200, cut.text
     assert cut.json()["output"][-1]["content"][0]["text"] == text[: text.index(text[3:5])]
+
+
+@pytest.mark.parametrize("path", ["/embeddings", "/embedding", "/v1/embeddings"])
+def test_embeddings_in_llama_cpps_form(gateway: GatewayProcess, path: str) -> None:
+    """Tabby sends `content`, and expects a list of lists."""
+    both = ["a", "b c"]
+    answer = gateway.client.post("/v1/embeddings", json={"model": "tiny", "input": both})
+    vectors = [entry["embedding"] for entry in answer.json()["data"]]
+    found = gateway.client.post(path, json={"content": both[0]})
+    assert found.status_code == 200, found.text
+    several = gateway.client.post(path, json={"content": both}).json()
+    assert [entry["index"] for entry in several] == [0, 1]
+    # Sums differ in their last digits with the shape of a batch.
+    close = [pytest.approx(vector, abs=1e-5) for vector in vectors]
+    assert [*several[0]["embedding"], *several[1]["embedding"]] == close
+    assert found.json()[0]["embedding"] == close[:1]
+    missing = gateway.client.post(path, json={"model": "tiny"})
+    assert (missing.status_code, missing.json()["error"]["param"]) == (400, "input")
