@@ -32,7 +32,7 @@ class InputAudio(Strict):
 
 _Image = Literal["image_url", "image", "input_image"]
 _Media = Literal[_Image, "video_url", "input_video", "input_audio", "audio_url"]
-_URL = AliasChoices("image_url", "image", "url")  # the last two are Hugging Face's
+_URL = AliasChoices("image_url", "image")  # the latter is Hugging Face's
 
 
 class ContentPart(Strict):

@@ -629,7 +629,6 @@ def test_anthropics_calls_and_results_become_calls_and_tool_messages(strict: Exc
     [
         {"type": "input_image", "image_url": PNG, "detail": "auto"},
         {"type": "image", "image": PNG},
-        {"type": "image", "url": PNG},
         {"type": "image", "image_url": {"url": PNG}},
     ],
 )
