@@ -6,6 +6,7 @@ streams pass through them unchanged.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -40,17 +41,9 @@ from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
 
-ROUTERS = (
-    chat.router,
-    completions.router,
-    embeddings.router,
-    health.router,
-    messages.router,
-    models.router,
-    rerank.router,
-    responses.router,
-    tokenize.router,
-)
+PREFIXES = ("/v1", "", "/api/v0", "/api/v1", "/v2")  # LM Studio's, Lemonade's, Cohere's
+_APIS = (chat, completions, embeddings, health, messages, models, rerank, responses, tokenize)
+ROUTERS = tuple(api.router for api in _APIS)
 
 
 def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traffic) -> FastAPI:
@@ -80,14 +73,11 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
     app.state.gateway = gateway
     refusals.install(app)
     openapi.install(app)
-    for router in ROUTERS:
-        app.include_router(router, prefix="/v1")
-        app.include_router(router, include_in_schema=False)
     app.include_router(ollama.router)
-    for router in (chat.router, completions.router, embeddings.router):  # LM Studio's paths
-        app.include_router(router, prefix=lm_studio.router.prefix, include_in_schema=False)
     for router in (lm_studio.router, page.router, status.router):
         app.include_router(router, include_in_schema=False)
+    for prefix, router in itertools.product(PREFIXES, ROUTERS):
+        app.include_router(router, prefix=prefix, include_in_schema=prefix == "/v1")
     # The middleware added last is the outermost.
     app.add_middleware(BodyMiddleware, settings=settings, paths=_posts())
     app.add_middleware(KeyMiddleware, keys=settings.api_keys)
@@ -101,8 +91,8 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
 def _posts() -> frozenset[str]:
     """The paths that take a JSON object."""
     bare = {path for router in ROUTERS for path in _posts_of(router)}
-    prefixed = {prefix + path for prefix in ("", "/v1", lm_studio.router.prefix) for path in bare}
-    return frozenset(prefixed.union(_posts_of(ollama.router)))
+    prefixed = {prefix + path for prefix in PREFIXES for path in bare}
+    return frozenset(prefixed.union(_posts_of(ollama.router), _posts_of(lm_studio.router)))
 
 
 def _posts_of(router: APIRouter) -> list[str]:

@@ -72,6 +72,8 @@ class Row:
 
 
 _GONE = "the backend of this model has ended: send the request again"
+_SLOW = "the answer took longer than this gateway allows"
+_SILENT = "the backend failed without saying why"
 _REFUSED = "the backend refused the gateway: its address or its token is wrong"
 TABLE: Mapping[grpc.StatusCode, Row] = {
     grpc.StatusCode.INVALID_ARGUMENT: Row(400),
@@ -81,9 +83,7 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
     grpc.StatusCode.NOT_FOUND: Row(503, SERVER, NOT_LOADED, retry=True),
     grpc.StatusCode.UNAUTHENTICATED: Row(502, SERVER, "backend_refused", message=_REFUSED),
     grpc.StatusCode.PERMISSION_DENIED: Row(502, SERVER, "backend_refused", message=_REFUSED),
-    grpc.StatusCode.DEADLINE_EXCEEDED: Row(
-        504, SERVER, "timeout", message="the answer took longer than this gateway allows"
-    ),
+    grpc.StatusCode.DEADLINE_EXCEEDED: Row(504, SERVER, "timeout", message=_SLOW),
     grpc.StatusCode.RESOURCE_EXHAUSTED: Row(429, "rate_limit_error", "overloaded", retry=True),
     grpc.StatusCode.FAILED_PRECONDITION: Row(503, SERVER, NOT_LOADED, retry=True),
     grpc.StatusCode.CANCELLED: Row(503, SERVER, "cancelled", retry=True),
@@ -93,9 +93,7 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
     grpc.StatusCode.INTERNAL: Row(500, SERVER, "backend_failed"),
     grpc.StatusCode.DATA_LOSS: Row(500, SERVER, "backend_failed"),
     # gRPC's status for an uncaught exception, whose text is about the program.
-    grpc.StatusCode.UNKNOWN: Row(
-        500, SERVER, "backend_failed", message="the backend failed without saying why"
-    ),
+    grpc.StatusCode.UNKNOWN: Row(500, SERVER, "backend_failed", message=_SILENT),
 }
 # By the code that a backend sends beside its status.
 CODES: Mapping[str, Row] = {"context_length_exceeded": Row(400, code="context_length_exceeded")}

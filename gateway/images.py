@@ -46,14 +46,15 @@ def is_remote(url: str) -> bool:
     return url[:8].lower().startswith(("http://", "https://"))
 
 
-def is_video(data: str) -> bool:
-    """Whether base64 or a data URI begins like a video. A GIF does not: it is an image too."""
+def type_of(data: str) -> str:
+    """The media type that base64 or a data URI begins like; "" if that is none of those above."""
     text = data.partition(",")[2] if data[:5].lower() == "data:" else data
     digits = "".join(text[: 4 * _HEAD].split())[: _HEAD // 3 * 4]
     try:
-        return _kind(base64.b64decode(digits, validate=True), _VIDEOS) is not None
+        head = base64.b64decode(digits, validate=True)
     except (binascii.Error, ValueError):
-        return False
+        return ""
+    return _kind(head, (*_IMAGES, *_VIDEOS, *_SOUNDS)) or ""
 
 
 async def media(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -59,7 +60,7 @@ FORMS: dict[str, ErrorForm] = {}  # by what paths below /v1 or / begin with; oth
 def form_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> ErrorForm:
     """The form of the errors of an API: of the one that has the path, or of the client's own."""
     of_anthropic = any(name == b"anthropic-version" for name, _ in headers)
-    root = path.removeprefix("/v1").removeprefix("/api/v0").lstrip("/").partition("/")[0]
+    root = re.sub("^(/api)?/v[0-2]", "", path).lstrip("/").partition("/")[0]
     return FORMS.get("messages" if of_anthropic else root, OPENAI)
 
 

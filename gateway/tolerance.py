@@ -23,15 +23,15 @@ Place = tuple[str | int, ...]
 DROPPED: tuple[()] = ()  # replaces what is removed; a longer tuple is several entries of a list
 MOST_REPAIRS = 10_000  # repairs in one round: 0.2 s, in which all streams wait
 _ROUNDS = 8  # rounds, because a repair may reveal others: a nested field, a kind inside a kind
-_FORMS: tuple[Place, ...] = (
-    ("response_format",),
-    ("structured_outputs",),
-    ("text", "format"),
-    ("output_config", "format"),
-    ("output_format",),
+_FORMS: set[Place] = {("response_format",), ("structured_outputs",), ("output_format",)}
+_FORMS |= {("text", "format"), ("output_config", "format")}
+_UNSET = frozenset(  # kinds of errors about an empty value that stands for none
+    "dict_type list_type model_type model_attributes_type string_too_short literal_error".split()
 )
-_CONTAINERS = frozenset({"dict_type", "list_type", "model_type", "model_attributes_type"})
-_ALTERNATIVES = frozenset({"logprobs", "top_logprobs", "n_probs"})  # reduced to their maximum
+_REDUCED = frozenset(  # to their maximum
+    "logprobs top_logprobs n_probs max_tokens max_completion_tokens max_output_tokens"
+    " n_predict num_predict".split()
+)
 # Well-behaved clients send these with every request, so `--strict` accepts them as well.
 NEUTRAL = frozenset(
     "user safety_identifier metadata request_id store service_tier priority prompt_cache_key"
@@ -125,19 +125,19 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
         _edit(edits, place, DROPPED)  # null means absent; a field that is required is then missing
     elif kind == "int_type" and isinstance(value, float) and value.is_integer():
         _edit(edits, place, int(value))
-    elif kind == "less_than_equal" and place[-1] in _ALTERNATIVES:
+    elif kind == "less_than_equal" and place[-1] in _REDUCED:
         _edit(edits, place, int(problem["ctx"]["le"]))
         exchange.current().ignore(_name(place))
 
 
 def _is_empty(value: Any, kind: str) -> bool:
     """Whether it is empty, but of the wrong type: PHP writes an empty object as a list."""
-    return value in ([], {}, "") and kind in _CONTAINERS
+    return value in ([], {}, "") and kind in _UNSET
 
 
 def _forms_the_answer(place: Place) -> bool:
     """Whether the place is inside a field that determines the form of the answer."""
-    return any(place[: len(form)] == form and len(place) > len(form) for form in _FORMS)
+    return any(place[:size] in _FORMS and len(place) > size for size in (1, 2))
 
 
 def _edit(edits: dict[str | int, Any], place: Place, value: Any) -> None:

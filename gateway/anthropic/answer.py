@@ -63,9 +63,13 @@ class Answer:
         if isinstance(event, Done):
             return events + self._end(event)
         if event.reasoning:
-            events += self._thinking(event.reasoning)
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+            events += self._switch("thinking", block)
+            shown = self._shows_thinking
+            events += self._grow("thinking_delta", "thinking", event.reasoning, shown)
         if event.content:
-            events += self._text(event.content)
+            events += self._switch("text", {"type": "text", "text": "", "citations": []})
+            events += self._grow("text_delta", "text", event.content)
         for call in event.tool_calls:
             events += self._call(call)
         return events
@@ -74,14 +78,6 @@ class Answer:
         """The complete message, available after Done, without a call that was not completed."""
         content = [block for block in self._content if not isinstance(block.get("input"), str)]
         return self._message | {"content": content}
-
-    def _thinking(self, text: str) -> list[Json]:
-        events = self._switch("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-        return events + self._grow("thinking_delta", "thinking", text, self._shows_thinking)
-
-    def _text(self, text: str) -> list[Json]:
-        events = self._switch("text", {"type": "text", "text": "", "citations": []})
-        return events + self._grow("text_delta", "text", text)
 
     def _call(self, call: ToolCallPiece) -> list[Json]:
         block = {

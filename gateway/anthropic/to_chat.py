@@ -14,13 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.anthropic.blocks import (
-    Block,
-    ImageBlock,
-    TextBlock,
-    ToolResultBlock,
-    VideoBlock,
-)
+from gateway.anthropic.blocks import Block, ImageBlock, TextBlock, ToolResultBlock, VideoBlock
 from gateway.anthropic.request import (
     ChooseTool,
     CountTokensRequest,
@@ -35,8 +29,6 @@ from gateway.openai.sampling_to_wire import agreed
 from gateway.openai.translation import Conversation, Translation, translate
 
 Json = dict[str, Any]
-
-
 # Names of Anthropic's fields in chat requests.
 _NAMES = {
     "stop": "stop_sequences",
@@ -105,14 +97,11 @@ def _conversation(request: CountTokensRequest) -> Conversation:
         system += _texts(turns[index], index)
     if system:
         conversation.system(system, "system" if request.system else "messages[0]")
-    for index in range(leading, len(turns)):
-        conversation.add(_message(turns[index]), f"messages[{index}]")
+    for index, turn in enumerate(turns[leading:], leading):
+        role = "assistant" if turn.role == "assistant" else "user"
+        message = {"role": role, "content": [*map(_part, turn.content)]}
+        conversation.add(message, f"messages[{index}]")
     return conversation
-
-
-def _message(turn: Turn) -> Json:
-    role = "assistant" if turn.role == "assistant" else "user"
-    return {"role": role, "content": [_part(block) for block in turn.content]}
 
 
 def _part(block: Block) -> Json:

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from gateway.described import about
 from gateway.errors import bad_field
-from gateway.images import is_video
+from gateway.images import type_of
 from gateway.openai.base import Request, Strict
 from gateway.openai.messages import ToolCall
 from gateway.openai.sampling_fields import Options
@@ -17,15 +17,13 @@ from gateway.openai.tools import AnyTool
 from gateway.openai.translation import Translation, translate
 
 Json = dict[str, Any]
-
-
 ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
 
 
 class Turn(Strict):
     """One message; images are in base64, and may include videos."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool"] = "assistant"
     content: str = ""
     images: list[str] | None = None
     thinking: str | None = None
@@ -101,7 +99,7 @@ def chat_request(body: ChatRequest | GenerateRequest) -> Translation | None:
 def _message(turn: Turn) -> Json:
     parts: list[Json] = [{"type": "text", "text": turn.content}] if turn.content else []
     for image in turn.images or ():
-        kind = "video_url" if is_video(image) else "image_url"
+        kind = "video_url" if type_of(image).startswith("video") else "image_url"
         parts.append({"type": kind, kind: {"url": image}})
     return {
         "role": turn.role,

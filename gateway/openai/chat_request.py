@@ -59,7 +59,8 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRe
         """Expand nested objects into fields of the request, where it does not set them itself."""
         if self.options is not None:
             given = self.options.model_dump(exclude_none=True)
-            if self.max_tokens is not None or self.max_completion_tokens is not None:
+            limits = (self.max_tokens, self.max_completion_tokens)
+            if not given.get("n_predict") or any(limit is not None for limit in limits):
                 given.pop("n_predict", None)
             self.fill(given)
         self.fill(self.thinking_values())

@@ -39,6 +39,8 @@ async def options_of(
         ("max_tokens", request.max_tokens or None),
         ("n_predict", request.n_predict or None),
     )
+    if request.n_predict == 0 and not (request.max_tokens or request.max_completion_tokens):
+        first.Metadata["mlx.prompt_only"] = "true"
     _write_logprobs(first, request)
     _write_form(first, request)
     await _write_prompt(first, request, gateway)

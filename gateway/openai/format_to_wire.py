@@ -57,7 +57,7 @@ def _given(
     fields: FormatFields | StructuredOutputs, prefix: str, readers: Mapping[str, _Reader]
 ) -> Iterator[Constraint]:
     for name, read in readers.items():
-        if (value := getattr(fields, name)) is not None:
+        if (value := getattr(fields, name)) not in (None, ""):
             yield read(prefix + name.rstrip("_"), value)
 
 
@@ -98,11 +98,8 @@ def _schema(field: str, schema: Mapping[str, Any] | str) -> Constraint:
 def _choice(field: str, texts: list[str]) -> Constraint:
     if "" in texts:
         raise bad_field(field, f"{field} has an empty text: send texts to choose from")
-    return Constraint(field, "gbnf", "root ::= " + " | ".join(_literal(text) for text in texts))
-
-
-def _literal(text: str) -> str:
-    return '"' + "".join(_escaped(character) for character in text) + '"'
+    quoted = (f'"{"".join(map(_escaped, text))}"' for text in texts)
+    return Constraint(field, "gbnf", "root ::= " + " | ".join(quoted))
 
 
 def _escaped(character: str) -> str:

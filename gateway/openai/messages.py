@@ -30,14 +30,16 @@ class InputAudio(Strict):
     format: Literal["wav", "mp3"]
 
 
-_Media = Literal["image_url", "image", "video_url", "input_video", "input_audio", "audio_url"]
+_Image = Literal["image_url", "image", "input_image"]
+_Media = Literal[_Image, "video_url", "input_video", "input_audio", "audio_url"]
+_URL = AliasChoices("image_url", "image")  # the latter is Hugging Face's
 
 
 class ContentPart(Strict):
     type: Literal["text", "refusal"] | _Media
     text: str | None = None
     refusal: str | None = None
-    image_url: MediaUrl | str | None = None
+    image_url: MediaUrl | str | None = Field(None, validation_alias=_URL)
     source: ImageSource | None = about("Of parts of the type image.")
     video_url: MediaUrl | str | None = about("Of parts of the types video_url and input_video.")
     input_audio: InputAudio | None = None
@@ -46,7 +48,9 @@ class ContentPart(Strict):
     @property
     def field(self) -> str:
         """The field in which a part of this type has its content."""
-        return {"input_video": "video_url", "image": "source"}.get(self.type, self.type)
+        image = "source" if self.type == "image" and self.image_url is None else "image_url"
+        names = {"input_video": "video_url", "image": image, "input_image": image}
+        return names.get(self.type, self.type)
 
     @property
     def url(self) -> str | None:
@@ -99,8 +103,6 @@ class ResultPart(Strict):
 
 
 Part = ContentPart | ToolUseBlock | ResultPart | ThoughtPart
-
-
 Call = Annotated[ToolCall, OneOf("a call", default="function", otherwise=_custom_call)]
 
 

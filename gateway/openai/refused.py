@@ -54,7 +54,7 @@ INFILL: Mapping[str, Refused] = {
     **{name: row for name, row in COMMON.items() if name != "t_max_predict_ms"},
     "suffix": Refused("send input_suffix"),
     **dict.fromkeys(("n", "best_of"), Refused("ask once for each answer", (1,))),
-    **dict.fromkeys(("echo", "logprobs", "n_probs"), Refused("use /v1/completions with suffix")),
+    "echo": Refused("use /v1/completions with suffix"),
 }
 _FORMATS = "response_format grammar structured_outputs json_schema guided_json guided_regex".split()
 _FORMATS += ["guided_choice", "guided_grammar"]
@@ -64,7 +64,6 @@ MESSAGES: Mapping[str, Refused] = {
 }
 RESPONSES: Mapping[str, Refused] = {
     **dict.fromkeys(_FORMATS, Refused("send text.format")),
-    "stop": Refused("answers of this endpoint end by themselves; use /v1/chat/completions"),
     "prompt": Refused("prompt templates are not kept: send instructions and input"),
     "conversation": Refused("conversations are not kept: use previous_response_id"),
 }

@@ -39,18 +39,27 @@ def _biases(value: Any) -> Any:
     return value
 
 
-class SamplingFields(Strict):
-    """How tokens are chosen and when an answer ends. Null always means absent."""
+class CommonSampling(Strict):
+    """The sampling fields that Responses have as well. Null always means absent."""
 
     temperature: Temperature | None = about("0: the likeliest token. Default: the model's, or 1.")
     top_p: Share | None = about("Share of probability to keep; 1 keeps all.")
     top_k: Count | None = about("Tokens to keep; 0 and -1 keep all.")
     min_p: Share | None = about("Share of the best token's probability; 0: off.")
+    presence_penalty: Penalty | None = about("Subtracted from the logits of the answer's tokens.")
+    frequency_penalty: Penalty | None = about("The same, times the number of occurrences.")
+    seed: Seed | None = about(
+        "The same seed and request give the same answer; choice i has seed + i. -1 draws one."
+    )
+    stop: str | list[str] | None = about(f"Up to {MOST_STOPS} texts that end the answer.")
+
+
+class SamplingFields(CommonSampling):
+    """How tokens are chosen and when an answer ends."""
+
     typical_p: Share | None = about("Locally typical sampling; 1 is off.")
     xtc_probability: Share | None = about("XTC: how often it is applied.")
     xtc_threshold: Share | None = about("XTC: what counts as likely.")
-    presence_penalty: Penalty | None = about("Subtracted from the logits of the answer's tokens.")
-    frequency_penalty: Penalty | None = about("The same, times the number of occurrences.")
     presence_context_size: Window | None = about(
         "mlx_lm.server: presence_penalty covers this number of recent tokens of prompt"
         " and answer; 0 none. Without it: the whole answer, and none of the prompt."
@@ -63,14 +72,10 @@ class SamplingFields(Strict):
     logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_biases)] = Field(
         None, description="Token id → value added to its logit.", max_length=10_000
     )
-    seed: Seed | None = about(
-        "The same seed and request give the same answer; choice i has seed + i. -1 draws one."
-    )
     max_tokens: Count | None = about("Maximum tokens to generate; -1: to the end of the context.")
     n_predict: Count | None = about("Another name of max_tokens.")
     min_tokens: Window | None = about("Minimum tokens of the answer.")
     ignore_eos: bool | None = about("Continue after the end-of-sequence token, up to max_tokens.")
-    stop: str | list[str] | None = about(f"Up to {MOST_STOPS} texts that end the answer.")
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = about("Number of answers; one batch.")
     num_draft_tokens: Natural | None = about("Maximum tokens drafted at a time; 0: none.")
     n_probs: Alternatives | None = about("Log-probabilities with this many alternatives; 0: off.")

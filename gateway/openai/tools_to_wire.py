@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.errors import ApiError, bad_field
+from gateway.errors import bad_field
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.tools import FunctionDefinition, FunctionName
 from wire import backend_pb2 as pb
@@ -41,13 +41,13 @@ def offer_of(request: ChatCompletionRequest) -> Offer:
         return _checked(Offer(tools, choice or "auto"), "tool_choice")
     if choice.type == "allowed_tools":
         if choice.allowed_tools is None:
-            raise _missing("tool_choice.allowed_tools")
+            raise bad_field("tool_choice.allowed_tools", "tool_choice.allowed_tools is missing")
         names = [entry.name for entry in choice.allowed_tools.tools]
         _require_known(tools, names, "tool_choice.allowed_tools.tools")
         allowed = tuple(tool for tool in tools if tool["function"]["name"] in names)
         return Offer(allowed, choice.allowed_tools.mode)
     if not choice.name:
-        raise _missing(f"tool_choice.{choice.type}")
+        raise bad_field(f"tool_choice.{choice.type}", f"tool_choice.{choice.type} is missing")
     return _checked(Offer(tools, "required", choice.name), f"tool_choice.{choice.type}.name")
 
 
@@ -108,7 +108,3 @@ def _require_known(tools: tuple[dict[str, Any], ...], names: list[str], field: s
     for name in names:
         if name not in known:
             raise bad_field(field, f"{field} names {name!r}, which is not among tools")
-
-
-def _missing(field: str) -> ApiError:
-    return bad_field(field, f"{field} is missing")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 from pydantic_core import to_json
 
+from gateway.images import type_of
 from gateway.openai.base import Strict
 from gateway.openai.messages import InputAudio, MediaUrl
 from gateway.tagged import OneOf, TextAs, as_text, text_of
@@ -49,9 +50,19 @@ class Sound(Strict):
 Medium = InputImage | InputVideo | Sound
 AnyPart = Text | Refusal | Medium
 _INSTEAD = {"input_file": "send its text; only files of text are read"}
-_Part = Annotated[AnyPart, OneOf("a part", instead=_INSTEAD, otherwise=as_text("input_text"))]
 
 
+def _readable_part(part: dict[str, Any]) -> Any:
+    """A file that is an image, a video or a sound (Kimi CLI's) as such; the text of another."""
+    data = part.get("file_data")
+    kind, _, form = type_of(data).partition("/") if isinstance(data, str) else ("", "", "")
+    if kind == "audio":
+        sound = {"data": data, "format": "wav" if form == "wav" else "mp3"}
+        return {"type": "input_audio", "input_audio": sound}
+    return {"type": f"input_{kind}", f"{kind}_url": data} if kind else as_text("input_text")(part)
+
+
+_Part = Annotated[AnyPart, OneOf("a part", instead=_INSTEAD, otherwise=_readable_part)]
 _Content = Annotated[list[_Part], TextAs(lambda text: {"type": "input_text", "text": text})]
 
 

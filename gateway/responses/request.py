@@ -16,7 +16,7 @@ from gateway.described import about
 from gateway.errors import bad_field
 from gateway.openai.base import Request, Strict
 from gateway.openai.refused import RESPONSES
-from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS
+from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS, CommonSampling
 from gateway.openai.thinking_fields import Budget, ReasoningEffort
 from gateway.openai.tools import CustomDefinition, FunctionDefinition
 from gateway.responses.items import Input
@@ -134,7 +134,7 @@ class JsonSchemaFormat(Strict):
     """JSON that matches a schema, whether `strict` or not."""
 
     type: Literal["json_schema"]
-    name: str = Field(min_length=1, max_length=64)
+    name: str = Field("answer", min_length=1, max_length=64)
     schema_: dict[str, Any] = Field(alias="schema")
     description: str | None = None
     strict: bool | None = None
@@ -154,12 +154,8 @@ class ReasoningConfig(Strict):
     summary: str | None = about("If it is set, the whole reasoning is sent as its summary.")
 
 
-_INCLUDED = (
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "message.input_image.image_url",
-)
-Includable = Annotated[str, known(_INCLUDED)]
+_INCLUDED = "message.output_text.logprobs reasoning.encrypted_content message.input_image.image_url"
+Includable = Annotated[str, known(_INCLUDED.split())]
 _TOLD = "Only repeated in the response."
 _Key = Annotated[str, Field(max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
@@ -190,20 +186,13 @@ class PromptRequest(Request):
         return self
 
 
-class ResponsesRequest(PromptRequest):
+class ResponsesRequest(CommonSampling, PromptRequest):
     """OpenAI's request, with sampling fields for local models."""
 
     stream: bool | None = None
     store: bool | None = about("Kept in memory for previous_response_id and GET; true by default.")
-    max_output_tokens: int | None = about("0: no limit, the default.", ge=0, le=MOST_TOKENS)
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = about("Not OpenAI's.", ge=-1, le=MOST_TOKENS)
-    min_p: float | None = about("Not OpenAI's.", ge=0, le=1)
-    seed: int | None = about("Not OpenAI's.", ge=-(2**63), le=2**64 - 1)
+    max_output_tokens: int | None = about("0: no limit, the default.", ge=-1, le=MOST_TOKENS)
     thinking_budget: Budget = about("The same as reasoning.max_tokens; not an OpenAI field.")
-    presence_penalty: float | None = Field(None, ge=-100, le=100)
-    frequency_penalty: float | None = Field(None, ge=-100, le=100)
     top_logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
     include: list[Includable] | None = None
     metadata: dict[_Key, _Value] | None = Field(

@@ -166,7 +166,9 @@ _PREFIXES = {
 
 def as_stored(items: Sequence[Item]) -> tuple[Json, ...]:
     """The items as JSON."""
-    return tuple(_stored(_plain(item)) for item in items)
+    ids = (f"{_PREFIXES[item.type]}_{uuid.uuid4().hex}" for item in items)
+    fresh = ({"id": each, "status": "completed"} for each in ids)
+    return tuple(new | _plain(item) for new, item in zip(fresh, items, strict=True))
 
 
 def _plain(value: Any) -> Any:
@@ -174,8 +176,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         return {name: _plain(inner) for name, inner in value if inner is not None}
     return [_plain(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _stored(item: Json) -> Json:
-    fresh = f"{_PREFIXES[item['type']]}_{uuid.uuid4().hex}"
-    return {"id": fresh, "status": "completed", **item}

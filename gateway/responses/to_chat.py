@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.errors import bad_field
 from gateway.openai.anthropic_parts import SEAL
+from gateway.openai.sampling_fields import CommonSampling
 from gateway.openai.translation import Conversation, Translation, translate
 from gateway.responses.items import (
     AnyPart,
@@ -50,16 +51,7 @@ _NAMES = {
     "tool_choice.allowed_tools.tools": "tool_choice.tools",
 }
 _EARLIER = "previous_response_id"
-_SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "thinking_budget",
-    "presence_penalty",
-    "frequency_penalty",
-)
+_SAMPLING = (*CommonSampling.model_fields, "thinking_budget")
 
 
 def chat_request(

@@ -94,7 +94,9 @@ async def completion(body: NativeRequest, gateway: GatewayDep) -> Response:
         return EventStream(answer, _event, gateway.settings, lambda: _event(_part("")))
     async with aclosing(answer):
         parts = [part async for part in answer]
-    return JSONResponse(parts[-1] | {"content": "".join(part["content"] for part in parts)})
+    shown = [token for part in parts for token in part.pop("completion_probabilities", ())]
+    whole = parts[-1] | ({"completion_probabilities": shown} if shown else {})
+    return JSONResponse(whole | {"content": "".join(part["content"] for part in parts)})
 
 
 async def _answer(body: NativeRequest, gateway: Gateway) -> AsyncGenerator[Json, None]:
@@ -110,7 +112,8 @@ async def _answer(body: NativeRequest, gateway: Gateway) -> AsyncGenerator[Json,
                 yield _end(event, model)
             elif isinstance(event, Piece):
                 first, pieces = first or time.monotonic(), pieces + 1
-                yield _part(event.content)
+                shown = {"completion_probabilities": event.logprobs} if event.logprobs else {}
+                yield _part(event.content) | shown
                 if limit > 0 and time.monotonic() - first > limit:
                     yield _end(Done("length", Usage(event.prompt_tokens, pieces)), model)
                     return

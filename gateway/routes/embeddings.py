@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
-from pydantic import PlainValidator
+from pydantic import AliasChoices, BeforeValidator, Field, PlainValidator
 from pydantic_core import to_json
 
 from gateway import exchange
@@ -63,8 +63,13 @@ Input = Annotated[
 ]
 
 
+# Whether the texts have llama.cpp's name, as Tabby sends them.
+_Sent = Annotated[bool, BeforeValidator(lambda _: True, json_schema_input_type=Input)]
+
+
 class EmbeddingRequest(Request):
-    input: Input
+    input: Input = Field(validation_alias=AliasChoices("input", "content"))
+    in_llama_form: _Sent = Field(False, validation_alias="content")
     encoding_format: Literal["float", "base64"] | None = about("base64: little-endian floats.")
     dimensions: int | None = about("Keep so many values, normalised to length 1 again.", ge=1)
 
@@ -75,29 +80,31 @@ _ENTRY = schema_of(object=one_of("embedding"), index=INTEGER, embedding=_VECTOR)
 _ANSWER = schema_of(object=one_of("list"), data=list_of(_ENTRY), model=TEXT, usage=USAGE)
 
 
+@router.post("/embedding", include_in_schema=False)
 @router.post("/embeddings", responses=documented("EmbeddingResponse", _ANSWER))
 async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
     """The vectors of texts, each a separate call, which the backend may batch."""
     vectors, tokens = await vectors_of(body, gateway)
+    if body.in_llama_form:
+        return in_parts("", ({"index": i, "embedding": [[*v]]} for i, v in enumerate(vectors)), {})
     entries = (
         {"object": "embedding", "index": place, "embedding": _encoded(vector, body.encoding_format)}
         for place, vector in enumerate(vectors)
     )
-    others = {
-        "object": "list",
-        "model": body.model or gateway.supervisor.resolve(body.model).name,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    }
-    return in_parts("data", entries, others)
+    model = body.model or gateway.supervisor.resolve(body.model).name
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return in_parts("data", entries, {"object": "list", "model": model, "usage": usage})
 
 
 async def vectors_of(
     asked: EmbeddingRequest, gateway: Gateway
 ) -> tuple[Iterator[Sequence[float]], int]:
     """The vectors, shortened if requested, and the tokens of all texts. Raises ApiError."""
+    fields = {str: "Embeddings", list: "EmbeddingTokens"}
+    texts: list[Any] = [{fields[type(text)]: text} for text in asked.input]
 
     async def embed(lease: Lease) -> list[pb.EmbeddingResult]:
-        requests = [_request(lease.identity, text) for text in asked.input]
+        requests = [pb.PredictOptions(ModelIdentity=lease.identity, **each) for each in texts]
         seconds = gateway.settings.request_timeout
         return await ask_all(lease.stub.Embedding, requests, seconds, names)
 
@@ -114,40 +121,29 @@ async def vectors_of(
 
 
 def in_parts(name: str, entries: Iterable[Any], others: dict[str, Any]) -> Response:
-    """A JSON object whose list `name` is written entry by entry, before its other fields.
+    """A JSON object whose list `name`, written entry by entry, comes first; "": the list alone.
 
     Writing millions of numbers at once takes seconds, during which streams would be blocked.
     """
 
     async def written() -> AsyncIterator[bytes]:
-        separator = f'{{"{name}":['.encode()
+        separator = f'{{"{name}":['.encode() if name else b"["
         for entry in entries:
             yield separator + to_json(entry)
             separator = b","
             await asyncio.sleep(0)
-        yield b"]," + to_json(others)[1:]
+        yield b"]," + to_json(others)[1:] if name else b"]"
 
     return StreamingResponse(written(), media_type="application/json")
 
 
-def _request(identity: str, text: Text) -> pb.PredictOptions:
-    if isinstance(text, str):
-        return pb.PredictOptions(ModelIdentity=identity, Embeddings=text)
-    return pb.PredictOptions(ModelIdentity=identity, EmbeddingTokens=text)
-
-
 def _require_fitting(reply: pb.EmbeddingResult, dimensions: int | None) -> None:
     if reply.layout == pb.EMBEDDING_LAYOUT_PER_TOKEN:
-        raise bad_field(
-            "model",
-            "this model returns a vector for every token, but none for the text",
-            "unsupported",
-        )
+        sentence = "this model returns a vector for every token, but none for the text"
+        raise bad_field("model", sentence, "unsupported")
     if dimensions is not None and dimensions > len(reply.embeddings):
-        raise bad_field(
-            "dimensions",
-            f"dimensions is {dimensions}: this model's vectors have {len(reply.embeddings)}",
-        )
+        sentence = f"dimensions is {dimensions}: this model's vectors have {len(reply.embeddings)}"
+        raise bad_field("dimensions", sentence)
 
 
 def _cut(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:

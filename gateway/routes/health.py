@@ -8,6 +8,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel
 
+from common.version import VERSION
 from gateway import metrics, model_metrics
 from gateway.context import GatewayDep
 
@@ -24,10 +25,16 @@ class Ready(BaseModel):
     status: Literal["ready", "draining", "starting"]
 
 
+@router.get("/ping", include_in_schema=False)
 @router.get("/health")
 async def health() -> Health:
     """Always ok while the process runs: a load or a busy model does not make it unhealthy."""
     return Health()
+
+
+@router.get("/version")
+async def read_version() -> dict[str, str]:
+    return {"version": VERSION}
 
 
 @router.get("/ready", responses={503: {"model": Ready, "description": "Not now."}})

@@ -1,4 +1,4 @@
-"""LM Studio's list of models under `/api/v0`, from which editors learn what a model can do."""
+"""LM Studio's lists of models under `/api/v0` and `/api/v1`, where editors look for them."""
 
 from __future__ import annotations
 
@@ -6,24 +6,61 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from gateway import exchange
 from gateway.context import Gateway, GatewayDep
+from gateway.limits import JsonRoute
 from gateway.models.config import ModelConfig
-from gateway.routes.models import load_state, states_of
+from gateway.routes.models import Named, load_state, states_of
 
-router = APIRouter(prefix="/api/v0", tags=["models"])
+router = APIRouter(prefix="/api", tags=["models"], route_class=JsonRoute)
 Json = dict[str, Any]
 
 
-@router.get("/models")
+@router.get("/v0/models")
 async def list_models(gateway: GatewayDep) -> Json:
     """Every model of the folder."""
     cards = [_card(gateway, model) for model in gateway.supervisor.models]
     return {"object": "list", "data": cards}
 
 
-@router.get("/models/{model:path}")
+@router.get("/v0/models/{model:path}")
 async def read_model(gateway: GatewayDep, model: str) -> Json:
     return _card(gateway, gateway.supervisor.resolve(model))
+
+
+@router.get("/v1/models")
+async def list_instances(gateway: GatewayDep) -> Json:
+    """Every model in the newer form; `data` is for programs that look for OpenAI's list here."""
+    models = [_described(gateway, model) for model in gateway.supervisor.models]
+    return {"models": models} | await list_models(gateway)
+
+
+@router.post("/v1/models/load")
+async def load_model(body: Named, gateway: GatewayDep) -> Json:
+    """Load a model, and wait until it is loaded."""
+    await gateway.supervisor.load(body.model)
+    seconds = exchange.current().seconds
+    return {"instance_id": body.model, "status": "loaded", "load_time_seconds": seconds}
+
+
+@router.post("/v1/models/unload")
+async def unload_model(body: Named, gateway: GatewayDep) -> Json:
+    """Unload an idle model, and wait until it is done."""
+    await gateway.supervisor.unload(body.model)
+    return {"instance_id": body.model}
+
+
+def _described(gateway: Gateway, model: ModelConfig) -> Json:
+    """A card in the form of `/api/v1`: a model has one instance, with the same name."""
+    card = _card(gateway, model)
+    context = card.get("loaded_context_length")
+    loaded = [{"id": model.name, "config": {"context_length": context}}]
+    abilities = {"vision": "vision", "trained_for_tool_use": "tool_use"}
+    return card | {
+        "type": "embedding" if card["type"] == "embeddings" else "llm",
+        "loaded_instances": loaded if card["state"] == "loaded" else [],
+        "capabilities": {name: word in card["capabilities"] for name, word in abilities.items()},
+    }
 
 
 def _card(gateway: Gateway, model: ModelConfig) -> Json:
@@ -32,12 +69,13 @@ def _card(gateway: Gateway, model: ModelConfig) -> Json:
     state = load_state(states_of(gateway), model).value
     kind = "vlm" if "vision" in able else "llm" if "completion" in able else "embeddings"
     return {
-        "id": model.name,
+        **dict.fromkeys(("id", "key", "display_name"), model.name),
+        **dict.fromkeys(("arch", "architecture", "compatibility_type", "format"), "mlx"),
+        **dict.fromkeys(("quantization", "params_string")),
+        "size_bytes": gateway.supervisor.checkpoints.weight_bytes(model),
         "object": "model",
         "type": kind,
         "publisher": "local",
-        "arch": "mlx",
-        "compatibility_type": "mlx",
         "state": "not-loaded" if state == "unloaded" else state,
         "max_context_length": context,
         **({"loaded_context_length": context} if state == "loaded" else {}),

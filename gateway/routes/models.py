@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
+from pydantic import AliasChoices, BaseModel, Field
 
 from common.abilities import for_anthropic
 from gateway.context import Gateway, GatewayDep
@@ -132,7 +132,7 @@ async def read_props(gateway: GatewayDep, model: str | None = None) -> dict[str,
 
 
 class Named(Request):
-    model: str
+    model: str = Field(validation_alias=AliasChoices("model", "instance_id"))  # LM Studio's
 
 
 @router.post("/models/load")

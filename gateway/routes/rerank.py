@@ -51,6 +51,7 @@ _RANKED = schema_of({"document": schema_of(text=TEXT)}, index=INTEGER, relevance
 _ANSWER = schema_of(object=one_of("list"), model=TEXT, results=list_of(_RANKED), usage=USAGE)
 
 
+@router.post("/reranking", include_in_schema=False)  # llama.cpp's
 @router.post("/rerank", responses=documented("RerankResponse", _ANSWER))
 async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
     """The documents in the order of their relevance to the query."""

@@ -93,9 +93,8 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     keep = gateway.settings.keep_responses
     if keep:
         # expired responses are removed even if no further request arrives
-        asyncio.get_running_loop().call_later(
-            keep + gateway.settings.request_timeout, store.forget_old
-        )
+        later = keep + gateway.settings.request_timeout
+        asyncio.get_running_loop().call_later(later, store.forget_old)
     else:
         body = body.model_copy(update={"store": False})
     earlier, given = _earlier(body, store), store.resolved(body.input)
@@ -163,8 +162,7 @@ async def delete_response(response_id: str, store: StoreDep) -> JSONResponse:
 
 
 @router.get(
-    "/responses/{response_id}/input_items",
-    responses=documented("InputItems", _INPUT_ITEMS),
+    "/responses/{response_id}/input_items", responses=documented("InputItems", _INPUT_ITEMS)
 )
 async def list_input_items(
     response_id: str,

@@ -154,7 +154,8 @@ class Supervisor:
     ) -> AsyncIterator[Lease]:
         """A loaded model, with an adapter and draft model that its file offers. Raises ApiError."""
         instance = self._instance(self._catalogue.resolve(name), adapters or "", draft_model or "")
-        self._hold(instance)
+        instance.leases += 1
+        self._unused.clear()
         try:
             await self._until_usable(instance)
             backend = instance.backend
@@ -196,10 +197,11 @@ class Supervisor:
     def _instance(self, config: ModelConfig, adapter: str, draft: str) -> ModelInstance:
         if adapter and adapter not in config.adapters:
             raise failures.not_listed("adapters", adapter, list(config.adapters))
-        if draft == config.draft_model:
-            draft = ""
-        if draft and draft not in config.draft_models:
-            raise failures.not_listed("draft_model", draft, config.draft_models)
+        if draft and draft not in (config.draft_model, *config.draft_models):
+            if exchange.current().strict:
+                raise failures.not_listed("draft_model", draft, config.draft_models)
+            exchange.current().ignore("draft_model")  # the answer is the same without it
+        draft = draft if draft in config.draft_models and draft != config.draft_model else ""
         key = Key(config.name, adapter, draft)
         if key not in self._instances:
             request = load_request(config, self._settings.models_dir, adapter, draft)
@@ -209,10 +211,6 @@ class Supervisor:
 
     def _all(self) -> list[ModelInstance]:
         return [*self._instances.values(), *self._outdated]
-
-    def _hold(self, instance: ModelInstance) -> None:
-        instance.leases += 1
-        self._unused.clear()
 
     def _release(self, instance: ModelInstance) -> None:
         instance.leases -= 1

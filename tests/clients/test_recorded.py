@@ -28,6 +28,9 @@ ENDS = {
     "/v1/responses": '"type": "response.completed"',
     "/api/chat": '"done": true',
     "/api/generate": '"done": true',
+    "/v1/completions": "data: [DONE]",
+    "/completion": '"stop": true',
+    "/infill": '"stop": true',
 }
 
 

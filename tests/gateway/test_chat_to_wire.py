@@ -519,7 +519,13 @@ def test_errors_name_the_path_of_the_field(
     assert "literal" not in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
+def test_llama_cpps_limit_of_0_only_reads_the_prompt() -> None:
+    assert translated({"n_predict": 0})[0].Metadata["mlx.prompt_only"] == "true"
+    for other in ({"n_predict": 0, "max_tokens": 9}, {"options": {"num_predict": 0}}):
+        assert "mlx.prompt_only" not in translated(other)[0].Metadata
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_a_limit_of_0_is_no_limit(name: str) -> None:
     assert as_dict(translated({name: 0})[0]) == PLAIN
     assert (
@@ -616,6 +622,20 @@ def test_anthropics_calls_and_results_become_calls_and_tool_messages(strict: Exc
     assert list(options.Images) == [PNG]
     assert json.loads(options.Metadata["mlx.image_messages"]) == [3]
     assert strict.ignored == {}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "input_image", "image_url": PNG, "detail": "auto"},
+        {"type": "image", "image": PNG},
+        {"type": "image", "image_url": {"url": PNG}},
+    ],
+)
+def test_an_image_in_another_librarys_form_is_shown(part: dict[str, Any]) -> None:
+    """Of Responses, and of Hugging Face's messages."""
+    (options,) = translated({"messages": [{"role": "user", "content": [part]}]})
+    assert list(options.Images) == [PNG]
 
 
 def test_a_call_that_is_sent_in_both_forms_is_one_call() -> None:

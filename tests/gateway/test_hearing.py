@@ -51,6 +51,26 @@ def test_the_sound_is_named(hearing: GatewayProcess, kind: str) -> None:
     assert answer.json()["choices"][0]["message"]["content"] == telling([kind])
 
 
+@pytest.mark.parametrize("prefix", ["", "data:audio/wav;base64,"])
+def test_a_file_of_responses_may_be_a_sound(hearing: GatewayProcess, prefix: str) -> None:
+    """As Kimi CLI sends one; a file that only claims to be a sound stays refused."""
+    data = sound("high")["input_audio"]["data"]
+    asked = {"type": "input_text", "text": "What is the sound like?"}
+
+    def answer(data: str) -> Any:
+        file = {"type": "input_file", "file_data": prefix + data, "filename": "inline.wav"}
+        content = [{"role": "user", "content": [file, asked]}]
+        fields = {"model": "ear", "temperature": 0, "max_output_tokens": 40, "input": content}
+        return hearing.client.post("/v1/responses", json=fields | {"reasoning": {"effort": "none"}})
+
+    heard = answer(data)
+    assert heard.status_code == 200, heard.text
+    assert heard.json()["output"][-1]["content"][0]["text"] == telling(["high"])
+    refused = answer(base64.b64encode(b"\xfa\0no sound").decode())
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "input[0].content[0].type"
+
+
 @pytest.mark.parametrize("kinds", [("low", "high"), ("high", "low")])
 def test_two_sounds_are_named_in_order(hearing: GatewayProcess, kinds: tuple[str, str]) -> None:
     answer = chat(hearing, *map(sound, kinds), text("What are the sounds like?"))

@@ -109,6 +109,16 @@ def test_other_files_are_used_too_and_editors_fields_are_ignored(gateway: Gatewa
     assert post(gateway, "/infill", **plain, **editor)["tokens_evaluated"] > short
 
 
+def test_an_editor_warms_the_cache_up_with_files_alone(gateway: GatewayProcess) -> None:
+    """What llama.vim and llama.vscode send between two completions."""
+    warm = {"input_prefix": "", "input_suffix": "", "prompt": "", "n_predict": 0, "samplers": []}
+    limits = {"t_max_prompt_ms": 1, "t_max_predict_ms": 1, "response_fields": [""]}
+    extra = [{"text": "x = 1\n", "time": [1, 2], "filename": "c.py"}]
+    whole = post(gateway, "/infill", **warm, **limits, input_extra=extra)
+    assert (whole["content"], whole["stop_type"], whole["tokens_predicted"]) == ("", "limit", 0)
+    assert whole["tokens_evaluated"] > 0
+
+
 def test_a_time_limit_ends_the_answer(gateway: GatewayProcess) -> None:
     asked = {"input_prefix": "a", "input_suffix": "b", "ignore_eos": True}
     whole = post(gateway, "/infill", **asked, n_predict=900, t_max_predict_ms=0.001)

@@ -1,4 +1,4 @@
-"""What programs ask of a server of LM Studio or llama.cpp, and what Cursor sends to chats."""
+"""What programs ask of servers of LM Studio, llama.cpp and others; Cursor's bodies for chats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.asking import ADDITION, chunks, user_message
+from tests.gateway.asking import ADDITION, chat, chunks, message, user_message
 from tests.gateway.gateway_process import TINY_TEXT, GatewayProcess, tiny
 from tests.gateway.test_responses import WEATHER as FLAT_WEATHER
 
@@ -145,3 +145,129 @@ def test_editors_learn_a_models_name_and_infilling(
     shown = gateway.client.post("/api/show", json={"model": "tiny"}).json()
     assert shown["model_info"]["general.basename"] == "tiny"
     assert ("insert" in shown["capabilities"]) == (".Suffix" in shown["template"])
+
+
+def test_lm_studio_loads_and_unloads_a_model(gateway: GatewayProcess) -> None:
+    """The newer API, by which AnythingLLM and others also learn what is loaded."""
+    assert gateway.client.post("/api/v1/models/unload", json={"instance_id": "tiny"}).json() == {
+        "instance_id": "tiny"
+    }
+    (before,) = get(gateway, "/api/v1/models")["models"]
+    assert (before["key"], before["type"], before["loaded_instances"]) == ("tiny", "llm", [])
+    assert before["capabilities"] == {"vision": False, "trained_for_tool_use": True}
+    assert before["max_context_length"] == 1024
+    assert before["size_bytes"] > 0
+    asked = {"model": "tiny", "context_length": 512}
+    loaded = gateway.client.post("/api/v1/models/load", json=asked)
+    assert loaded.headers["x-ignored-fields"] == "context_length"
+    assert (loaded.json()["instance_id"], loaded.json()["status"]) == ("tiny", "loaded")
+    assert loaded.json()["load_time_seconds"] > 0
+    (after,) = get(gateway, "/api/v1/models")["models"]
+    assert after["loaded_instances"] == [{"id": "tiny", "config": {"context_length": 1024}}]
+    assert get(gateway, "/api/v1/models")["data"][0]["id"] == "tiny"  # OpenAI's form
+    unknown = gateway.client.post("/api/v1/models/load", json={"model": "nobody"})
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("path", ["/ping", "/version", "/api/v1/health", "/api/v1/props"])
+def test_programs_find_that_the_server_runs(gateway: GatewayProcess, path: str) -> None:
+    assert get(gateway, path)
+
+
+@pytest.mark.parametrize("path", ["/reranking", "/v1/reranking", "/v2/rerank", "/api/v1/reranking"])
+def test_rerank_has_the_paths_of_other_servers(gateway: GatewayProcess, path: str) -> None:
+    """This model cannot rank, so the answer is its refusal, and not 404."""
+    asked = {"model": "tiny", "query": "a", "documents": ["b"], "max_tokens_per_doc": 4096}
+    answer = gateway.client.post(path, json=asked)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported")
+
+
+def test_a_chat_of_no_tokens_warms_the_cache_up(gateway: GatewayProcess) -> None:
+    """What llama.vim sends while the user writes an instruction."""
+    warm = {"n_predict": 0, "samplers": [], "id_slot": 0, "response_fields": [""], "model": ""}
+    whole = chat(gateway, **warm)
+    (choice,) = whole["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
+    assert whole["usage"]["completion_tokens"] == 0
+    assert whole["usage"]["prompt_tokens"] > 0
+    parts = chunks(gateway, "/v1/chat/completions", {"messages": user_message(ADDITION), **warm})
+    assert parts[-1]["choices"][0]["finish_reason"] == "length"
+    assert "12" in message(gateway, options={"num_predict": 0})["content"]  # Ollama: no limit
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "name"),
+    [
+        ("/v1/chat/completions", {"messages": user_message(ADDITION)}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": user_message(ADDITION)}, "max_completion_tokens"),
+        ("/v1/responses", {"input": ADDITION}, "max_output_tokens"),
+    ],
+)
+def test_a_limit_beyond_every_context_is_reduced(
+    gateway: GatewayProcess, path: str, fields: Json, name: str
+) -> None:
+    """JavaScript's largest integer, where a program means no limit."""
+    answer = gateway.client.post(path, json={"model": "tiny", **fields, name: 2**53 - 1})
+    assert (answer.status_code, answer.headers["x-ignored-fields"]) == (200, name), answer.text
+
+
+def test_llama_cpp_s_completion_has_log_probabilities(gateway: GatewayProcess) -> None:
+    """SillyTavern shows them; it also sends the limits and the seed twice."""
+    asked: Json = {
+        "model": "tiny",
+        "prompt": "Count to 3.",
+        "n_predict": 4,
+        "max_tokens": 4,
+        "n_probs": 3,
+        "logprobs": 3,
+        "temperature": 0,
+        "grammar": "",
+        "guided_grammar": "",
+        "logit_bias": [[1, False]],
+        "samplers": ["top_k", "temperature"],
+        "dry_multiplier": 0.8,
+        "ignore_eos": True,
+    }
+    whole = gateway.client.post("/completion", json=asked)
+    assert whole.status_code == 200, whole.text
+    tokens = whole.json()["completion_probabilities"]
+    assert "".join(token["token"] for token in tokens) == whole.json()["content"]
+    assert all(len(token["top_logprobs"]) == 3 for token in tokens)
+    with gateway.client.stream("POST", "/completion", json=asked | {"stream": True}) as answer:
+        parts = [json.loads(line[6:]) for line in answer.iter_lines() if line]
+    streamed = [each for part in parts for each in part.get("completion_probabilities", ())]
+    assert [each["id"] for each in streamed] == [each["id"] for each in tokens]
+    del asked["n_probs"], asked["logprobs"]
+    plain = gateway.client.post("/completion", json=asked).json()
+    assert (plain["content"], "completion_probabilities" in plain) == (
+        whole.json()["content"],
+        False,
+    )
+
+
+def test_a_response_ends_at_a_stop_string(gateway: GatewayProcess) -> None:
+    asked: Json = {"model": "tiny", "input": ADDITION, "temperature": 0, "max_output_tokens": -1}
+    asked["reasoning"] = {"effort": "none"}
+    whole = gateway.client.post("/v1/responses", json=asked).json()
+    text = whole["output"][-1]["content"][0]["text"]
+    cut = gateway.client.post("/v1/responses", json=asked | {"stop": [text[3:5]]})
+    assert cut.status_code == 200, cut.text
+    assert cut.json()["output"][-1]["content"][0]["text"] == text[: text.index(text[3:5])]
+
+
+@pytest.mark.parametrize("path", ["/embeddings", "/embedding", "/v1/embeddings"])
+def test_embeddings_in_llama_cpps_form(gateway: GatewayProcess, path: str) -> None:
+    """Tabby sends `content`, and expects a list of lists."""
+    both = ["a", "b c"]
+    answer = gateway.client.post("/v1/embeddings", json={"model": "tiny", "input": both})
+    vectors = [entry["embedding"] for entry in answer.json()["data"]]
+    found = gateway.client.post(path, json={"content": both[0]})
+    assert found.status_code == 200, found.text
+    several = gateway.client.post(path, json={"content": both}).json()
+    assert [entry["index"] for entry in several] == [0, 1]
+    # Sums differ in their last digits with the shape of a batch.
+    close = [pytest.approx(vector, abs=1e-5) for vector in vectors]
+    assert [*several[0]["embedding"], *several[1]["embedding"]] == close
+    assert found.json()[0]["embedding"] == close[:1]
+    missing = gateway.client.post(path, json={"model": "tiny"})
+    assert (missing.status_code, missing.json()["error"]["param"]) == (400, "input")

@@ -34,6 +34,7 @@ HONOURED: dict[str, Any] = {
     "top_k": 5,
     "min_p": 0.5,
     "seed": 5,
+    "stop": ["END"],
     "thinking_budget": 5,
     "presence_penalty": 0.5,
     "frequency_penalty": 0.5,
@@ -66,7 +67,6 @@ REFUSED: dict[str, Any] = {
     "conversation": "c",
     "prompt": {"id": "p"},
     "response_format": {"type": "json_object"},
-    "stop": ["END"],
 }
 # its effect is how the answer is sent, which the gateway's tests of streams check
 OF_THE_ANSWER = {"stream"}

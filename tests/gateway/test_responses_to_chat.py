@@ -187,6 +187,14 @@ def test_only_a_continued_response_needs_no_input() -> None:
         assert (caught.value.status, caught.value.param) == (400, "input")
 
 
+def test_a_format_needs_no_name() -> None:
+    schema = {"type": "json_schema", "schema": {"type": "object"}}
+    form = translated(text={"format": schema}).chat.response_format
+    assert form is not None
+    assert form.json_schema is not None
+    assert form.json_schema.schema_ == {"type": "object"}
+
+
 def test_tools_sampling_and_form() -> None:
     schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
     converted = translated(

@@ -19,6 +19,7 @@ from gateway.supervisor.connection import Connection
 from gateway.supervisor.status import State
 from gateway.supervisor.supervisor import Lease, Supervisor
 from tests.acceptance.backend import Backend
+from tests.gateway import requests_begun
 from tests.gateway.gateway_process import ROOT, TINY_TEXT, WAIT, tiny
 from tests.gateway.numbers_backend import NumbersBackend
 from tests.gateway.supervising import (
@@ -123,8 +124,13 @@ async def test_a_slot_for_a_model_is_given_to_the_requested_one(tmp_path: Path) 
         await until_state(supervisor, "two", State.STOPPED)
         error = await refusal(supervisor, "one", adapters="none")
         assert (error.status, error.param) == (400, "adapters")
+        requests_begun.begun(strict=True)
         error = await refusal(supervisor, "one", draft_model="/etc/passwd")
         assert (error.status, error.param) == (400, "draft_model")
+        # The answer is the same without it; Cline and Roo Code send LM Studio's.
+        lenient = requests_begun.begun()
+        assert await ask(supervisor, "one", draft_model="/etc/passwd") == text
+        assert lenient.ignored == {"draft_model": None}
 
 
 async def test_a_suspect_backend_is_checked_and_kept_if_it_answers(

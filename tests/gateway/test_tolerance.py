@@ -422,7 +422,6 @@ def test_an_unknown_word_is_left_out_and_null_means_absent(
             "messages[0].content[0].audio_url",
         ),
         (RESPONSES, {"text": {"format": {"type": "text", "rule": "x"}}}, "text.format.rule"),
-        (RESPONSES, {"stop": ["a"]}, "stop"),
         (RESPONSES, {"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         (RESPONSES, {"input": [{"type": "web_search_call"}]}, "input"),
     ],
