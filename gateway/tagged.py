@@ -177,14 +177,15 @@ def _read(data: Any) -> str:
     return ""
 
 
-def as_text(kind: str) -> Callable[[Any], Any]:
+def as_text(kind: str, unread: str = "") -> Callable[[Any], Any]:
     """For `otherwise`: the text of a part as a part of this kind; a part without text is dropped.
 
-    An attachment without readable text is refused, because its user would miss it.
+    `unread` tells the model of a document without readable text. Without it, and for any other
+    attachment, the part is refused, because its user would miss it.
     """
 
     def convert(value: dict[str, Any]) -> Any:
-        if text := text_of(value):
+        if text := text_of(value) or (value.get("type") == "document" and unread):
             return {"type": kind, "text": text}
         return None if _ATTACHED & value.keys() else DROPPED
 

@@ -86,11 +86,6 @@ def test_a_file_of_text_is_read(ask: Any, part: Json, read: str) -> None:
         (chat, {"type": "file", "file": {"file_id": "f"}}, "send its text"),
         (responses, {"type": "input_file", "filename": "a", "file_data": PDF}, "send its text"),
         (responses, {"type": "input_file", "file_url": "https://x.y/z"}, "send its text"),
-        (
-            anthropic,
-            {"type": "document", "title": "T", "source": {"type": "base64", "data": PDF}},
-            "send the text of the document",
-        ),
         (chat, {"type": "unheard", "audio_url": "data:"}, "unheard is not served"),
     ],
 )
@@ -98,6 +93,14 @@ def test_any_other_file_is_refused_with_what_to_send(ask: Any, part: Json, words
     """Its name or title alone would hide that the content is missing."""
     with pytest.raises((ApiError, ValueError), match=words):
         ask(part)
+
+
+def test_a_document_that_cannot_be_read_is_described_to_the_model() -> None:
+    """Agents repeat it in every request, so a refusal would end their work."""
+    pages = {"type": "document", "title": "T", "source": {"type": "base64", "data": PDF}}
+    for part in (pages, {"type": "tool_result", "tool_use_id": "1", "content": [pages]}):
+        request = anthropic(part)
+        assert request.Messages[-1].content.startswith("[A document, such as a PDF, could not")
 
 
 @pytest.mark.parametrize(
