@@ -32,7 +32,7 @@ PARALLEL = 8
 TOKENS = 16
 OPTIONS = (f"parallel:{PARALLEL}", f"max_queue:{PARALLEL}")
 _PROBE_SECONDS = 0.1
-_GRACE_SECONDS = 1.0  # the maximum wait for refusals of the last requests
+_GRACE_SECONDS = 1.0  # maximum wait at the end for requests that may still be refused
 _numbers = itertools.count()
 
 

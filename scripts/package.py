@@ -170,7 +170,7 @@ def compile_all(package: Path, origins: Mapping[Path, Path]) -> None:
 
 
 def compiled_before(text: bytes, origin: Path) -> CodeType | None:
-    """The code of a source file, if it has this text and its bytecode is valid."""
+    """The code in the bytecode file of `origin`; None if it is stale or the source is not `text`."""
     compiled = Path(cache_from_source(str(origin)))
     if not compiled.exists() or origin.read_bytes() != text:
         return None
@@ -221,7 +221,8 @@ def build(package: Path, venv: Path) -> None:
     library, packages = (Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib"))
     placed_at = package / "python" / sys.platlibdir / library.name
     compile_all(package, {placed_at: library, Path(paths[0]): packages})
-    # This also keeps the names in transformers, which the package may not be allowed to do later.
+    # This import also writes the list of transformers' model files that later starts read. Where
+    # the package is installed, its folder may not be writable.
     trial = "from backend.engine.mlx_lm_import import import_mlx_lm; import_mlx_lm()"
     python_in(package, "-c", f"{trial}; import mlx.core, wire.backend_pb2_grpc", launch=True)
 

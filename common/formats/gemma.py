@@ -56,7 +56,7 @@ def _begins_line(reading: Reading, _opener: str) -> bool:
 GEMMA4_TEXT = TaggedText(
     tags=(
         Tags("<|channel>thought", "<channel|>", anywhere=True),
-        Tags("thought\n", "<channel|>"),  # what remains if the token before it was not shown
+        Tags("thought\n", "<channel|>"),  # of a server that leaves out special tokens
     ),
     calls=(
         CallSyntax(("<|tool_call>",), _read_gemma4, ("<tool_call|>",)),

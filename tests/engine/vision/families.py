@@ -607,7 +607,7 @@ def _kimi_vl(path: Path) -> None:
 
 
 def _aya_vision(path: Path) -> None:
-    """Cohere 2's windows, and an image as tiles of patches named in the text."""
+    """Cohere 2's windows. The prompt names each tile of an image, followed by its patch tokens."""
     marks = ["<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>"]
     tiles = ["TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, 5)), "TILE"]
     ids = add_tokens(path, [*marks, *tiles], "<image>")

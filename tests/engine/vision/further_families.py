@@ -41,7 +41,7 @@ def write_llava(path: Path) -> None:
 
 
 def write_paligemma(path: Path) -> None:
-    """Prompts that are attended to in both directions, without roles, and an image before them."""
+    """An image before the prompt, no roles, and attention in both directions within the prompt."""
     _write_paligemma(path, {"model_type": "gemma", "head_dim": 32})
 
 
