@@ -38,7 +38,8 @@ STDLIB_UNUSED = shutil.ignore_patterns(
 C_LIBRARY = re.compile(
     r"(ld-linux.*|linux-vdso|lib(c|m|mvec|dl|rt|pthread|util|resolv|anl|nss_.*))\.so(\..*)?"
 )
-# Three names of one library would become three copies; the dynamic linker uses the third name.
+# The wheel of OpenBLAS has the library under three names, and the dynamic linker looks for the
+# third, libopenblas.so.0.
 COPIES = ("libopenblas.so", "libopenblas.so.0.3")
 ELF = b"\x7fELF"
 NEVER_COMPARED = (1).to_bytes(4, "little")  # flags of bytecode whose source is not checked
@@ -170,7 +171,7 @@ def compile_all(package: Path, origins: Mapping[Path, Path]) -> None:
 
 
 def compiled_before(text: bytes, origin: Path) -> CodeType | None:
-    """The code in the bytecode file of `origin`; None if it is stale or the source is not `text`."""
+    """The code in the bytecode file of `origin`; None if it is stale or belongs to another text."""
     compiled = Path(cache_from_source(str(origin)))
     if not compiled.exists() or origin.read_bytes() != text:
         return None

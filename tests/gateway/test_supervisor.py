@@ -80,7 +80,7 @@ async def test_first_requests_share_a_load_and_a_crash_fails_only_running_reques
         assert second.pid != first.pid
         assert status_of(supervisor, "tiny").restarts == 1
 
-        # The next backend is suspended, and then killed. A busy one must not be.
+        # A suspended backend is killed.
         monkeypatch.setattr(instance, "_POLL", 0.05)
         monkeypatch.setattr(instance, "_HEALTH_LIMIT", 0.5)
         second.send_signal(signal.SIGSTOP)

@@ -35,7 +35,7 @@ def _changed(
         # Prompt tokens 1 and 4 count; positive logits are divided, others multiplied.
         (Sampling(repetition=2.0), (), [2, -2, 0.5, 0, -8, 3]),
         (Sampling(repetition=2.0), (5, 0, 3), [1, -2, 0.5, 0, -8, 1.5]),
-        # The window reaches back over output and prompt: here 4, 5, 0, and only 0.
+        # The window covers the latest tokens of prompt and output: here 4, 5 and 0, then only 0.
         (Sampling(repetition=2.0, window=3), (5, 0), [1, -1, 0.5, 0, -8, 1.5]),
         (Sampling(repetition=2.0, window=1), (5, 0), [1, -1, 0.5, 0, -4, 3]),
         (Sampling(repetition=2.0, window=WHOLE), (5, 0), [1, -2, 0.5, 0, -8, 1.5]),
