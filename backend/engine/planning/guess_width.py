@@ -224,7 +224,10 @@ class GuessWidth:
         return width
 
     def _rate(self, known: Mapping[int, _Mean], width: int) -> float:
-        """Tokens per second and sequence; 0 for widths not timed yet, except the next one."""
+        """Tokens per second and sequence.
+
+        The smallest width without a measurement is estimated; for larger ones the result is 0.
+        """
         if width in known:
             seconds = known[width].value
         elif width == min((w for w in self._widths if w not in known), default=-1):

@@ -54,7 +54,7 @@ _DISK_SPEED = 10 << 20  # bytes per second
 _WASTE = 0.25
 _MOST_BATCHES = 4
 _MOST_SNAPSHOTS = 16
-_FEW_SNAPSHOTS = 3  # number that a short prompt may have even if they outweigh its tokens
+_FEW_SNAPSHOTS = 3  # a short prompt may have this many, even if they take more bytes than its KV
 # the snapshots of one sequence take at most 1/_SNAPSHOT_SHARE of the prompt cache
 _SNAPSHOT_SHARE = 8
 
