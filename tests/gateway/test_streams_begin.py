@@ -1,4 +1,4 @@
-"""A stream begins when its request is accepted, and sends signs of life by the clock."""
+"""A stream begins when its request is accepted, and sends keep-alive events at fixed intervals."""
 
 from __future__ import annotations
 

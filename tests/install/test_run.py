@@ -143,7 +143,7 @@ GATEWAY = ("scripts/python", "-m", "gateway", "--port=0", "--models-dir=.")
 SERVE = ("scripts/python", "-m", "demo.serve", "--port=0", "--models-dir=.")
 
 
-@pytest.mark.skipif(not Path("/proc").exists(), reason="only Linux tells what a process does")
+@pytest.mark.skipif(not Path("/proc").exists(), reason="only Linux shows the state of a process")
 @pytest.mark.parametrize(
     ("command", "module", "library"),
     [

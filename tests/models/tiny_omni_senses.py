@@ -38,7 +38,7 @@ class Collection:
 
 
 def paintings(rng: random.Random) -> list[tuple[str, Any]]:
-    """Colour and image: every colour alike often, in many sizes."""
+    """Colour and image: each colour equally often, in many sizes."""
     return [
         (colour, paint(rng, colour, rng.randint(24, 160), rng.randint(24, 160)))
         for colour in COLOURS

@@ -254,9 +254,9 @@ class Planner:
 
         Returns also the bytes that the admitted sequences are then charged for.
 
-        KV that was read from disk for waiting sequences preempts nobody. KV of preempted sequences
-        is stored if there is room for it. The last sequence is not preempted if the only other
-        memory in use will soon be free; it is refused if a disk keeps that memory for ever.
+        No sequence is preempted for KV that was read from disk for waiting ones. KV of preempted
+        sequences is stored if there is room for it. The last sequence is not preempted if the only
+        other memory in use will soon be free; it is refused if a disk keeps that memory for ever.
         """
         computed: list[tuple[SequenceState, int]] = []
         refused: list[Refusal] = []
