@@ -183,7 +183,9 @@ async def test_a_family_chooses_what_its_plain_passes_choose(
     async with seeing(path, prefill_chunk=16) as engine:
         together = [*await asyncio.gather(*(answer_to(engine, one.request()) for one in first))]
         together += await asyncio.gather(*(answer_to(engine, one.request()) for one in second))
-    for one, answer, in_batch in zip([*first, *second], [*asked, *continued], together, strict=True):
+    for one, answer, in_batch in zip(
+        [*first, *second], [*asked, *continued], together, strict=True
+    ):
         messages, images = one.plain
         assert answer.prompt_tokens == plain.prompt_tokens(messages, images)
         for tokens in {answer.tokens, in_batch.tokens}:
