@@ -64,7 +64,7 @@ MESSAGES: Mapping[str, Refused] = {
 }
 RESPONSES: Mapping[str, Refused] = {
     **dict.fromkeys(_FORMATS, Refused("send text.format")),
-    "stop": Refused("answers of this endpoint end by themselves; use /v1/chat/completions"),
+    "stop": Refused("this endpoint has no stop strings; use /v1/chat/completions"),
     "prompt": Refused("prompt templates are not kept: send instructions and input"),
     "conversation": Refused("conversations are not kept: use previous_response_id"),
 }
