@@ -177,6 +177,7 @@ def test_an_interrupt_while_python_imports_leaves_no_traceback(
             text=True,
         ) as process,
     ):
+        assert process.stderr is not None
         state = Path(f"/proc/{process.pid}")
         while process.poll() is None and not select.select([process.stderr], [], [], 0)[0]:
             words = (state / "cmdline").read_text().split("\0")
