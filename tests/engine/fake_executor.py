@@ -34,7 +34,7 @@ from backend.engine.planning.plan import (
 )
 from backend.engine.planning.prefill_turns import UNEVEN
 
-WINDOW = 40  # tokens up to which every cache can be cut back to any length
+WINDOW = 40  # a cache of at most this many tokens can be cut to any length, as a sliding window can
 PREFILL_SECONDS = 0.001  # of a token
 DECODE_SECONDS = 0.01  # of a step
 

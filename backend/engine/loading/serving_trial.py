@@ -484,7 +484,7 @@ class _Conversation:
 
 
 class _EveryStep(GuessWidth):
-    """Lets every step check guesses, whether that pays or not."""
+    """Lets every step check guesses, even if that saves no time."""
 
     def choose(self, rows: int, longest: int, most: int) -> int:  # noqa: ARG002, always as many
         return min(most, _GUESSES)

@@ -419,8 +419,8 @@ class Planner:
         """Whether to leave the free slots unused until the next sequence ends.
 
         The prompts that start then share one pass, and a pass of few tokens takes about as long as
-        one of PASS_TOKENS. That pays while more prompts wait than slots are free, and the free
-        slots would be unused for less time than a pass takes.
+        one of PASS_TOKENS. So this saves time if more prompts wait than slots are free, and if the
+        free slots would be unused for less time than a pass takes.
 
         waiting: in the order in which they would start. free: slots.
         """
