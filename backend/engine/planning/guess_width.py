@@ -148,7 +148,8 @@ class GuessWidth:
             self._trial = width, max(self._trial[1], 1)
             return
         if changed:
-            seconds = 0.0  # guessers read what they missed, and steps with guesses do not overlap
+            # Not a typical time: guessers catch up, or the step before did not overlap with this one.
+            seconds = 0.0
         if seconds:
             mean = known.setdefault(width, _Mean())
             most = _OUTLIER * mean.value if mean.count else seconds
