@@ -148,7 +148,7 @@ class GuessWidth:
             self._trial = width, max(self._trial[1], 1)
             return
         if changed:
-            # Not a typical time: guessers catch up, or the step before did not overlap with this one.
+            # Not a typical time: guessers catch up, or the step did not overlap with the last one.
             seconds = 0.0
         if seconds:
             mean = known.setdefault(width, _Mean())

@@ -2,7 +2,7 @@
 
 mlx-vlm 0.7.10 does not scale the embeddings of a prompt's text, and rotates the queries of layers
 without KV of their own by positions that depend on how a prompt is cut into passes
-(`gemma3n/language.py`). The layers of both have the same attributes, except for two numbers.
+(`gemma3n/language.py`). mlx-lm's classes read the same attributes, and two numbers besides.
 """
 
 from __future__ import annotations
