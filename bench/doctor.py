@@ -383,7 +383,7 @@ def main(arguments: Sequence[str]) -> int:
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(json.dumps([asdict(finding) for finding in findings], indent=1) + "\n")
     failed = sum(finding.verdict == "FAILED" for finding in findings)
-    print(f"doctor: {failed or 'no'} of {len(findings)} checks failed; the report is in {report}")
+    print(f"doctor: {failed or 'none'} of {len(findings)} checks failed; the report is in {report}")
     return 1 if failed else 0
 
 

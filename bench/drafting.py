@@ -4,9 +4,9 @@ Several rows decode in one batch. Rounds with and without drafting alternate in 
 `NDraft` -1 turns drafting off. A round before them stores the prompts, and lets the backend learn
 how many tokens to draft per step. Requests without drafting are also compared with a backend that
 loaded no drafter; two processes with the same model differ in speed by up to 4 %, so that
-comparison has several of each. The prompts of a batch differ in length, as those of clients do:
-sequences of equal length need no mask, so with equal prompts only the side without drafting, whose
-sequences stay equal, would save its time (2 % at 4 rows).
+comparison has several of each. The prompts of a batch differ in length, as those of clients do.
+Equal prompts would favour the side without drafting: its sequences would stay equally long and so
+need no mask, which saves 2 % of the time at 4 rows.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def _error(sample: dict[str, int]) -> float:
 
 def _figure(when: str, sample: dict[str, int]) -> Figure:
     return at_most(
-        f"Status, parts beside what MLX holds, {when}", _error(sample), 0.05, _parts_line(sample)
+        f"error of the sum of Status's parts, {when}", _error(sample), 0.05, _parts_line(sample)
     )
 
 

@@ -32,7 +32,7 @@ PARALLEL = 8
 TOKENS = 16
 OPTIONS = (f"parallel:{PARALLEL}", f"max_queue:{PARALLEL}")
 _PROBE_SECONDS = 0.1
-_GRACE_SECONDS = 1.0  # the maximum wait for refusals of the last requests
+_GRACE_SECONDS = 1.0  # maximum wait at the end for requests that may still be refused
 _numbers = itertools.count()
 
 
@@ -76,7 +76,7 @@ def measure(model: Path) -> Iterator[Figure]:
     came = sent / capacity / seconds
     yield at_least("requests that came / capacity", came, TIMES * 0.9, f"{capacity:.3g} a second")
     yield at_least("served under overload / capacity", goodput / capacity, 0.9)
-    yield fact("the same if another server refuses all that comes", beside / capacity)
+    yield fact("served while another process refuses this load / capacity", beside / capacity)
     refused = f"{len(ends.refused)} refusals"
     yield at_most("refusals, p99 in ms", _p99(ends.refused) * 1e3, 50, refused)
     ratio = f"{_p99(probes.seen) / _p99(idle.seen):.3g} times idle"

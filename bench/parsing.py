@@ -88,7 +88,7 @@ def _per_token(text: str) -> float:
 
 
 def _lag(name: str) -> int:
-    """The number of pieces of a value that arrive before the first of it is streamed."""
+    """How many pieces of a value have been parsed when the stream sends the value's first part."""
     text = CALLS[name]
     parser = ChatParser(ChatFormat.named(name), tools=TOOLS, partial_calls=True)
     began = 0

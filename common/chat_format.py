@@ -73,7 +73,7 @@ class ChatFormat:
         return self._with_tags(other.grammar.tags)
 
     def with_calls_of(self, other: ChatFormat) -> ChatFormat:
-        """This format's reasoning with the tool calls of another, and its name."""
+        """The other format, with the reasoning tags of this one."""
         if not isinstance(other.grammar, TaggedText):
             return other
         return replace(other, grammar=replace(other.grammar, tags=self.grammar.tags))

@@ -62,8 +62,9 @@ def missing_build() -> str | None:
     if sys.platform != "linux" or any(map(Path.exists, libraries)):
         return None
     return (
-        "MLX is installed without a build for this machine: install mlx-backend with the extra cpu,"
-        " cuda12 or cuda13, for example pip install 'mlx-backend[cpu]'"
+        "MLX is installed without a build for this machine: install the wheel again with the extra"
+        " cpu, cuda12 or cuda13, for example pipx install --force"
+        f" 'mlx_backend-{VERSION}-py3-none-any.whl[cpu]'"
     )
 
 

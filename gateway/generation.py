@@ -79,7 +79,7 @@ class Done:
 class Progress:
     """How much of the prompt is prefilled, in tokens.
 
-    The first event means that it was accepted.
+    The first of these events means that the backend has accepted the request.
     """
 
     total: int

@@ -15,7 +15,7 @@ from gateway import exchange
 from gateway.errors import too_slow
 from gateway.refusals import response_of
 
-# seconds that backend calls and streams, which have the same limit, get to report it themselves
+# seconds; backend calls and streams have the same limit, and get this long to report it themselves
 _GRACE = 2.0
 
 

@@ -21,7 +21,7 @@ _SCRAPE_LIMIT = 1.0  # seconds; a backend that is busy loading must not block th
 _G, _C = GaugeMetricFamily, CounterMetricFamily
 # By field of MetricsResponse, or key of its trailing metadata (mlx-draft-*: if the model drafts).
 _COUNTED = {
-    "tokens_per_second": (_G, "tokens_per_second", "Of all answers, in the latest decoding."),
+    "tokens_per_second": (_G, "tokens_per_second", "Latest decode speed of all answers together."),
     "tokens_generated": (_C, "generated_tokens", "Tokens generated since its start."),
     "prompt_tokens_processed": (_C, "prompt_tokens", "Prompt tokens computed since its start."),
     "mlx-draft-width": (_G, "draft_width", "Guesses that a step may check for each sequence."),

@@ -43,7 +43,7 @@ _SCHEMAS: dict[str, Mapping[str, Any]] = {}  # of answers, by name
 
 
 def documented(name: str, schema: Mapping[str, Any], stream: str = "") -> Responses:
-    """FastAPI's `responses` of a route that answers with this object, or with such a `stream`."""
+    """FastAPI's `responses` of a route that returns this object. stream: the data of its events."""
     _SCHEMAS[name] = schema
     answer = _response("The answer, or with `stream` the events of one.", name)
     if stream:

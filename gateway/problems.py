@@ -34,9 +34,9 @@ _WORDS = {
 
 
 def likeliest(problems: Sequence[Problem]) -> dict[str, Any]:
-    """The problem to report, its `loc` without names of alternatives.
+    """The problem to report. Its `loc` has only names and indices of the request.
 
-    The types accepted at one place are listed in one sentence.
+    If a value matches none of the types accepted there, one sentence lists them.
     """
     cleaned = [
         {

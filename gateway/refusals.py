@@ -58,7 +58,7 @@ FORMS: dict[str, ErrorForm] = {}  # by what paths below /v1 or / begin with; oth
 
 
 def form_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> ErrorForm:
-    """The form of the errors of an API: of the one that has the path, or of the client's own."""
+    """The form of errors: that of the path's API, or Anthropic's for a client of Anthropic."""
     of_anthropic = any(name == b"anthropic-version" for name, _ in headers)
     root = re.sub("^(/api)?/v[0-2]", "", path).lstrip("/").partition("/")[0]
     return FORMS.get("messages" if of_anthropic else root, OPENAI)

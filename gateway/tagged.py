@@ -30,10 +30,10 @@ from gateway.tolerance import DROPPED, tolerable
 class OneOf:
     """Annotates a union of models, or a single one, each with a literal `type`.
 
-    what: a member, as "a part". default: the kind of an object without a type, or null.
-    instead: what to send for a kind that clients often try.
-    otherwise: what replaces any other kind without `--strict`: DROPPED, or None to refuse it.
-    lossless: the replacement means the same.
+    what: the noun for errors, such as "a part". default: the kind if the type is missing or null.
+    instead: for unknown kinds that clients often send, what the error recommends.
+    otherwise: makes the replacement of any other unknown kind, unless `--strict` is set: DROPPED
+    removes it, None refuses it. lossless: whether that keeps the meaning.
     A literal in the union lists words that may be sent instead of an object.
     """
 

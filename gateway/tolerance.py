@@ -21,7 +21,7 @@ from gateway.problems import place_of
 
 Place = tuple[str | int, ...]
 DROPPED: tuple[()] = ()  # replaces what is removed; a longer tuple is several entries of a list
-MOST_REPAIRS = 10_000  # repairs in one round: 0.2 s, in which all streams wait
+MOST_REPAIRS = 10_000  # repairs in one round, which takes 0.2 s and delays all streams
 _ROUNDS = 8  # rounds, because a repair may reveal others: a nested field, a kind inside a kind
 _FORMS: set[Place] = {("response_format",), ("structured_outputs",), ("output_format",)}
 _FORMS |= {("text", "format"), ("output_config", "format")}

@@ -38,7 +38,8 @@ STDLIB_UNUSED = shutil.ignore_patterns(
 C_LIBRARY = re.compile(
     r"(ld-linux.*|linux-vdso|lib(c|m|mvec|dl|rt|pthread|util|resolv|anl|nss_.*))\.so(\..*)?"
 )
-# Three names of one library would become three copies; the dynamic linker uses the third name.
+# The wheel of OpenBLAS has the library under three names, and the dynamic linker looks for the
+# third, libopenblas.so.0.
 COPIES = ("libopenblas.so", "libopenblas.so.0.3")
 ELF = b"\x7fELF"
 NEVER_COMPARED = (1).to_bytes(4, "little")  # flags of bytecode whose source is not checked
@@ -170,7 +171,7 @@ def compile_all(package: Path, origins: Mapping[Path, Path]) -> None:
 
 
 def compiled_before(text: bytes, origin: Path) -> CodeType | None:
-    """The code of a source file, if it has this text and its bytecode is valid."""
+    """The code in the bytecode file of `origin`; None if it is stale or belongs to another text."""
     compiled = Path(cache_from_source(str(origin)))
     if not compiled.exists() or origin.read_bytes() != text:
         return None
@@ -221,7 +222,8 @@ def build(package: Path, venv: Path) -> None:
     library, packages = (Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib"))
     placed_at = package / "python" / sys.platlibdir / library.name
     compile_all(package, {placed_at: library, Path(paths[0]): packages})
-    # This also keeps the names in transformers, which the package may not be allowed to do later.
+    # This import also writes the list of transformers' model files that later starts read. Where
+    # the package is installed, its folder may not be writable.
     trial = "from backend.engine.mlx_lm_import import import_mlx_lm; import_mlx_lm()"
     python_in(package, "-c", f"{trial}; import mlx.core, wire.backend_pb2_grpc", launch=True)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from backend.engine.heartbeat import BYTES, TICK_SECONDS, Heartbeat, Standstill
 
 GRACE = 5  # extra ticks that the backend gets to end by itself
-_DOUBTFUL = 2  # ticks of silence after which the process may have been stopped by a signal
+_DOUBTFUL = 2  # missed ticks after which to check whether a signal has stopped the process
 
 
 def main(file: int, process: int) -> None:

@@ -68,7 +68,7 @@ def extras_of(metadata: Mapping[str, str], defaults: Extras) -> Extras:
             continue
         name = key.removeprefix(PREFIX)
         if name not in KEYS:
-            hint = did_you_mean(name, KEYS) or f"; known are {', '.join(sorted(KEYS))}"
+            hint = did_you_mean(name, KEYS) or f": use one of {', '.join(sorted(KEYS))}"
             raise InvalidRequest(f"unknown Metadata key {shown(key)}{hint}", "Metadata")
         try:
             given[name] = KEYS[name].read(text.strip())

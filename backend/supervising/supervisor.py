@@ -164,7 +164,8 @@ class Supervisor:
             return 0
         first.send_signal(self._asked)
         code = _ended(first, _GRACE)
-        return 0 if code == -self._asked else code  # it was still starting, and had no calls
+        # A rank that is still starting has no handler yet, so the signal itself ends it.
+        return 0 if code == -self._asked else code
 
     def _pause(self, seconds: float) -> None:
         """Wait for a signal, at most that many seconds."""

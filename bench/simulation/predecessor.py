@@ -18,7 +18,7 @@ from backend.engine.planning.sequence_state import SequenceState
 from backend.engine.planning.sequence_table import SequenceTable
 
 _AHEAD = 2048  # tokens of output that a new sequence is charged for
-_GROWTH = 256  # tokens by which the charge stays ahead
+_GROWTH = 256  # the charge covers at least this many tokens beyond those generated so far
 
 
 class Predecessor(Planner):

@@ -33,7 +33,9 @@ def decode_seconds(
         hand_over = link.latency + states / link.bandwidth
         # The sum of all parts; then one transfer per border, and one around the ring.
         return alone + (ranks - 1) * (launch + 2 * hand_over)
-    hops = 2 * (ranks - 1)  # steps of a sum around a ring, each with a part of the states
+    hops = 2 * (
+        ranks - 1
+    )  # transfers of a ring all-reduce; each has one rank's share of the states
     one_sum = hops * (link.latency + states / ranks / link.bandwidth)
     return (alone - launch) / ranks + launch + 2 * setup.model.blocks * one_sum
 

@@ -125,7 +125,7 @@ class Setup:
         return self.pass_seconds(rows, 1, longest)
 
     def pass_seconds(self, rows: int, each: float, longest: int) -> float:
-        """Seconds of a pass over `each` tokens of every row, 1 in a plain decode step."""
+        """Seconds of a pass. each: tokens per row; 1 in a decode step without guesses."""
         cost = self.model.cost
         read = self.model.touched(rows * each) + rows * (longest * cost.per_token + 2 * cost.fixed)
         return self._seconds(read, rows * each * self._flops(longest))
@@ -202,7 +202,7 @@ def drafts() -> list[Draft]:
 
 
 def _on_machines(table: str) -> list[dict[str, Any]]:
-    """The entries of a table, with machines and models in place of their names."""
+    """The entries of a table. Names of machines and models are replaced by their objects."""
     read: dict[str, Any] = tomllib.loads(_FILE.read_text())
     machines = {key: Machine(**values) for key, values in read["machines"].items()}
     models = {key: Model(**values) for key, values in read["models"].items()}

@@ -125,7 +125,7 @@ class Clients:
                     self._ledger.differing.append(f"{answer}, not {known}")
 
     def _turns(self, talk: Talk, *, streams: bool) -> Iterator[str]:
-        """The answers in a conversation, each with everything else in its Replies."""
+        """One text for each answer in a conversation, with every field of its Replies."""
         answers: list[str] = []
         for _ in talk.questions:
             replies = self._ask("talk", talk.request(answers), streams=streams)

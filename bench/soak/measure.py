@@ -114,7 +114,9 @@ def _of_calls(ledger: Ledger) -> Iterator[Figure]:
         print(f"  {sentence}")
     yield at_most("calls that ended wrongly", len(ledger.wrong), 0)
     compared = f"of {ledger.compared}"
-    yield at_most("answers that differ from those alone", len(ledger.differing), 0, compared)
+    yield at_most(
+        "answers unlike those to the same request alone", len(ledger.differing), 0, compared
+    )
 
 
 def _table(samples: Sequence[Sample]) -> Table:

@@ -53,7 +53,7 @@ def _read_function_gemma(reading: Reading) -> Wait[None]:
 GEMMA4_TEXT = TaggedText(
     tags=(
         Tags("<|channel>thought", "<channel|>", anywhere=True),
-        Tags("thought\n", "<channel|>"),  # what remains if the token before it was not shown
+        Tags("thought\n", "<channel|>"),  # of a server that leaves out special tokens
     ),
     late_tags=(Tags("<|channel>", "<channel|>", anywhere=True),),  # where its name is missing
     calls=(

@@ -34,7 +34,10 @@ _FIRST_KEY = re.compile(r"""[\w"' \t\r\n{\[]*""")
 
 
 def arguments_of(text: str | None) -> str | None:
-    """Arguments as the text of an object: a string is decoded, and none, as in `[]`, are `{}`."""
+    """Arguments as the text of a JSON object; None if they are something else.
+
+    JSON inside a JSON string is decoded. Where a model writes nothing, null or [], this is `{}`.
+    """
     if text in (None, "null", "[]"):
         return "{}"
     inner = string_of(text)

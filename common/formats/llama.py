@@ -18,7 +18,7 @@ def _is_answer(reading: Reading, _opener: str) -> bool:
 
 
 def _read_unmarked(reading: Reading) -> Wait[None]:
-    """Read JSON or a list of Python calls; only offered tools, because there is no marker."""
+    """Read JSON or a list of Python calls. Without a marker, only offered tools count as calls."""
     if (yield from _is_json(reading.cursor)):
         yield from read_bare_calls(reading)
     else:

@@ -67,7 +67,7 @@ class TaggedText:
         object.__setattr__(self, "_with_tools", Markers([*plain, *calls]))
         object.__setattr__(self, "_without_tools", Markers(plain))
         marked = [*plain, *(opener for c in self.calls if c.marked for opener in c.openers)]
-        # The beginning of a marker that begins with a word may be that word.
+        # If a text ends with the first letters of such a marker, they may be an ordinary word.
         marked = [marker for marker in marked if marker and not marker[0].isalnum()]
         object.__setattr__(self, "_marked", Markers(marked))
 

@@ -142,8 +142,8 @@ def read_value(
 ) -> Wait[str]:
     """The next value as JSON. `ends`: markers at which open brackets are closed.
 
-    send: called with the same text in pieces, as soon as they are certain. receiver: the same for
-    members of an object.
+    send: called with each piece of that JSON as soon as it is certain. receiver: called likewise
+    for the members of an object.
     """
     out = _JsonOutput(send)
     stack: list[str] = []

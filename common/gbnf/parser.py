@@ -166,7 +166,7 @@ class _Parser:
         return CharClass(tuple(ranges), negated)
 
     def _character_comes(self, end: str, start: int, what: str) -> bool:
-        """Whether a literal or class has another character; otherwise reads its end."""
+        """Whether another character of the literal or class follows; if not, consumes `end`."""
         if self._at >= len(self._text):
             raise GbnfError(f"this {what} is never closed", self._text, start)
         if self._text[self._at] != end:

@@ -22,7 +22,7 @@ from gateway.models.config import DEFAULTS, ModelConfig, Parameters
 
 _LARGEST = 1 << 20
 _LARGEST_INDEX = 64 << 20
-_THEIRS = {"repeat_penalty": "repetition_penalty"}  # the others have the same names
+_THEIRS = {"repeat_penalty": "repetition_penalty"}  # names in generation_config.json that differ
 _log = logging.getLogger("gateway.models")
 _Stamp = tuple[int, int]
 

@@ -40,8 +40,8 @@ class ContentPart(Strict):
     text: str | None = None
     refusal: str | None = None
     image_url: MediaUrl | str | None = Field(None, validation_alias=_URL)
-    source: ImageSource | None = about("Of parts of the type image.")
-    video_url: MediaUrl | str | None = about("Of parts of the types video_url and input_video.")
+    source: ImageSource | None = about("For parts of the type image.")
+    video_url: MediaUrl | str | None = about("For parts of the types video_url and input_video.")
     input_audio: InputAudio | None = None
     audio_url: MediaUrl | str | None = about("vLLM: the same, as a data URI.")
 

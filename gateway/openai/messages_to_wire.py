@@ -42,7 +42,7 @@ class WireMessages:
 
     messages: the list inside the request's protobuf message, because copying a long text takes time
     and memory. media: for each kind the data URIs, each with the index of its message. results:
-    those of tools' results, which the next user message gets.
+    the media in tools' results, which are attached to the next user message.
     """
 
     messages: MutableSequence[pb.Message]

@@ -56,7 +56,7 @@ class ThinkingFields(Strict):
     thinking: Thinking | None = about("Anthropic's; the request's own fields take precedence.")
 
     def thinking_values(self) -> dict[str, Any]:
-        """The fields that the two objects stand for, unless the request sets them itself."""
+        """The values of `reasoning` and `thinking` under the names of the request's own fields."""
         values: dict[str, Any] = {}
         if self.thinking is not None:
             values["enable_thinking"] = _SWITCH.get(self.thinking.type or "auto")

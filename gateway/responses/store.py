@@ -147,8 +147,8 @@ def _size(value: Any) -> int:
 def _missing(name: str, param: str) -> ApiError:
     return ApiError(
         400 if param == "previous_response_id" else 404,
-        f"there is no stored response {name[:64]!r}: responses are kept in memory, the latest of "
-        "them; send the complete conversation as input instead",
+        f"there is no stored response {name[:64]!r}: only the latest are kept, in memory; send the "
+        "complete conversation as input instead",
         code="previous_response_not_found" if param == "previous_response_id" else "not_found",
         param=param,
     )

@@ -30,7 +30,7 @@ router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
 
 def _in_chat_form(body: Any) -> Any:
-    """Also a body of `/responses`: Cursor sends those here, and expects a chat's answer."""
+    """A chat's body. Cursor sends the form of `/responses` here, which is converted."""
     if not isinstance(body, dict) or "messages" in body or "input" not in body:
         return body
     try:

@@ -23,7 +23,7 @@ FORMS["messages"] = errors.ERRORS
 _COUNT = schema_of(input_tokens=INTEGER)
 _NULL = {"type": "null"}
 _USAGE = schema_of(
-    input_tokens=INTEGER | {"description": "Of the prompt, apart from those of the next two."},
+    input_tokens=INTEGER | {"description": "Prompt tokens that the next two fields do not count."},
     cache_creation_input_tokens=INTEGER,
     cache_read_input_tokens=INTEGER,
     output_tokens=INTEGER,

@@ -118,7 +118,7 @@ async def read_model(gateway: GatewayDep, model: str) -> ModelCard:
 
 @router.get("/props")
 async def read_props(gateway: GatewayDep, model: str | None = None) -> dict[str, Any]:
-    """What llama.cpp tells of its model: programs read the context size there."""
+    """llama.cpp's description of its model, in which programs look for the context size."""
     config = gateway.supervisor.resolve(model)
     able = gateway.supervisor.checkpoints.abilities(config)
     context = gateway.supervisor.checkpoints.context_size(config)

@@ -113,7 +113,7 @@ class Connection:
     async def close(self) -> None:
         """Close the channel once its calls have ended.
 
-        Calls that are cut by the channel itself raise CancelledError in their readers, which would
-        look as if the client had left; so the backend's end comes first.
+        A channel that closes with calls open cancels them, which their readers would take for a
+        client that has disconnected. So the backend must have ended first.
         """
         await self._channel.close(_CLOSE_GRACE)

@@ -2,7 +2,7 @@
 
 All changes of state happen here, on the event loop, without an await between a check and the action
 that depends on it. At most one task at a time works on a model; requests only wait for it, so a
-client that disconnects cancels nothing for the others.
+client that disconnects ends only its own wait.
 """
 
 from __future__ import annotations

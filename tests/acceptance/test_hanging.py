@@ -160,11 +160,11 @@ def test_a_step_that_hangs_ends_the_calls_and_the_process() -> None:
         waiting = backend.stub.PredictStream(ENDLESS, timeout=WAIT)
         backend.stub.Health(NOTHING)  # it was sent after the stream, so the stream has arrived
         with ThreadPoolExecutor(1) as pool:
-            told = pool.submit(backend.states)
+            states = pool.submit(backend.states)
             backend.go_wrong()
             failures = [failure_of(partial(iter, stream)) for stream in (*running, waiting)]
             probe = failure_of(lambda: backend.stub.Health(NOTHING))
-            assert pb.StatusResponse.ERROR in told.result()
+            assert pb.StatusResponse.ERROR in states.result()
         assert {failure.code for failure in failures} == {grpc.StatusCode.UNAVAILABLE}
         assert all("send the request again" in failure.sentence for failure in failures)
         assert probe.code is grpc.StatusCode.UNAVAILABLE

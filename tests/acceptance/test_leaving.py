@@ -71,7 +71,7 @@ def test_clients_that_disconnect_in_the_queue_leave_it(narrow: Backend) -> None:
         next(stream)
         stream.cancel()
 
-    # Each call has a thread that reads it: which of them the backend received first is unknown.
+    # The backend may have received the calls in any order, so each is read by a thread of its own.
     with ThreadPoolExecutor(len(again)) as readers:
         list(readers.map(be_served, again))
     until(narrow.idle)

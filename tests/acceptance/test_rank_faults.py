@@ -276,7 +276,7 @@ def test_ranks_end_with_their_host() -> None:
 
 
 def test_ranks_that_are_still_starting_end_with_their_supervisor() -> None:
-    """Also before they have looked which process is their parent."""
+    """Even if the supervisor ends before they have read the id of their parent."""
     command = [str(ROOT / "run.sh"), "--addr", "127.0.0.1:0", "--ranks", "2"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as child:
         supervisor = psutil.Process(child.pid)
@@ -290,7 +290,7 @@ def test_ranks_that_are_still_starting_end_with_their_supervisor() -> None:
 
 
 def test_ranks_end_with_their_supervisor() -> None:
-    """Also if the host is not watched, which concerns only the host."""
+    """Even with LOCALAI_BACKEND_PARENT_WATCH=off, which concerns only the host."""
     unset = {"LOCALAI_BACKEND_PARENT_WATCH": "off", TOKEN: ""}
     backend = Backend((), ["--ranks", "2"], **unset)
     try:

@@ -28,7 +28,7 @@ def _format(name: str) -> ChatFormat:
 
 
 def _quoted(name: str, sentence: str) -> list[str]:
-    """A whole call, and its opening marker alone."""
+    """The sentence twice: quoting a whole call, and quoting only a call's opening marker."""
     openers = _format(name).grammar.openers
     call = WRITTEN[name]("", "", [("save_note", {"path": "a", "text": "b c"})])
     begin = min(call.index(opener) for opener in openers if opener in call and len(opener) > 1)

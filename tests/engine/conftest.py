@@ -36,7 +36,7 @@ def exact_buffers() -> Iterator[None]:
 
 @pytest.fixture
 def guesses_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every decode step of a model that drafts checks guesses, whether that pays or not."""
+    """Every decode step of a model that drafts checks guesses, even if that saves no time."""
 
     def most(self: GuessWidth, rows: int, longest: int, most: int) -> int:
         return most

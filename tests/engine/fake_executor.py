@@ -34,7 +34,7 @@ from backend.engine.planning.plan import (
 )
 from backend.engine.planning.prefill_turns import UNEVEN
 
-WINDOW = 40  # tokens up to which every cache can be cut back to any length
+WINDOW = 40  # a cache of at most this many tokens can be cut to any length, as a sliding window can
 PREFILL_SECONDS = 0.001  # of a token
 DECODE_SECONDS = 0.01  # of a step
 
@@ -112,11 +112,11 @@ class FakeExecutor:
         self.sequences: dict[int, FakeSequence] = {}
         self.entries: dict[int, FakeEntry] = {}
         self.ended: dict[int, str] = {}
-        self.texts: list[tuple[int, ...]] = []  # of ended sequences; later prompts continue them
+        self.texts: list[tuple[int, ...]] = []  # tokens of ended sequences, for prompts to extend
         self.seconds = 0.0
         self.other = 0
         self.features = 0
-        self.lacking = 0  # bytes for which texts to embed wait
+        self.lacking = 0  # bytes that a text to embed waits for
         self.files: dict[int, int] = {}  # bytes read from disk for waiting sequences, as reported
         self._formed = 0
         self._storing: set[int] = set()

@@ -112,7 +112,7 @@ EDGES: dict[str, list[Edge]] = {
         ),
         Edge(
             "a grammar that forces a text without end",
-            "nothing for the others",
+            "no effect on the others",
             f"{_ACCEPTANCE}costly_grammars.py::"
             "test_a_grammar_that_forces_a_text_without_end_stops_nobody",
         ),
@@ -138,7 +138,7 @@ EDGES: dict[str, list[Edge]] = {
         ),
         Edge(
             "a Watch of grpc.health.v1 that its client does not read",
-            "nothing for the others; the process stops when told to",
+            "no effect on the others; the process stops when asked to",
             "rpc/test_other_services.py::"
             "test_a_watch_that_nobody_reads_holds_up_neither_others_nor_the_end",
         ),
@@ -355,12 +355,12 @@ EDGES: dict[str, list[Edge]] = {
         ),
         Edge(
             "clients that do not read their streams",
-            "nothing for the others",
+            "no effect on the others",
             "gateway/test_slow_readers.py::test_streams_that_nobody_reads_block_nobody",
         ),
         Edge(
-            "2,000 idle connections, and few open files",
-            "nothing for the others",
+            "2,000 idle connections under a low limit on open files",
+            "no effect on the others",
             "gateway/test_safety_heads.py::test_many_silent_connections_keep_nobody_out",
         ),
         Edge(

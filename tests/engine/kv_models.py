@@ -58,7 +58,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "indexed latent": _SHARED
     | _LATENT
     | {"model_type": "deepseek_v32", "index_head_dim": 16, "index_n_heads": 2, "index_topk": 512},
-    # a convolution over keys and values beside them, which ignores padding
+    # a convolution over keys and values, whose state is a second cache in each layer
     "convolved attention": _SHARED
     | {
         "model_type": "baichuan_m1",

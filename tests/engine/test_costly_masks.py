@@ -66,7 +66,7 @@ def test_a_plain_row_continues_while_costly_ones_pause(kind: str) -> None:
         rounds.submit(number, prompts[number], 3, grammar=rule)
     while any(rounds.received[number].finished is None for number in rules):
         rounds.step()
-    # If it waited for all their masks, it would have about as many tokens as they have.
+    # If sequence 1 waited for all masks of the others, it would have about as many tokens as they.
     assert len(rounds.received[1].tokens) > 20
     assert rounds.received[1].finished is None or len(rounds.received[1].tokens) == 3000
     assert not rounds.faults

@@ -89,7 +89,7 @@ def has_ended(process: psutil.Process) -> bool:
 async def until(holds: Callable[[], bool]) -> None:
     """Poll until it is true, for at most a minute."""
     async with asyncio.timeout(WAIT):
-        while not holds():  # noqa: ASYNC110 - what is looked at tells nobody
+        while not holds():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.02)
 
 

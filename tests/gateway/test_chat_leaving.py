@@ -48,7 +48,7 @@ def written(gateway: GatewayProcess) -> float:
 
 
 def data_of(answer: httpx.Response) -> Iterator[str]:
-    """The data of a stream's events, without the comments that are sent by the clock."""
+    """The data of a stream's events, without the comments that keep it alive."""
     for line in answer.iter_lines():
         if line.startswith("data: "):
             yield line.removeprefix("data: ")

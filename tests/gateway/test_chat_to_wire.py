@@ -746,8 +746,8 @@ def test_a_result_without_content_is_empty() -> None:
 )
 def test_earlier_reasoning_reaches_the_template(thought: dict[str, Any]) -> None:
     turn = {"role": "assistant", "content": "5", **thought}
-    told = translated({"messages": [*user_message("x"), turn]})[0].Messages[1]
-    assert (told.content, told.reasoning_content) == ("5", "I count.")
+    got = translated({"messages": [*user_message("x"), turn]})[0].Messages[1]
+    assert (got.content, got.reasoning_content) == ("5", "I count.")
 
 
 def test_parts_of_a_system_message_are_lines_of_their_own() -> None:
@@ -755,9 +755,9 @@ def test_parts_of_a_system_message_are_lines_of_their_own() -> None:
     texts = ("x-anthropic-billing-header: cc_version=2; cch=1;", "You are an agent.", "\nBe brief.")
     parts = [{"type": "text", "text": text} for text in texts]
     turn = {"role": "system", "content": parts}
-    told = translated({"messages": [turn, *user_message("x")]})[0].Messages
-    assert told[0].content == "\n".join(texts)
-    assert template_messages(told)[0]["content"] == "You are an agent.\n\nBe brief."
+    got = translated({"messages": [turn, *user_message("x")]})[0].Messages
+    assert got[0].content == "\n".join(texts)
+    assert template_messages(got)[0]["content"] == "You are an agent.\n\nBe brief."
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ def translated(*turns: Json, **fields: Any) -> Translation:
 
 
 def messages(*turns: Json, **fields: Any) -> list[Json]:
-    told = translated(*turns, **fields).chat.messages
-    return [message.model_dump(exclude_none=True, exclude_defaults=True) for message in told]
+    got = translated(*turns, **fields).chat.messages
+    return [message.model_dump(exclude_none=True, exclude_defaults=True) for message in got]
 
 
 def sent(*turns: Json, **fields: Any) -> pb.PredictOptions:
@@ -52,9 +52,9 @@ def text(words: str) -> Json:
 
 
 def test_system_texts_become_one_message_at_the_beginning() -> None:
-    told = messages({"role": "system", "content": "b"}, user("hi"), system=[text("a"), text("A")])
-    assert told[0] == {"role": "system", "content": "a\n\nA\n\nb"}
-    assert told[1]["role"] == "user"
+    got = messages({"role": "system", "content": "b"}, user("hi"), system=[text("a"), text("A")])
+    assert got[0] == {"role": "system", "content": "a\n\nA\n\nb"}
+    assert got[1]["role"] == "user"
 
 
 def test_an_assistants_blocks_become_one_message() -> None:
@@ -65,18 +65,16 @@ def test_an_assistants_blocks_become_one_message() -> None:
         {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "é"}},
     ]
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "a cat", "is_error": True}
-    told = sent(
+    got = sent(
         user("hi"), {"role": "assistant", "content": blocks}, user([result, text("So?")])
     ).Messages
-    assert (told[1].role, told[1].content) == ("assistant", "Let me see.")
-    assert told[1].reasoning_content == "hm"
+    assert (got[1].role, got[1].content) == ("assistant", "Let me see.")
+    assert got[1].reasoning_content == "hm"
     function = {"name": "look", "arguments": '{"at": "é"}'}
-    assert json.loads(told[1].tool_calls) == [
-        {"id": "t1", "type": "function", "function": function}
-    ]
-    assert (told[2].role, told[2].tool_call_id, told[2].content) == ("tool", "t1", "Error: a cat")
-    assert (told[3].role, told[3].content) == ("user", "So?")
-    assert len(told) == 4
+    assert json.loads(got[1].tool_calls) == [{"id": "t1", "type": "function", "function": function}]
+    assert (got[2].role, got[2].tool_call_id, got[2].content) == ("tool", "t1", "Error: a cat")
+    assert (got[3].role, got[3].content) == ("user", "So?")
+    assert len(got) == 4
 
 
 def test_images_in_results_are_shown_after_their_texts() -> None:
@@ -96,11 +94,11 @@ def test_images_in_results_are_shown_after_their_texts() -> None:
 
 def test_an_image_becomes_a_data_uri_and_an_error_names_its_block() -> None:
     image = {"type": "image", "source": PNG}
-    told = translated(user("hi"), user([text("see"), image]), system="s")
-    part = told.chat.model_dump()["messages"][2]["content"][1]
+    got = translated(user("hi"), user([text("see"), image]), system="s")
+    part = got.chat.model_dump()["messages"][2]["content"][1]
     assert part["image_url"]["url"] == "data:image/png;base64,QUJD"
     param = "messages[2].content[1].image_url"
-    error = told.named(ApiError(400, f"{param} is too large", param=param))
+    error = got.named(ApiError(400, f"{param} is too large", param=param))
     assert error.param == "messages[1].content[1]"
     assert error.message == "messages[1].content[1] is too large"
 
@@ -114,24 +112,24 @@ def test_an_image_becomes_a_data_uri_and_an_error_names_its_block() -> None:
     ],
 )
 def test_tool_choices(choice: Json, wanted: str, parallel: bool | None) -> None:
-    told = translated(user("hi"), tools=[LOOK], tool_choice=choice).chat
-    assert (told.tool_choice, told.parallel_tool_calls) == (wanted, parallel)
+    got = translated(user("hi"), tools=[LOOK], tool_choice=choice).chat
+    assert (got.tool_choice, got.parallel_tool_calls) == (wanted, parallel)
 
 
 def test_a_named_tool_and_its_examples() -> None:
     tool = LOOK | {"input_examples": [{"at": "sky"}], "strict": True, "description": "Look."}
     choice = {"type": "tool", "name": "look"}
-    told = translated(user("hi"), tools=[tool], tool_choice=choice).chat
-    assert told.tool_choice.function.name == "look"  # type: ignore[union-attr]
-    assert told.tools is not None
-    function = told.tools[0].function
+    got = translated(user("hi"), tools=[tool], tool_choice=choice).chat
+    assert got.tool_choice.function.name == "look"  # type: ignore[union-attr]
+    assert got.tools is not None
+    function = got.tools[0].function
     assert function.parameters == {"type": "object", "examples": [{"at": "sky"}]}
     assert (function.strict, function.description) == (True, "Look.")
 
 
 def test_sampling_thinking_and_form() -> None:
     schema = {"type": "object"}
-    told = translated(
+    got = translated(
         user("hi"),
         temperature=0.5,
         top_p=0.9,
@@ -140,13 +138,13 @@ def test_sampling_thinking_and_form() -> None:
         thinking={"type": "enabled", "budget_tokens": 1024},
         output_config={"effort": "low", "format": {"type": "json_schema", "schema": schema}},
     ).chat
-    assert (told.temperature, told.top_p, told.top_k, told.max_tokens) == (0.5, 0.9, 7, 5)
-    assert told.stop == ["END"]
-    assert (told.enable_thinking, told.thinking_budget) == (True, 1024)
-    assert told.reasoning_effort == "low"
-    assert told.response_format is not None
-    assert told.response_format.json_schema is not None
-    assert told.response_format.json_schema.schema_ == schema
+    assert (got.temperature, got.top_p, got.top_k, got.max_tokens) == (0.5, 0.9, 7, 5)
+    assert got.stop == ["END"]
+    assert (got.enable_thinking, got.thinking_budget) == (True, 1024)
+    assert got.reasoning_effort == "low"
+    assert got.response_format is not None
+    assert got.response_format.json_schema is not None
+    assert got.response_format.json_schema.schema_ == schema
     assert translated(user("hi"), thinking={"type": "disabled"}).chat.enable_thinking is False
     assert translated(user("hi"), thinking={"type": "adaptive"}).chat.enable_thinking is None
     limited = translated(user("hi"), thinking={"type": "adaptive", "budget_tokens": 9}).chat

@@ -70,10 +70,10 @@ def test_lm_studio_answers_chats(gateway: GatewayProcess) -> None:
 
 
 def test_llama_cpp_tells_of_its_model(gateway: GatewayProcess) -> None:
-    told = get(gateway, "/props?model=tiny")
-    assert told["default_generation_settings"]["n_ctx"] == 1024
-    assert (told["model_alias"], told["chat_template"]) == ("tiny", "")
-    assert told["modalities"] == {"vision": False, "audio": False}
+    props = get(gateway, "/props?model=tiny")
+    assert props["default_generation_settings"]["n_ctx"] == 1024
+    assert (props["model_alias"], props["chat_template"]) == ("tiny", "")
+    assert props["modalities"] == {"vision": False, "audio": False}
     assert gateway.client.get("/v1/props?model=nobody").status_code == 404
 
 

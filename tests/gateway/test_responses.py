@@ -109,9 +109,9 @@ def test_a_call_and_its_output_lead_to_an_answer(gateway: GatewayProcess) -> Non
     resent = whole(gateway, [*question, *asked["output"], result], tools=[WEATHER])
     assert text_of(resent) == "It is 21 degrees in Oslo."
     # The same with the stored response: the prompt is the same, token for token.
-    gone_on = whole(gateway, [result], tools=[WEATHER], previous_response_id=asked["id"])
-    assert text_of(gone_on) == text_of(resent)
-    assert gone_on["usage"]["input_tokens"] == resent["usage"]["input_tokens"]
+    continued = whole(gateway, [result], tools=[WEATHER], previous_response_id=asked["id"])
+    assert text_of(continued) == text_of(resent)
+    assert continued["usage"]["input_tokens"] == resent["usage"]["input_tokens"]
 
 
 def test_a_stored_item_is_referred_to_by_its_id(gateway: GatewayProcess) -> None:
@@ -143,12 +143,12 @@ def test_a_conversation_continues_from_a_stored_response(
     name = {"role": "user", "content": "My name is Anna."}
     first = streamed(gateway, [name])[-1]["response"] if streams else whole(gateway, [name])
     question = "What is my name?"
-    gone_on = whole(gateway, question, previous_response_id=first["id"])
-    assert gone_on["previous_response_id"] == first["id"]
+    continued = whole(gateway, question, previous_response_id=first["id"])
+    assert continued["previous_response_id"] == first["id"]
     resent = whole(gateway, [name, *first["output"], {"role": "user", "content": question}])
-    assert text_of(gone_on) == text_of(resent)
-    assert gone_on["usage"]["input_tokens"] == resent["usage"]["input_tokens"]
-    assert "Anna" in text_of(gone_on)
+    assert text_of(continued) == text_of(resent)
+    assert continued["usage"]["input_tokens"] == resent["usage"]["input_tokens"]
+    assert "Anna" in text_of(continued)
 
 
 def test_stored_responses_exist_until_they_are_deleted(gateway: GatewayProcess) -> None:

@@ -1,4 +1,4 @@
-"""A stream begins when its request is accepted, and sends signs of life by the clock."""
+"""A stream begins when its request is accepted, and sends keep-alive events at fixed intervals."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_a_client_that_asks_for_progress_gets_the_state_of_the_prompt(
 
 
 def _waits(event: Json) -> bool:
-    """Whether it is only a sign of life."""
+    """Whether the event only keeps the stream alive."""
     if "choices" in event:
         (choice,) = event["choices"]
         return bool(choice.get("delta", {}) == {} and choice.get("text", "") == "")

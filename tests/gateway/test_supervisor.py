@@ -81,7 +81,7 @@ async def test_first_requests_share_a_load_and_a_crash_fails_only_running_reques
         assert second.pid != first.pid
         assert status_of(supervisor, "tiny").restarts == 1
 
-        # The next backend is suspended, and then killed. A busy one must not be.
+        # A suspended backend is killed.
         monkeypatch.setattr(instance, "_POLL", 0.05)
         monkeypatch.setattr(instance, "_HEALTH_LIMIT", 0.5)
         second.send_signal(signal.SIGSTOP)
@@ -94,7 +94,7 @@ async def test_first_requests_share_a_load_and_a_crash_fails_only_running_reques
 
 async def test_a_slot_for_a_model_is_given_to_the_requested_one(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    # Under another name it is not taken for our backend, so it is given a port.
+    # Under another name it is not recognised as this backend, so it is given a port.
     stranger = tmp_path / "elsewhere" / "run.sh"
     stranger.symlink_to(ROOT / "run.sh")
     models = {

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+import pytest
+
+from tests.install.shell import ROOT, clean_environment, shell
+
+EXAMPLES = re.findall(
+    r'make (test|test-long) TESTS="([^"]+)"', (ROOT / "CONTRIBUTING.md").read_text()
+)
+NEW_FAMILY = "locateanything"  # stands for NAME: a family of test_families.FAMILIES, not of SAMPLE
 
 
-def test_each_example_picks_tests() -> None:
-    examples = re.findall(r'make test TESTS="([^"]+)"', (ROOT / "CONTRIBUTING.md").read_text())
-    assert len(examples) >= 3
-    for example in examples:
-        *paths, last = shlex.split(example)
-        word = "" if "-k" not in paths else last
-        paths = paths[: paths.index("-k")] if word else [*paths, last]
-        assert all((ROOT / path).exists() for path in paths), example
-        if word.islower():  # NAME stands for any
-            named = re.compile(rf"def test_\w*{word}")
-            assert any(named.search((ROOT / path).read_text()) for path in paths), example
+def test_there_are_examples() -> None:
+    assert len(EXAMPLES) >= 3
+
+
+@pytest.mark.parametrize(("target", "tests"), EXAMPLES)
+def test_each_example_picks_tests(target: str, tests: str) -> None:
+    long = "1" if target == "test-long" else ""
+    arguments = shlex.split(tests.replace("NAME", NEW_FAMILY))
+    if "-k" not in arguments:
+        assert all((ROOT / path).exists() for path in arguments)
+        return
+    collecting = (ROOT / "scripts" / "python", "-m", "pytest", "-p", "no:cacheprovider")
+    environment = clean_environment(TEST_LONG=long)
+    result = shell(*collecting, "--collect-only", "-q", *arguments, environment=environment)
+    assert result.returncode == 0, result.stdout

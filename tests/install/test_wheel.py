@@ -133,7 +133,7 @@ def test_without_an_extra_it_names_the_extras(wheel: Path, tmp_path: Path) -> No
     result = mlx_backend(tmp_path / "venv", "serve", TINY)
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
-    assert "pip install 'mlx-backend[cpu]'" in line
+    assert f"pipx install --force '{wheel.name}[cpu]'" in line
 
 
 def test_it_serves_a_model(environment: Path, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def _collate(examples: list[Example], stop_tokens: list[int]) -> Batch:
 def batches(
     tokenizer: Any, rng: random.Random, size: int, mix: tiny_dialogues.Mix
 ) -> Iterator[Batch]:
-    """Batches of about `size` tokens from one pool of fresh dialogues, alike in length."""
+    """Batches of about `size` tokens, with dialogues of similar length from one new pool."""
     stop_tokens = tokenizer.convert_tokens_to_ids([TURN_END, "</think>"])
     pool: list[Example] = []
     while len(pool) < _POOL:

@@ -47,7 +47,7 @@ def _begin_ids(tokenizer: Any) -> list[int]:
 
 
 def batches(tokenizer: Any, collection: Collection, rng: random.Random) -> Iterator[list[mx.array]]:
-    """Batches of one pool of fresh dialogues."""
+    """Batches from one pool of newly drawn dialogues."""
     pool: list[Example] = []
     while len(pool) < POOL:
         kind = rng.random()

@@ -38,7 +38,7 @@ class Collection:
 
 
 def paintings(rng: random.Random) -> list[tuple[str, Any]]:
-    """Colour and image: every colour alike often, in many sizes."""
+    """Colour and image: each colour equally often, in many sizes."""
     return [
         (colour, paint(rng, colour, rng.randint(24, 160), rng.randint(24, 160)))
         for colour in COLOURS
@@ -47,7 +47,7 @@ def paintings(rng: random.Random) -> list[tuple[str, Any]]:
 
 
 def recordings(rng: random.Random) -> list[tuple[str, np.ndarray]]:
-    """Kind and samples: every kind alike often, a fifth of a second to one and a half long."""
+    """Kind and samples: each kind equally often, 0.2 to 1.5 seconds long."""
     return [
         (kind, play(rng, kind, rng.uniform(0.2, 1.5))) for kind in SOUNDS for _ in range(_PER_SOUND)
     ]

@@ -107,7 +107,7 @@ def _collate(examples: list[Example], stop_tokens: list[int]) -> list[mx.array]:
 def grouped(
     pool: list[Example], stop_tokens: list[int], rng: random.Random
 ) -> Iterator[list[mx.array]]:
-    """Batches of these examples, alike in length."""
+    """Batches of examples of similar length."""
     groups: list[list[Example]] = [[]]
     for example in sorted(pool, key=lambda example: len(example.tokens)):
         if (len(groups[-1]) + 1) * len(example.tokens) > _TOKENS_PER_STEP:

@@ -59,7 +59,7 @@ def _settle(layer: Any, outputs: mx.array, size: float) -> None:
 
 
 def paintings(rng: random.Random) -> list[tuple[str, Any]]:
-    """Colour and image: every colour alike often, in many sizes."""
+    """Colour and image: each colour equally often, in many sizes."""
     made = []
     for colour in COLOURS:
         for _ in range(_PER_COLOUR):
@@ -70,10 +70,11 @@ def paintings(rng: random.Random) -> list[tuple[str, Any]]:
 
 
 def settle(model: Any, processor: Any, images: list[Any]) -> None:
-    """Set the last layer of each merger from its outputs for `images`.
+    """Fix the random vision tower before training.
 
-    The tower is rounded to bfloat16 as the checkpoint will have it: training then uses the features
-    that a server will compute.
+    The last layer of each merger is changed so that its outputs for `images` are centred and have
+    the size of embeddings. The tower is rounded to bfloat16, as in the checkpoint: training then
+    uses the features that a server will compute.
     """
     tower = model.vision_tower
     weight = model.language_model.model.embed_tokens.weight

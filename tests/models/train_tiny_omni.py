@@ -2,7 +2,7 @@
 
 `python -m tests.models.train_tiny_omni --out DIR` takes about ten minutes on one core with
 OpenBLAS preloaded, which is why the weights are committed. The language part begins with the
-weights of `tiny_text/`, so that the model still answers questions about neither.
+weights of `tiny_text/`, so that the model still answers questions without images and sounds.
 """
 
 from __future__ import annotations

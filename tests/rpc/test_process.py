@@ -79,7 +79,7 @@ def test_health_is_answered_before_anything_heavy_is_imported(start: Start) -> N
     assert healthy(stub_of(process.port()))
     maps = Path(f"/proc/{process.child.pid}/maps")
     if not maps.exists():
-        pytest.skip("only Linux tells what a process has loaded")
+        pytest.skip("only Linux lists what a process has loaded")
     assert not [line for line in maps.read_text().splitlines() if "/mlx/" in line]
 
 
@@ -162,7 +162,7 @@ def test_a_second_signal_exits_at_once(start: Start) -> None:
     next(stub_of(process.port()).PredictStream(pb.PredictOptions(Prompt="stuck")))
     process.signal(signal.SIGTERM)
     process.line_with("event=stopping")
-    while process.child.poll() is None:  # not taken for an echo of the first signal
+    while process.child.poll() is None:  # a signal right after the first one is ignored
         process.signal(signal.SIGINT)
         try:
             process.child.wait(0.2)

@@ -532,7 +532,8 @@ def _reads_past_holes(model: Any, rows: Sequence[RowCache]) -> bool:
         feed_tokens(model, row, [text])
     batch = BatchCache(rows)
     feed_tokens(model, batch.begin([3, 3]), [[5, 6, 7]] * 2)
-    again = [] if batch.end([3, 1])[1] else [5]  # a recurrent layer has gone back further
+    # A recurrent layer may have been restored to an earlier length than asked for.
+    again = [] if batch.end([3, 1])[1] else [5]
     counts = [1, len(again) + 1]
     feed_tokens(model, batch.begin(counts), [[8, 0][: counts[1]], [*again, 8]])
     batch.end(counts)

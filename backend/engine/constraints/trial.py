@@ -121,7 +121,7 @@ def answer_of(
     """`Trial.attempt` in a fork that `child` has made."""
     reply = b""
     with fork.makefile("rb") as replies:
-        with suppress(OSError):  # a fork that the system refuses has ended before it is asked
+        with suppress(OSError):  # if the system has refused the fork, the other end is closed
             fork.sendall(json.dumps({"quick": quick, **request}).encode() + b"\n")
         with suppress(OSError):
             reply = replies.readline()

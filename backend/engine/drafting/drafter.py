@@ -2,7 +2,7 @@
 
 `LookupGuesser` does prompt lookup, as in https://arxiv.org/abs/2304.04487: if the latest tokens of
 a sequence occurred in it before, it guesses that the same tokens follow again. It needs no model,
-and pays if an answer quotes or repeats: editing, summaries, code, records.
+and saves time if an answer quotes or repeats: editing, summaries, code, records.
 """
 
 from __future__ import annotations

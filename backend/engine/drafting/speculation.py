@@ -46,7 +46,7 @@ class Speculation:
         return sum(each.guesser.nbytes for each in self._guessers)
 
     def ready(self, sequences: Sequence[Known]) -> bool:
-        """Whether guessing pays now. If so, the latest tokens must be read before `propose`.
+        """Whether guessing saves time now. If so, the latest tokens must be read before `propose`.
 
         sequences: without those latest tokens.
         """

@@ -1,7 +1,7 @@
 """Turns requests into rows of tokens, and the model's output into answers.
 
 Readers run on the prompt threads and on the event loop, never on the engine thread. A text that is
-too long is refused and never truncated: nobody could see that a vector is of half a text only.
+too long is refused and never truncated: a vector does not show that it stands for half a text.
 """
 
 from __future__ import annotations

@@ -168,9 +168,9 @@ class _MLP(Module):
 
 
 class _Experts(Module):
-    """Experts without biases, and one bias after their weighted sum.
+    """Experts without biases; one bias is added to their weighted sum.
 
-    The weights of those that are chosen are not scaled up to a sum of 1.
+    The weights of the chosen experts need not add up to 1.
     """
 
     def __init__(self, shape: Shape) -> None:

@@ -193,7 +193,7 @@ def _gte(name: str, config: Mapping[str, Any]) -> Shape:
 
 
 def _nomic(name: str, config: Mapping[str, Any]) -> Shape:
-    """As Nomic's code reads it, or as transformers' class for Nomic Embed 1.5 without its keys."""
+    """The shape from Nomic's own keys, or from those of transformers' NomicBertConfig."""
     if "n_embd" not in config:
         return _nomic_of_transformers(name, config)
     activation = str(config["activation_function"])

@@ -206,8 +206,8 @@ class DecodeBatch:
     def launch(self, width: int | None = None) -> None:
         """Start the next forward pass, on the tokens that `read` then returns.
 
-        width: maximum number of guesses after each token; None for 0 without a report. To guess,
-        the tokens are read first.
+        width: maximum number of guesses after each token. None: no guesses, and the planner does
+        not learn from the step. With guesses the tokens are read before the pass starts.
         """
         self._cache.arrange()
         self.reported, self.width = width is not None, width or 0

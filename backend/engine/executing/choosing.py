@@ -218,7 +218,7 @@ def most_grammar_seconds(
     """The processor time after which the grammars of one step are postponed.
 
     Infinite where postponing gains nothing, because every sequence has a grammar, or where the KV
-    could not be stored. delays: whether the grammars delay others than these sequences.
+    could not be stored. delays: whether other sequences wait for these grammars.
     """
     gains = delays or any(one.constraint is None for one in sequences)
     return _MOST_STALLS * model.stall_ms / 1e3 if gains and model.prompt_cache_bytes else math.inf

@@ -243,7 +243,8 @@ class PrefillPasses:
     def _end(self, one: ExecutorSequence, part: Prefill) -> int:
         """Where the next chunk ends: before the last token if files need the KV without it.
 
-        Also before an answer that is computed again, if its prompt needs a pass of its own.
+        If a prompt needs a pass of its own, the chunk also ends with the prompt, before the tokens
+        of an answer that are computed again.
         """
         if self._model.reads_whole and part.start < len(one.prompt):
             return min(part.end, len(one.prompt))

@@ -30,10 +30,10 @@ def drafter_name(config: Mapping[str, Any]) -> str:
 
 
 def drafter_kind(config: Mapping[str, Any]) -> DrafterKind | None:
-    """The kind of drafter whose form is known; None for models and for all other drafters.
+    """The kind of a drafter that is supported; None for other drafters and for models.
 
-    DFlash's successors (DFlash2, DSpark) and its variants for other families than Qwen3 differ in
-    their layers.
+    DFlash2, DSpark, and DFlash for families other than Qwen3's are not supported, because their
+    layers are different.
     """
     name = drafter_name(config)
     if _EAGLE.fullmatch(name):

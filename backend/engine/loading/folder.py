@@ -1,8 +1,8 @@
 """Which files of a model's folder are safe to open: regular ones, of limited size.
 
-Opening a pipe waits for a writer that may never come, and a device has no end; nor have some files
-of the kernel, which look like regular files of size 0. A folder with one of them, or with a text
-file far larger than any model's, is refused before anything is parsed.
+Opening a pipe waits for a writer that may never come. Devices have no end, and some files of the
+kernel, which look like regular files of size 0, have none either. A folder that contains such a
+file, or a text file far larger than any model's, is refused before anything is parsed.
 """
 
 from __future__ import annotations

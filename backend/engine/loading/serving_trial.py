@@ -224,10 +224,10 @@ class ServingTrial:
         return right
 
     def _rows(self, look: int) -> list[_Row]:
-        """The requests: one that is alone at first, and the others, which join it.
+        """The requests of the trial.
 
-        The others are two that share a prefill pass, and those with items. A next turn follows the
-        last of them, and is alone at the end.
+        The first runs alone, until all others join it: two texts that share a prefill pass, and one
+        request for each item. The last of these has a next turn, which runs alone at the end.
         """
         join = look * _JOIN
         return [
@@ -484,7 +484,7 @@ class _Conversation:
 
 
 class _EveryStep(GuessWidth):
-    """Lets every step check guesses, whether that pays or not."""
+    """Lets every step check guesses, even if that saves no time."""
 
     def choose(self, rows: int, longest: int, most: int) -> int:  # noqa: ARG002, always as many
         return min(most, _GUESSES)

@@ -43,8 +43,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_TRIAL_SHARE = 1 / 3  # share of the time that the load took so far, that is, a quarter of the total
-_TRIAL_SECONDS = 1.5  # minimum; a complete trial saves a second of warm-up
+# The trial may take a third of the time that the load took before it, that is, a quarter of the
+# whole load, and always 1.5 s: a complete trial makes the warm-up a second shorter.
+_TRIAL_SHARE = 1 / 3
+_TRIAL_SECONDS = 1.5
 _FEW_WORDS = 16  # minimum; with fewer words, the vocabulary's first tokens are used instead
 _WORDS = "The quick brown fox jumps over the lazy dog, and 12 boxing wizards pack my jug quickly."
 

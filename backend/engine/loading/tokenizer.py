@@ -18,7 +18,7 @@ from backend.engine.prompting.template_limits import limit_templates
 from backend.engine.settings import Settings
 from common.wording import did_you_mean, shown
 
-_MOST_GROWTH = 1000  # factor; published models stay below twenty
+_MOST_GROWTH = 1000  # times longer than the text; normalizers of published models stay below 20
 _MOST_UNUSED = 1 << 20  # token ids without a token, below the highest one
 # The parts of config.json that describe the text model, by family.
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")

@@ -78,7 +78,7 @@ class LoadedModel:
 
     @property
     def arithmetic(self) -> str:
-        """The data type of computations, in words; models that differ in it have different KV."""
+        """Names the data type of computations. Models that differ in it have different KV."""
         return f"{self.dtype}, dequantised" if self.dequantized else self.dtype
 
     @property

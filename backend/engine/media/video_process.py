@@ -143,7 +143,7 @@ def _extract(task: Task) -> tuple[Found, list[bytes]]:
         raise _RefusedError(_BROKEN)
     height, width = frames[0].shape[:2]
     if any(frame.shape != (height, width, 3) for frame in frames):
-        raise _RefusedError("has frames of different sizes: save it with one size")
+        raise _RefusedError("has frames of different sizes: encode it with one frame size")
     found = Found(width, height, places, count, rate, time.process_time())
     return found, [frame.tobytes() for frame in frames]
 

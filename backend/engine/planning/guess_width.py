@@ -148,7 +148,8 @@ class GuessWidth:
             self._trial = width, max(self._trial[1], 1)
             return
         if changed:
-            seconds = 0.0  # guessers read what they missed, and steps with guesses do not overlap
+            # Not a typical time: guessers catch up, or the step did not overlap with the last one.
+            seconds = 0.0
         if seconds:
             mean = known.setdefault(width, _Mean())
             most = _OUTLIER * mean.value if mean.count else seconds
@@ -224,7 +225,10 @@ class GuessWidth:
         return width
 
     def _rate(self, known: Mapping[int, _Mean], width: int) -> float:
-        """Tokens per second and sequence; 0 for widths not timed yet, except the next one."""
+        """Tokens per second and sequence.
+
+        The smallest width without a measurement is estimated; for larger ones the result is 0.
+        """
         if width in known:
             seconds = known[width].value
         elif width == min((w for w in self._widths if w not in known), default=-1):

@@ -54,7 +54,7 @@ _DISK_SPEED = 10 << 20  # bytes per second
 _WASTE = 0.25
 _MOST_BATCHES = 4
 _MOST_SNAPSHOTS = 16
-_FEW_SNAPSHOTS = 3  # number that a short prompt may have even if they outweigh its tokens
+_FEW_SNAPSHOTS = 3  # a short prompt may have this many, even if they take more bytes than its KV
 # the snapshots of one sequence take at most 1/_SNAPSHOT_SHARE of the prompt cache
 _SNAPSHOT_SHARE = 8
 
@@ -254,9 +254,9 @@ class Planner:
 
         Returns also the bytes that the admitted sequences are then charged for.
 
-        KV that was read from disk for waiting sequences preempts nobody. KV of preempted sequences
-        is stored if there is room for it. The last sequence is not preempted if the only other
-        memory in use will soon be free; it is refused if a disk keeps that memory for ever.
+        No sequence is preempted for KV that was read from disk for waiting ones. KV of preempted
+        sequences is stored if there is room for it. The last sequence is not preempted if the only
+        other memory in use will soon be free; it is refused if a disk keeps that memory for ever.
         """
         computed: list[tuple[SequenceState, int]] = []
         refused: list[Refusal] = []
@@ -419,8 +419,8 @@ class Planner:
         """Whether to leave the free slots unused until the next sequence ends.
 
         The prompts that start then share one pass, and a pass of few tokens takes about as long as
-        one of PASS_TOKENS. That pays while more prompts wait than slots are free, and the free
-        slots would be unused for less time than a pass takes.
+        one of PASS_TOKENS. So this saves time if more prompts wait than slots are free, and if the
+        free slots would be unused for less time than a pass takes.
 
         waiting: in the order in which they would start. free: slots.
         """

@@ -397,8 +397,8 @@ class PromptBuilder:
     ) -> str:
         """A short conversation as the template renders it; '' if the template cannot.
 
-        Raises CostlyPrompt and BrokenTemplate: if even this costs too much or is not valid, so is
-        every prompt.
+        Raises CostlyPrompt and BrokenTemplate, because a template that fails on this conversation
+        would fail on every prompt.
         """
         try:
             if self._media is not None:

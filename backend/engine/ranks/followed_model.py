@@ -87,7 +87,7 @@ def load_followed(
 ) -> Stages[FollowedModel]:
     """Load this rank's part; all stages on one thread. cancelled: ends a download.
 
-    Raises the load's error, also if the load failed on another rank.
+    Raises the load's error, even if the load failed on another rank.
     """
     order = find(request, number, cancelled)
     import_mlx_lm()

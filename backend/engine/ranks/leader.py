@@ -214,7 +214,8 @@ class Leader:
             self._require_whole()
             return self._names(rank for rank, one in followers.items() if not one.ready)
 
-        # The link reports a silent rank, with the reason, at about the same time: wait for that.
+        # When this time is up, the link also reports a silent rank and names the reason: give it
+        # a moment longer to do so.
         self._wait_while(missing, cancelled, timeout + _NAME_SECONDS)
 
     def _join(self, timeout: float) -> None:

@@ -28,8 +28,8 @@ _OWN_PROMPTS = (
 )
 _DROPS_A_TOKEN = "mlx-vlm drops the token after each image; serve a Qwen-VL model instead"
 _FORGETS = (
-    "which of its own tokens an answer attends to depends on where its prompt ended, which stored"
-    " KV does not record; serve dots.ocr or PaddleOCR-VL instead"
+    "an answer's attention depends on where its prompt ended, and stored KV does not record that;"
+    " serve dots.ocr or PaddleOCR-VL instead"
 )
 _CHANGES = (
     "texts, images and sounds each need different weights (LoRA), but all requests in a batch share"

@@ -2,7 +2,7 @@
 
 mlx-vlm 0.7.10 does not scale the embeddings of a prompt's text, and rotates the queries of layers
 without KV of their own by positions that depend on how a prompt is cut into passes
-(`gemma3n/language.py`). Their attributes are the same, but for two numbers.
+(`gemma3n/language.py`). mlx-lm's classes read the same attributes, and two numbers besides.
 """
 
 from __future__ import annotations

@@ -291,7 +291,7 @@ LARGE: dict[str, dict[str, Any]] = {
 def test_what_is_stored_holds_the_bytes_that_are_counted(kind: str, seed: int) -> None:
     dice, stored = random.Random(seed), list[kv.RowCache]()
     model = kv_model(kind, **LARGE[kind])
-    _fill_store(model, dice, stored[:], 1)  # what MLX keeps from a first run
+    _fill_store(model, dice, stored[:], 1)  # MLX keeps some memory after the first run
     gc.collect()
     mx.synchronize()
     before = mx.get_active_memory()

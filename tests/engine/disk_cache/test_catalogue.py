@@ -71,7 +71,7 @@ def test_candidates_are_ordered_by_the_tokens_they_save(
 
 
 def test_a_file_has_to_spare_more_than_it_costs() -> None:
-    """All of it is read, so a few tokens in common do not pay for a long one."""
+    """A file is read completely, so a long one is not worth reading for a few common tokens."""
     (long,) = entries([(words(3200), True, 9)])
     prompt = PrefixKey([*words(3200)[:230], 95, 95])
     assert candidates([long], prompt, 0, 64, math.inf) == [long]

@@ -307,7 +307,7 @@ def test_a_file_damaged_between_lookup_and_use_is_a_miss(tmp_path: Path) -> None
     path.write_bytes(damaged)
     assert disk.find(PROMPT) is None
     saved(disk, model_of("full"), PROMPT[:-1])
-    assert disk.find(PROMPT) is not None, "it is not taken for covered, but written again"
+    assert disk.find(PROMPT) is not None, "a damaged entry is written again"
 
 
 def test_a_failed_restore_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -65,7 +65,7 @@ class Gated(Writer):
         assert self.begun.wait(PATIENCE)
 
     def rest(self) -> list[str]:
-        """Open the gate; returns what was written after the save that had begun."""
+        """Let all saves finish; returns what was written after the one that `begin` started."""
         self.gate.set()
         assert self.drain(PATIENCE)
         return self.written[1:]

@@ -109,7 +109,7 @@ _ALONE: dict[str, Any] = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
-STATE_FIRST = ("mimo",)  # whose heads are fed the state in front of the token
+STATE_FIRST = ("mimo",)  # heads whose input is (state, token) instead of (token, state)
 _QWEN = {
     "projection": "mtp.fc",
     "of_token": "mtp.pre_fc_norm_embedding",

@@ -1,4 +1,4 @@
-"""Lookup finds what a search through all tokens finds, and is used as long as that pays."""
+"""Lookup finds what a search through all tokens finds, and is used as long as it saves time."""
 
 from __future__ import annotations
 

@@ -90,7 +90,10 @@ def models(checkpoint: Checkpoint, **changes: Any) -> tuple[EngineModel, EngineM
 
 
 def counted(made: Sequence[tuple[list[int], list[int]]], whole: Sequence[list[int]]) -> list[int]:
-    """How many guesses were made behind tokens, and how many of them are in the whole texts."""
+    """The number of guesses, and how many of them are right.
+
+    made: the tokens after which each guess was made, and the guess. whole: all complete texts.
+    """
     found = [0, 0]
     for tokens, guesses in made:
         own = next(one for one in whole if one[: len(tokens)] == tokens)

@@ -43,7 +43,7 @@ KINDS = (
     "state space",
     "gated delta",
     "convolved attention",
-    # of mlx-vlm: they compute masks of their own, which cannot tell where wrong guesses were
+    # Of mlx-vlm, whose own masks do not know which positions held wrong guesses.
     "qwen3_5_text",
     "inkling",
 )

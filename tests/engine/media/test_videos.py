@@ -1,7 +1,4 @@
-"""Which frames are taken of encoded clips, at what size and how exact.
-
-And messages for bad ones.
-"""
+"""Which frames of a clip are decoded, at what size, how exactly; and the errors for bad clips."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The number of guesses follows measured costs and gains, and is 0 where none pays."""
+"""The number of guesses follows measured costs and gains; it is 0 where guessing saves no time."""
 
 from __future__ import annotations
 

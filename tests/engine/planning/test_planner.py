@@ -183,7 +183,7 @@ def random_arrival(world: World) -> None:
     tokens = tokens or [1]
     key = list(tokens)
     fields: dict[str, Any] = {}
-    if dice.random() < 0.2 and len(tokens) > 12:  # an image, of which there are two
+    if dice.random() < 0.2 and len(tokens) > 12:  # one of two images
         start = dice.choice([2, 5])
         stop = min(start + dice.choice([6, 60]), len(tokens) - 1)
         key[start:stop] = [-1 - dice.randrange(2)] * (stop - start)

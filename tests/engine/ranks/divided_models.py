@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from tests.engine.loading_models import write_tokenizer, write_weights
 from tests.engine.random_models import drawn_weights
 
-VOCABULARY = 288  # whole words of a mask, and more than the tokenizer has
+VOCABULARY = 288  # a multiple of 32, so that masks have no padding; larger than the tokenizer's
 _SHARED: dict[str, Any] = {
     "hidden_size": 48,
     "num_hidden_layers": 4,

@@ -58,7 +58,7 @@ def yielding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 def _preloaded(compiler: str, folder: Path) -> str:
-    """The libraries that are preloaded already, after the one above."""
+    """The value of LD_PRELOAD: the compiled library first, then what is preloaded already."""
     library = folder / "yielding.so"
     command = [compiler, "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", str(library), "-ldl"]
     subprocess.run(command, input=_SOURCE, text=True, check=True)

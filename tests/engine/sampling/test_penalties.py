@@ -35,7 +35,7 @@ def _changed(
         # Prompt tokens 1 and 4 count; positive logits are divided, others multiplied.
         (Sampling(repetition=2.0), (), [2, -2, 0.5, 0, -8, 3]),
         (Sampling(repetition=2.0), (5, 0, 3), [1, -2, 0.5, 0, -8, 1.5]),
-        # The window reaches back over output and prompt: here 4, 5, 0, and only 0.
+        # The window covers the latest tokens of prompt and output: here 4, 5 and 0, then only 0.
         (Sampling(repetition=2.0, window=3), (5, 0), [1, -1, 0.5, 0, -8, 1.5]),
         (Sampling(repetition=2.0, window=1), (5, 0), [1, -1, 0.5, 0, -4, 3]),
         (Sampling(repetition=2.0, window=WHOLE), (5, 0), [1, -2, 0.5, 0, -8, 1.5]),
@@ -47,7 +47,7 @@ def _changed(
         (Sampling(frequency=0.5, presence=0.25), (0, 2, 0), [0.75, -1, -0.25, 0, -4, 3]),
         (Sampling(frequency=-1.0), (4,), [2, -1, 0.5, 0, -3, 3]),
         (Sampling(frequency=2.0, presence=2.0), (), LOGITS),
-        # With a window they are mlx-lm's, and count the prompt too: here 4, 0 and 0.
+        # With a window they work as in mlx-lm and count prompt tokens too: here 4, 0 and 0.
         (Sampling(frequency=0.5, frequency_window=3), (0, 0), [1, -1, 0.5, 0, -4.5, 3]),
         (Sampling(presence=0.5, presence_window=3), (0, 0), [1.5, -1, 0.5, 0, -4.5, 3]),
         (Sampling(presence=0.5, presence_window=9), (), [2, -1.5, 0.5, 0, -4.5, 3]),

@@ -181,7 +181,7 @@ MIXED = st.builds(
 def test_a_row_chooses_the_same_tokens_alone_and_in_a_batch(
     rows: list[Sampling], vocabulary: int, spread: float, seed: int
 ) -> None:
-    """Also if the penalties' counts are rebuilt half-way, as when other rows join and leave.
+    """Even if the penalties' counts are rebuilt half-way, as when other rows join and leave.
 
     With a small spread of logits, top_p keeps more of the large vocabulary than it first sorts.
     """

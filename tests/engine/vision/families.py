@@ -482,7 +482,7 @@ def _cohere2_moe(path: Path) -> None:
 
 
 def _internvl_chat(path: Path) -> None:
-    """A marker that is plain text and not in the template, and tiles without text."""
+    """A marker of plain text that the template lacks, and tiles with no text around them."""
     ids = add_tokens(path, ["<img>", "</img>", "<IMG_CONTEXT>"], "")
     size = max(ids.values()) + 1
     write(path, "config.json", {
@@ -505,7 +505,7 @@ def _internvl_chat(path: Path) -> None:
 
 
 def _paddleocr_vl(path: Path) -> None:
-    """Multimodal RoPE, the text's configuration on the top level, and a width that is fixed."""
+    """Multimodal RoPE, a fixed hidden size, and the text model's configuration at the top level."""
     marks = ["<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"]
     ids = add_tokens(path, marks, "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>")
     write(path, "config.json", TEXT | {
@@ -607,7 +607,7 @@ def _kimi_vl(path: Path) -> None:
 
 
 def _aya_vision(path: Path) -> None:
-    """Cohere 2's windows, and an image as tiles of patches named in the text."""
+    """Cohere 2's windows. The prompt names each tile of an image, followed by its patch tokens."""
     marks = ["<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>"]
     tiles = ["TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, 5)), "TILE"]
     ids = add_tokens(path, [*marks, *tiles], "<image>")

@@ -41,7 +41,7 @@ def write_llava(path: Path) -> None:
 
 
 def write_paligemma(path: Path) -> None:
-    """Prompts that are attended to in both directions, without roles, and an image before them."""
+    """An image before the prompt, no roles, and attention in both directions within the prompt."""
     _write_paligemma(path, {"model_type": "gemma", "head_dim": 32})
 
 
@@ -552,7 +552,7 @@ def write_nemotron_h_nano_omni(path: Path) -> None:
 
 
 def write_kimi_k3(path: Path) -> None:
-    """Linear attention beside latent attention, and text with the size of an image before it."""
+    """Linear attention beside latent attention; each image follows a text with its size."""
     marks = ["<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"]
     marks += ["<|kimi_image_placeholder|>"]
     ids = add_tokens(path, marks, "<|kimi_image_placeholder|>")

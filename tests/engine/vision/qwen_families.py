@@ -95,7 +95,7 @@ def write_glm_ocr(path: Path) -> None:
 
 
 def write_glm4v(path: Path) -> None:
-    """Half of each head turned, and weights of Glm's own names."""
+    """Rotary embedding over half of each head, and weights under GLM's own names."""
     write_glm_ocr(path)
     config = read(path, "config.json") | {"model_type": "glm4v"}
     text = config["text_config"]

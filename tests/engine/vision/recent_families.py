@@ -218,7 +218,7 @@ def write_kimi_k25(path: Path) -> None:
 
 
 def write_granite_vision(path: Path) -> None:
-    """Tiles at the size nearest to the image; mlx-vlm encodes others than it counts."""
+    """The image as tiles. mlx-vlm counts one number of tiles and encodes another."""
     ids = add_tokens(path, ["<image>"], "<image>")
     size = max(ids.values()) + 1
     _granite(path, {

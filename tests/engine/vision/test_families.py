@@ -179,11 +179,13 @@ async def test_a_family_chooses_what_its_plain_passes_choose(
     async with seeing(path, prefill_chunk=16) as engine:
         asked = [await answer_to(engine, one.request()) for one in first]
         second = [one.then(answer.text) for one, answer in zip(first, asked, strict=True)]
-        gone_on = [await answer_to(engine, one.request()) for one in second]
+        continued = [await answer_to(engine, one.request()) for one in second]
     async with seeing(path, prefill_chunk=16) as engine:
         together = [*await asyncio.gather(*(answer_to(engine, one.request()) for one in first))]
         together += await asyncio.gather(*(answer_to(engine, one.request()) for one in second))
-    for one, answer, in_batch in zip([*first, *second], [*asked, *gone_on], together, strict=True):
+    for one, answer, in_batch in zip(
+        [*first, *second], [*asked, *continued], together, strict=True
+    ):
         messages, images = one.plain
         assert answer.prompt_tokens == plain.prompt_tokens(messages, images)
         for tokens in {answer.tokens, in_batch.tokens}:
@@ -191,7 +193,7 @@ async def test_a_family_chooses_what_its_plain_passes_choose(
             assert tokens == plain.chooses(messages, images, tokens)
         if family not in _LARGE or not images:
             assert not plain.forgets(messages, images, answer.tokens), "it would hide a fault"
-    for before, answer in zip(asked, gone_on, strict=True):
+    for before, answer in zip(asked, continued, strict=True):
         stored = 0 if family in _NOT_STORED else before.prompt_tokens + TOKENS - 1
         assert answer.cached_tokens >= stored
 
