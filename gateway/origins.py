@@ -1,4 +1,4 @@
-"""Which web pages may call the gateway: its own and the listed ones.
+"""Which pages may call the gateway: its own, those of desktop programs, and the listed ones.
 
 Any page that a user opens can send requests to this machine. Its browser names the page's origin in
 `Origin`, and a page with a host name of its own for 127.0.0.1 (DNS rebinding) shows it in `Host`.
@@ -21,6 +21,7 @@ from gateway.settings import GatewaySettings
 _METHODS = "GET, POST, DELETE"
 _READABLE = "x-request-id, request-id, retry-after, x-should-retry, x-ignored-fields"
 _DAY = "86400"  # seconds
+_PROGRAMS = ("app://", "tauri://", "vscode-webview://", "vscode-file://")  # never a web page's
 
 
 class OriginMiddleware:
@@ -44,10 +45,9 @@ class OriginMiddleware:
             await response_of(refusal, scope)(scope, receive, send)
         elif scope["method"] == "OPTIONS":
             await self._preflight(headers, origin)(scope, receive, send)
-        elif origin is None or not self._is_listed(origin):
-            await self._app(scope, receive, send)
         else:
-            await self._app(scope, receive, _with_cors(send, origin))
+            listed = origin is not None and self._is_listed(origin)
+            await self._app(scope, receive, _with_cors(send, origin or "") if listed else send)
 
     def _refusal(self, headers: Headers, origin: str | None) -> ApiError | None:
         host = headers.get("host", "")
@@ -68,7 +68,8 @@ class OriginMiddleware:
         )
 
     def _is_listed(self, origin: str) -> bool:
-        return "*" in self._origins or origin.lower() in self._origins
+        named = not self._origins.isdisjoint(("*", origin.lower()))
+        return named or origin.startswith(_PROGRAMS)
 
     def _preflight(self, headers: Headers, origin: str | None) -> Response:
         response = Response(headers={"allow": f"{_METHODS}, OPTIONS"})
@@ -76,9 +77,8 @@ class OriginMiddleware:
             _tell(response.headers, origin)
             response.headers["access-control-allow-methods"] = _METHODS
             # A bare * does not cover Authorization (Fetch standard, "CORS-safelisted").
-            response.headers["access-control-allow-headers"] = headers.get(
-                "access-control-request-headers", "*"
-            )
+            asked = headers.get("access-control-request-headers", "*")
+            response.headers["access-control-allow-headers"] = asked
             response.headers["access-control-max-age"] = _DAY
         return response
 

@@ -118,6 +118,19 @@ def test_other_origins_may_not(locked: GatewayProcess, origin: str) -> None:
         assert "access-control-allow-origin" not in answer.headers
 
 
+@pytest.mark.parametrize(
+    "origin",
+    ["app://obsidian.md", "tauri://localhost", "vscode-webview://0a1b", "vscode-file://vscode-app"],
+)
+def test_a_desktop_programs_page_may_call_and_read(gateway: GatewayProcess, origin: str) -> None:
+    for method in ("GET", "OPTIONS"):
+        answer = gateway.client.request(method, "/v1/models", headers={"origin": origin})
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == origin
+    for other in ("http://app://obsidian.md", "http://tauri.evil.example", "chrome-extension://a"):
+        assert models(gateway, origin=other).status_code == 403
+
+
 def test_the_gateways_own_page_needs_no_list(gateway: GatewayProcess) -> None:
     assert models(gateway, origin=gateway.url).status_code == 200
     assert models(gateway, origin="http://evil.example").status_code == 403
