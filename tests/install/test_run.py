@@ -324,21 +324,21 @@ class TestOpenBLAS:
         (line,) = result.stderr.splitlines()
         assert line.startswith("mlx-backend: OpenBLAS is not used, so a CPU computes")
 
-    def test_makes_mlx_fast(self) -> None:
-        # The same matrix product, with OpenBLAS and without; OpenBLAS is some 15 times as fast.
-        # Measured in processor time, which other processes change less.
-        timing = (
-            "import time, mlx.core as mx\n"
-            "a = mx.random.normal((512, 512), stream=mx.cpu); mx.eval(a)\n"
-            "def once():\n"
-            "    started = time.process_time(); mx.eval(mx.matmul(a, a, stream=mx.cpu))\n"
-            "    return time.process_time() - started\n"
-            "once(); print(min(once() for _ in range(5)))\n"
+    def test_computes_the_products_of_mlx(self) -> None:
+        """The linker binds MLX's `cblas_sgemm` to the first library of the process that has one."""
+        source = (
+            "import ctypes, mlx.core as mx\n"
+            "class Found(ctypes.Structure):\n"
+            "    _fields_ = [(name, ctypes.c_char_p) for name in ('file', 'from', 'of', 'at')]\n"
+            "found, process = Found(), ctypes.CDLL(None)\n"
+            "product = ctypes.cast(process.cblas_sgemm, ctypes.c_void_p)\n"
+            "process.dladdr(product, ctypes.byref(found))\n"
+            "print(found.file.decode())\n"
         )
-        seconds: dict[str, list[float]] = {"1": [], "0": []}
-        for switch in ("1", "0") * 3:  # alternating, because the machine's speed may change
+        found = {}
+        for switch in ("1", "0"):
             full = clean_environment(MLX_BACKEND_OPENBLAS=switch)
-            result = shell(ROOT / "scripts/python", "-c", timing, environment=full)
-            assert result.returncode == 0, result.stderr
-            seconds[switch].append(float(result.stdout))
-        assert min(seconds["1"]) * 4 < min(seconds["0"])
+            result = shell(ROOT / "scripts/python", "-c", source, environment=full)
+            found[switch] = result.stdout.strip().rpartition("/")[2]
+        assert found["1"].startswith("libopenblas")
+        assert not found["0"].startswith("libopenblas")
