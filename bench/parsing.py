@@ -88,7 +88,7 @@ def _per_token(text: str) -> float:
 
 
 def _lag(name: str) -> int:
-    """How many pieces of a value have been parsed when the stream sends the value's first part."""
+    """Pieces of a value that are parsed before the parser emits the first part of that value."""
     text = CALLS[name]
     parser = ChatParser(ChatFormat.named(name), tools=TOOLS, partial_calls=True)
     began = 0

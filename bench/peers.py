@@ -32,7 +32,7 @@ from bench.report import Figure, at_least, at_most, fact
 
 STREAMS = 8
 TOKENS = 64
-THREADS = (1, 2)  # numbers of OpenBLAS threads that are tried for the peer
+THREADS = (1, 2)  # the peer runs with each of these numbers of OpenBLAS threads
 ROUNDS = 3
 BLAS_TOKENS = 32  # per stream; fewer than elsewhere, because three sides are compared twice
 BLAS_SECONDS = 180.0  # seconds for the rounds of one comparison; at least one is run

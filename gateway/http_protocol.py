@@ -49,7 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
         super().connection_lost(exc)
-        if self._answered is not None:  # uvicorn marks only the latest of several requests
+        if self._answered is not None:  # uvicorn tells only the latest request
             self._answered.disconnected = True
             self._answered.message_event.set()
 

@@ -201,7 +201,7 @@ def read_value(
 
 
 def _is_set(cursor: Cursor, dialect: Dialect) -> Wait[bool]:
-    """Whether the brace that comes next opens a set, whose first item has no colon behind it."""
+    """Whether the next brace opens a set: no colon follows its first item."""
     with cursor.ahead():
         cursor.take(1)
         yield from cursor.space()

@@ -43,7 +43,7 @@ class ContentPart(Strict):
     source: ImageSource | None = about("For parts of the type image.")
     video_url: MediaUrl | str | None = about("For parts of the types video_url and input_video.")
     input_audio: InputAudio | None = None
-    audio_url: MediaUrl | str | None = about("vLLM: the same, as a data URI.")
+    audio_url: MediaUrl | str | None = about("vLLM's form of input_audio, as a data URI.")
 
     @property
     def field(self) -> str:

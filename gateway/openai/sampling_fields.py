@@ -40,16 +40,16 @@ def _biases(value: Any) -> Any:
 
 
 class CommonSampling(Strict):
-    """The sampling fields that Responses have as well. Null always means absent."""
+    """The sampling fields that `/responses` has as well. Null always means absent."""
 
     temperature: Temperature | None = about("0: the likeliest token. Default: the model's, or 1.")
     top_p: Share | None = about("Share of probability to keep; 1 keeps all.")
     top_k: Count | None = about("Tokens to keep; 0 and -1 keep all.")
     min_p: Share | None = about("Share of the best token's probability; 0: off.")
     presence_penalty: Penalty | None = about("Subtracted from the logits of the answer's tokens.")
-    frequency_penalty: Penalty | None = about("The same, times the number of occurrences.")
+    frequency_penalty: Penalty | None = about("As above, times the number of occurrences.")
     seed: Seed | None = about(
-        "The same seed and request give the same answer; choice i has seed + i. -1 draws one."
+        "The same seed and request give the same answer; choice i uses seed + i. -1: random."
     )
     stop: str | list[str] | None = about(f"Up to {MOST_STOPS} texts that end the answer.")
 

@@ -113,7 +113,7 @@ class Connection:
     async def close(self) -> None:
         """Close the channel once its calls have ended.
 
-        A channel that closes with calls open cancels them, which their readers would take for a
-        client that has disconnected. So the backend must have ended first.
+        Closing a channel cancels its open calls, and their readers would report that the client has
+        disconnected. So end the backend first: that ends its calls.
         """
         await self._channel.close(_CLOSE_GRACE)

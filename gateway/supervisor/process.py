@@ -90,7 +90,7 @@ class BackendProcess:
             if not self.exited.done():
                 self._child.signal(signal.SIGTERM)
                 await asyncio.wait((self.exited,), timeout=grace)
-        finally:  # even if the waiting task is cancelled
+        finally:  # also if this task is cancelled
             self.kill()
         await asyncio.wait((self.exited,))
 

@@ -290,7 +290,7 @@ def test_ranks_that_are_still_starting_end_with_their_supervisor() -> None:
 
 
 def test_ranks_end_with_their_supervisor() -> None:
-    """Even with LOCALAI_BACKEND_PARENT_WATCH=off, which concerns only the host."""
+    """Also with LOCALAI_BACKEND_PARENT_WATCH=off: it concerns only the supervisor's own parent."""
     unset = {"LOCALAI_BACKEND_PARENT_WATCH": "off", TOKEN: ""}
     backend = Backend((), ["--ranks", "2"], **unset)
     try:

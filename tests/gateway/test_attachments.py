@@ -96,7 +96,7 @@ def test_any_other_file_is_refused_with_what_to_send(ask: Any, part: Json, words
 
 
 def test_a_document_that_cannot_be_read_is_described_to_the_model() -> None:
-    """Agents repeat it in every request, so a refusal would end their work."""
+    """Agents send the document again in every request, so a refusal would end the conversation."""
     pages = {"type": "document", "title": "T", "source": {"type": "base64", "data": PDF}}
     for part in (pages, {"type": "tool_result", "tool_use_id": "1", "content": [pages]}):
         request = anthropic(part)

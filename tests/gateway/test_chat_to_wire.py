@@ -633,7 +633,7 @@ def test_anthropics_calls_and_results_become_calls_and_tool_messages(strict: Exc
     ],
 )
 def test_an_image_in_another_librarys_form_is_shown(part: dict[str, Any]) -> None:
-    """Of Responses, and of Hugging Face's messages."""
+    """The forms are those of `/responses` and of Hugging Face's messages."""
     (options,) = translated({"messages": [{"role": "user", "content": [part]}]})
     assert list(options.Images) == [PNG]
 

@@ -38,7 +38,7 @@ class Collection:
 
 
 def paintings(rng: random.Random) -> list[tuple[str, Any]]:
-    """Colour and image: each colour equally often, in many sizes."""
+    """Pairs of a colour's name and an image; each colour equally often, in many sizes."""
     return [
         (colour, paint(rng, colour, rng.randint(24, 160), rng.randint(24, 160)))
         for colour in COLOURS
@@ -47,7 +47,7 @@ def paintings(rng: random.Random) -> list[tuple[str, Any]]:
 
 
 def recordings(rng: random.Random) -> list[tuple[str, np.ndarray]]:
-    """Kind and samples: each kind equally often, 0.2 to 1.5 seconds long."""
+    """Pairs of a kind of sound and its samples, 0.2 to 1.5 seconds; each kind equally often."""
     return [
         (kind, play(rng, kind, rng.uniform(0.2, 1.5))) for kind in SOUNDS for _ in range(_PER_SOUND)
     ]

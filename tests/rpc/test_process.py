@@ -162,7 +162,7 @@ def test_a_second_signal_exits_at_once(start: Start) -> None:
     next(stub_of(process.port()).PredictStream(pb.PredictOptions(Prompt="stuck")))
     process.signal(signal.SIGTERM)
     process.line_with("event=stopping")
-    while process.child.poll() is None:  # a signal right after the first one is ignored
+    while process.child.poll() is None:  # the process ignores a signal right after the first
         process.signal(signal.SIGINT)
         try:
             process.child.wait(0.2)

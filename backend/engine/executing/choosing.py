@@ -81,8 +81,8 @@ class Chosen:
 class Chooser:
     """Samples tokens for a fixed set of sequences.
 
-    pasts: their tokens before a step. spent: processor time of grammars in the same step, which
-    delay sequences that decode; None if no other sequence decodes.
+    pasts: their tokens before a step. spent: processor time that grammars have already taken in
+    this step, while sequences without a grammar wait to decode; None if there are none of these.
     """
 
     def __init__(

@@ -145,7 +145,7 @@ class Executor:
         return events
 
     def _delaying_seconds(self) -> float | None:
-        """Processor time of this step's grammars; None if no sequence decodes without one."""
+        """Processor time of this step's grammars; None if no sequence decodes without a grammar."""
         running = self.sequences.values()
         if not any(one.constraint is None and one.batch is not None for one in running):
             return None

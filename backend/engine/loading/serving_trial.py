@@ -226,8 +226,9 @@ class ServingTrial:
     def _rows(self, look: int) -> list[_Row]:
         """The requests of the trial.
 
-        The first runs alone, until all others join it: two texts that share a prefill pass, and one
-        request for each item. The last of these has a next turn, which runs alone at the end.
+        The first runs alone at the beginning. Then all others join: two texts that share a prefill
+        pass, and one request for each item. The last item's conversation goes on with a next turn,
+        which runs alone at the end.
         """
         join = look * _JOIN
         return [

@@ -148,7 +148,7 @@ class GuessWidth:
             self._trial = width, max(self._trial[1], 1)
             return
         if changed:
-            # Not a typical time: guessers catch up, or the step did not overlap with the last one.
+            # The first step of a width is not typical: guessers catch up, or nothing overlaps.
             seconds = 0.0
         if seconds:
             mean = known.setdefault(width, _Mean())

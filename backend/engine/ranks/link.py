@@ -61,7 +61,7 @@ class Link:
 
     @property
     def timeout(self) -> float:
-        """Seconds of silence after which `receive` gives up, even one that is already waiting."""
+        """Seconds of silence after which `receive` gives up, also a call that already waits."""
         return self._timeout
 
     @timeout.setter

@@ -235,7 +235,7 @@ def test_what_a_device_cannot_compute_is_refused_with_its_reason(
 
 
 def test_a_device_that_computes_other_heads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a kernel does that takes the first head's keys and values for all heads."""
+    """The faulty kernel here uses the first head's keys and values for all heads."""
     product: Any = mx.quantized_matmul
 
     def first_head(x: mx.array, *packed: mx.array, **how: Any) -> Any:

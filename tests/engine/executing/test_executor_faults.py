@@ -300,7 +300,7 @@ def assert_nothing_is_left(rounds: Rounds) -> None:
 
 @pytest.mark.parametrize("kind", ["full", "hybrid"])
 def test_the_course_takes_every_path(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # In the order of a GPU it preempts less.
+    # With the order of steps on a GPU, these rounds preempt too seldom.
     monkeypatch.setattr(step_times, "may_wait_within_a_step", lambda: True)
     rounds = Rounds(model_of(kind))
     run(rounds)

@@ -482,7 +482,7 @@ def _cohere2_moe(path: Path) -> None:
 
 
 def _internvl_chat(path: Path) -> None:
-    """A marker of plain text that the template lacks, and tiles with no text around them."""
+    """The marker is plain text and missing in the template; tiles have no text around them."""
     ids = add_tokens(path, ["<img>", "</img>", "<IMG_CONTEXT>"], "")
     size = max(ids.values()) + 1
     write(path, "config.json", {
