@@ -203,7 +203,9 @@ class Engine:
             return await self._drop_model()
 
     async def _drop_model(self) -> bool:
-        """Release the model on all ranks, even if the awaiting task is cancelled meanwhile."""
+        """Release the model on all ranks, even if the awaiting task is cancelled meanwhile.
+
+        Returns whether there was a model."""
         drop = asyncio.ensure_future(self._drop())
         try:
             return await asyncio.shield(drop)

@@ -55,7 +55,7 @@ class Answer:
 
     @property
     def quotes(self) -> bool:
-        """The latest character is an opening quotation mark: it is at the beginning of a word."""
+        """Whether the latest character is a quotation mark at the beginning of a word."""
         return bool(_OPENING_QUOTE.search(self._latest))
 
     @property

@@ -235,7 +235,7 @@ class TaggedText:
                 answer.write(cursor.rest())
             return True
         except Unreadable:
-            # Together with its content: a call inside a quoted block is quoted too.
+            # The whole block is text: a call inside a quoted block is quoted too.
             answer.write(cursor.take(quoted))
             return bool(quoted) or reading.settled
         finally:

@@ -230,7 +230,7 @@ def _read_key(cursor: Cursor, dialect: Dialect) -> Wait[str]:
 def _read_string(cursor: Cursor, dialect: Dialect, add: Send, sent: bool = False) -> Wait[bool]:
     """Read a quoted string if one comes next; returns whether it did.
 
-    sent: `add` sends its text, so the end must not depend on what may follow.
+    sent: `add` sends each piece at once, so later text must not change where the string ends.
     """
     if dialect.fence and (yield from cursor.accept(dialect.fence)):
         yield from _read_fenced(cursor, dialect.fence, add)

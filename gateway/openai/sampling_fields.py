@@ -64,10 +64,10 @@ class SamplingFields(CommonSampling):
         "mlx_lm.server: presence_penalty covers this number of recent tokens of prompt"
         " and answer; 0 none. Without it: the whole answer, and none of the prompt."
     )
-    frequency_context_size: Window | None = about("For frequency_penalty.")
+    frequency_context_size: Window | None = about("mlx_lm.server: the same for frequency_penalty.")
     repeat_penalty: Divisor | None = about("Divides the logits of tokens so far; 0 and 1: off.")
     repetition_penalty: Divisor | None = about("Another name of repeat_penalty.")
-    repeat_last_n: Count | None = about("Tokens that it covers: 64 by default, -1 all, 0 none.")
+    repeat_last_n: Count | None = about("Latest tokens for repeat_penalty: 64 by default, -1 all.")
     repetition_context_size: Count | None = about("Alias of repeat_last_n.")
     logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_biases)] = Field(
         None, description="Token id → value added to its logit.", max_length=10_000
@@ -76,7 +76,7 @@ class SamplingFields(CommonSampling):
     n_predict: Count | None = about("Another name of max_tokens.")
     min_tokens: Window | None = about("Minimum tokens of the answer.")
     ignore_eos: bool | None = about("Continue after the end-of-sequence token, up to max_tokens.")
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = about("Number of answers; one batch.")
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = about("Answers, run in one batch.")
     num_draft_tokens: Natural | None = about("Maximum tokens drafted at a time; 0: none.")
     n_probs: Alternatives | None = about("Log-probabilities with this many alternatives; 0: off.")
     adapters: str | None = about("mlx_lm.server: one of the adapters of the model's file, by name.")

@@ -59,7 +59,7 @@ class Catalogue:
         raise failures.not_found(name)
 
     def reload(self, *, always: bool = True) -> bool:
-        """Read the folder again; False if it is unchanged. Without one, the old models stay."""
+        """Read the folder again; False if it is unchanged. If that fails, the old models stay."""
         try:
             if (stamp := stamp_of(self._models_dir)) == self._stamp and not always:
                 return False

@@ -193,7 +193,7 @@ def test_the_ranks_start_again_and_serve(case: Case, table: list[Row], tmp_path:
         assert answer in {"-", "OK", "UNAVAILABLE"}
         assert rank == 0 or "DEADLINE_EXCEEDED" not in healths
         assert answer != "OK" or state in ("loading", "prefill", "freeing")
-        if (state, what) != ("starting", "cut"):  # no connection exists then that could be lost
+        if (state, what) != ("starting", "cut"):  # otherwise there is no connection to cut yet
             _, alive = psutil.wait_procs([*before.values()], WAIT)
             assert not alive, "a rank is left"
         if state in ("prefill", "decode", "idle"):

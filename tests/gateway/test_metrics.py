@@ -18,7 +18,7 @@ TINY = frozenset({("model", "tiny")})
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[GatewayProcess]:
-    """Its model drafts, so that there is every metric."""
+    """A gateway whose model drafts, so that it reports every metric."""
     process = GatewayProcess({"tiny": tiny(options=["prompt_lookup:true"])})
     yield process
     process.close()

@@ -24,10 +24,10 @@ _PER_COLOUR, _PER_SOUND = 60, 150
 
 @dataclass(frozen=True)
 class Collection:
-    """Images, then sounds, as features. Row 0 of the table is zero: a place of plain text.
+    """Images, then sounds, as features. Row 0 of `features` is zero and stands for plain text.
 
-    texts: of item i, what the processor writes for it. rows: the rows of `features` that replace
-    the first of its unknown tokens; a sound may have one token more than it has features.
+    texts: what the processor writes for each item. rows: for each item, the rows of `features` that
+    replace its first unknown tokens; a sound may have one token more than it has features.
     """
 
     colours: list[str]

@@ -154,7 +154,7 @@ class NgramIndex:
         self._known = max(self._known, stop)
 
     def follow(self, tokens: Sequence[int]) -> int | None:
-        """The position after the latest earlier occurrence of the longest known end of `tokens`."""
+        """Where the longest known end of `tokens` last occurred before: the position after it."""
         for size, ends in self._ends.items():
             if len(tokens) >= size and (end := ends.get(tuple(tokens[-size:]))) is not None:
                 return end

@@ -211,7 +211,9 @@ class Executor:
         start: Start,
         snapshots: dict[int, kv.Snapshot],
     ) -> tuple[kv.RowCache, int]:
-        """A cache of `length` tokens, truncated to the source's length; and its new length."""
+        """The KV of another sequence, truncated to the length in `start.source`, and that length.
+
+        row: the KV before, of `length` tokens. If it cannot be truncated: an empty row and 0."""
         assert start.source is not None
         wanted = start.source.length
         # The other sequence may have received less than planned in this very step.

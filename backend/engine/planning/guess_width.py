@@ -19,7 +19,7 @@ _GAIN = 1.03  # minimum gain over plain steps that makes up for the uneven times
 _TRIAL = 4  # steps at width 0 that time it; the first one is not counted
 _FIRST_TRIAL = 3  # the same at a width that has not been timed
 _RETEST = 2  # the same if the steps only test whether guesses are right again
-_FIRST_REFRESH = 32  # steps with guesses after which plain ones are timed again; it doubles
+_FIRST_REFRESH = 32  # steps with guesses after which plain ones are timed again; doubles each time
 _LONGEST_REFRESH = 256
 _LEAST_PLAIN = 32  # minimum of plain steps between two such tests
 _UNREPORTED = 7  # plain steps between two reported ones, while guesses are given up
@@ -80,8 +80,9 @@ class GuessWidth:
         self._trial: tuple[int, int] = (0, 0)
         self._patience = _PATIENCE
         self._plain = self._guessing = 0  # steps since the other kind was last tried
-        # The time, in plain steps, that steps with guesses have lost since they last gained: theirs
-        # less that of plain steps for as many tokens. Plain steps reduce it by `_retest_share`.
+        # The time that steps with guesses have lost since they last saved time, as a number of
+        # plain steps: the time they took, less that of plain steps for as many tokens. Each
+        # plain step reduces it by `_retest_share`.
         self._spent = 0.0
         self._retest_share = _RETEST_SHARE
         self._latest = 0  # width of the latest step

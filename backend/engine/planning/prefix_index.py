@@ -211,7 +211,7 @@ class PrefixIndex:
     def _replaced(
         self, key: PrefixKey, places: Collection[int] | None
     ) -> tuple[list[int], set[int]]:
-        """The entries that a new one replaces, and those that it replaces except at their end."""
+        """The entries that a new one replaces, and those that are then useful only at their end."""
         known = {*places, len(key)} if places is not None else None
         if known is None:
             replaced = [mark.id for mark in _prefixes(*self._trimmable.closest(key))]

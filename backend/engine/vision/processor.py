@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 IMAGE, VIDEO, AUDIO = "image", "video", "audio"
 FIELDS = {IMAGE: "Images", VIDEO: "Videos", AUDIO: "Audios"}
-_CHANNELS, _FLOAT = 3, 4  # bytes
+_CHANNELS, _FLOAT = 3, 4  # of a pixel; bytes of a value
 _PROBE = 2048, 1536  # pixels of an image that most processors scale down
 _NOTHING = 0  # the token in place of an embedding, which no layer reads
 _KINDS = {Picture: IMAGE, Video: VIDEO, Sound: AUDIO}

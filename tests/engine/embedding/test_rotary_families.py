@@ -328,7 +328,7 @@ async def test_variants_that_are_not_computed_are_refused_by_name(
 
 @pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="a GPU keeps half precision")
 async def test_an_adapter_is_added_in_single_precision(tmp_path: Path) -> None:
-    """On a CPU, half-precision weights are cast: their sum with an adapter may not be rounded."""
+    """On a CPU, half-precision weights are cast: their sum with an adapter must not be rounded."""
     folder = rotary.write("jina_v3", tmp_path)
     file = folder / "model.safetensors"
     half = {name: value.astype(np.float16) for name, value in load_file(file).items()}

@@ -71,10 +71,10 @@ SCORE = 5
 
 
 def calls(action: object, message: str) -> Sequence[int]:
-    """The numbers of the calls that fail, one in each run of the requests.
+    """Which call of the action fails, by its number: one for each run of the requests.
 
-    `make test` uses only the first of these that happens: a number that differs from case to case,
-    or else the first call.
+    `make test` has one run that reaches such a call: a number that depends on the case or, if there
+    are fewer calls, 0.
     """
     return CALLS if TEST_LONG else (CALLS[crc32(f"{action} {message}".encode()) % len(CALLS)], 0)
 

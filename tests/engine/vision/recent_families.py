@@ -77,7 +77,7 @@ def write_gemma4(path: Path) -> None:
 
 
 def write_gemma4_moe(path: Path) -> None:
-    """The shape of the 26B: the tokens of an image see each other, and experts beside the MLP."""
+    """The shape of the 26B: an image's tokens attend to each other; experts run beside the MLP."""
     write_gemma4(path)
     config = read(path, "config.json")
     config["text_config"] |= _SEES_AHEAD | {

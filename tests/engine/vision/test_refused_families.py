@@ -35,7 +35,7 @@ def _caches() -> list[Any]:
 
 
 def _drawn(network: Any) -> Any:
-    """The network with weights that let its layers decide."""
+    """The network with random weights, large enough that each layer changes the result."""
     mx.random.seed(7)
     parameters: Any = tree_flatten(network.parameters())
     network.update(tree_unflatten([
