@@ -41,7 +41,7 @@ POLICIES: dict[str, Callable[[Limits], Policy]] = {
 
 
 def _processor_seconds() -> float:
-    """Of this process and of its children that have ended."""
+    """Processor seconds of this process and of its children that have ended."""
     return sum(
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

@@ -33,7 +33,7 @@ Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
 
 
 def _biases(value: Any) -> Any:
-    """Also llama.cpp's list of pairs, in which false forbids a token."""
+    """Convert llama.cpp's list of pairs to an object; false forbids a token."""
     if isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value):
         return {str(token): -1e6 if bias is False else bias for token, bias in value}
     return value

@@ -110,7 +110,7 @@ def _keeps_a_cancelled_prompt(model: Any, served: EngineModel) -> bool:
 def _right_in_batch(
     model: Any, served: EngineModel, prompts: Sequence[Sequence[int]], tokens: int
 ) -> bool:
-    """Whether all answers are right if one of three requests ends early and a fourth takes its place."""
+    """Whether all answers are right if one of three requests ends early and a fourth joins."""
     rounds = Rounds(served)
     limits = [tokens, tokens // 3, tokens]
     for ticket, (prompt, limit) in enumerate(zip(prompts, limits, strict=True), 1):

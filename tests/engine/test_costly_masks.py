@@ -171,7 +171,7 @@ def test_rows_that_are_all_costly_do_not_pause(cache: int) -> None:
 
 
 def test_many_quick_grammars_keep_nobody_waiting() -> None:
-    """They take more than the share of grammars, and pausing a costly one would not change that."""
+    """They exceed the share of grammars together; pausing a single costly one would not help."""
     masks = MaskShare(pause=0.05)
     masks.masked(0.5)
     for _ in range(100):

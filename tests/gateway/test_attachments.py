@@ -90,7 +90,7 @@ def test_a_file_of_text_is_read(ask: Any, part: Json, read: str) -> None:
     ],
 )
 def test_any_other_file_is_refused_with_what_to_send(ask: Any, part: Json, words: str) -> None:
-    """Its name or title alone would hide that the content is missing."""
+    """If the model got only the name or title, nobody would notice that the content is missing."""
     with pytest.raises((ApiError, ValueError), match=words):
         ask(part)
 

@@ -352,7 +352,7 @@ def test_a_begun_answer_is_continued(opens: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["prefix", "partial"])
 def test_a_last_message_may_ask_to_be_continued_itself(name: str) -> None:
-    """As in the APIs of Mistral and DeepSeek, and of Kimi."""
+    """The fields are those of the APIs of Mistral and DeepSeek, and of Kimi."""
     begun = [*BEGUN[:-1], {**BEGUN[-1], name: True}]
     (plain,) = translated({"messages": BEGUN})
     (marked,) = translated({"messages": begun})
@@ -751,7 +751,7 @@ def test_earlier_reasoning_reaches_the_template(thought: dict[str, Any]) -> None
 
 
 def test_parts_of_a_system_message_are_lines_of_their_own() -> None:
-    """As claude-code-router sends Claude Code's; the first line is not shown to the model."""
+    """claude-code-router sends Claude Code's like this; the model is not shown the first line."""
     texts = ("x-anthropic-billing-header: cc_version=2; cch=1;", "You are an agent.", "\nBe brief.")
     parts = [{"type": "text", "text": text} for text in texts]
     turn = {"role": "system", "content": parts}

@@ -82,8 +82,8 @@ def test_a_long_message_takes_little_more_memory_than_its_length(
 def test_messages_that_are_far_too_long_take_little_memory_of_the_backend(
     gateway: GatewayProcess,
 ) -> None:
-    """They are refused before they are searched for control strings and rendered, and nothing keeps
-    them: neither the refusal, nor gRPC, nor the C library.
+    """The messages are refused before they are searched for control strings and rendered. Nothing
+    keeps them afterwards: neither the refusal, nor gRPC, nor the C library.
     """
 
     def post(text: str, place: int | None) -> httpx.Response:

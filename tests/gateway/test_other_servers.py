@@ -130,7 +130,7 @@ def test_what_a_chat_cannot_look_up_is_refused(
 
 
 def test_a_pull_of_a_known_model_succeeds(gateway: GatewayProcess) -> None:
-    """As Home Assistant asks before it uses a model."""
+    """Home Assistant sends this request before it uses a model."""
     pulled = gateway.client.post("/api/pull", json={"model": "tiny:latest", "stream": False})
     assert (pulled.status_code, pulled.json()) == (200, {"status": "success"})
     unknown = gateway.client.post("/api/pull", json={"model": "nobody"})

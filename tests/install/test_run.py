@@ -303,7 +303,7 @@ class TestOpenBLAS:
         assert "OPENBLAS_NUM_THREADS" not in seen
 
     def test_dangling_links_are_replaced(self, tmp_path: Path) -> None:
-        """As after an upgrade of the packages, whose files then have other names."""
+        """After an upgrade of the packages their files have other names, so the links dangle."""
         environment = with_openblas(tmp_path / "venv")
         links = environment / "lib" / "openblas"
         links.mkdir()

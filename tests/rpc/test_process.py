@@ -174,7 +174,7 @@ def test_a_second_signal_exits_at_once(start: Start) -> None:
 
 @pytest.mark.skipif(not TEST_LONG, reason="an engine that is stuck is abandoned after 6 seconds")
 def test_under_a_supervisor_a_second_signal_has_no_effect(start: Start) -> None:
-    """It may be the first one, forwarded late by a busy machine."""
+    """The second signal may be the first one, forwarded late by a supervisor on a busy machine."""
     process = start(ANYWHERE, module=SCRIPTED, env={parent_watch.PARENT: str(os.getpid())})
     next(stub_of(process.port()).PredictStream(pb.PredictOptions(Prompt="stuck")))
     process.signal(signal.SIGTERM)

@@ -139,7 +139,7 @@ class Chooser:
     def choose(
         self, logits: mx.array, fed: mx.array, steps: Sequence[int], allowed: np.ndarray | None
     ) -> Chosen:
-        """As `__call__`, with the masks of the constrained sequences, [constrained, words]."""
+        """As `__call__`; `allowed`: masks of the constrained sequences, [constrained, words]."""
         tokens = self._sampler(logits, fed, steps, allowed)
         if self._spread is not None:
             tokens = self._spread(tokens)

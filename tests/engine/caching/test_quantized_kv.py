@@ -164,7 +164,7 @@ def test_how_a_prompt_is_divided_does_not_matter(cut: int) -> None:
 
 
 def test_tokens_fed_at_once_see_what_they_see_one_by_one() -> None:
-    """As when drafts are verified: several tokens for rows in a batch."""
+    """A step that verifies drafts feeds each row of a batch several tokens, as here."""
     model = model_of(EIGHT)
     rows = [list(range(1, 30)), list(range(40, 52))]
     together = kv.BatchCache([prefilled(model, row) for row in rows])

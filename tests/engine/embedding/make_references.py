@@ -147,7 +147,7 @@ _XLM_ROBERTA = (
 
 
 def of_rotary_checkpoints(scratch: Path) -> dict[str, Any]:
-    """Of models with rotary positions, and Jina's, read in the form of transformers 5."""
+    """References of models with rotary positions, and Jina's, read in transformers 5's form."""
     recorded: dict[str, Any] = {}
     for family in rotary.OF_TRANSFORMERS:
         published = rotary.write(family, scratch / f"{family}_published")

@@ -433,7 +433,7 @@ _DIVIDED = {
 
 
 def _renamed(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """As transformers 5 names and divides them in memory."""
+    """The weights as transformers 5 names and divides them in memory."""
     found: dict[str, np.ndarray] = {}
     pairs = "classifier.weight" in weights and "new.pooler.dense.weight" in weights
     for full, value in weights.items():

@@ -118,7 +118,7 @@ async def test_other_adapters_are_refused_by_name(
 
 
 async def test_an_adapter_is_not_added_to_quantised_weights(tmp_path: Path) -> None:
-    """Nor are a matrix's parts joined of which only some are quantised."""
+    """Also, the parts of a matrix are not joined if only some of them are quantised."""
     published = rotary.write("jina_v3", tmp_path / "published")
     folder = rotary.in_form_of_transformers(published, tmp_path / "later")
     _quantise(folder, "q")

@@ -587,7 +587,7 @@ def test_a_pass_in_flight_may_fail_after_one_of_its_requests_was_cancelled(
 
 
 def test_a_preempted_sequence_reports_its_prompt_logprobs_once() -> None:
-    """It is prefilled again with its generated tokens, which are no part of the prompt."""
+    """Its second prefill also contains generated tokens, which are no part of the prompt."""
     for generated in range(1, 6):
         check_preempted(9, generated)
 

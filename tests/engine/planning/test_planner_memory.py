@@ -316,7 +316,7 @@ def test_the_states_from_before_a_step_with_guesses_are_charged_for(
 
 @pytest.mark.parametrize("slots", [1, 8])
 def test_what_can_never_fit_is_refused_at_once_although_others_run(slots: int) -> None:
-    """It would wait for them, and after a while block everyone behind it."""
+    """Otherwise the sequence would wait for them, and after a while block all behind it."""
     planner = Planner(limits(3000, slots=slots))
     planner.plan(0.0, [arrived(1, [1] * 200)])
     plan = planner.plan(0.1, [arrived(2, [2] * 3000), arrived(3, [3] * 200)])

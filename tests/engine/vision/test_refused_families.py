@@ -155,7 +155,7 @@ def test_some_processors_write_a_whole_prompt_around_an_image() -> None:
 
 
 def test_deepseek_v4_decodes_differently_than_it_prefills() -> None:
-    """Its compressed KV is another after steps of one token than after one pass."""
+    """Its compressed KV after steps of one token differs from that after one pass."""
     from mlx_vlm.models import deepseek_v4
 
     small = {
