@@ -66,7 +66,7 @@ def measure(model: Path) -> Iterator[Figure]:
         )
         yield at_most(f"parsing {name}, 100,000 tokens / 10,000, per token", long / short, 1.5)
     for name in CALLS:
-        yield at_most(f"parsing {name}, tokens from a value's first to its delta", _lag(name), 2)
+        yield at_most(f"parsing {name}, tokens of a value before its first event", _lag(name), 2)
 
 
 def _repeated(text: str, size: int) -> str:

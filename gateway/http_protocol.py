@@ -68,7 +68,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) > MOST_WAITING:
             self.transport.abort()
         elif self.pipeline:
-            self.flow.resume_reading()  # otherwise it is not noticed if the client leaves
+            self.flow.resume_reading()  # otherwise the client could leave unnoticed
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle

@@ -54,7 +54,7 @@ INTEGER, NUMBER, TEXT = {"type": "integer"}, {"type": "number"}, {"type": "strin
 TEXT_OR_NULL = {"type": ["string", "null"]}
 _ERROR = schema_of(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL)
 OPENAI = ErrorForm("Error", schema_of(error=_ERROR), ApiError.body)
-FORMS: dict[str, ErrorForm] = {}  # by what paths below /v1 or / begin with; other APIs add theirs
+FORMS: dict[str, ErrorForm] = {}  # by the beginning of paths below /v1 or /; other APIs add theirs
 
 
 def form_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> ErrorForm:

@@ -47,7 +47,7 @@ class CommonSampling(Strict):
     top_k: Count | None = about("Tokens to keep; 0 and -1 keep all.")
     min_p: Share | None = about("Share of the best token's probability; 0: off.")
     presence_penalty: Penalty | None = about("Subtracted from the logits of the answer's tokens.")
-    frequency_penalty: Penalty | None = about("As above, times the number of occurrences.")
+    frequency_penalty: Penalty | None = about("As presence_penalty, times occurrences.")
     seed: Seed | None = about(
         "The same seed and request give the same answer; choice i uses seed + i. -1: random."
     )
@@ -58,14 +58,14 @@ class SamplingFields(CommonSampling):
     """How tokens are chosen and when an answer ends."""
 
     typical_p: Share | None = about("Locally typical sampling; 1 is off.")
-    xtc_probability: Share | None = about("XTC: how often it is applied.")
-    xtc_threshold: Share | None = about("XTC: what counts as likely.")
+    xtc_probability: Share | None = about("Probability that XTC is applied to a token.")
+    xtc_threshold: Share | None = about("XTC: the probability from which a token is likely.")
     presence_context_size: Window | None = about(
         "mlx_lm.server: presence_penalty covers this number of recent tokens of prompt"
         " and answer; 0 none. Without it: the whole answer, and none of the prompt."
     )
     frequency_context_size: Window | None = about("mlx_lm.server: the same for frequency_penalty.")
-    repeat_penalty: Divisor | None = about("Divides the logits of tokens so far; 0 and 1: off.")
+    repeat_penalty: Divisor | None = about("Divides the logits of earlier tokens; 0 and 1: off.")
     repetition_penalty: Divisor | None = about("Another name of repeat_penalty.")
     repeat_last_n: Count | None = about("Latest tokens for repeat_penalty: 64 by default, -1 all.")
     repetition_context_size: Count | None = about("Alias of repeat_last_n.")

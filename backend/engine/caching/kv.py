@@ -34,7 +34,7 @@ Snapshot = list[Any]  # per layer of a row: a copy, or None if the layer can be 
 Member = tuple[list[Any], int]  # the layers of a row or a batch, and a sequence's index in them
 
 _KEEP_ALL = (KVCache, BatchKV, QuantizedRow, QuantizedBatch, RowShift, BatchShift)
-MOST_GAPS = 0.25  # of a pass's rows, the share that may be without a sequence
+MOST_GAPS = 0.25  # share of a pass's rows that may be without a sequence
 _SETTLED = 256  # shortest length, in tokens, at which layers of unknown kinds are measured
 
 

@@ -21,7 +21,7 @@ _FIRST_LENGTH = 2  # guesses at the start of a sequence
 _SHORTEST_PAUSE = 4  # tokens
 _LONGEST_PAUSE = 16
 _WRONG = 2  # consecutive attempts with a wrong first guess, before a pause
-_EMPTY = 4  # the same for attempts without a guess, which cost less
+_EMPTY = 4  # consecutive attempts without a guess, which cost less, before a pause
 
 
 @dataclass(frozen=True, slots=True)

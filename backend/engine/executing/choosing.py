@@ -240,7 +240,7 @@ def sampled_of(
     by_sequence = {id(one): token for one, token in zip(sequences, tokens, strict=True)}
     logprobs: dict[int, TokenLogprob] = {}
     for part in chosen.logprobs:
-        # Some of them may have left since.
+        # Some of these sequences may have left since.
         own = [by_sequence.get(id(one), 0) for one in part.sequences]
         for at, entry in part.batch.read(part.sampled, own).items():
             logprobs[id(part.sequences[at])] = entry

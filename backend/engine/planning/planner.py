@@ -390,7 +390,7 @@ class Planner:
             source = self._sources.choose(one)
             if self._sources.expects(one, source, self._room - used):
                 expecting += 1
-                used = self._used() + storing  # with a snapshot that it may need
+                used = self._used() + storing  # the sequence may now need a snapshot
                 continue
             while needed > self._room and one.width > 2:
                 one.width = 1 + (one.width - 1) // 2

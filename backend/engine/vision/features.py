@@ -99,7 +99,7 @@ def _features(
     whole = model.whole
     embed = whole.get_input_embeddings
     output = embed(mx.array([list(tokens)]), pixels, **accepted(embed, rest)).to_dict()
-    # Some return the mask that they were given.
+    # Some families return the mask that they were given.
     given = {
         name: value
         for name, value in output.items()

@@ -19,7 +19,7 @@ from backend.engine.vision.multimodal_model import MultimodalModel
 
 GRIDS = ("image_grid_thw", "video_grid_thw")
 _CANVAS = "minicpmv4_7"
-_IMAGE, _VIDEO = 1, 2  # what that family calls a token's kind
+_IMAGE, _VIDEO = 1, 2  # numbers of that family for the kinds of tokens
 
 
 def positions_of(

@@ -40,8 +40,8 @@ _CHANNELS, _FLOAT = 3, 4  # of a pixel; bytes of a value
 _PROBE = 2048, 1536  # pixels of an image that most processors scale down
 _NOTHING = 0  # the token in place of an embedding, which no layer reads
 _KINDS = {Picture: IMAGE, Video: VIDEO, Sound: AUDIO}
-# DeepSeek-VL2's tiles for each image. mlx-vlm 0.7.10 reads as many of these as there are tiles, and
-# beyond the end of the array; a 0 ends them.
+# DeepSeek-VL2: the tiles of each image. mlx-vlm 0.7.10 reads as many entries as there are tiles,
+# which is beyond the array's end; it stops at an entry of 0.
 _CROPS = "images_spatial_crop"
 _TILED = 2  # more images in a prompt are not divided into tiles
 # Outputs for the marker's text, which do not depend on the item.
