@@ -132,7 +132,7 @@ class ModelConfig(Strict):
     )
     reasoning: Reasoning = Reasoning()
     reasoning_effort: str = about(
-        "`none`, `minimal`, `low`, `medium` or `high`, for requests that set none.", ""
+        "`none`, `minimal`, `low`, `medium` or `high`, for requests without one.", ""
     )
 
     context_size: int = about(

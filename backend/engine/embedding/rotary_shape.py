@@ -137,7 +137,7 @@ def shape_of(name: str, config: Mapping[str, Any]) -> Shape:
 
 
 def _sizes(config: Mapping[str, Any], *, segments: int, epsilon: float) -> dict[str, Any]:
-    """The sizes under transformers' names. segments, epsilon: where config.json has none."""
+    """The sizes under transformers' names. segments, epsilon: defaults if config.json has none."""
     return {
         "vocabulary": int(config["vocab_size"]),
         "hidden": int(config["hidden_size"]),

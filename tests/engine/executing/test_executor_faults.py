@@ -578,7 +578,7 @@ def test_a_pass_in_flight_may_fail_after_one_of_its_requests_was_cancelled(
         rounds.scheduler.cancel(2)
         rounds.step()
     rounds.drain(2000)
-    # The first one's KV is in the same batch as what the pass computed.
+    # The KV of sequence 1 is in the same batch as the result of the failed pass.
     assert all(isinstance(rounds.received[number].error, EngineFailed) for number in (1, 3))
     assert_nothing_is_left(rounds)
     submit(rounds, 4, 104)
