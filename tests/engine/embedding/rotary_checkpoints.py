@@ -55,7 +55,7 @@ def write(family: str, folder: Path, **changes: Any) -> Path:
 
 
 def _adapted(name: str, rows: int, columns: int) -> Tensors:
-    """A matrix with the adapters of all tasks. An embedding's first factor has its rows."""
+    """A matrix with the adapters of all tasks; those of embeddings have their factors swapped."""
     first, second = (RANK, columns), (rows, RANK)
     if name.endswith("_embeddings"):
         first, second = second, first
