@@ -28,7 +28,7 @@ class Backend:
     def __init__(self, process: BackendProcess | None, connection: Connection) -> None:
         self.process = process
         self.connection = connection
-        self.doubted = False  # a request found that it is dead
+        self.doubted = False  # a request found that the backend is dead
         self.emptied = False  # a request was answered with "no model is loaded"
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Packages of the gateway import each other in one direction only, and no httpx at its start."""
+"""Packages of the gateway import each other in one direction only; its start loads no httpx."""
 
 from __future__ import annotations
 

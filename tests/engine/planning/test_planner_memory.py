@@ -304,7 +304,7 @@ def test_rows_stay_until_a_quarter_of_them_is_spare() -> None:
 def test_the_states_from_before_a_step_with_guesses_are_charged_for(
     spare: int, guesses: dict[int, int]
 ) -> None:
-    """4000 bytes: a row's state from before the step, and its mixture with the new one."""
+    """The 4000 bytes are a row's state from before the step, and its mixture with the new one."""
     planner = Planner(limits(1 << 20, cost=HYBRID, trims=False, guesses=4, prompt_cache=0))
     planner.widths.choose = lambda rows, longest, most: most  # type: ignore[method-assign]
     one = replace(arrived(1, [1] * 200), guesses=4)
