@@ -168,7 +168,7 @@ class ModelConfig(Strict):
     adapters: dict[str, str] = about(
         "Name → adapter: the adapters that a request may choose with `adapters`.", {}
     )
-    draft_model: str = about("What guesses tokens: a small model, EAGLE-3 or DFlash.", "")
+    draft_model: str = about("The drafter: a small model, EAGLE-3 or DFlash.", "")
     draft_models: list[str] = about(
         "Draft models that a request may choose with `draft_model`.", []
     )

@@ -253,7 +253,7 @@ def _minicpmv4_6(path: Path) -> None:
 
 
 def _minicpmv4_7(path: Path) -> None:
-    """The same, with an image and its tiles on one grid of positions."""
+    """Like MiniCPM-V 4.6, with an image and its tiles on one grid of positions."""
     _minicpmv4_6(path)
     config = read(path, "config.json") | {"model_type": "minicpmv4_7"}
     added = read(path, "tokenizer.json")["added_tokens"]

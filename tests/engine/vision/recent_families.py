@@ -94,7 +94,7 @@ def write_gemma4_moe(path: Path) -> None:
 
 
 def write_gemma4_unified(path: Path) -> None:
-    """The same attention, and patches of the image in place of a tower."""
+    """Gemma 4's attention, and patches of the image in place of a tower."""
     write_gemma4(path)
     config = read(path, "config.json") | {"model_type": "gemma4_unified", "audio_config": None}
     config["text_config"] |= _SEES_AHEAD | {"model_type": "gemma4_unified_text"}
