@@ -25,7 +25,7 @@ class LegacyLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def convert(self, entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """The lists for the next entries; a prompt's entries have the text that they add."""
+        """The four lists for the next entries. Entries of a prompt contain their own text."""
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         lists: dict[str, list[Any]] = {name: [] for name in names}
         for entry in entries:

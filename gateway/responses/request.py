@@ -145,7 +145,7 @@ Format = Annotated[PlainFormat | JsonSchemaFormat, OneOf("a format")]
 
 class TextConfig(Strict):
     format: Format | None = None
-    verbosity: str | None = about("Only repeated in the response.")
+    verbosity: str | None = about("No effect; repeated in the response.")
 
 
 class ReasoningConfig(Strict):
@@ -156,7 +156,7 @@ class ReasoningConfig(Strict):
 
 _INCLUDED = "message.output_text.logprobs reasoning.encrypted_content message.input_image.image_url"
 Includable = Annotated[str, known(_INCLUDED.split())]
-_TOLD = "Only repeated in the response."
+_TOLD = "No effect; repeated in the response."
 _Key = Annotated[str, Field(max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
 
