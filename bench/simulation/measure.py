@@ -73,7 +73,7 @@ def measure() -> Iterator[Figure | Table]:
 
 
 def replay(setup: Setup, policy: str, requests: int, seed: int = SEED) -> Outcome:
-    """Raises BrokenPlanError."""
+    """Simulate a policy under a setup's load. Raises BrokenPlanError."""
     load = conversations(seed, requests, setup.load)
     return outcome(setup, Replay(setup, POLICIES[policy](setup.limits), load).run())
 

@@ -81,9 +81,9 @@ FAMILY_CASES = {
 def test_a_sent_part_of_a_call_is_always_a_prefix_of_its_arguments(
     names: tuple[str, str | None, str], data: st.DataObject
 ) -> None:
-    """In every family and any split.
+    """This holds in every family and for any split.
 
-    At the end of a complete answer the stream equals the whole.
+    At the end of a complete answer, the parts add up to all arguments.
     """
     format_ = ChatFormat.named(names[0], names[1])
     case = data.draw(st.sampled_from(FAMILY_CASES[names]))

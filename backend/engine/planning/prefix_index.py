@@ -42,7 +42,7 @@ class PrefixKey:
     digests: list[bytes]
 
     def __init__(self, tokens: Sequence[int] | NDArray[np.integer]) -> None:
-        """Raises ValueError if a token does not fit into 32 bits."""
+        """Pack the tokens. Raises ValueError if one does not fit into 32 bits."""
         self.tokens = _as_tokens(tokens)
         self.tokens.flags.writeable = False
         self.digests = _with_digests([], self.tokens)

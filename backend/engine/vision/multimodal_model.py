@@ -193,7 +193,7 @@ def _following(layers: Sequence[Any], shifts: mx.array, tokens: int, axes: int) 
 
 
 def _of_mlx_lm(layer: Any) -> Any:
-    """mlx-lm's equivalent of an empty cache of mlx-vlm, because the engine batches only those."""
+    """mlx-lm's equivalent of an empty cache of mlx-vlm: the engine batches only mlx-lm's caches."""
     made: Any
     match layer:
         case vlm.RotatingKVCache():
