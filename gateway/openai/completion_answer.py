@@ -121,7 +121,7 @@ class _Choice:
         self._entries: list[dict[str, Any]] = []
         self._logprobs = LegacyLogprobs()
         self._reason: str | None = None
-        # The prompt's entries arrive at the end of the answer, and come before its own.
+        # The prompt's entries arrive at the end, but are sent before those of the answer.
         self._waits = plan.echo and plan.needs_prompt_entries(index)
         if plan.echo and not self._waits:
             self._text.append(plan.text_of(index))

@@ -86,7 +86,7 @@ def labelled(folder: Path) -> list[list[list[float]]]:
 
 
 def embedded_for_task(folder: Path, task: str) -> list[list[float]]:
-    """With a task's adapter, pooled and scaled as jina-embeddings-v3 is. Needs peft."""
+    """Vectors with a task's adapter, pooled and scaled as jina-embeddings-v3's. Needs peft."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -102,7 +102,7 @@ def embedded_for_task(folder: Path, task: str) -> list[list[float]]:
 
 
 def embedded_by_qwen(folder: Path) -> list[list[float]]:
-    """By the language model of Qwen2.5-VL, pooled and scaled as jina-embeddings-v4 is."""
+    """Vectors of Qwen2.5-VL's language model, pooled and scaled as jina-embeddings-v4's."""
     import torch
     from transformers import AutoTokenizer
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
