@@ -93,7 +93,7 @@ class Template(Strict):
     """LocalAI's `template:`. The checkpoint has its own chat template, so only one key remains."""
 
     use_tokenizer_template: Literal[True] = Field(
-        default=True, description="The checkpoint's chat template; there is no other."
+        default=True, description="Must be true: only the checkpoint's template is supported."
     )
 
     @model_validator(mode="before")
@@ -141,7 +141,7 @@ class ModelConfig(Strict):
     max_model_len: int = about("As context_size; the smaller applies.", 0, ge=0, lt=1 << 31)
     options: list[str] = about("`key:value`, see [options.md](options.md).", [])
     engine_args: dict[str, Any] = about(
-        "The same as a map, which takes precedence; an unknown key fails the load.", {}
+        "Options as a map, which takes precedence; an unknown key fails the load.", {}
     )
     overrides: list[str] = about("Passed to LoadModel.", [])
     type: str = about("Passed to LoadModel.", "")

@@ -61,7 +61,7 @@ class GenerateRequest(GenerationFields):
     images: list[str] | None = None
     raw: bool | None = about("Send the prompt as it is, without a template.")
     suffix: str = about("Text after the answer, for fill-in-the-middle.", "")
-    template: str = about("Refused: the model's own is used.", "")
+    template: str = about("Refused: the model's own template is used.", "")
 
     def turns(self) -> list[Turn]:
         if self.template:

@@ -59,7 +59,7 @@ class SamplingFields(CommonSampling):
 
     typical_p: Share | None = about("Locally typical sampling; 1 is off.")
     xtc_probability: Share | None = about("Probability that XTC is applied to a token.")
-    xtc_threshold: Share | None = about("XTC: the probability from which a token is likely.")
+    xtc_threshold: Share | None = about("XTC: tokens from this probability on are likely.")
     presence_context_size: Window | None = about(
         "mlx_lm.server: presence_penalty covers this number of recent tokens of prompt"
         " and answer; 0 none. Without it: the whole answer, and none of the prompt."

@@ -83,7 +83,7 @@ def not_named(count: int) -> ApiError:
 
 
 def not_listed(param: str, value: str, allowed: list[str]) -> ApiError:
-    """For an adapter or a draft model that the model's file does not list."""
+    """The refusal of an adapter or a draft model that the model's file does not list."""
     offered = ", ".join(repr(name) for name in allowed) or "none"
     return bad_field(param, f"{param} is {value!r}: this model's configuration offers {offered}")
 
