@@ -22,7 +22,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """Closes a connection whose request line and headers are too long, or take too long."""
 
     _head = 0  # bytes of the head so far
-    _between = 0  # bytes in a row after it that are no body: sizes of chunks, and trailers
+    _between = 0  # bytes in a row after the head that are no body: chunk sizes, trailers
     _reading_head = True
     _timer: asyncio.TimerHandle | None = None
     _answered: RequestResponseCycle | None = None

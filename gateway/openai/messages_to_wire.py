@@ -32,7 +32,7 @@ _ASSISTANT = (
 refusal".split()
 )
 _OF_ROLE = dict.fromkeys(_ASSISTANT, "assistant") | {"tool_call_id": "tool"}
-_AT_ONCE = 500  # messages
+_AT_ONCE = 500  # messages between two pauses for other tasks
 Kind = Literal["image", "video", "audio"]
 
 

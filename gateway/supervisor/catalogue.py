@@ -29,12 +29,12 @@ class Catalogue:
 
     @property
     def models(self) -> list[ModelConfig]:
-        """In the order of the files."""
+        """The models, in the order of the files."""
         return list(self._folder.models)
 
     @property
     def broken(self) -> dict[str, str]:
-        """For each name in an invalid file, the error."""
+        """The error for each name in an invalid file."""
         return dict(self._folder.broken)
 
     def resolve(self, name: str | None) -> ModelConfig:

@@ -697,7 +697,7 @@ def test_a_custom_tool_is_a_function_with_one_text_argument(strict: Exchange) ->
     [('{"input": "a\\nb"}', "a\nb"), ('{"input": ""}', ""), ('{"in": 1}', '{"in": 1}')],
 )
 def test_a_call_of_a_custom_tool_has_its_text(arguments: str, text: str) -> None:
-    """In one piece, and in a stream that is cut into single characters."""
+    """The text is the same in one piece and in a stream that is cut into single characters."""
     form = form_of(ChatCompletionRequest.model_validate({"messages": user_message("x")} | OFFER))
     pieces = [Piece(tool_calls=(ToolCallPiece(0, "c1", "patch"),))]
     pieces += [Piece(tool_calls=(ToolCallPiece(0, arguments=each),)) for each in arguments]

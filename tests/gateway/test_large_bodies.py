@@ -114,7 +114,7 @@ def test_messages_that_are_far_too_long_take_little_memory_of_the_backend(
 
 
 async def test_a_long_body_is_read_in_several_steps() -> None:
-    """Between two of them every other task of the gateway has a turn."""
+    """Between two steps every other task of the gateway has a turn."""
     turns = 0
 
     async def take_turns() -> None:

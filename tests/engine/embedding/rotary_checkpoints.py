@@ -152,7 +152,7 @@ def _gte(prefix: str, segments: int, vocabulary: int) -> Tensors:
 
 
 def _gte_multilingual(vocabulary: int) -> Tensors:
-    """With the head for sparse vectors that the published weights have."""
+    """The weights include the head for sparse vectors, as the published ones do."""
     yield from _gte("new.", 1, vocabulary)
     yield from linear("classifier", 1, HIDDEN)
 

@@ -618,7 +618,7 @@ def check_preempted(number: int, generated: int) -> None:
 def test_a_grammar_accepts_the_sent_tokens_again_after_a_preemption(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the step that fails it has accepted a token that was never delivered."""
+    """In the step that fails, the grammar has accepted a token that is never delivered."""
     for number in (6, 10):
         for at in range(1, 10, STRIDE):
             with monkeypatch.context() as patch:

@@ -71,7 +71,7 @@ class Ranks:
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
-    """With a group of MLX that forms immediately."""
+    """Ranks whose group of MLX forms immediately."""
     monkeypatch.setattr(group, "join_group", lambda _: None)
     place = Place(0, 2, ("127.0.0.1", free_ports(1)[0]), ("a", "b"), join_timeout=WAIT)
     found = Ranks(Leader(place, "secret"))
