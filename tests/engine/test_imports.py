@@ -29,7 +29,7 @@ MODULES = {name_of(path): path for path in sorted(ENGINE.rglob("*.py"))}
 def statements(tree: ast.AST, *, ever: bool) -> Iterator[ast.Import | ast.ImportFrom]:
     """The imports that run when the module is loaded, or with `ever` when its functions are called.
 
-    None that are for type checkers.
+    Imports for type checkers only are left out.
     """
     for node in ast.iter_child_nodes(tree):
         match node:
