@@ -46,7 +46,7 @@ class Answer:
         self._sent = 0  # characters already sent of the open call's arguments
         self._latest = ""
         self.fresh = True
-        """Only whitespace has come since the beginning or the last block."""
+        """Whether only whitespace has come since the beginning or the last block."""
         self.markdown = Markdown()
 
     @property

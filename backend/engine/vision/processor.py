@@ -121,8 +121,8 @@ def drop_arguments_for_text(processor: Any) -> None:
 def complete_tiles(processor: Any) -> None:
     """Let Llama 4 see the whole image after its tiles, for which its prompts contain tokens.
 
-    mlx-vlm 0.7.10 leaves the whole image out (`llama4/processing_llama4.py`). The model then takes the features
-    of these tokens from memory that lies behind those of the tiles.
+    mlx-vlm 0.7.10 leaves the whole image out (`llama4/processing_llama4.py`). The model then takes
+    the features of these tokens from memory that lies behind those of the tiles.
     """
     images: Any = getattr(processor, "image_processor", None)
     if not type(images).__module__.endswith(".llama4.processing_llama4"):
