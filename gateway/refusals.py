@@ -115,7 +115,7 @@ def _methods(request: Request) -> list[str]:
 
 def _takes(route: BaseRoute, request: Request, method: str) -> bool:
     if isinstance(route, Mount) and method != "GET":
-        return False  # it would match any method, and serves files
+        return False  # a mount matches every method, but serves files to GET only
     # A mount that did not match has written its own path into the scope.
     root = request.scope.get("app_root_path", request.scope.get("root_path", ""))
     return route.matches({**request.scope, "method": method, "root_path": root})[0] is Match.FULL

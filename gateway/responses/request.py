@@ -53,7 +53,7 @@ class NamespaceTool(Strict):
 
     type: Literal["namespace"]
     name: str = Field(min_length=1, max_length=128)
-    description: str | None = about("Shown with the first of the tools.")
+    description: str | None = about("Shown to the model with the first tool.")
     tools: list[OwnTool]
 
 

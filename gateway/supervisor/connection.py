@@ -84,7 +84,7 @@ class Connection:
         return reply.message == b"OK"
 
     async def load(self, model: pb.ModelOptions) -> None:
-        """LoadModel, without a limit. Raises LoadFailed, or ConnectionError if it is gone."""
+        """LoadModel, without a limit. Raises LoadFailed; ConnectionError if the backend is gone."""
         try:
             result: pb.Result = await self.stub.LoadModel(model)
         except grpc.aio.AioRpcError as error:
