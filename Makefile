@@ -36,7 +36,7 @@ serve: ## start the HTTP gateway (MODELS=folder, MODEL=path or hub id, SERVE="--
 demo: install ## ask the default model (PROMPT="…", MODEL=path or hub id)
 	@$(PYTHON_ENV) -m demo.chat
 
-demo-distributed: install ## the same with three ranks here, each with a part of the model
+demo-distributed: install ## ask three ranks on this machine, each with a part of the model
 	@RANKS=3 $(PYTHON_ENV) -m demo.chat
 
 test: install-dev ## run the tests (TESTS="tests/install -k name" picks some)

@@ -1,4 +1,4 @@
-"""On Linux CPU: the speed-up by OpenBLAS and the cast to float32."""
+"""The speed-up by OpenBLAS and by the cast to float32, on a Linux CPU."""
 
 from __future__ import annotations
 

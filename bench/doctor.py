@@ -47,7 +47,7 @@ QUESTIONS = (
 )
 TOKENS = 32
 DECODE_TOKENS = 64
-TOGETHER = (4, 16)  # answers at once
+TOGETHER = (4, 16)  # numbers of answers that run at once
 PREFILL_WORDS = 300
 NEAR_TIE = 0.25  # nats; smaller differences between two tokens may be rounding in half precision
 LEAVE_SECONDS = 10.0
@@ -74,8 +74,9 @@ class Finding:
 class Answer:
     """One greedy answer.
 
-    tokens, best: each token, and the log-probabilities of the best ones at its position; empty if
-    the request wanted no log-probabilities. prefill, decode: seconds, as the backend reports them.
+    tokens: empty if the request asked for no log-probabilities. best: for each token, the
+    log-probabilities of the likeliest tokens at its position. prefill, decode: seconds, as the
+    backend reports them.
     """
 
     tokens: list[str]
@@ -257,7 +258,7 @@ def _together(width: int) -> str:
 
 
 def _plain(options: pb.ModelOptions) -> dict[str, float]:
-    """Speeds of mlx-lm's `stream_generate`, in a process of its own; {} if it fails."""
+    """Speeds of mlx-lm, measured in a process of its own; {} if it fails."""
     model = options.ModelFile or options.Model
     try:
         return dict(json.loads(_child(["-m", "bench.doctor", "--plain", model])))
@@ -269,7 +270,7 @@ def _compared(ours: dict[str, float], theirs: dict[str, float]) -> Finding:
     figures = {"backend": ours, "mlx_lm": theirs}
     if not theirs:
         parts = [f"{name} {speed:.1f} tokens/s" for name, speed in ours.items()]
-        return Finding("speed", "note", "; ".join([*parts, "mlx-lm does not load it"]), figures)
+        return Finding("speed", "note", "; ".join([*parts, "mlx-lm failed to run"]), figures)
     parts = [
         f"{name} {speed:.1f} tokens/s, mlx-lm {theirs[name]:.1f} (ratio {speed / theirs[name]:.2f})"
         for name, speed in ours.items()
@@ -306,10 +307,10 @@ def _request(prompt: str, tokens: int, fields: dict[str, Any]) -> pb.PredictOpti
 
 
 def plain(model: str) -> dict[str, float]:
-    """Tokens per second of mlx-lm on the prompts of `_speed`; runs in the child.
+    """Tokens per second of mlx-lm on the prompts of `_speed`; `_plain` starts a process for this.
 
-    One answer is by `stream_generate`, several are by `batch_generate`. On a CPU it computes as the
-    backend does: in float32, without MLX's compiler.
+    `stream_generate` gives one answer, `batch_generate` several. On a CPU mlx-lm is set to compute
+    as the backend does: in float32, without MLX's compiler.
     """
     import mlx.core as mx
     from mlx_lm import batch_generate, load, stream_generate

@@ -98,7 +98,7 @@ def measure(model: Path) -> Iterator[Figure]:
         for path in ("chat/completions", "messages", "responses"):
             pause, usual = _pauses(port, path)
             yield at_most(
-                f"longest pause beside 10 MiB to /{path}, s", pause, 0.1, f"usual {usual:.3f} s"
+                f"slowest /health during 10 MiB to /{path}, s", pause, 0.1, f"usual {usual:.3f} s"
             )
 
 

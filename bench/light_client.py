@@ -24,7 +24,7 @@ _STATIC = {":authority": 1, ":path": 4, "content-type": 31}  # RFC 7541, appendi
 _POST, _HTTP = b"\x83", b"\x86"
 _READ_BYTES = 1 << 16
 BROKEN = -1
-"""The status of a call that ended without one."""
+"""Stands for the status of a call that ended without a status."""
 
 
 class LightClient:

@@ -66,7 +66,7 @@ def measure(model: Path) -> Iterator[Figure]:
         )
         yield at_most(f"parsing {name}, 100,000 tokens / 10,000, per token", long / short, 1.5)
     for name in CALLS:
-        yield at_most(f"parsing {name}, tokens from a value's first to its delta", _lag(name), 2)
+        yield at_most(f"parsing {name}, tokens of a value before its first event", _lag(name), 2)
 
 
 def _repeated(text: str, size: int) -> str:
@@ -88,7 +88,7 @@ def _per_token(text: str) -> float:
 
 
 def _lag(name: str) -> int:
-    """How many pieces of a value have been parsed when the stream sends the value's first part."""
+    """Pieces of a value that are parsed before the parser emits the first part of that value."""
     text = CALLS[name]
     parser = ChatParser(ChatFormat.named(name), tools=TOOLS, partial_calls=True)
     began = 0

@@ -32,9 +32,9 @@ from bench.report import Figure, at_least, at_most, fact
 
 STREAMS = 8
 TOKENS = 64
-THREADS = (1, 2)  # numbers of OpenBLAS threads that are tried for the peer
+THREADS = (1, 2)  # the peer runs with each of these numbers of OpenBLAS threads
 ROUNDS = 3
-BLAS_TOKENS = 32  # per stream; fewer than elsewhere, because three sides are compared twice
+BLAS_TOKENS = 32  # per stream; fewer than in other measurements, because this one takes longest
 BLAS_SECONDS = 180.0  # seconds for the rounds of one comparison; at least one is run
 SHORT = (25,) * 8  # words; the template adds 35 tokens to SmolLM2's
 MIXED = tuple(range(25, 166, 9))
@@ -196,7 +196,7 @@ def _newcomer(sides: Mapping[str, Ask]) -> Figures:
     )
     stall = Settings().stall_ms / 1e3
     yield at_most(
-        "longest gap of a stream meanwhile, in stall_ms",
+        "longest gap of a stream meanwhile / stall_ms",
         gap / stall,
         3,
         f"{gap:.2f} / {gap_of_theirs:.2f} s",

@@ -20,7 +20,7 @@ from common.model_kind import ModelKind, kind_of
 
 _INDEX = "model.safetensors.index.json"
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja", _INDEX)
-_LARGEST = 64 << 20  # bytes that are read of one file
+_LARGEST = 64 << 20  # maximum number of bytes that are read of one file
 _HEAD = 1 << 20  # bytes of tokenizer.json that hold its added tokens
 _ADDED = '"added_tokens":'
 _UNKNOWN = ("completion", "tools")
@@ -52,7 +52,7 @@ def abilities(folder: Path, wanted: str = "") -> tuple[str, ...]:
 
 
 def text_only(folder: Path, wanted: str = "") -> bool:
-    """Whether a checkpoint certainly accepts only text: no weights are a vision or audio part's."""
+    """Whether a checkpoint certainly accepts only text: it has no vision or audio weights."""
     if wanted == "text":
         return True
     with suppress(OSError, ValueError, RecursionError):

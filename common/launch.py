@@ -65,12 +65,12 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 def _cuda_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Settings for MLX's CUDA build; empty if it is not installed.
 
-    The build (0.32.4) counts each shape for which it prepares an attention or a graph, and from
-    twice the size of its cache on, every operation with a new shape fails. A server meets new
-    shapes for as long as it runs, so the check is turned off; the oldest are then replaced.
+    MLX 0.32.4 counts the shapes for which it prepares an attention or a graph. After twice as many
+    as its cache holds, every operation with a new shape fails. A server meets new shapes for as
+    long as it runs, so this check is turned off; MLX then replaces its cache's oldest entries.
 
-    It compiles kernels at their first use, which takes more than a minute in all, and keeps them
-    below /tmp, which is empty after a restart of a machine or a container.
+    MLX compiles each kernel at its first use, more than a minute in all. By default the kernels are
+    below /tmp and are lost when the machine or container restarts, so another folder is set.
     """
     for packages in sys.path:
         try:
@@ -83,8 +83,8 @@ def _cuda_settings(environ: Mapping[str, str]) -> dict[str, str]:
                 shared = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
                 cache = environ.get("MLX_BACKEND_CACHE") or os.path.join(shared, "mlx-backend")
                 folder = os.path.join(cache, "kernels", name.removesuffix(".dist-info"))
-                # Without a usable one, MLX's own folder is better than none.
-                if not folder.startswith("~"):  # a user without a home
+                # If this folder cannot be used, MLX keeps its default.
+                if not folder.startswith("~"):  # begins with ~ if the user has no home folder
                     try:
                         os.makedirs(folder, exist_ok=True)
                     except OSError:

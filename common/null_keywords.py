@@ -10,7 +10,7 @@ _NAMED = frozenset({"properties", "patternProperties", "dependentSchemas", "$def
 
 
 def without_nulls(schema: Any, *, named: bool = False) -> Any:
-    """The schema without keywords that are null. named: its keys are names, not keywords."""
+    """The schema without keywords that are null. named: whether its keys are names."""
     if isinstance(schema, list):
         return [without_nulls(inner) for inner in schema]
     if not isinstance(schema, Mapping):

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def missing_build() -> str | None:
     """What to do if MLX is installed without a build for any device."""
-    # The extras bring the library; on a Mac, mlx itself requires a package with it.
+    # On Linux the extras install libmlx; on a Mac, mlx itself requires a package with it.
     spec = importlib.util.find_spec("mlx")
     folders = map(Path, spec.submodule_search_locations or () if spec else ())
     libraries = [folder / "lib" / "libmlx.so" for folder in folders]

@@ -34,7 +34,7 @@ async def ask(
     send: Callable[[Lease], AsyncGenerator[Piece, None]],
     request: BaseModel,
 ) -> AsyncGenerator[Piece, None]:
-    """The events that `send` yields. Its lease comes from `lend` and is released at the end.
+    """The events that `send` yields, with a lease from `lend` that is released at the end.
 
     request: identifies the request, for `Suspects`. Raises ApiError.
     """

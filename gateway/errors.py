@@ -158,7 +158,7 @@ def of_rpc(error: grpc.aio.AioRpcError, names: Names) -> ApiError:
 
 
 def found_in(names: Names, place: str) -> tuple[str, str]:
-    """The name of the longest prefix of a path that has one, and the rest of the path."""
+    """The longest prefix of a path that has a name: that name, and the rest of the path."""
     for end in reversed([match.start() for match in _STEP.finditer(place)]):
         if place[:end] in names:
             return names[place[:end]], place[end:]

@@ -79,7 +79,7 @@ class Done:
 class Progress:
     """How much of the prompt is prefilled, in tokens.
 
-    The first of these events means that the backend has accepted the request.
+    The first event of this type means that the backend has accepted the request.
     """
 
     total: int

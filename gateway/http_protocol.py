@@ -22,7 +22,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """Closes a connection whose request line and headers are too long, or take too long."""
 
     _head = 0  # bytes of the head so far
-    _between = 0  # bytes in a row after it that are no body: sizes of chunks, and trailers
+    _between = 0  # bytes in a row after the head that are no body: chunk sizes, trailers
     _reading_head = True
     _timer: asyncio.TimerHandle | None = None
     _answered: RequestResponseCycle | None = None
@@ -49,7 +49,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
         super().connection_lost(exc)
-        if self._answered is not None:  # uvicorn marks only the latest of several requests
+        if self._answered is not None:  # uvicorn tells only the latest request
             self._answered.disconnected = True
             self._answered.message_event.set()
 
@@ -68,7 +68,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) > MOST_WAITING:
             self.transport.abort()
         elif self.pipeline:
-            self.flow.resume_reading()  # otherwise it is not noticed if the client leaves
+            self.flow.resume_reading()  # otherwise the client could leave unnoticed
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answered = cycle

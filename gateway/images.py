@@ -47,7 +47,7 @@ def is_remote(url: str) -> bool:
 
 
 def type_of(data: str) -> str:
-    """The media type that base64 or a data URI begins like; "" if that is none of those above."""
+    """The media type by the first bytes of base64 or a data URI; "" if none of those above."""
     text = data.partition(",")[2] if data[:5].lower() == "data:" else data
     digits = "".join(text[: 4 * _HEAD].split())[: _HEAD // 3 * 4]
     try:

@@ -15,7 +15,7 @@ from gateway import exchange
 from gateway.errors import too_slow
 from gateway.refusals import response_of
 
-# seconds; backend calls and streams have the same limit, and get this long to report it themselves
+# Seconds beyond the limit in which backend calls and streams, which share it, may report it.
 _GRACE = 2.0
 
 

@@ -35,9 +35,9 @@ class Metrics:
             ("method", "path", "status"),
         )
         self.first_byte = self._seconds(
-            "first_byte", "From the request to the first byte of its answer's body."
+            "first_byte", "Time from the request to the first byte of the body."
         )
-        self.duration = self._seconds("request", "From the request to the end of its answer.")
+        self.duration = self._seconds("request", "Time from the request to the answer's end.")
         self.prompt_tokens = self._counter(
             "prompt_tokens", "Tokens of the prompts of answers that ended."
         )
@@ -46,16 +46,16 @@ class Metrics:
             "gateway_running_streams", "Streams that are currently open.", registry=self.registry
         )
         self.first_token = self._seconds(
-            "model_first_token", "From the request to the first part of an answer.", "model"
+            "model_first_token", "Time from the request to the answer's first part.", "model"
         )
         self.inter_token = self._seconds(
             "model_inter_token",
-            "Between two parts of an answer: single tokens, unless they arrive very fast.",
+            "Time between parts of an answer: single tokens unless they are very fast.",
             "model",
             (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0),
         )
         self.queue = self._seconds(
-            "model_queue", "Until the first part, less the backend's time for the prompt.", "model"
+            "model_queue", "Time to the first part, less the prefill time.", "model"
         )
 
     def _counter(self, name: str, meaning: str, labels: Sequence[str] = ("path",)) -> Counter:

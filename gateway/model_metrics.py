@@ -22,12 +22,12 @@ _G, _C = GaugeMetricFamily, CounterMetricFamily
 # By field of MetricsResponse, or key of its trailing metadata (mlx-draft-*: if the model drafts).
 _COUNTED = {
     "tokens_per_second": (_G, "tokens_per_second", "Latest decode speed of all answers together."),
-    "tokens_generated": (_C, "generated_tokens", "Tokens generated since its start."),
-    "prompt_tokens_processed": (_C, "prompt_tokens", "Prompt tokens computed since its start."),
+    "tokens_generated": (_C, "generated_tokens", "Tokens generated since the backend's start."),
+    "prompt_tokens_processed": (_C, "prompt_tokens", "Prompt tokens since the backend's start."),
     "mlx-draft-width": (_G, "draft_width", "Guesses that a step may check for each sequence."),
     "mlx-draft-tokens": (_C, "draft_tokens", "Guesses checked since the load."),
     "mlx-draft-accepted-tokens": (_C, "draft_accepted_tokens", "Guesses that were right."),
-    "mlx-draft-gain": (_G, "draft_gain", "Tokens per second over those of plain steps."),
+    "mlx-draft-gain": (_G, "draft_gain", "Decode speed, relative to plain steps."),
 }
 # A model and, if its backend answers, its counters since the start.
 ModelNow = tuple[ModelStatus, Mapping[str, float]]

@@ -2,7 +2,7 @@
 
 Any page that a user opens can send requests to this machine. Its browser names the page's origin in
 `Origin`, and a page with a host name of its own for 127.0.0.1 (DNS rebinding) shows it in `Host`.
-Programs send no Origin and are not affected.
+Programs without pages send no Origin and are not affected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.settings import GatewaySettings
 _METHODS = "GET, POST, DELETE"
 _READABLE = "x-request-id, request-id, retry-after, x-should-retry, x-ignored-fields"
 _DAY = "86400"  # seconds
-_PROGRAMS = ("app://", "tauri://", "vscode-webview://", "vscode-file://")  # never a web page's
+_PROGRAMS = ("app://", "tauri://", "vscode-webview://", "vscode-file://")  # no web page has these
 
 
 class OriginMiddleware:

@@ -54,7 +54,7 @@ INTEGER, NUMBER, TEXT = {"type": "integer"}, {"type": "number"}, {"type": "strin
 TEXT_OR_NULL = {"type": ["string", "null"]}
 _ERROR = schema_of(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL)
 OPENAI = ErrorForm("Error", schema_of(error=_ERROR), ApiError.body)
-FORMS: dict[str, ErrorForm] = {}  # by what paths below /v1 or / begin with; other APIs add theirs
+FORMS: dict[str, ErrorForm] = {}  # by the beginning of paths below /v1 or /; other APIs add theirs
 
 
 def form_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> ErrorForm:
@@ -115,7 +115,7 @@ def _methods(request: Request) -> list[str]:
 
 def _takes(route: BaseRoute, request: Request, method: str) -> bool:
     if isinstance(route, Mount) and method != "GET":
-        return False  # it would match any method, and serves files
+        return False  # a mount matches every method, but serves files to GET only
     # A mount that did not match has written its own path into the scope.
     root = request.scope.get("app_root_path", request.scope.get("root_path", ""))
     return route.matches({**request.scope, "method": method, "root_path": root})[0] is Match.FULL

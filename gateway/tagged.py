@@ -32,8 +32,8 @@ class OneOf:
 
     what: the noun for errors, such as "a part". default: the kind if the type is missing or null.
     instead: for unknown kinds that clients often send, what the error recommends.
-    otherwise: makes the replacement of any other unknown kind, unless `--strict` is set: DROPPED
-    removes it, None refuses it. lossless: whether that keeps the meaning.
+    otherwise: called with a value of any other unknown kind, unless `--strict` is set; returns what
+    replaces it, DROPPED to remove it, None to refuse it. lossless: whether that keeps the meaning.
     A literal in the union lists words that may be sent instead of an object.
     """
 
@@ -180,8 +180,8 @@ def _read(data: Any) -> str:
 def as_text(kind: str, unread: str = "") -> Callable[[Any], Any]:
     """For `otherwise`: the text of a part as a part of this kind; a part without text is dropped.
 
-    `unread` tells the model of a document without readable text. Without it, and for any other
-    attachment, the part is refused, because its user would miss it.
+    unread: the text that replaces a document without readable text. If it is empty, the document is
+    refused, as any other attachment: the answer would ignore it.
     """
 
     def convert(value: dict[str, Any]) -> Any:

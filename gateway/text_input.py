@@ -1,4 +1,4 @@
-"""The text in the arguments of a custom tool's call: for the model, it is the only argument."""
+"""The text in a custom tool's call, which the model writes as the only argument of a function."""
 
 from __future__ import annotations
 

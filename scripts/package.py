@@ -171,7 +171,7 @@ def compile_all(package: Path, origins: Mapping[Path, Path]) -> None:
 
 
 def compiled_before(text: bytes, origin: Path) -> CodeType | None:
-    """The code in the bytecode file of `origin`; None if it is stale or belongs to another text."""
+    """The code in the bytecode file of `origin`; None if the file is stale or `text` differs."""
     compiled = Path(cache_from_source(str(origin)))
     if not compiled.exists() or origin.read_bytes() != text:
         return None

@@ -20,7 +20,8 @@ from tests import preemption
 from tests.engine.ranks.yielding import yielding as yielding  # a fixture
 from tests.long import TEST_LONG
 
-# Tests compare float32 results to within 1e-5. MLX's CUDA build would multiply them with 10 bits.
+# Tests compare float32 results to within 1e-5. MLX's CUDA build multiplies with
+# TF32 by default, which keeps only 10 bits of a factor.
 os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 # No deadlines: a slow machine is no fault of the code. Without TEST_LONG every run has the same

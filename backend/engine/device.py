@@ -65,7 +65,7 @@ def host_reads_disturb(device: Device) -> bool:
 
 
 def computes_wrongly(device: Device, model_type: str) -> bool:
-    """Whether MLX 0.32.4 was seen to compute such a model wrongly (docs/hardware.md)."""
+    """Whether MLX 0.32.4 is known to compute models of this type wrongly (docs/hardware.md)."""
     return device.kind == "cuda" and model_type == "openai_privacy_filter"
 
 
@@ -107,7 +107,8 @@ class MemoryPlan:
 def detect(root: Path = Path("/")) -> Device:
     """The device that MLX uses by default in this process. For the engine thread.
 
-    Raises EngineFailed with MLX's reason if it cannot use it, as with a driver that is too old.
+    Raises EngineFailed with MLX's reason if MLX cannot use the device, for example because its
+    driver is too old.
     """
     import mlx.core as mx
 
@@ -134,7 +135,7 @@ def detect(root: Path = Path("/")) -> Device:
 
 
 def without_driver(fault: ImportError) -> EngineFailed | None:
-    """The error if MLX cannot be imported because there is no driver; otherwise None."""
+    """The error to raise if `fault` says that NVIDIA's driver is missing; otherwise None."""
     if "libcuda.so" not in str(fault):
         return None
     return EngineFailed(

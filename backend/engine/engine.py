@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _SAVE_SECONDS_AT_FREE = 3.0  # LocalAI waits 5 seconds for the answer to Free
 _MEASURE_SECONDS = 1.0  # how long Status waits for the engine thread's step to end
-# the same if there is a measurement no older than _RECENT_SECONDS
+# how long it waits if the latest measurement is no older than _RECENT_SECONDS
 _SHORT_MEASURE_SECONDS = 0.05
 _RECENT_SECONDS = 5.0
 _FAILED = "the engine has failed and the backend ends: send the request again in a while"
@@ -203,7 +203,9 @@ class Engine:
             return await self._drop_model()
 
     async def _drop_model(self) -> bool:
-        """Release the model on all ranks, even if the awaiting task is cancelled meanwhile."""
+        """Release the model on all ranks, even if the awaiting task is cancelled meanwhile.
+
+        Returns whether there was a model."""
         drop = asyncio.ensure_future(self._drop())
         try:
             return await asyncio.shield(drop)
@@ -279,8 +281,8 @@ class Engine:
     async def status(self) -> EngineStatus:
         """State and memory. The total is all memory that MLX has allocated, in use or for reuse.
 
-        The engine thread measures memory after the current step; if the step takes long, the
-        previous measurement is returned, sooner if that is recent.
+        The engine thread measures memory after the current step. If the step takes long, the
+        previous measurement is returned; a recent one is returned after a shorter wait.
         """
         state = self._state()
         if state is not EngineState.FAILED:

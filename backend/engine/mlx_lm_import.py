@@ -27,7 +27,7 @@ from typing import Any
 
 from backend.engine.device import without_driver
 
-_LISTED = "5.23.0"  # the version of transformers
+_LISTED = "5.23.0"  # the version of transformers that this module knows
 
 # The names in each module, by the packages that these modules need.
 _Names = dict[frozenset[str], dict[str, set[str]]]
@@ -89,7 +89,7 @@ class _QuickNames:
 
 
 def _from_the_end(names_of: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
-    """The same function, which is given only the lines from the last `__all__` on."""
+    """`names_of`, given only the lines from the last `__all__` on."""
 
     @wraps(names_of)
     def names(content: str) -> list[str]:
@@ -99,7 +99,7 @@ def _from_the_end(names_of: Callable[[str], list[str]]) -> Callable[[str], list[
 
 
 def _once(names_in: Callable[..., _Names], models: Path) -> Callable[..., _Names]:
-    """The same function, which reads the files of the folder `models` only if no list is kept."""
+    """`names_in`, which then reads the files of the folder `models` only if no list is kept."""
     kept = Path(cache_from_source(str(models / f"names-{_LISTED}.py"))).with_suffix(".json")
 
     @cache

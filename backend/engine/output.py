@@ -70,7 +70,7 @@ class Output:
         self._totals = _Totals(len(self.sequence.prompt))
 
     def started(self, reused: int, at: float) -> None:
-        """Record the admission. A sequence that restarts after a preemption keeps its figures.
+        """Record the admission. After a preemption the sequence keeps the figures of the first one.
 
         reused: prompt tokens whose KV was computed earlier. at: time.perf_counter() of the launch.
         """

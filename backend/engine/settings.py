@@ -101,7 +101,7 @@ class Settings:
         0,
         0,
         100_000_000,
-        "Output limit in tokens for requests that set none; 0 means up to the end of the context.",
+        "Output limit in tokens for requests without one; 0 means up to the end of the context.",
     )
     min_tokens: int = number(
         0,

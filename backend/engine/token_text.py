@@ -124,7 +124,7 @@ class TokenTexts:
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token, which may be part of a character.
 
-        For an unknown kind of vocabulary, the bytes that it adds after other text.
+        If the kind of vocabulary is unknown: the bytes that the token adds after other text.
         """
         if self._table is None:
             return WindowStream(self._decode, self._context()).add(token).encode()

@@ -33,8 +33,8 @@ _log = logging.getLogger(__name__)
 
 _GATHER_SECONDS = 0.025  # maximum time for which the first of several announced prompts waits
 _LINGER_SECONDS = 0.01  # maximum time that a prompt waits for others that are not announced yet
-_LINGER_SHARE = 0.1  # the same, as a share of the prompt's prefill time
-_LEAST_LINGER = 0.002  # the minimum: long enough for the event loop to read another request
+_LINGER_SHARE = 0.1  # maximum of the same wait, as a share of the prompt's prefill time
+_LEAST_LINGER = 0.002  # its minimum: long enough for the event loop to read another request
 _CHECK_SECONDS = 0.002  # interval of checks for prompts that are being prepared
 
 

@@ -23,7 +23,7 @@ _NOT_READ = {
 
 
 async def answer(engine: Engine, options: pb.PredictOptions) -> pb.EmbeddingResult:
-    """Raises WrongKind, InvalidRequest, TooLong, Overloaded."""
+    """Answer an Embedding call. Raises WrongKind, InvalidRequest, TooLong, Overloaded."""
     reader = engine.reader(TextReader)
     _require_one_input(options)
     pieces: list[Piece] = []

@@ -140,9 +140,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             finally:
                 if long:
                     return_memory_soon()
-            # Exceptions and frames refer to each other, which would keep a request of up to 50 MiB
-            # until the next garbage collection. So the error's traceback was dropped above, and
-            # this frame, to which gRPC's exception will refer, drops the request here.
+            # An exception and the frames in its traceback refer to each other, which would keep a
+            # request of up to 50 MiB until the next garbage collection. So the error's traceback is
+            # dropped above. `abort` raises another exception from this frame: drop the request.
             raw = b""
             return await context.abort(status.code, status.sentence, status.trailers)
 

@@ -7,7 +7,7 @@ import asyncio
 from common.machine_memory import return_freed_memory
 
 LONG = 1 << 20  # bytes
-_SOON = 0.05  # seconds
+_SOON = 0.05  # seconds for gRPC to release the request
 
 
 def return_memory_soon() -> None:

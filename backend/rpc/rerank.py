@@ -13,7 +13,7 @@ MOST_DOCUMENTS = 1000  # the limit of Cohere's API
 
 
 async def answer(engine: Engine, request: pb.RerankRequest) -> pb.RerankResult:
-    """Raises WrongKind, InvalidRequest, TooLong, Overloaded."""
+    """Answer a Rerank call. Raises WrongKind, InvalidRequest, TooLong, Overloaded."""
     reader = engine.reader(PairReader)
     _require_sound(request)
     documents = list(request.documents)

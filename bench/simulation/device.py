@@ -62,7 +62,7 @@ class DeviceSequence:
 @dataclass(frozen=True, slots=True)
 class _Entry:
     key: PrefixKey
-    nbytes: int  # beside the snapshots
+    nbytes: int  # without the snapshots
     snapshots: Snapshots
 
 

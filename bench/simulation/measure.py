@@ -41,7 +41,7 @@ POLICIES: dict[str, Callable[[Limits], Policy]] = {
 
 
 def _processor_seconds() -> float:
-    """Of this process and of its children that have ended."""
+    """Processor seconds of this process and of its children that have ended."""
     return sum(
         usage.ru_utime + usage.ru_stime
         for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
@@ -73,7 +73,7 @@ def measure() -> Iterator[Figure | Table]:
 
 
 def replay(setup: Setup, policy: str, requests: int, seed: int = SEED) -> Outcome:
-    """Raises BrokenPlanError."""
+    """Simulate a policy under a setup's load. Raises BrokenPlanError."""
     load = conversations(seed, requests, setup.load)
     return outcome(setup, Replay(setup, POLICIES[policy](setup.limits), load).run())
 

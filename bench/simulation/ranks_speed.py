@@ -31,11 +31,11 @@ def decode_seconds(
     launch = setup.machine.launch
     if way == "pipeline":
         hand_over = link.latency + states / link.bandwidth
-        # The sum of all parts; then one transfer per border, and one around the ring.
+        # The parts run one after the other. Each border adds a launch, and two transfers: one of
+        # the states to the next part, and one of the result around the ring.
         return alone + (ranks - 1) * (launch + 2 * hand_over)
-    hops = 2 * (
-        ranks - 1
-    )  # transfers of a ring all-reduce; each has one rank's share of the states
+    # A ring all-reduce makes this many transfers, each of 1/ranks of the states.
+    hops = 2 * (ranks - 1)
     one_sum = hops * (link.latency + states / ranks / link.bandwidth)
     return (alone - launch) / ranks + launch + 2 * setup.model.blocks * one_sum
 

@@ -35,11 +35,12 @@ from backend.engine.planning.plan import (
 from backend.engine.planning.prefix_index import PrefixKey
 from bench.simulation.device import ServerPlan
 
+# Defaults of mlx_lm.server, with the options that set them.
 _PROMPTS = 8  # --prompt-concurrency
 _SEQUENCES = 32  # --decode-concurrency
 _STEP = 2048  # --prefill-step-size
 _ENTRIES = 10  # --prompt-cache-size
-_ACCEPTS_EVERY = 0.5  # seconds: TimeBudget
+_ACCEPTS_EVERY = 0.5  # seconds; TimeBudget in its source
 _BATCH = 1
 
 Origin = Literal["assistant", "user", "system"]

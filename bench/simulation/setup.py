@@ -56,7 +56,7 @@ class Model:
 
     @property
     def weights(self) -> float:
-        """Bytes."""
+        """Bytes of the weights."""
         return self.parameters * self.bits / 8
 
     @property

@@ -115,7 +115,7 @@ def _of_calls(ledger: Ledger) -> Iterator[Figure]:
     yield at_most("calls that ended wrongly", len(ledger.wrong), 0)
     compared = f"of {ledger.compared}"
     yield at_most(
-        "answers unlike those to the same request alone", len(ledger.differing), 0, compared
+        "answers that differ from the same request alone", len(ledger.differing), 0, compared
     )
 
 

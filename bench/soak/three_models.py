@@ -107,7 +107,7 @@ def measure(text: Path, senses: Path) -> Iterator[Figure | Table]:
         ends[status] += requests
     shown = ", ".join(f"{requests} of {status}" for status, requests in ends.most_common())
     yield fact("requests through the gateway", ends.total() + ledger.left, shown)
-    yield fact("of these left by their clients", ledger.left)
+    yield fact("of these, given up by their clients", ledger.left)
     for sentence in ledger.wrong[:8]:
         print(f"  {sentence}")
     compared = f"{ledger.compared} compared"

@@ -62,7 +62,7 @@ NEMOTRON = JsonCalls(_OBJECT, "}", "<TOOLCALL>[", ", ", "]</TOOLCALL>")
 FUNCTIONARY_31 = JsonCalls("<function={name}>", "</function>", quoted=False)
 FUNCTIONARY = JsonCalls(
     "{name}\n", "", separator="\n>>>", quoted=False
-)  # the prompt ends with the first >>>
+)  # the prompt already ends with >>>
 FIREFUNCTION = JsonCalls(_OBJECT, "}", "functools[", ", ", "]")
 XLAM = JsonCalls(_OBJECT, "}", "[", ", ", "]")
 INTERNLM = JsonCalls(

@@ -69,7 +69,7 @@ class RuleBook:
         ]
         if isinstance(first, int):
             text = self.terminal(f"({body}) & /(?s:.+)/") + "?"
-            if also:  # the empty text may not be allowed
+            if also:  # a terminal in `also` need not match the empty text
                 text = self.terminal(body)
             return " ".join([text, f"<[{first}]>", *tail])
         literal = json.dumps(first, ensure_ascii=False)

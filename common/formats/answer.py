@@ -46,7 +46,7 @@ class Answer:
         self._sent = 0  # characters already sent of the open call's arguments
         self._latest = ""
         self.fresh = True
-        """Only whitespace has come since the beginning or the last block."""
+        """Whether only whitespace has come since the beginning or the last block."""
         self.markdown = Markdown()
 
     @property
@@ -55,7 +55,7 @@ class Answer:
 
     @property
     def quotes(self) -> bool:
-        """The latest character is an opening quotation mark: it is at the beginning of a word."""
+        """Whether the latest character is a quotation mark at the beginning of a word."""
         return bool(_OPENING_QUOTE.search(self._latest))
 
     @property

@@ -107,7 +107,7 @@ _STEP = CallTags(
 
 
 def _read_step(reading: Reading) -> Wait[Call]:
-    """`function<sep>`, sometimes the tool's name, and a call with tagged parameters."""
+    """Read `function<sep>`, sometimes the tool's name, and a call with tagged parameters."""
     cursor = reading.cursor
     yield from cursor.space()
     yield from cursor.run(_NAME)

@@ -29,7 +29,7 @@ def _read_addressed(reading: Reading) -> Wait[None]:
 
 
 class _Addressed(TaggedText):
-    """The prompt ends with the mark before a recipient; `all` is the user."""
+    """If the prompt ends with `>>>`, the answer begins with a recipient; `all` is the user."""
 
     def read(self, reading: Reading) -> Wait[None]:
         if reading.prompt_tail.endswith(_TO):

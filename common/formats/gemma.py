@@ -53,9 +53,9 @@ def _read_function_gemma(reading: Reading) -> Wait[None]:
 GEMMA4_TEXT = TaggedText(
     tags=(
         Tags("<|channel>thought", "<channel|>", anywhere=True),
-        Tags("thought\n", "<channel|>"),  # of a server that leaves out special tokens
+        Tags("thought\n", "<channel|>"),  # if the server omits special tokens
     ),
-    late_tags=(Tags("<|channel>", "<channel|>", anywhere=True),),  # where its name is missing
+    late_tags=(Tags("<|channel>", "<channel|>", anywhere=True),),  # a channel without a name
     calls=(
         CallSyntax(("<|tool_call>", _CALL), _read_gemma4, ("<tool_call|>",)),
         CallSyntax(("call:",), _read_gemma4, begins=begins_line),

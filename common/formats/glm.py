@@ -26,7 +26,7 @@ class KeyValueTags(CallTags):
     value: str = ""
     after_name: str = ""
     kind: tuple[str, str] = ("", "")
-    """Tags around the type of a value; the tool's schema counts, so it is skipped."""
+    """Tags around the type of a value. The type is skipped: the tool's schema determines it."""
 
     def _read_calls(self, reading: Reading) -> Wait[None]:
         cursor = reading.cursor

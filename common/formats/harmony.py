@@ -122,7 +122,7 @@ class Harmony:
         header.whole = True
 
     def _known(self, cursor: Cursor) -> Wait[bool]:
-        """Whether what comes next, after space, is a known part of a header."""
+        """Whether a known part of a header follows, possibly after space."""
         with cursor.ahead():
             yield from cursor.space()
             return bool((yield from cursor.at([*_HEADER_PARTS, _MESSAGE])))

@@ -209,7 +209,7 @@ def _read_json_list(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
 
 
 def _skip_strings(cursor: Cursor) -> Wait[None]:
-    """Read strings among calls, which are none."""
+    """Skip strings in a list of calls: they are no calls."""
     while (yield from cursor.peek()) == '"':
         yield from read_value(cursor, MODEL_JSON)
         yield from cursor.space()

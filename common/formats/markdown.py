@@ -30,7 +30,7 @@ class Markdown:
 
     @property
     def fenced(self) -> bool:
-        """Inside a code block."""
+        """Whether the position is inside a code block."""
         if self._fence:
             return not (self._closing or self._run_closes())
         return self._starts_line() and len(self._run) >= 3
@@ -42,7 +42,7 @@ class Markdown:
 
     @property
     def quoted(self) -> bool:
-        """Inside a code block or inline code."""
+        """Whether the position is inside a code block or inline code."""
         if self._fence or self.fenced:
             return self.fenced
         if self._run.startswith("`"):
@@ -51,7 +51,7 @@ class Markdown:
 
     @property
     def line_start(self) -> bool:
-        """Only blanks come before this position on its line."""
+        """Whether only blanks come before this position on its line."""
         return self._line_is_blank and not self._run
 
     def _read(self, run: str) -> None:

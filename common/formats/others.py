@@ -181,7 +181,7 @@ _INVOKE_JSON, _MODEL, _END = "<|content_invoke_tool_json|>", "<|message_model|>"
 
 
 def _read_inkling(reading: Reading) -> Wait[None]:
-    """Read the header of a message, with the tool's name, and the call as JSON."""
+    """Skip a message's header with the tool's name, and read the call as JSON, which repeats it."""
     cursor = reading.cursor
     yield from cursor.accept(_MODEL)
     yield from cursor.run(_RECIPIENT)

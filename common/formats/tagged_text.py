@@ -44,14 +44,14 @@ class TaggedText:
 
     tags: tuple[Tags, ...] = ()
     late_tags: tuple[Tags, ...] = ()
-    """Tags with an opening that other markers begin with, so they are known a character late."""
+    """Tags whose opening is also the beginning of other markers: the next character decides."""
     calls: tuple[CallSyntax, ...] = ()
     silent: tuple[str, ...] = ()
     """Markup that produces no output."""
     answers: tuple[str, ...] = ()
     """More silent markers, which begin the answer and so close open reasoning."""
     inline: tuple[str, ...] = ()
-    """Markup in the middle of text, given up to its attributes; the text around it stays."""
+    """Beginnings of tags inside text. The tags are removed, and what they surround stays."""
     starts_line: bool = False
     """The template begins every answer with a line break, which is also a separator."""
     _with_tools: Markers = field(init=False, repr=False, compare=False)
@@ -159,7 +159,7 @@ class TaggedText:
         return self._edge(reading, marker)
 
     def _inline(self, reading: Reading, marker: str) -> Wait[bool]:
-        """Read markup inside text up to its `>`; returns whether it was markup."""
+        """Read a tag inside text up to its `>`; returns False if the marker begins no tag."""
         cursor = reading.cursor
         start = cursor.position
         with cursor.ahead():
@@ -235,7 +235,7 @@ class TaggedText:
                 answer.write(cursor.rest())
             return True
         except Unreadable:
-            # Together with its content: a call inside a quoted block is quoted too.
+            # The whole block is text: a call inside a quoted block is quoted too.
             answer.write(cursor.take(quoted))
             return bool(quoted) or reading.settled
         finally:

@@ -201,7 +201,7 @@ def read_value(
 
 
 def _is_set(cursor: Cursor, dialect: Dialect) -> Wait[bool]:
-    """Whether the brace that comes next opens a set, whose first item has no colon behind it."""
+    """Whether the next brace opens a set: no colon follows its first item."""
     with cursor.ahead():
         cursor.take(1)
         yield from cursor.space()
@@ -230,7 +230,7 @@ def _read_key(cursor: Cursor, dialect: Dialect) -> Wait[str]:
 def _read_string(cursor: Cursor, dialect: Dialect, add: Send, sent: bool = False) -> Wait[bool]:
     """Read a quoted string if one comes next; returns whether it did.
 
-    sent: `add` sends its text, so the end must not depend on what may follow.
+    sent: `add` sends each piece at once, so later text must not change where the string ends.
     """
     if dialect.fence and (yield from cursor.accept(dialect.fence)):
         yield from _read_fenced(cursor, dialect.fence, add)

@@ -53,7 +53,7 @@ class Lexeme:
 
     @classmethod
     def of(cls, expr: Expr, regular: Mapping[str, Expr]) -> Lexeme:
-        """Raises TooLarge."""
+        """The lexeme of a regular expression. Raises TooLarge."""
         lexeme = cls()
         part = lexeme._build(expr, regular)
         lexeme.nullable, lexeme.first, lexeme.last = part.nullable, part.first, part.last

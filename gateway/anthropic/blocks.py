@@ -44,7 +44,7 @@ def _text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-# Agents repeat the PDF files that they have read in every request: a refusal would end their work.
+# Agents send each PDF again in all later requests, so a refusal would end the conversation.
 _UNREAD = "[A document, such as a PDF, could not be shown. Convert it to text, as with pdftotext.]"
 _text = as_text("text", _UNREAD)
 _ResultContent = Annotated[TextBlock | ImageBlock, OneOf("a tool result", otherwise=_text)]

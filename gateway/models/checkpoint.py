@@ -22,7 +22,7 @@ from gateway.models.config import DEFAULTS, ModelConfig, Parameters
 
 _LARGEST = 1 << 20
 _LARGEST_INDEX = 64 << 20
-_THEIRS = {"repeat_penalty": "repetition_penalty"}  # names in generation_config.json that differ
+_THEIRS = {"repeat_penalty": "repetition_penalty"}  # field: its name in generation_config.json
 _log = logging.getLogger("gateway.models")
 _Stamp = tuple[int, int]
 

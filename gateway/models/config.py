@@ -93,7 +93,7 @@ class Template(Strict):
     """LocalAI's `template:`. The checkpoint has its own chat template, so only one key remains."""
 
     use_tokenizer_template: Literal[True] = Field(
-        default=True, description="The checkpoint's chat template; there is no other."
+        default=True, description="Must be true: only the checkpoint's template is supported."
     )
 
     @model_validator(mode="before")
@@ -112,7 +112,7 @@ class ModelConfig(Strict):
     """A model of the models folder. What is passed to LoadModel is checked by the backend."""
 
     name: Name = Field(description="The name that requests use; if missing, the file's name.")
-    aliases: list[Name] = about("Other names for it.", [])
+    aliases: list[Name] = about("Other names of the model.", [])
     description: str = about("A description for people.", "")
     disabled: bool = about("Ignore this file.", False)
     backend: str = about(
@@ -132,16 +132,16 @@ class ModelConfig(Strict):
     )
     reasoning: Reasoning = Reasoning()
     reasoning_effort: str = about(
-        "`none`, `minimal`, `low`, `medium` or `high`, for requests that set none.", ""
+        "`none`, `minimal`, `low`, `medium` or `high`, for requests without one.", ""
     )
 
     context_size: int = about(
         "Maximum tokens of prompt and answer together; 0: the model's maximum.", 0, ge=0, lt=1 << 31
     )
-    max_model_len: int = about("The same; the smaller value applies.", 0, ge=0, lt=1 << 31)
+    max_model_len: int = about("As context_size; the smaller applies.", 0, ge=0, lt=1 << 31)
     options: list[str] = about("`key:value`, see [options.md](options.md).", [])
     engine_args: dict[str, Any] = about(
-        "The same as a map, which takes precedence; an unknown key fails the load.", {}
+        "Options as a map, which takes precedence; an unknown key fails the load.", {}
     )
     overrides: list[str] = about("Passed to LoadModel.", [])
     type: str = about("Passed to LoadModel.", "")
@@ -153,7 +153,7 @@ class ModelConfig(Strict):
     reranking: bool = about("Require a model that can serve /rerank.", False)
     mmproj: str = about("Passed to LoadModel.", "")
     cache_type_k: str = about("Type of the KV cache: `f16`, `q8_0`, `q4_0` …", "")
-    cache_type_v: str = about("The same as cache_type_k.", "")
+    cache_type_v: str = about("Must equal cache_type_k: one type for both.", "")
     rope_scaling: str = about("Passed to LoadModel.", "")
     yarn_ext_factor: float = about("Passed to LoadModel.", 0)
     yarn_attn_factor: float = about("Passed to LoadModel.", 0)
@@ -164,18 +164,18 @@ class ModelConfig(Strict):
     lora_base: str = about("Passed to LoadModel.", "")
     lora_scale: float = about("Multiplies the adapter's own scale; 0 means 1.", 0)
     lora_adapters: list[str] = about("Several adapters, which are added up.", [])
-    lora_scales: list[float] = about("Their scales, in the same order.", [])
+    lora_scales: list[float] = about("Scales of lora_adapters, in the same order.", [])
     adapters: dict[str, str] = about(
         "Name → adapter: the adapters that a request may choose with `adapters`.", {}
     )
-    draft_model: str = about("Drafts: a small model, EAGLE-3 or DFlash.", "")
+    draft_model: str = about("The drafter: a small model, EAGLE-3 or DFlash.", "")
     draft_models: list[str] = about(
         "Draft models that a request may choose with `draft_model`.", []
     )
     n_draft: int = about("Maximum number of tokens drafted at a time.", 0, ge=0, le=64)
 
-    preload: bool = about("Load it when the gateway starts.", False)
-    pinned: bool = about("Never unload it to make room or for idleness.", False)
+    preload: bool = about("Load the model when the gateway starts.", False)
+    pinned: bool = about("Never unload the model, neither to make room nor when it is idle.", False)
     idle_unload: float | None = about(
         "Unload after this many seconds without a request; 0: never; if missing, the"
         " gateway's `--idle-unload`.",

@@ -36,11 +36,11 @@ class GenerationFields(Request):
     """The fields that both endpoints have."""
 
     model: ModelName = Field(min_length=1)
-    stream: bool | None = about("true by default.")
+    stream: bool | None = about("The default is true.")
     format: Literal["json", ""] | Json | None = about("`json`, or a JSON schema.")
     options: Options | None = None
     think: bool | ReasoningEffort | None = None
-    keep_alive: str | float | None = about("0 beside an empty prompt unloads the model.")
+    keep_alive: str | float | None = about("0 with an empty prompt unloads the model.")
 
 
 class ChatRequest(GenerationFields):
@@ -59,9 +59,9 @@ class GenerateRequest(GenerationFields):
     prompt: str = ""
     system: str = ""
     images: list[str] | None = None
-    raw: bool | None = about("The prompt as it is, without a template.")
+    raw: bool | None = about("Send the prompt as it is, without a template.")
     suffix: str = about("Text after the answer, for fill-in-the-middle.", "")
-    template: str = about("Refused: the model's own is used.", "")
+    template: str = about("Refused: the model's own template is used.", "")
 
     def turns(self) -> list[Turn]:
         if self.template:

@@ -39,7 +39,7 @@ async def events_of(
             options.ModelIdentity = lease.identity
         times = [AnswerTimes(gateway.metrics, lease.config.name, since) for _ in wanted]
         limit = gateway.settings.request_timeout
-        first = names_of(request)  # only once, because it reads the whole conversation
+        first = names_of(request)  # once: names_of reads the whole conversation
 
         def names(choice: int) -> Names:
             return names_of(request, choice) if isinstance(request, CompletionRequest) else first

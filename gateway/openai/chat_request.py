@@ -26,7 +26,7 @@ class RoleMapping(Strict):
     user: str = ""
     assistant: str = ""
     tool: str = ""
-    stop: str = about("What ends every message.", "")
+    stop: str = about("The text that ends every message.", "")
 
 
 class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRequest):
@@ -48,11 +48,11 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRe
         " alternatives as well, as in mlx_lm.server and llama.cpp."
     )
     top_logprobs: int | None = about("Needs logprobs.", ge=0, le=MOST_ALTERNATIVES)
-    chat_template_kwargs: dict[str, Any] | None = about("Override those of the model's file.")
+    chat_template_kwargs: dict[str, Any] | None = about("Arguments that override the model file's.")
     continue_final_message: bool | None = about("The answer continues the last message.")
-    add_generation_prompt: bool | None = about("vLLM: false with continue_final_message.")
+    add_generation_prompt: bool | None = about("vLLM: send false with continue_final_message.")
     role_mapping: RoleMapping | None = about("Texts to use instead of the chat template.")
-    options: Options | None = about("Ollama's; the request's own fields take precedence.")
+    options: Options | None = about("Ollama's object; the request's own fields win.")
 
     @model_validator(mode="after")
     def _spread(self) -> Self:

@@ -26,9 +26,9 @@ from wire import backend_pb2 as pb
 async def options_of(
     request: ChatCompletionRequest, config: ModelConfig, gateway: Gateway
 ) -> list[pb.PredictOptions]:
-    """The backend's requests, one per choice, without ModelIdentity, because no lease is needed.
+    """The requests to the backend, one per choice. A lease adds their ModelIdentity later.
 
-    An invalid request loads no model, and is refused with its own HTTP status.
+    So an invalid request is refused before a model is loaded, with its own HTTP status.
     """
     first = pb.PredictOptions()
     write_sampling(first, request, config)

@@ -25,7 +25,7 @@ class LegacyLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def convert(self, entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """The lists for the next entries; a prompt's entries have the text that they add."""
+        """The four lists for the next entries. Entries of a prompt contain their own text."""
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         lists: dict[str, list[Any]] = {name: [] for name in names}
         for entry in entries:
@@ -121,7 +121,7 @@ class _Choice:
         self._entries: list[dict[str, Any]] = []
         self._logprobs = LegacyLogprobs()
         self._reason: str | None = None
-        # The prompt's entries arrive at the end of the answer, and come before its own.
+        # The prompt's entries arrive at the end, but are sent before those of the answer.
         self._waits = plan.echo and plan.needs_prompt_entries(index)
         if plan.echo and not self._waits:
             self._text.append(plan.text_of(index))

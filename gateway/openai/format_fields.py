@@ -43,7 +43,7 @@ class StructuredOutputs(Strict):
     json_: Schema | None = Field(None, alias="json", description="A JSON schema.")
     regex: str | None = about("A regular expression.")
     choice: list[str] | None = Field(None, min_length=1, description="One of these texts.")
-    grammar: str | None = about("GBNF, or Lark.")
+    grammar: str | None = about("A grammar in GBNF or Lark.")
     json_object: bool | None = about("Any JSON object.")
 
 
@@ -59,4 +59,4 @@ class FormatFields(Strict):
         None, min_length=1, description="vLLM: the answer is one of these texts."
     )
     guided_grammar: str | None = about("vLLM: a grammar, GBNF or Lark.")
-    structured_outputs: StructuredOutputs | None = about("vLLM: the same in one object.")
+    structured_outputs: StructuredOutputs | None = about("vLLM: one format, in one object.")

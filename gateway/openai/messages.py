@@ -43,7 +43,7 @@ class ContentPart(Strict):
     source: ImageSource | None = about("For parts of the type image.")
     video_url: MediaUrl | str | None = about("For parts of the types video_url and input_video.")
     input_audio: InputAudio | None = None
-    audio_url: MediaUrl | str | None = about("vLLM: the same, as a data URI.")
+    audio_url: MediaUrl | str | None = about("vLLM's form of input_audio, as a data URI.")
 
     @property
     def field(self) -> str:
@@ -64,7 +64,7 @@ class CalledFunction(Strict):
 
     name: str
     arguments: str | dict[str, Any] = ""
-    index: int | None = about("Ollama: its position; not read.")
+    index: int | None = about("Ollama: the call's position; not read.")
 
 
 def _custom_call(call: dict[str, Any]) -> dict[str, Any]:
@@ -110,14 +110,14 @@ class ChatMessage(Strict):
     role: Role
     content: str | list[Annotated[Part, _PLAIN]] | None = None
     name: str | None = None
-    tool_calls: list[Call] | None = about("Assistant: the calls it made.")
-    tool_call_id: str | None = about("Tool: which call this is the result of.")
-    function_call: CalledFunction | None = about("Assistant, legacy: the one call it made.")
-    reasoning_content: str | None = about("Assistant: what it thought before it answered.")
+    tool_calls: list[Call] | None = about("Assistant: its calls of tools.")
+    tool_call_id: str | None = about("Tool: the call whose result this is.")
+    function_call: CalledFunction | None = about("Assistant, legacy: its only call.")
+    reasoning_content: str | None = about("Assistant: its reasoning before the answer.")
     reasoning: str | None = about("Another name of reasoning_content.")
-    thinking_blocks: list[dict[str, Any]] | None = about("LiteLLM: the same, in pieces.")
-    reasoning_details: list[dict[str, Any]] | None = about("OpenRouter's.")
-    refusal: str | None = about("Assistant: content, where it refused.")
+    thinking_blocks: list[dict[str, Any]] | None = about("LiteLLM: reasoning_content in pieces.")
+    reasoning_details: list[dict[str, Any]] | None = about("OpenRouter: reasoning, in pieces.")
+    refusal: str | None = about("Assistant: its answer, if it refused.")
     prefix: bool | None = Field(
         None,
         validation_alias=AliasChoices("prefix", "partial"),

@@ -32,7 +32,7 @@ _ASSISTANT = (
 refusal".split()
 )
 _OF_ROLE = dict.fromkeys(_ASSISTANT, "assistant") | {"tool_call_id": "tool"}
-_AT_ONCE = 500  # messages
+_AT_ONCE = 500  # messages between two pauses for other tasks
 Kind = Literal["image", "video", "audio"]
 
 
@@ -40,8 +40,8 @@ Kind = Literal["image", "video", "audio"]
 class WireMessages:
     """A conversation for the backend.
 
-    messages: the list inside the request's protobuf message, because copying a long text takes time
-    and memory. media: for each kind the data URIs, each with the index of its message. results:
+    messages: the list inside the request's protobuf message; filling it directly saves a copy of
+    long texts. media: for each kind the data URIs, each with the index of its message. results:
     the media in tools' results, which are attached to the next user message.
     """
 

@@ -33,23 +33,23 @@ Seed = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
 
 
 def _biases(value: Any) -> Any:
-    """Also llama.cpp's list of pairs, in which false forbids a token."""
+    """Convert llama.cpp's list of pairs to an object; false forbids a token."""
     if isinstance(value, list) and all(isinstance(each, list) and len(each) == 2 for each in value):
         return {str(token): -1e6 if bias is False else bias for token, bias in value}
     return value
 
 
 class CommonSampling(Strict):
-    """The sampling fields that Responses have as well. Null always means absent."""
+    """The sampling fields that `/responses` has as well. Null always means absent."""
 
     temperature: Temperature | None = about("0: the likeliest token. Default: the model's, or 1.")
     top_p: Share | None = about("Share of probability to keep; 1 keeps all.")
     top_k: Count | None = about("Tokens to keep; 0 and -1 keep all.")
     min_p: Share | None = about("Share of the best token's probability; 0: off.")
     presence_penalty: Penalty | None = about("Subtracted from the logits of the answer's tokens.")
-    frequency_penalty: Penalty | None = about("The same, times the number of occurrences.")
+    frequency_penalty: Penalty | None = about("As presence_penalty, times occurrences.")
     seed: Seed | None = about(
-        "The same seed and request give the same answer; choice i has seed + i. -1 draws one."
+        "The same seed and request give the same answer; choice i uses seed + i. -1: random."
     )
     stop: str | list[str] | None = about(f"Up to {MOST_STOPS} texts that end the answer.")
 
@@ -58,16 +58,16 @@ class SamplingFields(CommonSampling):
     """How tokens are chosen and when an answer ends."""
 
     typical_p: Share | None = about("Locally typical sampling; 1 is off.")
-    xtc_probability: Share | None = about("XTC: how often it is applied.")
-    xtc_threshold: Share | None = about("XTC: what counts as likely.")
+    xtc_probability: Share | None = about("Probability that XTC is applied to a token.")
+    xtc_threshold: Share | None = about("XTC: tokens from this probability on are likely.")
     presence_context_size: Window | None = about(
         "mlx_lm.server: presence_penalty covers this number of recent tokens of prompt"
         " and answer; 0 none. Without it: the whole answer, and none of the prompt."
     )
-    frequency_context_size: Window | None = about("For frequency_penalty.")
-    repeat_penalty: Divisor | None = about("Divides the logits of tokens so far; 0 and 1: off.")
+    frequency_context_size: Window | None = about("mlx_lm.server: the same for frequency_penalty.")
+    repeat_penalty: Divisor | None = about("Divides the logits of earlier tokens; 0 and 1: off.")
     repetition_penalty: Divisor | None = about("Another name of repeat_penalty.")
-    repeat_last_n: Count | None = about("Tokens that it covers: 64 by default, -1 all, 0 none.")
+    repeat_last_n: Count | None = about("Latest tokens for repeat_penalty: 64 by default, -1 all.")
     repetition_context_size: Count | None = about("Alias of repeat_last_n.")
     logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_biases)] = Field(
         None, description="Token id → value added to its logit.", max_length=10_000
@@ -76,7 +76,7 @@ class SamplingFields(CommonSampling):
     n_predict: Count | None = about("Another name of max_tokens.")
     min_tokens: Window | None = about("Minimum tokens of the answer.")
     ignore_eos: bool | None = about("Continue after the end-of-sequence token, up to max_tokens.")
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = about("Number of answers; one batch.")
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = about("Answers, run in one batch.")
     num_draft_tokens: Natural | None = about("Maximum tokens drafted at a time; 0: none.")
     n_probs: Alternatives | None = about("Log-probabilities with this many alternatives; 0: off.")
     adapters: str | None = about("mlx_lm.server: one of the adapters of the model's file, by name.")

@@ -26,13 +26,13 @@ class Reasoning(Strict):
     effort: ReasoningEffort | None = None
     max_tokens: Budget = about("Another place of thinking_budget.")
     enabled: bool | None = about("Another place of enable_thinking.")
-    exclude: bool | None = about("true: include_reasoning false.")
+    exclude: bool | None = about("true means include_reasoning false.")
 
 
 class Thinking(Strict):
     """Anthropic's object, as LiteLLM, DeepSeek and GLM accept it for chats too."""
 
-    type: Annotated[str, known(_SWITCH)] | None = about("`enabled` or `disabled`: enable_thinking.")
+    type: Annotated[str, known(_SWITCH)] | None = about("Sets enable_thinking.")
     budget_tokens: Budget = about("Another place of thinking_budget.")
 
 
@@ -40,20 +40,20 @@ class ThinkingFields(Strict):
     """All fields of a chat request about reasoning."""
 
     reasoning_effort: ReasoningEffort | None = about(
-        "Reaches the chat template, or bounds the reasoning where the template does not"
-        " know it; `none` turns thinking off as well."
+        "Given to the chat template; bounds the reasoning if the template does not"
+        " use it. `none` also turns thinking off."
     )
     include_reasoning: bool | None = about(
         "false leaves reasoning out of the answer (it is still generated);"
         " not with log-probabilities, which are sent for every token."
     )
-    enable_thinking: bool | None = about("Reaches the chat template.")
+    enable_thinking: bool | None = about("Given to the chat template.")
     thinking_budget: Budget = about("Maximum tokens of reasoning; 0: none, -1: no limit.")
-    reasoning_budget: Budget = about("The same, under llama.cpp's name.")
-    thinking_budget_tokens: Budget = about("Another of llama.cpp's.")
-    thinking_token_budget: Budget = about("The same, under vLLM's name.")
-    reasoning: Reasoning | None = about("OpenRouter's; the request's own fields take precedence.")
-    thinking: Thinking | None = about("Anthropic's; the request's own fields take precedence.")
+    reasoning_budget: Budget = about("llama.cpp's name of thinking_budget.")
+    thinking_budget_tokens: Budget = about("Another name of thinking_budget.")
+    thinking_token_budget: Budget = about("vLLM's name of thinking_budget.")
+    reasoning: Reasoning | None = about("OpenRouter's object; the request's own fields win.")
+    thinking: Thinking | None = about("Anthropic's object; the request's own fields win.")
 
     def thinking_values(self) -> dict[str, Any]:
         """The values of `reasoning` and `thinking` under the names of the request's own fields."""

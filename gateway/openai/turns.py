@@ -18,7 +18,7 @@ _ADDED = ChatMessage.model_construct(role="user", content="")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message. parts: those of its content, with their paths. before: begins its text."""
+    """One message. parts: of its content, with their paths. before: text to put in front of it."""
 
     message: ChatMessage
     place: str

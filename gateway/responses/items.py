@@ -53,7 +53,7 @@ _INSTEAD = {"input_file": "send its text; only files of text are read"}
 
 
 def _readable_part(part: dict[str, Any]) -> Any:
-    """A file that is an image, a video or a sound (Kimi CLI's) as such; the text of another."""
+    """The part for a file: an image, a video or a sound (Kimi CLI sends these), else its text."""
     data = part.get("file_data")
     kind, _, form = type_of(data).partition("/") if isinstance(data, str) else ("", "", "")
     if kind == "audio":

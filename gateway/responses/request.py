@@ -53,7 +53,7 @@ class NamespaceTool(Strict):
 
     type: Literal["namespace"]
     name: str = Field(min_length=1, max_length=128)
-    description: str | None = about("Shown with the first of the tools.")
+    description: str | None = about("Shown to the model with the first tool.")
     tools: list[OwnTool]
 
 
@@ -145,7 +145,7 @@ Format = Annotated[PlainFormat | JsonSchemaFormat, OneOf("a format")]
 
 class TextConfig(Strict):
     format: Format | None = None
-    verbosity: str | None = about("Only repeated in the response.")
+    verbosity: str | None = about("No effect; repeated in the response.")
 
 
 class ReasoningConfig(Strict):
@@ -156,7 +156,7 @@ class ReasoningConfig(Strict):
 
 _INCLUDED = "message.output_text.logprobs reasoning.encrypted_content message.input_image.image_url"
 Includable = Annotated[str, known(_INCLUDED.split())]
-_TOLD = "Only repeated in the response."
+_TOLD = "No effect; repeated in the response."
 _Key = Annotated[str, Field(max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]
 
@@ -167,7 +167,7 @@ class PromptRequest(Request):
     refused = RESPONSES
 
     input: Input = Field(
-        default_factory=list, description="May be missing beside previous_response_id."
+        default_factory=list, description="May be missing if previous_response_id is set."
     )
     instructions: str | None = about("A system message; the next response does not inherit it.")
     previous_response_id: str | None = about("The stored response to continue.")
@@ -190,9 +190,9 @@ class ResponsesRequest(CommonSampling, PromptRequest):
     """OpenAI's request, with sampling fields for local models."""
 
     stream: bool | None = None
-    store: bool | None = about("Kept in memory for previous_response_id and GET; true by default.")
-    max_output_tokens: int | None = about("0: no limit, the default.", ge=-1, le=MOST_TOKENS)
-    thinking_budget: Budget = about("The same as reasoning.max_tokens; not an OpenAI field.")
+    store: bool | None = about("Keep it in memory for previous_response_id and GET; default true.")
+    max_output_tokens: int | None = about("Default 0: no limit.", ge=-1, le=MOST_TOKENS)
+    thinking_budget: Budget = about("As reasoning.max_tokens; not an OpenAI field.")
     top_logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
     include: list[Includable] | None = None
     metadata: dict[_Key, _Value] | None = Field(

@@ -50,7 +50,7 @@ class Store:
         self._most = most
         self._most_bytes = most_bytes
         self._clock = clock
-        # The least recently used first: the size and the time of the last use of each.
+        # The least recently used first, each with its size and the time of its last use.
         self._kept: OrderedDict[str, tuple[Stored, int, float]] = OrderedDict()
         self._holders: dict[str, dict[str, None]] = {}  # the responses that contain each item
         # By id, for an item that conversations share; clients may give others the same id.
@@ -135,7 +135,7 @@ class Store:
 
 
 def _size(value: Any) -> int:
-    """Its size in bytes, without serialising it, because an item may be a very long text."""
+    """The value's size in bytes. Nothing is serialised, because an item may be a very long text."""
     inner: Iterable[Any] = ()
     if isinstance(value, dict):
         inner = value.values()

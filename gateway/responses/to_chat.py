@@ -93,7 +93,7 @@ def chat_request(
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
-    """Requesting alternatives also requests log-probabilities."""
+    """Whether log-probabilities are requested, if only by asking for alternatives."""
     return LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
 
 

@@ -63,7 +63,7 @@ Input = Annotated[
 ]
 
 
-# Whether the texts have llama.cpp's name, as Tabby sends them.
+# True if the texts are in `content`, llama.cpp's field, as Tabby sends them.
 _Sent = Annotated[bool, BeforeValidator(lambda _: True, json_schema_input_type=Input)]
 
 
@@ -121,9 +121,9 @@ async def vectors_of(
 
 
 def in_parts(name: str, entries: Iterable[Any], others: dict[str, Any]) -> Response:
-    """A JSON object whose list `name`, written entry by entry, comes first; "": the list alone.
+    """Stream a JSON object that begins with the list `name`; if name is "", only the list.
 
-    Writing millions of numbers at once takes seconds, during which streams would be blocked.
+    One entry at a time: writing millions of numbers at once would block all streams for seconds.
     """
 
     async def written() -> AsyncIterator[bytes]:

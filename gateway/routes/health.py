@@ -1,4 +1,4 @@
-"""For operators: `/health`, `/ready` and `/metrics`."""
+"""The endpoints for operators: `/health`, `/ready` and `/metrics`."""
 
 from __future__ import annotations
 

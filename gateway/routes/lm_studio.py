@@ -30,7 +30,7 @@ async def read_model(gateway: GatewayDep, model: str) -> Json:
 
 @router.get("/v1/models")
 async def list_instances(gateway: GatewayDep) -> Json:
-    """Every model in the newer form; `data` is for programs that look for OpenAI's list here."""
+    """Every model in the newer form; `data` is OpenAI's list, which some programs look for here."""
     models = [_described(gateway, model) for model in gateway.supervisor.models]
     return {"models": models} | await list_models(gateway)
 
@@ -45,13 +45,13 @@ async def load_model(body: Named, gateway: GatewayDep) -> Json:
 
 @router.post("/v1/models/unload")
 async def unload_model(body: Named, gateway: GatewayDep) -> Json:
-    """Unload an idle model, and wait until it is done."""
+    """Unload an idle model, and wait until it is unloaded."""
     await gateway.supervisor.unload(body.model)
     return {"instance_id": body.model}
 
 
 def _described(gateway: Gateway, model: ModelConfig) -> Json:
-    """A card in the form of `/api/v1`: a model has one instance, with the same name."""
+    """A model in the form of `/api/v1`. It has one instance, of the same name, if it is loaded."""
     card = _card(gateway, model)
     context = card.get("loaded_context_length")
     loaded = [{"id": model.name, "config": {"context_length": context}}]

@@ -58,8 +58,8 @@ class ModelCard(BaseModel):
     display_name: str
     created_at: datetime
     lifecycle: Literal["active"] = "active"
-    context_length: int | None = about("Tokens of prompt and answer, as OpenRouter names it.")
-    max_model_len: int | None = about("The same, as vLLM names it.")
+    context_length: int | None = about("Most tokens of prompt and answer; OpenRouter's name.")
+    max_model_len: int | None = about("vLLM's name of context_length.")
     capabilities: dict[str, dict[str, Any]]  # as Anthropic lists them
     architecture: dict[str, list[str]]  # as OpenRouter does
     status: LoadState

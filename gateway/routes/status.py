@@ -25,12 +25,12 @@ class ModelNow(BaseModel):
     name: str
     state: str
     running: int = Field(description="Requests that use the model, or wait for it.")
-    slots: int | None = Field(description="Answers that it generates at a time; null: unknown.")
-    tokens_per_second: float = Field(description="Of all answers together, recently.")
+    slots: int | None = Field(description="Answers that run at a time; null: unknown.")
+    tokens_per_second: float = Field(description="Recent speed of all answers together.")
     memory_bytes: int
     context_size: int | None = Field(description="Tokens of prompt and answer; null: unknown.")
-    download_mib: int | None = Field(description="Already downloaded, during a download.")
-    download_of_mib: int | None = Field(description="All of them.")
+    download_mib: int | None = Field(description="MiB downloaded so far, during a download.")
+    download_of_mib: int | None = Field(description="MiB of the whole download.")
     error: str = Field(description="Why the last load or run ended; empty if there was no error.")
 
 

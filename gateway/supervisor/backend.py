@@ -14,11 +14,11 @@ from gateway.supervisor.warden import Warden, backend_environ
 from wire import backend_pb2 as pb
 
 _START_LIMIT = 60.0  # seconds from the start to the first successful Health
-_REACH_LIMIT = 5.0  # the same for a backend that should already be running
+_REACH_LIMIT = 5.0  # seconds to Health for a backend that should already be running
 _PROBE_LIMIT = 2.0  # for one Health call while it starts
 _PROBE_PAUSE = 0.05
 _FREE_LIMIT = 5.0
-_STOP_GRACE = 15.0  # the same as LocalAI
+_STOP_GRACE = 15.0  # seconds, as LocalAI waits
 _SILENT_GRACE = 1.0  # for a backend that has never answered
 
 
@@ -28,7 +28,7 @@ class Backend:
     def __init__(self, process: BackendProcess | None, connection: Connection) -> None:
         self.process = process
         self.connection = connection
-        self.doubted = False  # a request found that it is dead
+        self.doubted = False  # a request found that the backend is dead
         self.emptied = False  # a request was answered with "no model is loaded"
 
     @classmethod

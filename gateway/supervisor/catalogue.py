@@ -29,12 +29,12 @@ class Catalogue:
 
     @property
     def models(self) -> list[ModelConfig]:
-        """In the order of the files."""
+        """The models, in the order of the files."""
         return list(self._folder.models)
 
     @property
     def broken(self) -> dict[str, str]:
-        """For each name in an invalid file, the error."""
+        """The error for each name in an invalid file."""
         return dict(self._folder.broken)
 
     def resolve(self, name: str | None) -> ModelConfig:
@@ -59,7 +59,7 @@ class Catalogue:
         raise failures.not_found(name)
 
     def reload(self, *, always: bool = True) -> bool:
-        """Read the folder again; False if it is unchanged. Without one, the old models stay."""
+        """Read the folder again; False if it is unchanged. If that fails, the old models stay."""
         try:
             if (stamp := stamp_of(self._models_dir)) == self._stamp and not always:
                 return False

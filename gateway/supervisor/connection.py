@@ -84,7 +84,7 @@ class Connection:
         return reply.message == b"OK"
 
     async def load(self, model: pb.ModelOptions) -> None:
-        """LoadModel, without a limit. Raises LoadFailed, or ConnectionError if it is gone."""
+        """LoadModel, without a limit. Raises LoadFailed; ConnectionError if the backend is gone."""
         try:
             result: pb.Result = await self.stub.LoadModel(model)
         except grpc.aio.AioRpcError as error:
@@ -113,7 +113,7 @@ class Connection:
     async def close(self) -> None:
         """Close the channel once its calls have ended.
 
-        A channel that closes with calls open cancels them, which their readers would take for a
-        client that has disconnected. So the backend must have ended first.
+        Closing a channel cancels its open calls, and their readers would report that the client has
+        disconnected. So end the backend first: that ends its calls.
         """
         await self._channel.close(_CLOSE_GRACE)

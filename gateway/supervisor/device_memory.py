@@ -19,7 +19,7 @@ _BUILDS = ("mlx-cuda-12", "mlx-cuda-13")  # of MLX that compute on NVIDIA's devi
 
 
 def device_memory(root: Path = Path("/")) -> int:
-    """Bytes: of the first graphics card, of what macOS lets Metal use, or of the RAM that the
+    """The bytes of the first graphics card, or that macOS lets Metal use, or of the RAM that the
     machine and its control groups leave this process.
     """
     if sys.platform == "darwin":

@@ -58,7 +58,7 @@ def no_room(name: str) -> ApiError:
 
 
 def too_large(name: str, needed: int, limit: int) -> ApiError:
-    """For a model that would not fit even alone; sizes are in bytes."""
+    """The refusal of a model that would not fit even alone; sizes are in bytes."""
     message = (
         f"the model {name!r} needs about {needed >> 20} MiB, and this gateway may use"
         f" {limit >> 20} MiB for models: choose a smaller one, or start it with a larger"
@@ -83,7 +83,7 @@ def not_named(count: int) -> ApiError:
 
 
 def not_listed(param: str, value: str, allowed: list[str]) -> ApiError:
-    """For an adapter or a draft model that the model's file does not list."""
+    """The refusal of an adapter or a draft model that the model's file does not list."""
     offered = ", ".join(repr(name) for name in allowed) or "none"
     return bad_field(param, f"{param} is {value!r}: this model's configuration offers {offered}")
 

@@ -108,10 +108,10 @@ def idle(loaded: Sequence[Loaded], now: float) -> list[Loaded]:
 
 
 def after_failure(before: Failures, sentence: str, ran: float, now: float) -> Failures:
-    """The failures with one more: after `ran` seconds of service, 0 for a load that failed.
+    """Count one more failure. ran: seconds of service before it; 0 for a load that failed.
 
-    The first may be tried again immediately; from the second in a row on there is a pause of 1, 2,
-    4 … 30 s.
+    After the first failure the model may be started again at once; after the second in a row and
+    each further one there is a pause of 1, 2, 4 … 30 s.
     """
     count = 1 if ran >= GOOD_RUN else before.count + 1
     pause = 0.0 if count == 1 else min(LONGEST_PAUSE, 2.0 ** min(count - 2, 10))

@@ -16,7 +16,7 @@ from common.launch import command
 from gateway.supervisor.failures import LoadFailed, end_of
 from gateway.supervisor.warden import Child, Warden
 
-OWN_RUN = Path(__file__).parents[2] / "run.sh"  # only compared; a wheel has no such file
+OWN_RUN = Path(__file__).parents[2] / "run.sh"  # need not exist: a wheel has none
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
 _PARENT_WATCH = "LOCALAI_BACKEND_PARENT_WATCH"
 _LISTENING = re.compile(r"\bevent=listening addr=\S+:([0-9]+)\b")
@@ -90,7 +90,7 @@ class BackendProcess:
             if not self.exited.done():
                 self._child.signal(signal.SIGTERM)
                 await asyncio.wait((self.exited,), timeout=grace)
-        finally:  # even if the waiting task is cancelled
+        finally:  # also if this task is cancelled
             self.kill()
         await asyncio.wait((self.exited,))
 

@@ -200,7 +200,7 @@ class Supervisor:
         if draft and draft not in (config.draft_model, *config.draft_models):
             if exchange.current().strict:
                 raise failures.not_listed("draft_model", draft, config.draft_models)
-            exchange.current().ignore("draft_model")  # the answer is the same without it
+            exchange.current().ignore("draft_model")  # a draft model does not change the answer
         draft = draft if draft in config.draft_models and draft != config.draft_model else ""
         key = Key(config.name, adapter, draft)
         if key not in self._instances:

@@ -53,12 +53,12 @@ class Child:
         self._writer = writer
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal its process group, if it still exists."""
+        """Signal the process's group, if it still exists."""
         if not self._writer.is_closing():
             self._writer.write(bytes((number,)))
 
     async def wait(self) -> int | None:
-        """Its exit code (negative: a signal) once it and its group have ended.
+        """The process's exit code (negative: a signal), once it and its group have ended.
 
         None if the warden was killed; the process is then killed as well, because nothing would end
         it together with the gateway.

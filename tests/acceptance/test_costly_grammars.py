@@ -128,7 +128,9 @@ def test_a_quick_grammar_overtakes_slow_ones(served: Backend) -> None:
 
 
 def test_deeply_nested_arguments_are_refused_with_a_message(served: Backend) -> None:
-    """From which depth on depends on Python's version; deeper ones are text, and too long."""
+    """The refusal of some depths names the nesting; deeper arguments count as text.
+
+    That text is too long for the model. Python's version decides which depths count as text."""
     refusals = [ended for depth in (900, 2000) if (ended := _refusal_of_depth(served, depth))]
     assert {code for code, _ in refusals} == {grpc.StatusCode.INVALID_ARGUMENT}
     assert any("nested too deeply" in message for _, message in refusals)

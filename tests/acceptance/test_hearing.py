@@ -106,7 +106,7 @@ def test_sounds_images_and_text_share_a_batch(hearing: Backend) -> None:
 
 
 def test_two_sounds_of_the_same_length_are_distinguished(hearing: Backend) -> None:
-    """Their prompts have the same tokens: a cache that compared only those would confuse them."""
+    """The prompts have the same tokens: a cache that compared only tokens would confuse them."""
     for kind in ("low", "high", "low", "noisy", "high"):
         assert text_answer(hearing, sound_request(kind)) == telling([kind])
 

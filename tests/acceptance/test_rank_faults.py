@@ -193,7 +193,7 @@ def test_the_ranks_start_again_and_serve(case: Case, table: list[Row], tmp_path:
         assert answer in {"-", "OK", "UNAVAILABLE"}
         assert rank == 0 or "DEADLINE_EXCEEDED" not in healths
         assert answer != "OK" or state in ("loading", "prefill", "freeing")
-        if (state, what) != ("starting", "cut"):  # no connection exists then that could be lost
+        if (state, what) != ("starting", "cut"):  # otherwise there is no connection to cut yet
             _, alive = psutil.wait_procs([*before.values()], WAIT)
             assert not alive, "a rank is left"
         if state in ("prefill", "decode", "idle"):
@@ -231,7 +231,7 @@ def serves_again(backend: Backend) -> None:
 @pytest.mark.skipif(not TEST_LONG, reason="a rank is stopped for longer than the default time-out")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_may_be_stopped_for_as_long_as_the_model_allows(rank: int) -> None:
-    """Neither rank 0 nor the rank's supervisor ends it before that."""
+    """Neither rank 0 nor the rank's supervisor ends the rank before that time."""
     backend = Backend(arguments=["--ranks", "2"])
     try:
         bring(backend, "idle", "rank_timeout:60")
@@ -276,7 +276,7 @@ def test_ranks_end_with_their_host() -> None:
 
 
 def test_ranks_that_are_still_starting_end_with_their_supervisor() -> None:
-    """Even if the supervisor ends before they have read the id of their parent."""
+    """The supervisor may end before the ranks have read the id of their parent."""
     command = [str(ROOT / "run.sh"), "--addr", "127.0.0.1:0", "--ranks", "2"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as child:
         supervisor = psutil.Process(child.pid)
@@ -290,7 +290,7 @@ def test_ranks_that_are_still_starting_end_with_their_supervisor() -> None:
 
 
 def test_ranks_end_with_their_supervisor() -> None:
-    """Even with LOCALAI_BACKEND_PARENT_WATCH=off, which concerns only the host."""
+    """LOCALAI_BACKEND_PARENT_WATCH=off concerns only the supervisor's parent, so they still end."""
     unset = {"LOCALAI_BACKEND_PARENT_WATCH": "off", TOKEN: ""}
     backend = Backend((), ["--ranks", "2"], **unset)
     try:
@@ -304,7 +304,7 @@ def test_ranks_end_with_their_supervisor() -> None:
 
 
 def test_ranks_end_in_order_when_their_terminal_is_closed() -> None:
-    """As a backend without ranks does: all of its processes get SIGHUP."""
+    """All processes get SIGHUP, and end as a backend without ranks does."""
     with unignored(signal.SIGHUP):
         backend = Backend(arguments=["--ranks", "2"])
     try:

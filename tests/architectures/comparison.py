@@ -82,7 +82,9 @@ def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
 
 
 def _reuses_a_turn(model: Any, served: EngineModel) -> bool:
-    """A later turn whose prompt lacks the last tokens of the first one, which opened the answer."""
+    """Whether a later turn reuses the first one's KV and both are answered correctly.
+
+    The later prompt lacks the first prompt's last tokens, which opened its answer."""
     rounds = Rounds(served)
     prompt = _text(60, 6)
     stays = len(prompt) - _OPENING
@@ -108,7 +110,7 @@ def _keeps_a_cancelled_prompt(model: Any, served: EngineModel) -> bool:
 def _right_in_batch(
     model: Any, served: EngineModel, prompts: Sequence[Sequence[int]], tokens: int
 ) -> bool:
-    """Three requests at once, one of which leaves early, and a fourth that joins then."""
+    """Whether all answers are right if one of three requests ends early and a fourth joins."""
     rounds = Rounds(served)
     limits = [tokens, tokens // 3, tokens]
     for ticket, (prompt, limit) in enumerate(zip(prompts, limits, strict=True), 1):
@@ -147,7 +149,7 @@ def _all_right(
 
 
 def _right(model: Any, prompt: Sequence[int], answer: Sequence[int]) -> bool:
-    """Compare with one pass, or with decode steps for models whose own steps differ from a pass."""
+    """Whether the answer equals that of one pass, or that of the model's own decode steps."""
     if len(answer) == 0:
         return False
     whole = _plain(model, [*prompt, *answer[:-1]])[len(prompt) - 1 :]

@@ -39,7 +39,7 @@ class ByteTokenizer:
 
 
 def byte_tokenizer(special: Sequence[str] = (), plain: Sequence[str] = ()) -> ByteTokenizer:
-    """One token per byte, and one for each marker: `special` and `plain` (not special) ones."""
+    """One token per byte and one per marker; only those of `special` are special tokens."""
     alphabet = byte_level_alphabet()
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

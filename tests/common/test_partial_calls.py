@@ -81,9 +81,9 @@ FAMILY_CASES = {
 def test_a_sent_part_of_a_call_is_always_a_prefix_of_its_arguments(
     names: tuple[str, str | None, str], data: st.DataObject
 ) -> None:
-    """In every family and any split.
+    """This holds in every family and for any split.
 
-    At the end of a complete answer the stream equals the whole.
+    At the end of a complete answer, the parts add up to all arguments.
     """
     format_ = ChatFormat.named(names[0], names[1])
     case = data.draw(st.sampled_from(FAMILY_CASES[names]))
@@ -232,7 +232,7 @@ def test_a_call_that_the_prompt_has_begun_is_shown_at_its_end() -> None:
     ],
 )
 def test_a_cut_call_without_a_marker_is_not_content_either(name: str, call: str) -> None:
-    """In families whose calls may follow text, too."""
+    """Where a family's calls may follow text, this holds after text too."""
     follows = name.startswith(("llama", "lfm"))
     for before in ("", "Let me see.\n")[: 1 + follows]:
         for end in range(1, len(call)):

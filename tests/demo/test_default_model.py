@@ -19,7 +19,7 @@ def directory() -> Path:
 
 @pytest.fixture(scope="module")
 def tokenizer(directory: Path) -> Any:
-    """As mlx-lm loads it with the model."""
+    """The tokenizer as mlx-lm loads it with the model."""
     return load(str(directory), lazy=True)[1]
 
 

@@ -20,10 +20,10 @@ def small_grammars(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def exact_buffers() -> Iterator[None]:
-    """MLX holds no more bytes than its arrays: a freed buffer of up to twice the size is not used.
+    """The memory that MLX holds is exactly that of its arrays.
 
-    None is kept, also where a load would set another limit. MLX's CUDA build rounds small buffers
-    up, by as much as their size, so nothing is exact there.
+    MLX keeps no freed buffers, which it would reuse for arrays of half their size; a load cannot
+    change that. Skips the test on CUDA, where MLX rounds small buffers up by as much as their size.
     """
     if mx.cuda.is_available():
         pytest.skip("MLX's CUDA build rounds buffers up")
@@ -46,7 +46,7 @@ def guesses_always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """From now on the system allows no more threads; `undo` lifts that."""
+    """The system refuses every new thread until the test calls `undo`."""
 
     def refuse(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

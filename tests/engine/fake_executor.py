@@ -34,7 +34,7 @@ from backend.engine.planning.plan import (
 )
 from backend.engine.planning.prefill_turns import UNEVEN
 
-WINDOW = 40  # a cache of at most this many tokens can be cut to any length, as a sliding window can
+WINDOW = 40  # a cache of at most this many tokens can be cut to any length, as with sliding windows
 PREFILL_SECONDS = 0.001  # of a token
 DECODE_SECONDS = 0.01  # of a step
 
@@ -105,7 +105,7 @@ class Faults:
 
 
 class FakeExecutor:
-    """ended: why each sequence is over, by number."""
+    """ended: the reason why each sequence ended, by its number."""
 
     def __init__(self, limits: Limits, dice: random.Random, faults: Faults) -> None:
         self.limits, self.dice, self.faults = limits, dice, faults
@@ -116,7 +116,7 @@ class FakeExecutor:
         self.seconds = 0.0
         self.other = 0
         self.features = 0
-        self.lacking = 0  # bytes that a text to embed waits for
+        self.lacking = 0  # bytes of memory for which a text to embed waits
         self.files: dict[int, int] = {}  # bytes read from disk for waiting sequences, as reported
         self._formed = 0
         self._storing: set[int] = set()

@@ -16,7 +16,7 @@ COMMIT = "c0ffee" + "0" * 34
 
 
 class Hub(ThreadingHTTPServer):
-    """Serves `repositories` (id → folder); `gated` ones are listed but may not be read.
+    """Serves `repositories` (id → folder); `gated` ones are listed but cannot be read.
 
     Of a file whose name is in `held`, half is sent; then `half_sent` is set, and the rest follows
     once `go_on` is set.

@@ -130,7 +130,7 @@ def test_rows_that_turn_costly_at_once_do_not_share_one_step(
         rounds.step()
         assert rounds.received[1].finished is None  # otherwise no row waits for the masks
         fills.append(sum(rule.costly_fills for rule in rules.values()))
-    # Two stalls of 10 ms have room for two masks of 10 ms, and the third exceeds them.
+    # The limit is two stalls, 20 ms: after two masks of 10 ms a third exceeds it, then no more run.
     assert 0 < max(after - before for before, after in pairwise(fills)) <= 3
     rounds.scheduler.cancel(1)
     rounds.drain()
@@ -171,7 +171,7 @@ def test_rows_that_are_all_costly_do_not_pause(cache: int) -> None:
 
 
 def test_many_quick_grammars_keep_nobody_waiting() -> None:
-    """They take more than the share of grammars, and pausing a costly one would not change that."""
+    """They exceed the share of grammars together; pausing a single costly one would not help."""
     masks = MaskShare(pause=0.05)
     masks.masked(0.5)
     for _ in range(100):

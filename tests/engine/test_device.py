@@ -1,7 +1,4 @@
-"""Each platform's defaults, from the figures that MLX reports there.
-
-For the CPU, from this machine's.
-"""
+"""Each platform's defaults. GPUs are simulated by the figures that MLX reports on them."""
 
 import os
 import shutil

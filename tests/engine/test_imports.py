@@ -29,7 +29,7 @@ MODULES = {name_of(path): path for path in sorted(ENGINE.rglob("*.py"))}
 def statements(tree: ast.AST, *, ever: bool) -> Iterator[ast.Import | ast.ImportFrom]:
     """The imports that run when the module is loaded, or with `ever` when its functions are called.
 
-    None that are for type checkers.
+    Imports for type checkers only are left out.
     """
     for node in ast.iter_child_nodes(tree):
         match node:
@@ -44,7 +44,7 @@ def statements(tree: ast.AST, *, ever: bool) -> Iterator[ast.Import | ast.Import
 
 
 def imports(name: str, *, ever: bool = False) -> set[str]:
-    """The modules of the engine that a module loads at once, or ever."""
+    """The engine's modules that a module imports when it is loaded or, with `ever`, at any time."""
     found: set[str] = set()
     for node in statements(ast.parse(MODULES[name].read_text()), ever=ever):
         if isinstance(node, ast.Import):

@@ -176,7 +176,7 @@ def test_an_adapter_is_a_change_of_weights(
 
 
 def test_two_adapters_add_up_with_their_own_scales(dense: Path, tmp_path: Path) -> None:
-    """They share a layer and differ in rank; their order does not matter."""
+    """The adapters share a layer and differ in rank; their order does not matter."""
     first = random_weights(1, ATTENTION, MLP)
     second = random_weights(2, ATTENTION, EMBEDDING, rank=6)
     a = write_adapter(tmp_path / "a", first)

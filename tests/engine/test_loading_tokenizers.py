@@ -173,7 +173,7 @@ def test_a_continuation_keeps_the_space_of_its_first_word(any_tokenizer: Any) ->
 
 
 def test_runs_of_spaces_that_are_added_tokens_are_spaces(tmp_path: Path) -> None:
-    """As in Gemma's vocabulary."""
+    """Gemma's vocabulary has such tokens."""
     made = _sentencepiece(strips=False)
     made.add_tokens([AddedToken("▁▁▁▁", normalized=False)])
     tokenizer = _loaded(_folder(tmp_path / "it", made))

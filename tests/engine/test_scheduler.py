@@ -365,7 +365,7 @@ def test_an_allocation_that_fails_again_ends_the_sequence_with_figures() -> None
 
 
 def test_a_first_token_is_delivered_by_the_step_that_ends_the_prefill() -> None:
-    """It does not wait for the next decode step, which a CPU computes while it is launched."""
+    """Otherwise it would wait for a decode step: a CPU computes it while it is launched."""
     rounds = Rounds(engine_model(random_model("full")))
     for ticket in (1, 2):
         rounds.submit(ticket, [ticket, 2, 3], 5, ignore_eos=True)

@@ -52,7 +52,7 @@ def test_the_same_seed_gives_the_same_outcome() -> None:
 
 
 class Careless(Present):
-    """Changes the plans in one way."""
+    """A planner that makes one kind of mistake; `change` names it."""
 
     change = ""
 

@@ -30,7 +30,7 @@ def tiny(**settings: Any) -> dict[str, Any]:
 
 
 def roomy(**settings: Any) -> dict[str, Any]:
-    """The same with a context so long that no answer fills it while a test runs."""
+    """As `tiny`, with a context so long that no answer fills it while a test runs."""
     return tiny(context_size=200_000, **settings)
 
 

@@ -20,11 +20,11 @@ Context = grpc.ServicerContext
 
 
 class NumbersBackend(backend_pb2_grpc.BackendServicer):
-    """`address` is where it listens. Embedding of a text: (length, 1, 0, 2); of ids: their first.
+    """A backend without a model, which listens at `address`.
 
-    `hold` is a text whose Embedding waits until `release` is set, or until the call is cancelled,
-    which sets `cancelled`; a stream does so after its first piece. A text that names a gRPC status
-    fails with it.
+    Embedding returns (length, 1, 0, 2) for a text, and the first id for token ids. For the text
+    `hold`, Embedding waits until `release` is set or the call is cancelled, which sets `cancelled`;
+    a stream waits likewise after its first piece. A text that names a gRPC status fails with it.
     """
 
     def __init__(self) -> None:

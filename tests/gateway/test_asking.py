@@ -120,7 +120,7 @@ async def test_other_requests_are_not_suspected(suspects: Suspects) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_a_deadly_request_may_have_parts() -> None:
-    """To serialise them gives no warning, which would be in the gateway's log."""
+    """Serialising the parts must give no warning, which would be in the gateway's log."""
     part = {"type": "text", "text": "deadly"}
     body = {"model": "m", "messages": [{"role": "user", "content": [part]}]}
     suspects = Suspects()

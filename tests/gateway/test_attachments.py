@@ -90,13 +90,13 @@ def test_a_file_of_text_is_read(ask: Any, part: Json, read: str) -> None:
     ],
 )
 def test_any_other_file_is_refused_with_what_to_send(ask: Any, part: Json, words: str) -> None:
-    """Its name or title alone would hide that the content is missing."""
+    """If the model got only the name or title, nobody would notice that the content is missing."""
     with pytest.raises((ApiError, ValueError), match=words):
         ask(part)
 
 
 def test_a_document_that_cannot_be_read_is_described_to_the_model() -> None:
-    """Agents repeat it in every request, so a refusal would end their work."""
+    """Agents send the document again in every request, so a refusal would end the conversation."""
     pages = {"type": "document", "title": "T", "source": {"type": "base64", "data": PDF}}
     for part in (pages, {"type": "tool_result", "tool_use_id": "1", "content": [pages]}):
         request = anthropic(part)

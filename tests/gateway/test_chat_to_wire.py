@@ -352,7 +352,7 @@ def test_a_begun_answer_is_continued(opens: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["prefix", "partial"])
 def test_a_last_message_may_ask_to_be_continued_itself(name: str) -> None:
-    """As in the APIs of Mistral and DeepSeek, and of Kimi."""
+    """The fields are those of the APIs of Mistral and DeepSeek, and of Kimi."""
     begun = [*BEGUN[:-1], {**BEGUN[-1], name: True}]
     (plain,) = translated({"messages": BEGUN})
     (marked,) = translated({"messages": begun})
@@ -633,7 +633,7 @@ def test_anthropics_calls_and_results_become_calls_and_tool_messages(strict: Exc
     ],
 )
 def test_an_image_in_another_librarys_form_is_shown(part: dict[str, Any]) -> None:
-    """Of Responses, and of Hugging Face's messages."""
+    """The forms are those of `/responses` and of Hugging Face's messages."""
     (options,) = translated({"messages": [{"role": "user", "content": [part]}]})
     assert list(options.Images) == [PNG]
 
@@ -697,7 +697,7 @@ def test_a_custom_tool_is_a_function_with_one_text_argument(strict: Exchange) ->
     [('{"input": "a\\nb"}', "a\nb"), ('{"input": ""}', ""), ('{"in": 1}', '{"in": 1}')],
 )
 def test_a_call_of_a_custom_tool_has_its_text(arguments: str, text: str) -> None:
-    """In one piece, and in a stream that is cut into single characters."""
+    """The text is the same in one piece and in a stream that is cut into single characters."""
     form = form_of(ChatCompletionRequest.model_validate({"messages": user_message("x")} | OFFER))
     pieces = [Piece(tool_calls=(ToolCallPiece(0, "c1", "patch"),))]
     pieces += [Piece(tool_calls=(ToolCallPiece(0, arguments=each),)) for each in arguments]
@@ -751,7 +751,7 @@ def test_earlier_reasoning_reaches_the_template(thought: dict[str, Any]) -> None
 
 
 def test_parts_of_a_system_message_are_lines_of_their_own() -> None:
-    """As claude-code-router sends Claude Code's; the first line is not shown to the model."""
+    """claude-code-router sends Claude Code's like this; the model is not shown the first line."""
     texts = ("x-anthropic-billing-header: cc_version=2; cch=1;", "You are an agent.", "\nBe brief.")
     parts = [{"type": "text", "text": text} for text in texts]
     turn = {"role": "system", "content": parts}

@@ -50,7 +50,7 @@ def code(answer: httpx.Response) -> str:
 def test_it_is_refused_after_the_second_death(
     tmp_path: Path, path: str, deadly: dict[str, Any], harmless: dict[str, Any]
 ) -> None:
-    """It is repeated only if grpc.aio loses the message that its stream has reached the backend."""
+    """The gateway repeats the request only if grpc.aio loses the news that the backend has it."""
     gateway = GatewayProcess({"tiny": tiny(backend=script(tmp_path, RUN))})
     try:
 

@@ -53,7 +53,7 @@ def test_the_sound_is_named(hearing: GatewayProcess, kind: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "data:audio/wav;base64,"])
 def test_a_file_of_responses_may_be_a_sound(hearing: GatewayProcess, prefix: str) -> None:
-    """As Kimi CLI sends one; a file that only claims to be a sound stays refused."""
+    """Kimi CLI sends sounds so. A file that only claims to be a sound is refused."""
     data = sound("high")["input_audio"]["data"]
     asked = {"type": "input_text", "text": "What is the sound like?"}
 

@@ -1,4 +1,4 @@
-"""Packages of the gateway import each other in one direction only, and no httpx at its start."""
+"""Packages of the gateway import each other in one direction only; its start loads no httpx."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_no_part_imports_itself_through_others() -> None:
 
 
 def test_the_start_imports_no_http_client() -> None:
-    """It takes a tenth of the start, and only images that are fetched by URL need it."""
+    """The HTTP client takes a tenth of the start, and only images fetched by URL need it."""
     for file in ROOT.rglob("*.py"):
         for node in ast.parse(file.read_text("utf-8")).body:
             if isinstance(node, ast.Import | ast.ImportFrom):

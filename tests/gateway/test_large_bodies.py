@@ -82,8 +82,8 @@ def test_a_long_message_takes_little_more_memory_than_its_length(
 def test_messages_that_are_far_too_long_take_little_memory_of_the_backend(
     gateway: GatewayProcess,
 ) -> None:
-    """They are refused before they are searched for control strings and rendered, and nothing keeps
-    them: neither the refusal, nor gRPC, nor the C library.
+    """The messages are refused before they are searched for control strings and rendered. Nothing
+    keeps them afterwards: neither the refusal, nor gRPC, nor the C library.
     """
 
     def post(text: str, place: int | None) -> httpx.Response:
@@ -114,7 +114,7 @@ def test_messages_that_are_far_too_long_take_little_memory_of_the_backend(
 
 
 async def test_a_long_body_is_read_in_several_steps() -> None:
-    """Between two of them every other task of the gateway has a turn."""
+    """Between two steps every other task of the gateway has a turn."""
     turns = 0
 
     async def take_turns() -> None:

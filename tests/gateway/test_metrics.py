@@ -18,7 +18,7 @@ TINY = frozenset({("model", "tiny")})
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[GatewayProcess]:
-    """Its model drafts, so that there is every metric."""
+    """A gateway whose model drafts, so that it reports every metric."""
     process = GatewayProcess({"tiny": tiny(options=["prompt_lookup:true"])})
     yield process
     process.close()
@@ -81,7 +81,7 @@ def test_the_durations_of_an_answer_are_reported_by_model(gateway: GatewayProces
 
 
 def test_guesses_are_counted_by_model(gateway: GatewayProcess) -> None:
-    """As the backend itself counts them."""
+    """The gateway reports what the backend counts."""
     counted = "1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4,"
     asked = {"model": "tiny", "prompt": counted, "max_tokens": 64, "ignore_eos": True}
     assert gateway.client.post("/v1/completions", json=asked).status_code == 200

@@ -61,7 +61,7 @@ def test_files_added_to_the_folder_are_served_and_removed_ones_are_not(
     file = gateway.models_dir / "named.yaml"
     file.write_text(json.dumps({"name": "named", "parameters": {"model": "dropped"}}))
     until(lambda: "named" in cards(gateway))
-    assert "dropped" not in cards(gateway)  # a file configures it
+    assert "dropped" not in cards(gateway)  # listed only as `named`
     file.unlink()
     until(lambda: "named" not in cards(gateway))
     shutil.rmtree(gateway.models_dir / "dropped")

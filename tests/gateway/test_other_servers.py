@@ -130,7 +130,7 @@ def test_what_a_chat_cannot_look_up_is_refused(
 
 
 def test_a_pull_of_a_known_model_succeeds(gateway: GatewayProcess) -> None:
-    """As Home Assistant asks before it uses a model."""
+    """Home Assistant sends this request before it uses a model."""
     pulled = gateway.client.post("/api/pull", json={"model": "tiny:latest", "stream": False})
     assert (pulled.status_code, pulled.json()) == (200, {"status": "success"})
     unknown = gateway.client.post("/api/pull", json={"model": "nobody"})
@@ -148,7 +148,7 @@ def test_editors_learn_a_models_name_and_infilling(
 
 
 def test_lm_studio_loads_and_unloads_a_model(gateway: GatewayProcess) -> None:
-    """The newer API, by which AnythingLLM and others also learn what is loaded."""
+    """AnythingLLM and others use this newer API, also to find out which models are loaded."""
     assert gateway.client.post("/api/v1/models/unload", json={"instance_id": "tiny"}).json() == {
         "instance_id": "tiny"
     }
@@ -176,14 +176,14 @@ def test_programs_find_that_the_server_runs(gateway: GatewayProcess, path: str) 
 
 @pytest.mark.parametrize("path", ["/reranking", "/v1/reranking", "/v2/rerank", "/api/v1/reranking"])
 def test_rerank_has_the_paths_of_other_servers(gateway: GatewayProcess, path: str) -> None:
-    """This model cannot rank, so the answer is its refusal, and not 404."""
+    """This model cannot rank, so it refuses the request; an unknown path would give 404."""
     asked = {"model": "tiny", "query": "a", "documents": ["b"], "max_tokens_per_doc": 4096}
     answer = gateway.client.post(path, json=asked)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported")
 
 
 def test_a_chat_of_no_tokens_warms_the_cache_up(gateway: GatewayProcess) -> None:
-    """What llama.vim sends while the user writes an instruction."""
+    """llama.vim sends this while the user writes an instruction."""
     warm = {"n_predict": 0, "samplers": [], "id_slot": 0, "response_fields": [""], "model": ""}
     whole = chat(gateway, **warm)
     (choice,) = whole["choices"]
@@ -192,7 +192,8 @@ def test_a_chat_of_no_tokens_warms_the_cache_up(gateway: GatewayProcess) -> None
     assert whole["usage"]["prompt_tokens"] > 0
     parts = chunks(gateway, "/v1/chat/completions", {"messages": user_message(ADDITION), **warm})
     assert parts[-1]["choices"][0]["finish_reason"] == "length"
-    assert "12" in message(gateway, options={"num_predict": 0})["content"]  # Ollama: no limit
+    # In Ollama's API, 0 means no limit.
+    assert "12" in message(gateway, options={"num_predict": 0})["content"]
 
 
 @pytest.mark.parametrize(
@@ -206,13 +207,13 @@ def test_a_chat_of_no_tokens_warms_the_cache_up(gateway: GatewayProcess) -> None
 def test_a_limit_beyond_every_context_is_reduced(
     gateway: GatewayProcess, path: str, fields: Json, name: str
 ) -> None:
-    """JavaScript's largest integer, where a program means no limit."""
+    """Some programs send JavaScript's largest integer when they mean no limit."""
     answer = gateway.client.post(path, json={"model": "tiny", **fields, name: 2**53 - 1})
     assert (answer.status_code, answer.headers["x-ignored-fields"]) == (200, name), answer.text
 
 
 def test_llama_cpp_s_completion_has_log_probabilities(gateway: GatewayProcess) -> None:
-    """SillyTavern shows them; it also sends the limits and the seed twice."""
+    """SillyTavern shows them. It also sends limits under two names, as here."""
     asked: Json = {
         "model": "tiny",
         "prompt": "Count to 3.",
@@ -265,7 +266,7 @@ def test_embeddings_in_llama_cpps_form(gateway: GatewayProcess, path: str) -> No
     assert found.status_code == 200, found.text
     several = gateway.client.post(path, json={"content": both}).json()
     assert [entry["index"] for entry in several] == [0, 1]
-    # Sums differ in their last digits with the shape of a batch.
+    # The shape of a batch changes the last digits of sums.
     close = [pytest.approx(vector, abs=1e-5) for vector in vectors]
     assert [*several[0]["embedding"], *several[1]["embedding"]] == close
     assert found.json()[0]["embedding"] == close[:1]

@@ -179,7 +179,7 @@ def test_stored_responses_exist_until_they_are_deleted(gateway: GatewayProcess) 
 def test_an_unknown_query_parameter_is_listed(
     gateway: GatewayProcess, path: str, name: str
 ) -> None:
-    """OpenAI's clients send `include` with a stored response's id too."""
+    """OpenAI's clients also send `include` when they fetch a stored response."""
     response = whole(gateway, "Hello!", max_output_tokens=1)
     address = f"/v1/responses/{response['id']}{path}"
     answer = gateway.client.get(address, params={name: "3"})

@@ -126,7 +126,7 @@ async def test_a_request_in_time_is_answered_and_its_connection_can_be_reused() 
 
 @pytest.mark.parametrize("offer", [b"websocket", b"h2c"])
 async def test_an_offer_of_another_protocol_is_ignored(offer: bytes) -> None:
-    """Java's client offers one with its first request, even if that has a body."""
+    """Java's HTTP client offers HTTP/2 in its first request, even if the request has a body."""
     offering = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: " + offer
     post = HEAD.replace(b"GET", b"POST") + offering + b"\r\ncontent-length: 4\r\n\r\nbody"
     async with listening(echo) as port:

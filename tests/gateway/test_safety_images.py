@@ -262,7 +262,7 @@ def site() -> Iterator[Site]:
 
 
 def only_this(address: Address) -> bool:
-    """Treat loopback as public, and all other addresses as private."""
+    """Whether an address counts as public: here only loopback does."""
     return address.is_loopback
 
 

@@ -75,7 +75,7 @@ def test_two_colours_are_named_in_order(seeing: GatewayProcess) -> None:
 
 
 def test_an_image_stays_in_its_message(seeing: GatewayProcess) -> None:
-    """So the second prompt begins like the first one, and is served from the prompt cache."""
+    """Therefore the second prompt begins like the first one, and the prompt cache serves it."""
     asked = {"role": "user", "content": [image("blue"), text("What colour is the image?")]}
     body = {
         "model": "eye",

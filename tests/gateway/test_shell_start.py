@@ -1,4 +1,4 @@
-"""From the first line on stderr to the end of the last process."""
+"""The gateway as a program: its start, its first lines, and the end of its last process."""
 
 from __future__ import annotations
 

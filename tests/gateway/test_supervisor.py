@@ -94,7 +94,7 @@ async def test_first_requests_share_a_load_and_a_crash_fails_only_running_reques
 
 async def test_a_slot_for_a_model_is_given_to_the_requested_one(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    # Under another name it is not recognised as this backend, so it is given a port.
+    # A run.sh elsewhere is not recognised as this backend, so the gateway passes it a port.
     stranger = tmp_path / "elsewhere" / "run.sh"
     stranger.symlink_to(ROOT / "run.sh")
     models = {
@@ -127,7 +127,7 @@ async def test_a_slot_for_a_model_is_given_to_the_requested_one(tmp_path: Path) 
         requests_begun.begun(strict=True)
         error = await refusal(supervisor, "one", draft_model="/etc/passwd")
         assert (error.status, error.param) == (400, "draft_model")
-        # The answer is the same without it; Cline and Roo Code send LM Studio's.
+        # Cline and Roo Code send a draft model of LM Studio's; it is ignored: it changes no answer.
         lenient = requests_begun.begun()
         assert await ask(supervisor, "one", draft_model="/etc/passwd") == text
         assert lenient.ignored == {"draft_model": None}

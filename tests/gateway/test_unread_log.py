@@ -20,7 +20,7 @@ SMALLEST_PIPE = 4096
 
 
 def test_no_socket_takes_the_place_of_a_closed_stream(tmp_path: Path) -> None:
-    """Log lines would be written into it."""
+    """Otherwise log lines would be written into the socket."""
     places = f"--models-dir {tmp_path} --port 0"
     gateway = subprocess.Popen(
         ["/bin/sh", "-c", f'exec "$0" -m gateway {places} <&- 2>&-', sys.executable],

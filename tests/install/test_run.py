@@ -164,7 +164,7 @@ SERVE = ("scripts/python", "-m", "demo.serve", "--port=0", "--models-dir=.")
 def test_an_interrupt_while_python_imports_leaves_no_traceback(
     tmp_path: Path, command: tuple[str, ...], module: str, library: str
 ) -> None:
-    """module: what Python runs when it is interrupted; library: what it has loaded by then.
+    """The interrupt is sent once Python runs `module` and has loaded `library`.
 
     If the library is built into the interpreter, the interrupt comes after the start.
     """
@@ -189,7 +189,7 @@ def test_an_interrupt_while_python_imports_leaves_no_traceback(
                 break
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate()
-    # It may have started to serve meanwhile; then it stops in order.
+    # If the process had already begun to serve, it shuts down normally.
     assert process.returncode == 0 or (process.returncode, stderr) == (-signal.SIGINT, "")
     assert "Traceback" not in stderr
 
@@ -216,7 +216,7 @@ def test_an_interpreter_in_the_package_comes_first(project: Path) -> None:
 def test_a_cuda_build_keeps_its_kernels_and_never_counts_shapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """MLX's own folder for kernels is below /tmp, and its check makes every new shape fail."""
+    """By default MLX keeps kernels below /tmp, and its check makes new shapes fail in the end."""
     for name in ("MLX_PTX_CACHE_DIR", "MLX_ENABLE_CACHE_THRASHING_CHECK"):
         monkeypatch.delenv(name, raising=False)
     environment = tmp_path / "venv"
@@ -303,7 +303,7 @@ class TestOpenBLAS:
         assert "OPENBLAS_NUM_THREADS" not in seen
 
     def test_dangling_links_are_replaced(self, tmp_path: Path) -> None:
-        """As after an upgrade of the packages, whose files then have other names."""
+        """After an upgrade of the packages their files have other names, so the links dangle."""
         environment = with_openblas(tmp_path / "venv")
         links = environment / "lib" / "openblas"
         links.mkdir()
@@ -325,7 +325,7 @@ class TestOpenBLAS:
         assert line.startswith("mlx-backend: OpenBLAS is not used, so a CPU computes")
 
     def test_computes_the_products_of_mlx(self) -> None:
-        """The linker binds MLX's `cblas_sgemm` to the first library of the process that has one."""
+        """The linker uses the first library of the process that has `cblas_sgemm`, also for MLX."""
         source = (
             "import ctypes, mlx.core as mx\n"
             "class Found(ctypes.Structure):\n"

@@ -108,7 +108,7 @@ def _padded(rng: random.Random, sentences: int) -> Iterator[Dialogue]:
 
 
 def cases() -> list[Case]:
-    """The same questions every time."""
+    """The questions of the evaluation, the same every time."""
     rng = random.Random(2024)
     found = [Case(dialogue.kind, dialogue) for dialogue in _every_fact()]
     for dialogue in _arithmetic():

@@ -25,7 +25,7 @@ def _sound_kind(dialogue: Dialogue, count: int) -> str:
 
 
 def cases(each: int) -> Iterator[Case]:
-    """The same questions every time: `each` of every kind."""
+    """The questions of the evaluation, the same every time: `each` of every kind."""
     rng = random.Random(99)
     left = dict.fromkeys(("one sound", "two sounds", "sounds of two turns"), each)
     while any(left.values()):

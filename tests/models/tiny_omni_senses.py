@@ -24,10 +24,10 @@ _PER_COLOUR, _PER_SOUND = 60, 150
 
 @dataclass(frozen=True)
 class Collection:
-    """Images, then sounds, as features. Row 0 of the table is zero: a place of plain text.
+    """Images, then sounds, as features. Row 0 of `features` is zero and stands for plain text.
 
-    texts: of item i, what the processor writes for it. rows: the rows of `features` that replace
-    the first of its unknown tokens; a sound may have one token more than it has features.
+    texts: what the processor writes for each item. rows: for each item, the rows of `features` that
+    replace its first unknown tokens; a sound may have one token more than it has features.
     """
 
     colours: list[str]
@@ -38,7 +38,7 @@ class Collection:
 
 
 def paintings(rng: random.Random) -> list[tuple[str, Any]]:
-    """Colour and image: each colour equally often, in many sizes."""
+    """Pairs of a colour's name and an image; each colour equally often, in many sizes."""
     return [
         (colour, paint(rng, colour, rng.randint(24, 160), rng.randint(24, 160)))
         for colour in COLOURS
@@ -47,7 +47,7 @@ def paintings(rng: random.Random) -> list[tuple[str, Any]]:
 
 
 def recordings(rng: random.Random) -> list[tuple[str, np.ndarray]]:
-    """Kind and samples: each kind equally often, 0.2 to 1.5 seconds long."""
+    """Pairs of a kind of sound and its samples, 0.2 to 1.5 seconds; each kind equally often."""
     return [
         (kind, play(rng, kind, rng.uniform(0.2, 1.5))) for kind in SOUNDS for _ in range(_PER_SOUND)
     ]

@@ -76,7 +76,9 @@ def _question(rng: random.Random, kinds: list[str]) -> tuple[str, str]:
 
 
 def sound_dialogue(rng: random.Random, kinds: list[str], first: int) -> Seen:
-    """One or two turns about sounds; `kinds` are those of the collection, from place `first`."""
+    """One or two turns about sounds.
+
+    kinds: of the sounds to choose from; `first` is the place of the first one in the collection."""
     messages: list[Message] = []
     played: list[int] = []
     current: list[int] = []

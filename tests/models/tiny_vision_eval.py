@@ -26,7 +26,7 @@ def kind_of(seen: Seen) -> str:
 
 
 def cases(each: int) -> Iterator[Case]:
-    """The same questions every time: `each` of every kind."""
+    """The questions of the evaluation, the same every time: `each` of every kind."""
     rng = random.Random(99)
     left = dict.fromkeys(("one picture", "two pictures", "three pictures", "in a later turn"), each)
     while any(left.values()):

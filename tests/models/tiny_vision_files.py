@@ -41,7 +41,7 @@ def template() -> str:
 
 
 def config() -> dict[str, Any]:
-    """Qwen3-VL around the text model's sizes."""
+    """Qwen3-VL's configuration, with the sizes of the text model."""
     text = json.loads((TEXT / "config.json").read_text())
     ends = {name: text[name] for name in ("eos_token_id", "pad_token_id")}
     first: int = text["vocab_size"]

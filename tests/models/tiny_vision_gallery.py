@@ -59,7 +59,7 @@ def _settle(layer: Any, outputs: mx.array, size: float) -> None:
 
 
 def paintings(rng: random.Random) -> list[tuple[str, Any]]:
-    """Colour and image: each colour equally often, in many sizes."""
+    """Pairs of a colour's name and an image; each colour equally often, in many sizes."""
     made = []
     for colour in COLOURS:
         for _ in range(_PER_COLOUR):

@@ -32,7 +32,7 @@ def main() -> None:
     model = Model(ModelConfig.from_dict(config()))
     text = text_part(config()["vocab_size"])
     processor = MiniCPMOProcessor.from_pretrained(directory)
-    # Other lessons have other images and sounds.
+    # Each number of steps gets its own images and sounds.
     rng = random.Random(f"{SEED} {arguments.steps}")
     painted, played = paintings(rng), recordings(rng)
     if arguments.resume:

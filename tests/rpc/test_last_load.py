@@ -21,7 +21,7 @@ from wire import backend_pb2 as pb
 
 
 class DroppingEngine(FakeEngine):
-    """As with ranks: a load drops the current model first.
+    """An engine whose loads first drop the current model, as they do with ranks.
 
     served: what is served when the load fails; "current" if it is refused before that.
     """

@@ -162,7 +162,7 @@ def test_a_second_signal_exits_at_once(start: Start) -> None:
     next(stub_of(process.port()).PredictStream(pb.PredictOptions(Prompt="stuck")))
     process.signal(signal.SIGTERM)
     process.line_with("event=stopping")
-    while process.child.poll() is None:  # a signal right after the first one is ignored
+    while process.child.poll() is None:  # the process ignores a signal right after the first
         process.signal(signal.SIGINT)
         try:
             process.child.wait(0.2)
@@ -174,7 +174,7 @@ def test_a_second_signal_exits_at_once(start: Start) -> None:
 
 @pytest.mark.skipif(not TEST_LONG, reason="an engine that is stuck is abandoned after 6 seconds")
 def test_under_a_supervisor_a_second_signal_has_no_effect(start: Start) -> None:
-    """It may be the first one, forwarded late by a busy machine."""
+    """The second signal may be the first one, forwarded late by a supervisor on a busy machine."""
     process = start(ANYWHERE, module=SCRIPTED, env={parent_watch.PARENT: str(os.getpid())})
     next(stub_of(process.port()).PredictStream(pb.PredictOptions(Prompt="stuck")))
     process.signal(signal.SIGTERM)

@@ -22,7 +22,7 @@ def test_a_rank_stores_its_time_out_for_the_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "rank_timeout"
-    rank_timeout.store(60)  # without a supervisor
+    rank_timeout.store(60)  # does nothing without a supervisor
     assert rank_timeout.stored(path) == TIMEOUT
     monkeypatch.setenv(rank_timeout.FILE, str(path))
     rank_timeout.store(60)

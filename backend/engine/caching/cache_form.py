@@ -21,7 +21,7 @@ from backend.engine.errors import InvalidRequest
 
 _log = logging.getLogger(__name__)
 
-# Between the logits with 8 bits and those without quantisation, relative to the latter.
+# Largest distance of the logits with 8-bit KV from those with plain KV, relative to the latter.
 _MOST_DISTANCE = 0.5
 _REMEDY = "leave CacheTypeKey, CacheTypeValue and kv_bits out"
 
@@ -30,8 +30,9 @@ def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
     """Use this kind of cache; returns it with its group size filled in.
 
     Raises InvalidRequest, with the reason, if the model or the device does not support it. To find
-    out, the model is run on a few tokens, with 8 bits, and the logits are compared: MLX's kernels
-    for quantised products differ between devices (on an H100, MLX 0.32.4 refuses some).
+    out, the model is run on a few tokens with 8-bit KV and with plain KV, and the logits are
+    compared: not every device computes all quantised products (on an H100, MLX 0.32.4 refuses
+    some).
     """
     if kind == CacheKind():
         return kind
@@ -59,9 +60,10 @@ def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
         if "attention sinks" in str(fault):
             raise _refused("its attention has attention sinks") from None
         line = str(fault).partition("\n")[0]
-        if isinstance(fault, RuntimeError) or line.startswith("["):  # MLX names its function so
+        # MLX's ValueErrors begin with the name of its function in brackets.
+        if isinstance(fault, RuntimeError) or line.startswith("["):
             raise _refused(f"MLX cannot compute its attention on this device ({line})") from None
-        raise _refused("its attention does not go through mlx-lm's quantised one") from None
+        raise _refused("it does not use mlx-lm's function for quantised attention") from None
     model.make_cache = lambda: quantized(kind.bits)
     return kind
 
@@ -90,9 +92,9 @@ def _require_plain(cache: list[Any]) -> None:
 
 
 def _try(model: Any, plain: list[Any], quantized: list[Any]) -> None:
-    """Compare the logits of a prompt of three tokens, then of one more in a batch of two such rows.
+    """Compare the logits with both caches: for three tokens, then for one more in each of two rows.
 
-    Raises what the model raises, and InvalidRequest if the logits have little in common.
+    Raises what the model raises, and InvalidRequest if the logits differ much.
     """
     for tokens in ([[0, 1, 2]], [[1], [0]]):
         expected, found = (

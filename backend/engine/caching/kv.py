@@ -34,7 +34,7 @@ Snapshot = list[Any]  # per layer of a row: a copy, or None if the layer can be 
 Member = tuple[list[Any], int]  # the layers of a row or a batch, and a sequence's index in them
 
 _KEEP_ALL = (KVCache, BatchKV, QuantizedRow, QuantizedBatch, RowShift, BatchShift)
-MOST_GAPS = 0.25  # of a pass's rows, the share that may be without a sequence
+MOST_GAPS = 0.25  # share of a pass's rows that may be without a sequence
 _SETTLED = 256  # shortest length, in tokens, at which layers of unknown kinds are measured
 
 
@@ -107,7 +107,7 @@ def states(kept: Snapshot) -> list[Any]:
 
 
 def snapshot_bytes(kept: Snapshot, *, latest: bool = False) -> int:
-    """Bytes of a snapshot. latest: it is the row's latest, so the row still shares its states."""
+    """Bytes of a snapshot. latest: whether it is its row's latest, which shares its states."""
     layers = [layer for layer in kept if layer is not None]
     shared = [leaf for leaf in leaves(layers) if keeps_state(leaf)] if latest else []
     return nbytes(layers) - nbytes(shared)
@@ -543,7 +543,7 @@ def _reads_past_holes(model: Any, rows: Sequence[RowCache]) -> bool:
 
 
 def _skips_padding(model: Any) -> bool:
-    """Run two texts together, then each alone, and compare the resulting caches."""
+    """Whether two texts leave the same caches when they run together with padding as when alone."""
     texts = [[1, 2, 3, 4], [4, 3, 2, 1]]
     batch = BatchCache([new_row(model), new_row(model)])
     alone = [new_row(model), new_row(model)]

@@ -121,7 +121,7 @@ def answer_of(
     """`Trial.attempt` in a fork that `child` has made."""
     reply = b""
     with fork.makefile("rb") as replies:
-        with suppress(OSError):  # if the system has refused the fork, the other end is closed
+        with suppress(OSError):  # fails if the child could not fork and has closed its end
             fork.sendall(json.dumps({"quick": quick, **request}).encode() + b"\n")
         with suppress(OSError):
             reply = replies.readline()

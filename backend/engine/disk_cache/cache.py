@@ -212,7 +212,9 @@ class DiskCache:
         self._writer.close(timeout)
 
     def _reserve(self, size: int, room: float) -> bool:
-        """Reserve bytes for KV that waits to be restored; a single entry may take all the room."""
+        """Reserve bytes for KV that waits to be restored; returns whether there was room.
+
+        A single entry may take all the room."""
         with self._read_lock:
             most = min(room, self._max_waiting) if self._read_bytes else room
             if self._read_bytes + size > most:

@@ -135,7 +135,7 @@ class Catalogue:
                 opened = read_head(file)
                 self._check(opened)
                 if not np.array_equal(opened.tokens, entry.prefix.key.tokens):
-                    return None  # a request's own file, replaced since
+                    return None  # a request's own file that has been replaced
                 return opened.head, read_arrays(file, opened)
         except FileNotFoundError:
             self._forget(entry)

@@ -181,7 +181,7 @@ def _lengths(layer: StoredLayer) -> set[int]:
 
 
 def _unused(spec: LayerSpec, layer: StoredLayer, _tokens: int) -> bool:
-    """A cache that the model never writes to is unchanged."""
+    """For a cache that the model never writes to: it must be unchanged."""
     return list(layer.scalars) == spec.scalars
 
 

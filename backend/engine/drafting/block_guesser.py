@@ -30,7 +30,7 @@ class BlockGuesser(StateGuesser):
         width = max(counts)
         self._head.read(padded(unread, width), self._cache.layers_for(width))
         self._cache.drop([width - count for count in counts])
-        # As many as in training: a shorter block would get other, worse guesses.
+        # As many as in training: a shorter block would get worse guesses.
         size = self._head.longest
         last = [able[one].tokens[-1] if one in able else 0 for one in self._sequences]
         best, shares = self._choices.best(self._head.fill(last, size, self._cache.layers))

@@ -52,10 +52,10 @@ class Drafting:
     """How a loaded model drafts.
 
     most: guesses at a time if a request does not set NDraft. new_guessers: creates the guessers of
-    a batch, the cheapest first. weights_bytes: of the draft model or head. cost: of its KV per
-    sequence, and of the states that it has not read; None if there is neither. states: where a
-    head's hidden states come from; None if no guesser reads them. names: of the guessers, for logs.
-    holes: what `kv.can_leave_holes` says of the model.
+    a batch, the cheapest first. weights_bytes: of the draft model or head. cost: bytes per
+    sequence of its KV and of hidden states that wait for it; None if it has neither. states: the
+    source of a head's hidden states; None if no guesser reads them. names: the guessers' names, for
+    logs. holes: the result of `kv.can_leave_holes` for the model.
     """
 
     most: int

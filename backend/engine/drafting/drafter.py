@@ -21,7 +21,7 @@ _FIRST_LENGTH = 2  # guesses at the start of a sequence
 _SHORTEST_PAUSE = 4  # tokens
 _LONGEST_PAUSE = 16
 _WRONG = 2  # consecutive attempts with a wrong first guess, before a pause
-_EMPTY = 4  # the same for attempts without a guess, which cost less
+_EMPTY = 4  # consecutive attempts without a guess, which cost less, before a pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class NgramIndex:
         self._known = max(self._known, stop)
 
     def follow(self, tokens: Sequence[int]) -> int | None:
-        """The position after the latest earlier occurrence of the longest known end of `tokens`."""
+        """Where the longest known end of `tokens` last occurred before: the position after it."""
         for size, ends in self._ends.items():
             if len(tokens) >= size and (end := ends.get(tuple(tokens[-size:]))) is not None:
                 return end

@@ -160,7 +160,7 @@ def open_eagle(
 
 
 def _projection(drafter: Any, main: LogitsHead) -> Any:
-    """From the head's states to its logits, by its own projection or else the model's."""
+    """The function from the head's states to logits, by its own projection or the model's."""
     project = drafter.lm_head if drafter.lm_head is not None else main.project
     return lambda states: project(drafter.norm(states))
 

@@ -153,7 +153,7 @@ def _opener(checkpoint: Checkpoint, settings: Settings, dtype: str) -> OpenModel
         task = task_adapter(checkpoint.path, checkpoint.name, checkpoint.config, settings.task)
         type_ = devices.weight_type(devices.detect(), weight_dtype(settings, dtype))
         if family == JINA_V4:
-            assert task is not None  # `task_adapter` refuses to go without
+            assert task is not None  # `task_adapter` has refused a load without one
             return partial(open_jina_v4, checkpoint.name, checkpoint.config, task, type_)
         return partial(
             open_rotary, checkpoint.name, checkpoint.config, checkpoint.kind, task, type_

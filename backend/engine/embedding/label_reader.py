@@ -39,7 +39,9 @@ class Window:
 
 
 def windows(length: int, size: int) -> list[Window]:
-    """Windows of at most `size` tokens, neighbours sharing a quarter; each token counts once."""
+    """Windows of at most `size` tokens.
+
+    Neighbours overlap by a quarter, but each token is labelled from only one window."""
     if length <= size:
         return [Window(0, length, 0, length)] if length else []
     shared = size // 4

@@ -18,7 +18,8 @@ from common.wording import shown
 JINA, NOMIC, GTE = "jina", "nomic", "gte"
 _TYPES = {"jina_embeddings_v3": JINA, "nomic_bert": NOMIC, "new": GTE, "gte": GTE}
 _JINA_CODE = "XLMRobertaFlashConfig"
-# Values of config.json that are computed, where others would be ignored, and a model with these.
+# By family: the values of config.json that the network computes (others are refused, because they
+# would be ignored), and a model that has these values.
 REQUIRED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     JINA: ({"hidden_act": "gelu"}, "jina-embeddings-v3"),
     NOMIC: (
@@ -137,7 +138,7 @@ def shape_of(name: str, config: Mapping[str, Any]) -> Shape:
 
 
 def _sizes(config: Mapping[str, Any], *, segments: int, epsilon: float) -> dict[str, Any]:
-    """The sizes under transformers' names. segments, epsilon: where config.json has none."""
+    """The sizes under transformers' names. segments, epsilon: defaults if config.json has none."""
     return {
         "vocabulary": int(config["vocab_size"]),
         "hidden": int(config["hidden_size"]),

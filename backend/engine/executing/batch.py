@@ -160,7 +160,7 @@ class DecodeBatch:
 
     @property
     def draft_bytes(self) -> int:
-        """Bytes of the KV of guessers, and of the hidden states that no sequence has got yet."""
+        """Bytes of the KV of guessers, and of hidden states not yet handed to sequences."""
         return self._kept.nbytes + (self._speculation.nbytes if self._speculation else 0)
 
     @property

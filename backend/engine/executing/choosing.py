@@ -81,8 +81,8 @@ class Chosen:
 class Chooser:
     """Samples tokens for a fixed set of sequences.
 
-    pasts: their tokens before a step. spent: processor time of grammars in the same step, which
-    delay sequences that decode; None if no other sequence decodes.
+    pasts: their tokens before a step. spent: processor time that grammars have already taken in
+    this step, while sequences without a grammar wait to decode; None if there are none of these.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Chooser:
     def choose(
         self, logits: mx.array, fed: mx.array, steps: Sequence[int], allowed: np.ndarray | None
     ) -> Chosen:
-        """As `__call__`, with the masks of the constrained sequences, [constrained, words]."""
+        """As `__call__`; `allowed`: masks of the constrained sequences, [constrained, words]."""
         tokens = self._sampler(logits, fed, steps, allowed)
         if self._spread is not None:
             tokens = self._spread(tokens)
@@ -240,7 +240,7 @@ def sampled_of(
     by_sequence = {id(one): token for one, token in zip(sequences, tokens, strict=True)}
     logprobs: dict[int, TokenLogprob] = {}
     for part in chosen.logprobs:
-        # Some of them may have left since.
+        # Some of these sequences may have left since.
         own = [by_sequence.get(id(one), 0) for one in part.sequences]
         for at, entry in part.batch.read(part.sampled, own).items():
             logprobs[id(part.sequences[at])] = entry

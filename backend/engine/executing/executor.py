@@ -145,7 +145,7 @@ class Executor:
         return events
 
     def _delaying_seconds(self) -> float | None:
-        """Processor time of this step's grammars; None if no sequence decodes without one."""
+        """Processor time of this step's grammars; None if no sequence decodes without a grammar."""
         running = self.sequences.values()
         if not any(one.constraint is None and one.batch is not None for one in running):
             return None
@@ -211,7 +211,9 @@ class Executor:
         start: Start,
         snapshots: dict[int, kv.Snapshot],
     ) -> tuple[kv.RowCache, int]:
-        """A cache of `length` tokens, truncated to the source's length; and its new length."""
+        """The KV of another sequence, truncated to the length in `start.source`, and that length.
+
+        row: the KV before, of `length` tokens. If it cannot be truncated: an empty row and 0."""
         assert start.source is not None
         wanted = start.source.length
         # The other sequence may have received less than planned in this very step.

@@ -27,9 +27,9 @@ class ExecutorSequence:
 
     history: the tokens in its KV, in order. delivered: number of generated tokens that were
     read. finished: whether it ended by itself, so that its answer may be saved to disk. group,
-    batch: where its KV is, during prefill and decode. first: the tokens chosen by the pass that
-    completed its prompt, including its own; first_delivered: whether that token was read, and
-    passed to the grammar, before the sequence joined a batch. mask_seconds: processor time that its
+    batch: where its KV is, during prefill and decode. first: the first tokens of all sequences
+    whose prompts the same pass completed; first_delivered: whether this sequence's was read, and
+    passed to its grammar, before it joined a batch. mask_seconds: processor time that its
     grammar took since the latest plan. postponed: whether its latest token was chosen without its
     grammar, for lack of time. states: those of its latest tokens, if a guesser reads them.
     """

@@ -85,7 +85,7 @@ class PrefillPasses:
 
     def __init__(self, model: EngineModel, files: PrefixFiles, times: StepTimes) -> None:
         self._model, self._files, self._times = model, files, times
-        # processor time of this step's grammars, which delay sequences that decode; None: none do
+        # processor time of this step's grammars; None if no sequence decodes without a grammar
         self.grammar_seconds: float | None = None
         self._launched: list[PrefillPass] = []  # in this step
         self._earlier: list[PrefillPass] = []
@@ -241,10 +241,11 @@ class PrefillPasses:
         return watched
 
     def _end(self, one: ExecutorSequence, part: Prefill) -> int:
-        """Where the next chunk ends: before the last token if files need the KV without it.
+        """Where the next chunk ends.
 
-        If a prompt needs a pass of its own, the chunk also ends with the prompt, before the tokens
-        of an answer that are computed again.
+        Before the prompt's last token if a prompt cache file needs the KV without that token. After
+        the prompt if the prompt needs a pass of its own and tokens of its answer follow, as they do
+        after a preemption.
         """
         if self._model.reads_whole and part.start < len(one.prompt):
             return min(part.end, len(one.prompt))

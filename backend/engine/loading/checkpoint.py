@@ -44,7 +44,7 @@ _TOKENIZER_FILES = (
 )
 _COUNTED = re.compile(r"(layers?|depth|experts)$")
 _MOST_PARTS = 4096  # layers, or experts
-_MOST_TENSORS = 128  # of each expert of a layer, quantised
+_MOST_TENSORS = 128  # maximum for one expert of a layer, with scales and biases
 _SIZES = (
     "hidden_size",
     "intermediate_size",

@@ -40,8 +40,9 @@ def download(
 ) -> Path:
     """The folder of a hub model, downloaded if necessary; blocks as long as that takes.
 
-    A complete copy in the cache is used without asking the hub for a newer one. drafts: it may be a
-    drafter. Raises ModelNotFound, ModelRejected, and Cancelled soon after `cancel` is set.
+    A complete copy in the cache is used without asking the hub for a newer one. drafts: whether a
+    drafter is accepted. Raises ModelNotFound, ModelRejected, and Cancelled soon after `cancel` is
+    set.
     """
     flaw: EngineError | None = None
     cache = cache_for(model)

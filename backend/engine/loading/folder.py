@@ -31,8 +31,8 @@ _MOST_BYTES_BY_SUFFIX = {
     ".txt": 64 * MIB,
 }
 _MOST_COMMAS = 1_500_000
-"""Of a tokenizer.json: one for each token and one or two for each merge. Published files have up to
-1,340,000. All other threads wait while the file is parsed, which takes 1.5 s for so many."""
+"""Commas in a tokenizer.json: one for each token and one or two for each merge. Published files
+have up to 1,340,000. All other threads wait while the file is parsed, 1.5 s for the maximum."""
 
 
 class UnsafeFileError(Exception):

@@ -1,4 +1,4 @@
-"""A load from its request to a model that can be scheduled: find it, then build it by its kind.
+"""Loads the model that a request names: finds its files, then builds it by its kind.
 
 None of the imports at module level imports MLX.
 """

@@ -69,7 +69,7 @@ _OF_CHANGE, _OF_CHANGE_IN_HALF = 1 / 64, 1 / 6  # share of that effect that may 
 _ROUNDING, _EPSILONS_IN_HALF = 1e-5, 2
 _WRONG = 1 / 3  # share of an answer's positions at which rounding may have selected another expert
 _OF_TIME = 0.7  # share of the time for the requests; the rest is for the plain passes
-_OF_TIME_WITH_GUESSES = 0.35  # the same for their answers with guesses, in addition
+_OF_TIME_WITH_GUESSES = 0.35  # additional share, for the same requests with guesses
 _GUESSES = 2  # guesses of each row in a step that checks guesses
 
 _ALONE: Mapping[str, Any] = {"slots": 1, "batches": False}
@@ -226,8 +226,9 @@ class ServingTrial:
     def _rows(self, look: int) -> list[_Row]:
         """The requests of the trial.
 
-        The first runs alone, until all others join it: two texts that share a prefill pass, and one
-        request for each item. The last of these has a next turn, which runs alone at the end.
+        The first runs alone at the beginning. Then all others join: two texts that share a prefill
+        pass, and one request for each item. The last item's conversation goes on with a next turn,
+        which runs alone at the end.
         """
         join = look * _JOIN
         return [

@@ -26,7 +26,7 @@ _BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
     "F16": 2, "BF16": 2, "F32": 4,
 }  # fmt: skip
-"""Of one element; MLX refuses the data types that it does not read."""
+"""Bytes of one element. Other data types are refused: MLX does not read them."""
 _GIT_LFS = b"version https://git-lfs"
 
 

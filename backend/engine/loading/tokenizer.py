@@ -93,10 +93,10 @@ def despite_checks(
 ) -> _Opened:
     """Open a tokenizer or processor with transformers, which first checks all of config.json.
 
-    It refuses some values that published models have and MLX takes (Llama 4's
-    attn_temperature_tuning of 4, EXAONE 4's pattern "LLLG"). A tokenizer depends on two of them
-    only, so what fails is tried once more with these. attempt: takes further arguments for
-    `from_pretrained`. Raises what the first attempt raised.
+    transformers refuses some values that published models have and MLX takes (Llama 4's
+    attn_temperature_tuning of 4, EXAONE 4's pattern "LLLG"). A tokenizer needs only two keys of
+    config.json, so if the first attempt fails, a second one gets only these. attempt: takes
+    further arguments for `from_pretrained`. Raises what the first attempt raised.
     """
     try:
         return attempt({})

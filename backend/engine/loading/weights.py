@@ -241,7 +241,7 @@ def _classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
 
 
 def _of_text(arguments: Any, part: dict[str, Any]) -> Any:
-    """mlx-lm's class of the configuration's text part; `arguments` belongs to the whole."""
+    """mlx-lm's class for the arguments of the text part. arguments: those of the whole model."""
     from mlx_lm.utils import _get_classes
 
     module = sys.modules[arguments.__module__]

@@ -17,9 +17,9 @@ MOST_AGAIN = 8  # tokens that a step with guesses feeds to a sequence for the se
 
 _GAIN = 1.03  # minimum gain over plain steps that makes up for the uneven times of guessing
 _TRIAL = 4  # steps at width 0 that time it; the first one is not counted
-_FIRST_TRIAL = 3  # the same at a width that has not been timed
-_RETEST = 2  # the same if the steps only test whether guesses are right again
-_FIRST_REFRESH = 32  # steps with guesses after which plain ones are timed again; it doubles
+_FIRST_TRIAL = 3  # steps that time a width for the first time
+_RETEST = 2  # steps that test whether guesses are right again
+_FIRST_REFRESH = 32  # steps with guesses after which plain ones are timed again; doubles each time
 _LONGEST_REFRESH = 256
 _LEAST_PLAIN = 32  # minimum of plain steps between two such tests
 _UNREPORTED = 7  # plain steps between two reported ones, while guesses are given up
@@ -29,7 +29,7 @@ _LEAST_RETEST_SHARE = 0.0025
 _MOST_SPENT = 200.0  # plain steps; limits the effect of a process that was stopped during a test
 _PRIOR = 0.6  # assumed probability that a guess after a right one is right, until it is measured
 _MEMORY = 24  # measurements over which times are averaged
-_TEXT = 32  # the same for right guesses of one sequence; limited because the text changes
+_TEXT = 32  # steps over which right guesses are averaged; limited because the text changes
 _LEAST_TEXT = 12
 _PATIENCE = 64.0  # steps that guessers may spend on catching up before a right guess
 _PATIENCE_BACK = 1 / 64  # such steps that each plain step adds again
@@ -80,8 +80,9 @@ class GuessWidth:
         self._trial: tuple[int, int] = (0, 0)
         self._patience = _PATIENCE
         self._plain = self._guessing = 0  # steps since the other kind was last tried
-        # The time, in plain steps, that steps with guesses have lost since they last gained: theirs
-        # less that of plain steps for as many tokens. Plain steps reduce it by `_retest_share`.
+        # The time that steps with guesses have lost since they last saved time, as a number of
+        # plain steps: the time they took, less that of plain steps for as many tokens. Each
+        # plain step reduces it by `_retest_share`.
         self._spent = 0.0
         self._retest_share = _RETEST_SHARE
         self._latest = 0  # width of the latest step
@@ -148,7 +149,7 @@ class GuessWidth:
             self._trial = width, max(self._trial[1], 1)
             return
         if changed:
-            # Not a typical time: guessers catch up, or the step did not overlap with the last one.
+            # The first step of a width is not typical: guessers catch up, or nothing overlaps.
             seconds = 0.0
         if seconds:
             mean = known.setdefault(width, _Mean())

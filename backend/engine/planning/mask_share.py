@@ -32,8 +32,8 @@ class MaskShare:
     def masked(self, seconds: float) -> None:
         """Record the seconds that a sequence's grammar took.
 
-        The time of quick grammars is not owed: many of them together may exceed the share for ever,
-        and then a costly one would never resume.
+        Only costly grammars add to `owed`: many quick ones together may exceed the share for ever,
+        and then a paused costly one would never resume.
         """
         if seconds >= _COSTLY:
             self.owed += seconds

@@ -15,7 +15,7 @@ SMALLEST_STEP = 8
 PASS_TOKENS = 32  # a shorter pass takes about as long, because it reads all weights too
 _IDLE_PAUSE = 4.0  # factor of the allowed pause while no stream is running
 _MEMORY = 0.7  # weight of earlier passes in the current speed
-_SHAPE_MEMORY = 0.95  # the same for the line, which needs passes at very different lengths
+_SHAPE_MEMORY = 0.95  # weight of earlier passes in the line, which needs very different lengths
 _LEAST_SPEED = 50.0  # tokens per second that ageing assumes until a pass has been timed
 _NEAR = 1024.0  # tokens; passes at lengths closer than this show mostly noise
 

@@ -63,10 +63,10 @@ class Planner:
     """The decisions for one loaded model.
 
     sequences: all that wait or run. entries: the prompt cache. pace, widths, masks: decide how long
-    a prefill pass may be, how many guesses pay, and whose grammars are too costly. preemptions:
-    number of sequences that were preempted to free memory. unused: bytes of the room that no
-    sequence is charged for, after the latest plan; a file may be read into them, because entries
-    are then evicted. lendable: bytes that texts to embed may use beside the latest plan.
+    a prefill pass may be, how many guesses save time, and whose grammars are too costly.
+    preemptions: number of sequences that were preempted to free memory. unused: bytes of the room
+    that the latest plan charges to no sequence; a prompt cache file may be read into them, because
+    entries are then evicted. lendable: bytes that texts to embed may use beside the latest plan.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -254,9 +254,10 @@ class Planner:
 
         Returns also the bytes that the admitted sequences are then charged for.
 
-        No sequence is preempted for KV that was read from disk for waiting ones. KV of preempted
-        sequences is stored if there is room for it. The last sequence is not preempted if the only
-        other memory in use will soon be free; it is refused if a disk keeps that memory for ever.
+        KV that was read from disk for waiting sequences is dropped before a sequence is preempted.
+        KV of preempted sequences is stored if there is room for it. The last sequence is not
+        preempted if the only other memory in use will soon be free; it is refused if a disk keeps
+        that memory for ever.
         """
         computed: list[tuple[SequenceState, int]] = []
         refused: list[Refusal] = []
@@ -389,7 +390,7 @@ class Planner:
             source = self._sources.choose(one)
             if self._sources.expects(one, source, self._room - used):
                 expecting += 1
-                used = self._used() + storing  # with a snapshot that it may need
+                used = self._used() + storing  # the sequence may now need a snapshot
                 continue
             while needed > self._room and one.width > 2:
                 one.width = 1 + (one.width - 1) // 2

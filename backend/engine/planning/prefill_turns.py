@@ -160,7 +160,7 @@ class PrefillTurns:
             if max(sizes) > 2 * min(sizes) or _padded(parts) > max(budget, free):
                 continue
             if max(ends) - min(ends) > UNEVEN:
-                continue  # Its KV would be copied into rows of the longest prompt's length.
+                continue  # The shorter KV would be copied into rows of the longest one's length.
             if self._bytes(more) <= left:
                 group = more
         return group

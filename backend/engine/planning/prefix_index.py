@@ -42,7 +42,7 @@ class PrefixKey:
     digests: list[bytes]
 
     def __init__(self, tokens: Sequence[int] | NDArray[np.integer]) -> None:
-        """Raises ValueError if a token does not fit into 32 bits."""
+        """Pack the tokens. Raises ValueError if one does not fit into 32 bits."""
         self.tokens = _as_tokens(tokens)
         self.tokens.flags.writeable = False
         self.digests = _with_digests([], self.tokens)
@@ -211,7 +211,7 @@ class PrefixIndex:
     def _replaced(
         self, key: PrefixKey, places: Collection[int] | None
     ) -> tuple[list[int], set[int]]:
-        """The entries that a new one replaces, and those that it replaces except at their end."""
+        """The entries that a new one replaces, and those that are then useful only at their end."""
         known = {*places, len(key)} if places is not None else None
         if known is None:
             replaced = [mark.id for mark in _prefixes(*self._trimmable.closest(key))]

@@ -14,8 +14,8 @@ from backend.engine.planning.sequence_table import SequenceTable
 class StoredEntries:
     """The stored entries of one loaded model.
 
-    index: finds the entry for a prompt. storing: the entries that will exist after the next step,
-    by number: the sequence, and how many of its tokens. copied: entries that the current plan
+    index: finds the entry for a prompt. storing: for each entry that will exist after the next
+    step, by number: its sequence, and how many of its tokens. copied: entries that the current plan
     copies, which therefore cannot be evicted. unstored: how often KV was larger than the whole
     prompt cache.
     """

@@ -358,7 +358,7 @@ class Leader:
         assert self._heartbeat is not None
         heartbeat = self._heartbeat
         before = heartbeat.limit, heartbeat.patient
-        # The monitor waits a few seconds more. A host waits 10 seconds for Health.
+        # Less than the time-out: the monitor adds a few seconds, and a host gives Health 10 s.
         heartbeat.limit, heartbeat.patient = max(int(self.place.timeout) - 7, 1), False
         heartbeat.begin(step)
         try:

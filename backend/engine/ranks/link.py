@@ -61,7 +61,7 @@ class Link:
 
     @property
     def timeout(self) -> float:
-        """Seconds of silence after which `receive` gives up, even one that is already waiting."""
+        """Seconds of silence after which `receive` gives up, also a call that already waits."""
         return self._timeout
 
     @timeout.setter
@@ -272,7 +272,7 @@ def _proof(token: str, who: bytes, first: bytes, second: bytes, rank: int, size:
 
 
 def _deadline(connection: socket.socket) -> Callable[[], None]:
-    """Limits the time of a handshake, if the result is called before each part is received."""
+    """Limit a handshake's time. Call the returned function before each part is received."""
     until = time.monotonic() + _HANDSHAKE_SECONDS
     connection.settimeout(_HANDSHAKE_SECONDS)
     return lambda: connection.settimeout(max(until - time.monotonic(), 1e-3))

@@ -1,6 +1,6 @@
 """The time-out of ranks that the loaded model has, stored for the supervisor.
 
-It kills a rank that a signal has stopped for longer than that.
+The supervisor kills a rank that a signal has stopped for longer than that.
 """
 
 from __future__ import annotations

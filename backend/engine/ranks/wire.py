@@ -37,9 +37,9 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Answer Ready, because the group of mx.distributed will be formed.
+    """Answer Ready, so that the group of mx.distributed can be formed.
 
-    timeout: seconds of silence after which a rank counts as lost until then.
+    timeout: seconds of silence after which a rank counts as lost until the group is formed.
     """
 
     timeout: float

@@ -22,7 +22,7 @@ from backend.engine.vision.multimodal_model import MultimodalModel, accepted
 _DEEP = "deepstack_visual_embeds"
 _READ = {"inputs_embeds", "visual_pos_masks", _DEEP, "per_layer_inputs"}
 _RECOMPUTED = {"position_ids", "rope_deltas"}
-# Outputs of some families that are ignored: mlx-vlm's own generation does not use them.
+# Outputs that are ignored, by family: mlx-vlm's own generation does not use them.
 _IDLE = {"gemma3": {"attention_mask_4d"}, "paligemma": {"attention_mask_4d"}}
 
 
@@ -99,7 +99,7 @@ def _features(
     whole = model.whole
     embed = whole.get_input_embeddings
     output = embed(mx.array([list(tokens)]), pixels, **accepted(embed, rest)).to_dict()
-    # Some return the mask that they were given.
+    # Some families return the mask that they were given.
     given = {
         name: value
         for name, value in output.items()

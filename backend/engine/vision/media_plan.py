@@ -37,7 +37,7 @@ class MediaItem:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        """Its tokens in a prompt, including the control tokens around them."""
+        """The item's tokens in a prompt, including the control tokens around them."""
         return self.whole[self.first : self.first + self.count]
 
     @property

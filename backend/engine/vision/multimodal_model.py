@@ -161,7 +161,7 @@ def _mask_of_answer(inputs: mx.array, layer: Any) -> mx.array | None:
     if layer.empty():
         return None
     mask: mx.array | None = create_attention_mask(inputs, layer, return_array=True)
-    # mlx-vlm may take the tokens of [tokens, keys] for rows.
+    # mlx-vlm may mistake the first axis of [tokens, keys] for rows, so add the missing axes.
     return mask[None, None] if mask is not None and mask.ndim == 2 else mask
 
 
@@ -193,7 +193,7 @@ def _following(layers: Sequence[Any], shifts: mx.array, tokens: int, axes: int) 
 
 
 def _of_mlx_lm(layer: Any) -> Any:
-    """mlx-lm's equivalent of an empty cache of mlx-vlm, because the engine batches only those."""
+    """mlx-lm's equivalent of an empty cache of mlx-vlm: the engine batches only mlx-lm's caches."""
     made: Any
     match layer:
         case vlm.RotatingKVCache():

@@ -19,7 +19,7 @@ from backend.engine.vision.multimodal_model import MultimodalModel
 
 GRIDS = ("image_grid_thw", "video_grid_thw")
 _CANVAS = "minicpmv4_7"
-_IMAGE, _VIDEO = 1, 2  # what that family calls a token's kind
+_IMAGE, _VIDEO = 1, 2  # numbers of that family for the kinds of tokens
 
 
 def positions_of(
@@ -44,8 +44,8 @@ def positions_of(
 def _of_item(model: MultimodalModel, item: MediaItem, first: int) -> np.ndarray:
     """The positions of an item's tokens, [axes, tokens], the first of which is at `first`."""
     if (own := item.arrays.get("position_ids")) is not None:
-        # HunyuanOCR's. On all axes, the position of a token outside the image's grid is its index
-        # in `item.whole`; only such positions are shifted to where the item begins.
+        # HunyuanOCR's processor computes them. Outside the image's grid the position of a token is,
+        # on all axes, its index in `item.whole`. Only those positions are shifted.
         whole = own[0].astype(np.int32)
         in_grid = whole != np.arange(whole.shape[1])
         places = slice(item.first, item.first + item.count)

@@ -36,12 +36,12 @@ _log = logging.getLogger(__name__)
 
 IMAGE, VIDEO, AUDIO = "image", "video", "audio"
 FIELDS = {IMAGE: "Images", VIDEO: "Videos", AUDIO: "Audios"}
-_CHANNELS, _FLOAT = 3, 4  # bytes
+_CHANNELS, _FLOAT = 3, 4  # of a pixel; bytes of a value
 _PROBE = 2048, 1536  # pixels of an image that most processors scale down
 _NOTHING = 0  # the token in place of an embedding, which no layer reads
 _KINDS = {Picture: IMAGE, Video: VIDEO, Sound: AUDIO}
-# DeepSeek-VL2's tiles for each image. mlx-vlm 0.7.10 reads as many of these as there are tiles, and
-# beyond the end of the array; a 0 ends them.
+# DeepSeek-VL2: the tiles of each image. mlx-vlm 0.7.10 reads as many entries as there are tiles,
+# which is beyond the array's end; it stops at an entry of 0.
 _CROPS = "images_spatial_crop"
 _TILED = 2  # more images in a prompt are not divided into tiles
 # Outputs for the marker's text, which do not depend on the item.
@@ -121,8 +121,8 @@ def drop_arguments_for_text(processor: Any) -> None:
 def complete_tiles(processor: Any) -> None:
     """Let Llama 4 see the whole image after its tiles, for which its prompts contain tokens.
 
-    mlx-vlm 0.7.10 leaves it out (`llama4/processing_llama4.py`). The model then takes the features
-    of these tokens from memory that lies behind those of the tiles.
+    mlx-vlm 0.7.10 leaves the whole image out (`llama4/processing_llama4.py`). The model then takes
+    the features of these tokens from memory that lies behind those of the tiles.
     """
     images: Any = getattr(processor, "image_processor", None)
     if not type(images).__module__.endswith(".llama4.processing_llama4"):

@@ -467,7 +467,7 @@ def _append(layer: Any, tokens: int) -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_row_that_was_left_does_not_change_the_others(kind: str) -> None:
-    """Passes of every kind, with tokens that are removed again, in a batch with such a row."""
+    """Runs passes of every kind, also with tokens that are removed again, beside an unused row."""
     model = kv_model(kind)
     texts = [words(count, count) for count in (9, 30, 12, 9)]
     filled = [_fed(model, own) for own in texts]

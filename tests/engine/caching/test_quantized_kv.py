@@ -164,7 +164,7 @@ def test_how_a_prompt_is_divided_does_not_matter(cut: int) -> None:
 
 
 def test_tokens_fed_at_once_see_what_they_see_one_by_one() -> None:
-    """As when drafts are verified: several tokens for rows in a batch."""
+    """A step that verifies drafts feeds each row of a batch several tokens, as here."""
     model = model_of(EIGHT)
     rows = [list(range(1, 30)), list(range(40, 52))]
     together = kv.BatchCache([prefilled(model, row) for row in rows])
@@ -201,7 +201,7 @@ def test_unsupported_attention_is_refused_and_leaves_the_model_unchanged() -> No
     """gemma2 caps its attention's logits, in code of its own."""
     changes = {"model_type": "gemma2", "query_pre_attn_scalar": 8}
     model = model_of(CacheKind(), **changes)
-    with pytest.raises(InvalidRequest, match="does not go through"):
+    with pytest.raises(InvalidRequest, match="does not use mlx-lm's function"):
         use_cache_kind(model, EIGHT)
     assert kv.cost(model) == kv.cost(model_of(CacheKind()))
 
@@ -235,7 +235,7 @@ def test_what_a_device_cannot_compute_is_refused_with_its_reason(
 
 
 def test_a_device_that_computes_other_heads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a kernel does that takes the first head's keys and values for all heads."""
+    """The faulty kernel here uses the first head's keys and values for all heads."""
     product: Any = mx.quantized_matmul
 
     def first_head(x: mx.array, *packed: mx.array, **how: Any) -> Any:

@@ -137,7 +137,7 @@ def test_an_end_that_has_begun_is_not_written_twice() -> None:
     ],
 )
 def test_the_end_is_not_written_inside_a_quotation(thought: str, ended: str) -> None:
-    """Nor does it cut a character whose last byte, a token of its own, exceeds the budget."""
+    """The last case is a character of two tokens that crosses the budget: it is not cut either."""
     tokenizer = byte_tokenizer(("<think>", "</think>"))
     most = len(thought.encode()) - ("é" in thought)
     budget = budget_of(most, HERMES, tokenizer, f"{TURN}<think>\n")

@@ -297,7 +297,7 @@ def test_a_trial_beside_more_open_files_than_select_takes() -> None:
 def test_a_grammar_is_refused_while_others_take_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The memory is that of all grammars in use; it is free again with the last row."""
+    """All grammars in use share the memory; a grammar's part is free once its last row ends."""
     monkeypatch.setattr("backend.engine.constraints.compiler.MEMORY_TOGETHER", 50 * MIB)
     compiler = compiler_for(BYTES, ChatFormat.named("plain"))
     running = [compiler.compile(_large(1)), compiler.compile(_large(1))]

@@ -213,7 +213,7 @@ def test_short_prefixes_and_small_gains_do_not_use_the_disk(tmp_path: Path) -> N
 
 
 def test_a_requests_own_file_serves_only_that_file_name(tmp_path: Path) -> None:
-    """It serves only requests that name it, holds one entry, and is replaced by the next."""
+    """The file serves only requests that name it; it holds one entry, which the next replaces."""
     model, first, second = model_of("full"), words(100), words(120, 5)
     disk = disk_cache(model, None)
     own = tmp_path / "chat.cache"
@@ -382,7 +382,7 @@ def test_memory_is_searched_before_the_disk(tmp_path: Path) -> None:
 
 
 def test_a_prompt_that_had_to_wait_may_leave_no_room_beside_its_file(tmp_path: Path) -> None:
-    """It could wait for ever: only its start frees the memory that its file was read into."""
+    """Otherwise it would wait for ever: only its start frees the memory of its file's KV."""
     model, prompt = model_of("full"), words(600)
     disk = disk_cache(model, tmp_path)
     saved(disk, model, prompt[:-1])

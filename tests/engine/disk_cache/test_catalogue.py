@@ -357,7 +357,7 @@ def test_foreign_files_stay_and_do_not_count(tmp_path: Path) -> None:
 
 
 def test_only_the_owner_can_read_the_files(tmp_path: Path) -> None:
-    """They hold conversations."""
+    """The files contain conversations."""
     model, folder = model_of("full"), tmp_path / "folder"
     saved(disk_cache(model, folder), model, words(64))
     (path,) = entries_in(folder)

@@ -251,7 +251,7 @@ def test_rewriting_a_header_without_a_change_is_a_hit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["window", "hybrid", "recurrent", "quantised", "bfloat16"])
 def test_rows_of_one_model_never_reach_another(kind: str, tmp_path: Path) -> None:
-    """Even if two models' digests were equal, their layouts would differ."""
+    """If two models had the same digest, their layouts would still differ."""
     model = model_of(kind)
     saved(disk_cache(model, tmp_path), model, PROMPT[:-1])
     assert disk_cache(model, tmp_path).find(PROMPT) is not None

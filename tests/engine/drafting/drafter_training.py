@@ -27,7 +27,7 @@ from tests.engine.loading_models import write_weights
 Texts = Callable[[random.Random], list[list[int]]]  # of equal lengths
 
 FIRST = 1  # the lowest token id in EAGLE-3's reduced vocabulary
-_PARTS = 3  # parts of each text on which DFlash is trained
+_PARTS = 3  # number of parts of each text on which DFlash is trained
 
 
 def write_drafter(

@@ -34,7 +34,7 @@ _LAYER: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "rope_theta": 10000.0,
 }
-# As SpecForge writes it, and the makers of EAGLE-3.
+# A configuration as SpecForge and the makers of EAGLE-3 write it.
 EAGLE: dict[str, Any] = _LAYER | {
     "architectures": ["LlamaForCausalLMEagle3"],
     "draft_vocab_size": DRAFT_VOCABULARY,

@@ -158,7 +158,7 @@ def write_checkpoint(directory: Path, kind: str, steps: int = _STEPS) -> Checkpo
 
 
 def main_model(checkpoint: Checkpoint) -> Any:
-    """The model without its head, whose weights mlx-lm drops only from published checkpoints."""
+    """The model without its head. Not strict: mlx-lm rejects a head's weights under these names."""
     return load_model(checkpoint.path, strict=False)[0]
 
 

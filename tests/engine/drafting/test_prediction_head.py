@@ -171,7 +171,7 @@ async def answers_of(checkpoint: Path, **settings: Any) -> tuple[str, float]:
 async def test_the_head_of_a_published_model_guesses_right(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the files to the answers, which are those without the head."""
+    """Loads the published files; the answers are those without the head."""
     path = publish(write_checkpoint(tmp_path / "own", kind), tmp_path / "published").path
     dice = random.Random(5)
     requests = [

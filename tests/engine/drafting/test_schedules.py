@@ -43,7 +43,7 @@ KINDS = (
     "state space",
     "gated delta",
     "convolved attention",
-    # Of mlx-vlm, whose own masks do not know which positions held wrong guesses.
+    # Models of mlx-vlm: their own masks would include positions of wrong guesses.
     "qwen3_5_text",
     "inkling",
 )

@@ -89,7 +89,7 @@ async def _loaded(drafter: Path | None, model: Path, **settings: Any) -> Engine:
 async def test_a_drafter_guesses_right_and_changes_nothing(
     kind: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the files to the answers, which are those without the drafter."""
+    """Loads the drafter from its files; the answers are those without the drafter."""
     drafter = drafter_of(kind, form)
     dice = random.Random(5)
     starts = dice.sample(range(1, VOCABULARY), 12)  # no prompt begins like another

@@ -57,7 +57,7 @@ def write(folder: Path, **changes: Any) -> Path:
 
 
 def merged_text_model(published: Path, task: str, folder: Path) -> Path:
-    """Its language model with a task's adapter, for transformers' Qwen2_5_VLTextModel."""
+    """Write the language model with a task's adapter added, for Qwen2_5_VLTextModel."""
     shutil.copytree(published, folder)
     adapters = load_file(published / "adapters" / "adapter_model.safetensors")
     found = {}

@@ -86,7 +86,7 @@ def labelled(folder: Path) -> list[list[list[float]]]:
 
 
 def embedded_for_task(folder: Path, task: str) -> list[list[float]]:
-    """With a task's adapter, pooled and scaled as jina-embeddings-v3 is. Needs peft."""
+    """Vectors with a task's adapter, pooled and scaled as jina-embeddings-v3's. Needs peft."""
     import torch
     from transformers import AutoModel, AutoTokenizer
 
@@ -102,7 +102,7 @@ def embedded_for_task(folder: Path, task: str) -> list[list[float]]:
 
 
 def embedded_by_qwen(folder: Path) -> list[list[float]]:
-    """By the language model of Qwen2.5-VL, pooled and scaled as jina-embeddings-v4 is."""
+    """Vectors of Qwen2.5-VL's language model, pooled and scaled as jina-embeddings-v4's."""
     import torch
     from transformers import AutoTokenizer
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
@@ -147,7 +147,7 @@ _XLM_ROBERTA = (
 
 
 def of_rotary_checkpoints(scratch: Path) -> dict[str, Any]:
-    """Of models with rotary positions, and Jina's, read in the form of transformers 5."""
+    """References of models with rotary positions, and Jina's, read in transformers 5's form."""
     recorded: dict[str, Any] = {}
     for family in rotary.OF_TRANSFORMERS:
         published = rotary.write(family, scratch / f"{family}_published")

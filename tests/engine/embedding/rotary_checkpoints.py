@@ -55,7 +55,7 @@ def write(family: str, folder: Path, **changes: Any) -> Path:
 
 
 def _adapted(name: str, rows: int, columns: int) -> Tensors:
-    """A matrix with the adapters of all tasks. An embedding's first factor has its rows."""
+    """A matrix with the adapters of all tasks; those of embeddings have their factors swapped."""
     first, second = (RANK, columns), (rows, RANK)
     if name.endswith("_embeddings"):
         first, second = second, first
@@ -152,7 +152,7 @@ def _gte(prefix: str, segments: int, vocabulary: int) -> Tensors:
 
 
 def _gte_multilingual(vocabulary: int) -> Tensors:
-    """With the head for sparse vectors that the published weights have."""
+    """The weights include the head for sparse vectors, as the published ones do."""
     yield from _gte("new.", 1, vocabulary)
     yield from linear("classifier", 1, HIDDEN)
 
@@ -433,7 +433,7 @@ _DIVIDED = {
 
 
 def _renamed(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """As transformers 5 names and divides them in memory."""
+    """The weights as transformers 5 names and divides them in memory."""
     found: dict[str, np.ndarray] = {}
     pairs = "classifier.weight" in weights and "new.pooler.dense.weight" in weights
     for full, value in weights.items():

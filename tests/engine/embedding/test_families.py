@@ -155,7 +155,7 @@ _IDENTITY = "torch.nn.modules.linear.Identity"
 async def test_dense_layers_follow_pooling(
     family: str, activation: str, bias: bool, tmp_path: Path
 ) -> None:
-    """As in LaBSE, whose layer has a bias and a tanh, and in models that shorten vectors."""
+    """LaBSE has one such layer, with a bias and a tanh; models that shorten vectors have others."""
     folder = _with_layers(write(family, tmp_path), [])
     async with serving(folder, settings={"normalize": False}) as engine:
         pooled = np.array([(await embed(engine, text)).values for text in TEXTS])

@@ -118,7 +118,7 @@ async def test_other_adapters_are_refused_by_name(
 
 
 async def test_an_adapter_is_not_added_to_quantised_weights(tmp_path: Path) -> None:
-    """Nor are a matrix's parts joined of which only some are quantised."""
+    """Also, the parts of a matrix are not joined if only some of them are quantised."""
     published = rotary.write("jina_v3", tmp_path / "published")
     folder = rotary.in_form_of_transformers(published, tmp_path / "later")
     _quantise(folder, "q")
@@ -328,7 +328,7 @@ async def test_variants_that_are_not_computed_are_refused_by_name(
 
 @pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="a GPU keeps half precision")
 async def test_an_adapter_is_added_in_single_precision(tmp_path: Path) -> None:
-    """On a CPU, half-precision weights are cast: their sum with an adapter may not be rounded."""
+    """On a CPU, half-precision weights are cast: their sum with an adapter must not be rounded."""
     folder = rotary.write("jina_v3", tmp_path)
     file = folder / "model.safetensors"
     half = {name: value.astype(np.float16) for name, value in load_file(file).items()}

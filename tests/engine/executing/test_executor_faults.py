@@ -71,10 +71,10 @@ SCORE = 5
 
 
 def calls(action: object, message: str) -> Sequence[int]:
-    """The numbers of the calls that fail, one in each run of the requests.
+    """Which call of the action fails, by its number: one for each run of the requests.
 
-    `make test` uses only the first of these that happens: a number that differs from case to case,
-    or else the first call.
+    `make test` has one run that reaches such a call: a number that depends on the case or, if there
+    are fewer calls, 0.
     """
     return CALLS if TEST_LONG else (CALLS[crc32(f"{action} {message}".encode()) % len(CALLS)], 0)
 
@@ -300,7 +300,7 @@ def assert_nothing_is_left(rounds: Rounds) -> None:
 
 @pytest.mark.parametrize("kind", ["full", "hybrid"])
 def test_the_course_takes_every_path(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # In the order of a GPU it preempts less.
+    # With the order of steps on a GPU, these rounds preempt too seldom.
     monkeypatch.setattr(step_times, "may_wait_within_a_step", lambda: True)
     rounds = Rounds(model_of(kind))
     run(rounds)
@@ -578,7 +578,7 @@ def test_a_pass_in_flight_may_fail_after_one_of_its_requests_was_cancelled(
         rounds.scheduler.cancel(2)
         rounds.step()
     rounds.drain(2000)
-    # The first one's KV is in the same batch as what the pass computed.
+    # The KV of sequence 1 is in the same batch as the result of the failed pass.
     assert all(isinstance(rounds.received[number].error, EngineFailed) for number in (1, 3))
     assert_nothing_is_left(rounds)
     submit(rounds, 4, 104)
@@ -587,7 +587,7 @@ def test_a_pass_in_flight_may_fail_after_one_of_its_requests_was_cancelled(
 
 
 def test_a_preempted_sequence_reports_its_prompt_logprobs_once() -> None:
-    """It is prefilled again with its generated tokens, which are no part of the prompt."""
+    """Its second prefill also contains generated tokens, which are no part of the prompt."""
     for generated in range(1, 6):
         check_preempted(9, generated)
 
@@ -618,7 +618,7 @@ def check_preempted(number: int, generated: int) -> None:
 def test_a_grammar_accepts_the_sent_tokens_again_after_a_preemption(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In the step that fails it has accepted a token that was never delivered."""
+    """In the step that fails, the grammar has accepted a token that is never delivered."""
     for number in (6, 10):
         for at in range(1, 10, STRIDE):
             with monkeypatch.context() as patch:

@@ -13,14 +13,16 @@ Cost = Callable[[int], float]  # seconds of a step, by the guesses for each sequ
 
 
 class Play:
-    """Decodes by counting; a guess after a right one is right with a fixed probability."""
+    """Simulates decoding without a model: each guess after a right one is right by chance.
+
+    cost: seconds of a step, by its width. chance: the probability that a guess is right."""
 
     def __init__(self, cost: Cost, chance: float, rows: int = 1, most: int = 8) -> None:
         self.widths = GuessWidth(most)
         self.cost, self.chance, self.rows, self.most = cost, chance, rows, most
         self.dice = random.Random(1)
         self.before = -1
-        self.unreported = 0  # steps
+        self.unreported = 0  # steps of which `widths` was not told
         self.behind = 0  # steps until the guesser has caught up
         self.length = 100
 

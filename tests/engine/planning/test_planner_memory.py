@@ -304,7 +304,7 @@ def test_rows_stay_until_a_quarter_of_them_is_spare() -> None:
 def test_the_states_from_before_a_step_with_guesses_are_charged_for(
     spare: int, guesses: dict[int, int]
 ) -> None:
-    """4000 bytes: a row's state from before the step, and its mixture with the new one."""
+    """The 4000 bytes are a row's state from before the step, and its mixture with the new one."""
     planner = Planner(limits(1 << 20, cost=HYBRID, trims=False, guesses=4, prompt_cache=0))
     planner.widths.choose = lambda rows, longest, most: most  # type: ignore[method-assign]
     one = replace(arrived(1, [1] * 200), guesses=4)
@@ -316,7 +316,7 @@ def test_the_states_from_before_a_step_with_guesses_are_charged_for(
 
 @pytest.mark.parametrize("slots", [1, 8])
 def test_what_can_never_fit_is_refused_at_once_although_others_run(slots: int) -> None:
-    """It would wait for them, and after a while block everyone behind it."""
+    """Otherwise the sequence would wait for them, and after a while block all behind it."""
     planner = Planner(limits(3000, slots=slots))
     planner.plan(0.0, [arrived(1, [1] * 200)])
     plan = planner.plan(0.1, [arrived(2, [2] * 3000), arrived(3, [3] * 200)])

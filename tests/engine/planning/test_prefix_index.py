@@ -130,7 +130,7 @@ class Stored:
         return self.nearly_serves_all(old, old.places)
 
     def passes(self, old: Stored) -> bool:
-        """Like `replaces`, but without the place at the older entry's end."""
+        """Whether an older entry is replaced at all places but the one at its end."""
         before = (old.places or frozenset()) - {len(old.tokens)}
         return bool(before) and self.nearly_serves_all(old, before) and not self.replaces(old)
 

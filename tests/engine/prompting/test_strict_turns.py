@@ -53,7 +53,7 @@ def test_a_refused_conversation_is_shown_in_strict_turns(
 
 
 def test_calls_get_short_ids_if_the_template_requires_them() -> None:
-    """As the templates of Mistral 7B 0.3 and Mistral Nemo do."""
+    """The templates of Mistral 7B 0.3 and Mistral Nemo require them."""
     rule = "{% if id | length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}"
     shown = rule + "<{{ id }}>"
     template = (

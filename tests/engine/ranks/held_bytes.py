@@ -30,7 +30,7 @@ _CONFIG = {
     "head_dim": 40,
     "num_hidden_layers": _LAYERS,
 }
-# The memory that each rank may use: the same, or half of it for one.
+# How the model is divided, and the memory of one rank in MiB; the other has 512.
 _CASES = {"tensor": ("tensor", 512), "pipeline": ("pipeline", 512), "uneven": ("pipeline", 256)}
 
 

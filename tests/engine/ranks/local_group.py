@@ -90,7 +90,7 @@ class LocalGroup:
         return _loaded(model, self._number(), settings, self.leader)
 
     def whole(self, model: Path, **settings: object) -> EngineModel:
-        """The same model in this process alone."""
+        """The group's model, loaded in this process alone."""
         return _loaded(model, self._number(), settings, None)
 
     def _fail(self, cause: str) -> None:

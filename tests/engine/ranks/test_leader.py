@@ -71,7 +71,7 @@ class Ranks:
 
 @pytest.fixture
 def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
-    """With a group of MLX that forms immediately."""
+    """Ranks whose group of MLX forms immediately."""
     monkeypatch.setattr(group, "join_group", lambda _: None)
     place = Place(0, 2, ("127.0.0.1", free_ports(1)[0]), ("a", "b"), join_timeout=WAIT)
     found = Ranks(Leader(place, "secret"))
@@ -83,7 +83,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
 def test_mlx_forms_the_group_only_when_every_rank_is_ready(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It holds the interpreter's lock until the last rank has come, so Health would not answer."""
+    """MLX holds the interpreter's lock until the last rank joins, so Health would not answer."""
     joined: list[Place] = []
     monkeypatch.setattr(group, "join_group", joined.append)
     other = ranks.joined()
@@ -125,7 +125,7 @@ def test_a_load_that_is_cancelled_before_the_group_is_formed_does_not_affect_the
 def test_a_rank_of_another_version_is_named_before_it_gets_any_order(
     package: str, ranks: Ranks
 ) -> None:
-    """It may not understand the order to load, and its MLX may not be able to join the group."""
+    """Such a rank might not understand the order to load, and its MLX might not join the group."""
     other = ranks.joined(**{package: "0.0"})
     named = rf"rank 1 \(b\) has {package} 0\.0 and rank 0 has {versions()[package]}; install"
     with pytest.raises(ModelRejected, match=named):
@@ -173,7 +173,7 @@ def test_a_load_that_times_out_says_why_a_rank_was_refused(ranks: Ranks) -> None
 def test_a_later_load_may_not_name_other_ranks(
     hosts: list[str], transport: str, words: str, tmp_path: Path
 ) -> None:
-    """They would not be used, because MLX forms one group per process."""
+    """The other ranks would not be used, because MLX forms one group per process."""
     hostfile = tmp_path / "hosts.json"
     hostfile.write_text(json.dumps(hosts))
     leader = Leader(Place(0, 2, ("a", 6000), ("a", "b"), ports=(5000, 5001)), "secret")
@@ -239,7 +239,7 @@ def test_a_message_that_breaks_its_reader_loses_the_rank(
 def test_a_rank_that_takes_long_to_load_is_named(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its disk may be slow, for example. The load waits as long as its caller waits."""
+    """The rank may have a slow disk. The load goes on for as long as its caller waits."""
     said: list[str] = []
     cancelled = threading.Event()
 

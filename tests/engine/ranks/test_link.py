@@ -89,7 +89,7 @@ def test_silence_is_noticed(pair: tuple[Link, Link]) -> None:
 
 
 def test_a_shorter_timeout_applies_to_a_silence_that_has_begun(pair: tuple[Link, Link]) -> None:
-    """For example if a model with a shorter one is loaded after another rank was stopped."""
+    """This happens if a rank is stopped and then a model with a shorter time-out is loaded."""
     own, other = pair
     other.timeout = 3600.0  # so that it sends nothing more
     losses: list[str] = []

@@ -47,7 +47,7 @@ def _ran(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_cancelled_load_keeps_no_rank_waiting(tmp_path: Path) -> None:
-    """Neither in a collective nor in a wait for the other's report."""
+    """No rank waits in a collective or for the other's report."""
     ran = _ran(tmp_path, "cancelled")
     assert ran.returncode == 0, ran.stderr[-4000:]
     assert json.loads(ran.stdout) == {"tokens": 5, "causes": []}

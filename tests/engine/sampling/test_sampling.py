@@ -109,7 +109,7 @@ def _draws(sampling: Sampling, logits: np.ndarray, count: int, first: int = 0) -
     ids=str,
 )
 def test_draws_from_a_large_vocabulary_follow_the_distribution(sampling: Sampling) -> None:
-    """Of 2,500 tokens in several blocks, 0.9 keeps more than top_p first sorts."""
+    """The 2,500 tokens are in several blocks; top_p 0.9 keeps more of them than it first sorts."""
     logits = np.random.default_rng(6).normal(0, 1, 2500).astype(np.float32)
     keep = kept(logits, sampling)
     assert (keep.sum() > 1024) == (sampling.top_p in (0.9, 1.0) and not sampling.top_k)
@@ -181,7 +181,7 @@ MIXED = st.builds(
 def test_a_row_chooses_the_same_tokens_alone_and_in_a_batch(
     rows: list[Sampling], vocabulary: int, spread: float, seed: int
 ) -> None:
-    """Even if the penalties' counts are rebuilt half-way, as when other rows join and leave.
+    """The penalties' counts are rebuilt half-way, as they are when other rows join and leave.
 
     With a small spread of logits, top_p keeps more of the large vocabulary than it first sorts.
     """

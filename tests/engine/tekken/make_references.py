@@ -17,7 +17,7 @@ from tests.engine.tekken.tekken_file import CONVERSATIONS, VERSIONS, Conversatio
 
 
 def tokens_of(tokenizer: Any, conversation: Conversation) -> list[int] | None:
-    """None where mistral-common refuses the conversation."""
+    """The conversation's tokens; None if mistral-common refuses it."""
     from mistral_common.protocol.instruct.request import (  # type: ignore[import-not-found]
         ChatCompletionRequest,
     )

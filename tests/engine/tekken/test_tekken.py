@@ -39,7 +39,7 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PromptBuilder
         (version, name)
         for version, written in REFERENCES.items()
         for name, tokens in written.items()
-        if tokens is not None  # mistral-common refuses it
+        if tokens is not None  # None: mistral-common refuses it
     ],
 )
 def test_it_renders_as_mistral_common_does(

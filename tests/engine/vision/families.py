@@ -253,7 +253,7 @@ def _minicpmv4_6(path: Path) -> None:
 
 
 def _minicpmv4_7(path: Path) -> None:
-    """The same, with an image and its tiles on one grid of positions."""
+    """Like MiniCPM-V 4.6, with an image and its tiles on one grid of positions."""
     _minicpmv4_6(path)
     config = read(path, "config.json") | {"model_type": "minicpmv4_7"}
     added = read(path, "tokenizer.json")["added_tokens"]
@@ -482,7 +482,7 @@ def _cohere2_moe(path: Path) -> None:
 
 
 def _internvl_chat(path: Path) -> None:
-    """A marker of plain text that the template lacks, and tiles with no text around them."""
+    """The marker is plain text and missing in the template; tiles have no text around them."""
     ids = add_tokens(path, ["<img>", "</img>", "<IMG_CONTEXT>"], "")
     size = max(ids.values()) + 1
     write(path, "config.json", {

@@ -46,7 +46,7 @@ def write_paligemma(path: Path) -> None:
 
 
 def write_paligemma2(path: Path) -> None:
-    """The same with Gemma 2, which computes its attention in other steps."""
+    """PaliGemma with Gemma 2, which computes its attention in other steps."""
     caps = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     _write_paligemma(
         path, caps | {"model_type": "gemma2", "head_dim": 32, "query_pre_attn_scalar": 32}

@@ -19,7 +19,7 @@ _ROPE = {"rope_theta": 10000.0}
 
 
 def _plain_marker(path: Path) -> int:
-    """A template without images, whose marker is plain text; the size of the vocabulary."""
+    """Remove the image marker from the template; returns the size of the vocabulary."""
     template = path / "chat_template.jinja"
     template.write_text(template.read_text().replace(QWEN_MARKER, ""))
     (path / "video_preprocessor_config.json").unlink()

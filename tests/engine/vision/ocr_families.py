@@ -23,7 +23,7 @@ def write_deepseekocr(path: Path) -> None:
 
 
 def write_unlimited_ocr(path: Path) -> None:
-    """The same, with answers that see the prompt and only the last few of their own tokens."""
+    """Like deepseekocr, but each token of an answer sees the prompt and only the latest tokens."""
     _write(path, "unlimited-ocr", {"sliding_window_size": 24})
     begin_with(path, "<|endoftext|>")  # the token 0, as in mlx-vlm's code
 

@@ -77,7 +77,7 @@ def write_gemma4(path: Path) -> None:
 
 
 def write_gemma4_moe(path: Path) -> None:
-    """The shape of the 26B: the tokens of an image see each other, and experts beside the MLP."""
+    """The shape of the 26B: an image's tokens attend to each other; experts run beside the MLP."""
     write_gemma4(path)
     config = read(path, "config.json")
     config["text_config"] |= _SEES_AHEAD | {
@@ -94,7 +94,7 @@ def write_gemma4_moe(path: Path) -> None:
 
 
 def write_gemma4_unified(path: Path) -> None:
-    """The same attention, and patches of the image in place of a tower."""
+    """Gemma 4's attention, and patches of the image in place of a tower."""
     write_gemma4(path)
     config = read(path, "config.json") | {"model_type": "gemma4_unified", "audio_config": None}
     config["text_config"] |= _SEES_AHEAD | {"model_type": "gemma4_unified_text"}

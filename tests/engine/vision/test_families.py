@@ -235,7 +235,7 @@ async def test_the_tokens_of_an_image_see_each_other(tmp_path: Path) -> None:
 
 
 async def test_the_whole_of_a_tiled_image_comes_after_its_tiles(tmp_path: Path) -> None:
-    """mlx-vlm's processor leaves it out, and its model then reads beyond the features."""
+    """mlx-vlm's processor omits the whole image, and its model then reads beyond the features."""
     path = write_family(tmp_path / "llama4", "llama4")
     processor = load_processor(path, trust_remote_code=False)
     wide = picture("red").resize((300, 40))

@@ -60,7 +60,7 @@ def test_every_row_gets_the_same_tokens_as_alone() -> None:
 
 @pytest.mark.skipif(not TEST_LONG, reason="part of make test-long")
 async def test_an_image_is_followed_by_one_begin_and_precedes_any_text(tmp_path: Path) -> None:
-    """Also where the tokenizer begins other texts by itself."""
+    """This holds although the tokenizer itself adds a begin token to other texts."""
     path = write_family(tmp_path / "paligemma", "paligemma")
     begin_with(path, "<bos>")
     messages, images = turns("What is it?"), [picture("red")]

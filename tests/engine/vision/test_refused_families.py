@@ -35,7 +35,7 @@ def _caches() -> list[Any]:
 
 
 def _drawn(network: Any) -> Any:
-    """The network with weights that let its layers decide."""
+    """The network with random weights, large enough that each layer changes the result."""
     mx.random.seed(7)
     parameters: Any = tree_flatten(network.parameters())
     network.update(tree_unflatten([
@@ -155,7 +155,7 @@ def test_some_processors_write_a_whole_prompt_around_an_image() -> None:
 
 
 def test_deepseek_v4_decodes_differently_than_it_prefills() -> None:
-    """Its compressed KV is another after steps of one token than after one pass."""
+    """Its compressed KV after steps of one token differs from that after one pass."""
     from mlx_vlm.models import deepseek_v4
 
     small = {
