@@ -26,7 +26,8 @@ _ROUNDS = 8  # rounds, because a repair may reveal others: a nested field, a kin
 _FORMS: set[Place] = {("response_format",), ("structured_outputs",), ("output_format",)}
 _FORMS |= {("text", "format"), ("output_config", "format")}
 _UNSET = frozenset(  # kinds of errors about an empty value that stands for none
-    "dict_type list_type model_type model_attributes_type string_too_short literal_error".split()
+    "dict_type list_type model_type model_attributes_type string_too_short literal_error"
+    " string_type int_type float_type bool_type unsupported".split()
 )
 _REDUCED = frozenset(  # to their maximum
     "logprobs top_logprobs n_probs max_tokens max_completion_tokens max_output_tokens"

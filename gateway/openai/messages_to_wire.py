@@ -240,8 +240,6 @@ def prompt_of(mapping: RoleMapping, found: WireMessages, options: pb.PredictOpti
     ]
     prompt = ("".join(texts) + mapping.assistant).rstrip()
     if not prompt:
-        raise bad_field(
-            "messages",
-            "messages and role_mapping have no text between them: send a message to answer",
-        )
+        sentence = "messages and role_mapping have no text between them: send a message to answer"
+        raise bad_field("messages", sentence)
     return prompt

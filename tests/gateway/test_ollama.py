@@ -45,6 +45,27 @@ def test_a_chat_whole_and_in_lines(gateway: GatewayProcess) -> None:
     assert [line["done"] for line in parts] == [False] * (len(parts) - 1) + [True]
 
 
+def test_messages_in_the_forms_of_other_programs(gateway: GatewayProcess) -> None:
+    """The Vercel SDK's empty content, OpenAI's parts, and Continue's messages of thinking."""
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "7 + 5?"}]
+    told = [{"role": "thinking", "content": "Hm."}, {"role": "assistant", "content": []}]
+    asked = {"messages": [*user_message("Hi"), *told, {"role": "user", "content": parts}]}
+    plain = [*user_message("Hi"), {"role": "assistant"}, *user_message("What is 7 + 5?")]
+    body = {"model": "tiny", "stream": False, "options": COLD}
+    answer = gateway.client.post("/api/chat", json=body | asked)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-ignored-fields"] == "messages[][thinking]"
+    expected = ask(gateway, "chat", messages=plain)
+    assert answer.json()["message"] == expected["message"]
+    assert answer.json()["prompt_eval_count"] == expected["prompt_eval_count"]
+    picture = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+    refused = gateway.client.post(
+        "/api/chat", json=body | {"messages": [{"role": "user", "content": picture}]}
+    )
+    assert refused.status_code == 400
+    assert "messages[0].content" in refused.json()["error"]
+
+
 def test_a_prompt_with_and_without_the_template(gateway: GatewayProcess) -> None:
     asked = {"prompt": ADDITION, "think": False, "system": "Be brief."}
     assert "12" in ask(gateway, "generate", **asked)["response"]
