@@ -86,7 +86,8 @@ def test_llama_cpp_lists_its_slots(unlimited: GatewayProcess) -> None:
     assert {slot["n_ctx"] for slot in idle} == {card["context_length"]}
     endless = {"prompt": "a", "ignore_eos": True, "max_tokens": -1, "stream": True}
     with unlimited.client.stream("POST", "/v1/completions", json=endless) as answer:
-        next(answer.iter_lines())
+        arriving = answer.iter_lines()  # if it is freed, the response is closed
+        next(arriving)
         busy: Any = get(unlimited, "/v1/slots")
     assert [slot["id"] for slot in busy if slot["is_processing"]] == [0]
     assert unlimited.client.get("/slots?model=nobody").status_code == 404
