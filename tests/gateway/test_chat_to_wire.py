@@ -611,6 +611,23 @@ def test_images_of_results_are_shown_in_a_user_message(
     assert list(options.Images) == [PNG] * len(indices)
 
 
+@pytest.mark.parametrize("role", ["assistant", "system"])
+def test_images_of_other_roles_are_shown_in_a_user_message(role: str) -> None:
+    """Those that a model made, as Zed and Open WebUI send them back."""
+    seen = [{"type": "text", "text": "seen"}, {"type": "image_url", "image_url": {"url": PNG}}]
+    begun = [*user_message("x"), {"role": role, "content": seen}]
+    for after, roles in (
+        ([], ["user"]),
+        (user_message("So?"), ["user"]),
+        ([{"role": "assistant", "content": "a"}], ["user", "assistant"]),
+    ):
+        (options,) = translated({"messages": [*begun, *after]})
+        assert [message.role for message in options.Messages] == ["user", role, *roles]
+        assert options.Messages[1].content == "seen"
+        assert json.loads(options.Metadata["mlx.image_messages"]) == [2]
+        assert list(options.Images) == [PNG]
+
+
 USED = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "é"}}
 SHOT = {"type": "base64", "media_type": "image/png", "data": PNG.partition(",")[2]}
 SEEN = [{"type": "text", "text": "a"}, {"type": "image", "source": SHOT}]

@@ -572,6 +572,16 @@ RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "ok"}
         ),
         (CHAT, {"json_schema": [], "guided_choice": {}, "grammar": {}, "logprobs": ""}),
         (RESPONSES, {"tool_choice": "", "instructions": [], "previous_response_id": {}}),
+        (
+            RESPONSES,
+            {
+                "input": [
+                    *HI,
+                    {"type": "function_call", "call_id": "c", "name": "read", "arguments": {}},
+                    {"type": "function_call_output", "call_id": "c", "output": {}},
+                ]
+            },
+        ),
         (MESSAGES, {"thinking": "", "tool_choice": [], "temperature": ""}),
         (CHAT, {"messages": [*ASKED, {"role": "tool", "tool_call_id": "c1", "content": "ok"}]}),
         (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}),
