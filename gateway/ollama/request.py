@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field
 
 from gateway.described import about
 from gateway.errors import bad_field
@@ -46,7 +46,7 @@ class Turn(Strict):
     images: list[str] | None = None
     thinking: str | None = None
     tool_calls: list[ToolCall] | None = None
-    tool_name: str | None = None
+    tool_name: str | None = Field(None, validation_alias=AliasChoices("tool_name", "name"))
     tool_call_id: str | None = None
 
 

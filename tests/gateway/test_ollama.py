@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from gateway.ollama.request import ChatRequest, chat_request
 from tests.gateway.asking import ADDITION, WEATHER, user_message
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.numbers_backend import NumbersBackend
+from tests.gateway.requests_begun import begun
 
 Json = dict[str, Any]
 COLD = {"temperature": 0}
@@ -94,6 +96,17 @@ def test_a_tool_turn(gateway: GatewayProcess, stream: bool) -> None:
     assert "x-ignored-fields" not in after.headers
     said_then = after.json()["message"]["content"]
     assert "Paris" in said_then or "18" in said_then
+
+
+@pytest.mark.parametrize("field", ["tool_name", "name"])
+def test_a_result_names_its_tool(field: str) -> None:
+    """By OpenAI's name of the field as well, as LobeChat and Semantic Kernel do."""
+    running = begun()
+    sent = [*user_message("x"), {"role": "tool", "content": "1", field: "look"}]
+    asked = chat_request(ChatRequest.model_validate({"model": "m", "messages": sent}))
+    assert asked is not None
+    assert asked.chat.messages[1].name == "look"
+    assert running.ignored == {}
 
 
 def test_a_format_of_the_answer(gateway: GatewayProcess) -> None:
