@@ -119,9 +119,5 @@ _DRAINING = ApiError(
 
 
 def _broken(request_id: str) -> ApiError:
-    return ApiError(
-        500,
-        f"the gateway failed on this request; its log has details under {request_id}",
-        SERVER,
-        "internal_error",
-    )
+    sentence = f"the gateway failed on this request; its log has details under {request_id}"
+    return ApiError(500, sentence, SERVER, "internal_error")

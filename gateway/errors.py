@@ -113,12 +113,8 @@ def bad_field(param: str | None, sentence: str, code: str | None = None) -> ApiE
 
 def too_slow(seconds: float) -> ApiError:
     """The error for a request that took longer than the limit of `seconds`."""
-    return ApiError(
-        504,
-        f"the request took longer than {seconds:g} s, which is this gateway's limit",
-        SERVER,
-        "timeout",
-    )
+    sentence = f"the request took longer than {seconds:g} s, which is this gateway's limit"
+    return ApiError(504, sentence, SERVER, "timeout")
 
 
 def without_folders(sentence: str) -> str:

@@ -93,12 +93,8 @@ def _refusal(request: Request, error: Exception) -> ApiError:
         )
     if error.status_code == 405:
         allowed = ", ".join(_methods(request))
-        return ApiError(
-            405,
-            f"{request.url.path} does not take {request.method}: it takes {allowed}",
-            code="method_not_allowed",
-            extra_headers={"allow": allowed},
-        )
+        sentence = f"{request.url.path} does not take {request.method}: it takes {allowed}"
+        return ApiError(405, sentence, code="method_not_allowed", extra_headers={"allow": allowed})
     return ApiError(error.status_code, str(error.detail))
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from gateway.described import about
-from gateway.models.foreign import without_foreign
+from gateway.models.foreign import foreign
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -78,10 +78,7 @@ class Parameters(Strict):
             return given
         return {str(key) if type(key) is int else key: value for key, value in given.items()}
 
-    @model_validator(mode="before")
-    @classmethod
-    def _foreign(cls, given: Any) -> Any:
-        return without_foreign(given, "parameters.")
+    _foreign = foreign("parameters.")
 
 
 OWN_BACKENDS = ("", "mlx", "mlx-backend", "mlx-vlm")  # names for the run.sh of this checkout
@@ -92,14 +89,11 @@ Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f
 class Template(Strict):
     """LocalAI's `template:`. The checkpoint has its own chat template, so only one key remains."""
 
-    use_tokenizer_template: Literal[True] = Field(
-        default=True, description="Must be true: only the checkpoint's template is supported."
+    use_tokenizer_template: Literal[True] = about(
+        "Must be true: only the checkpoint's template is supported.", True
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _foreign(cls, given: Any) -> Any:
-        return without_foreign(given, "template.")
+    _foreign = foreign("template.")
 
 
 class Reasoning(Strict):
@@ -192,10 +186,7 @@ class ModelConfig(Strict):
         options = dict(option.partition(":")[::2] for option in self.options)
         return str(self.engine_args.get(key) or options.get(key) or "").strip()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _foreign(cls, given: Any) -> Any:
-        return without_foreign(given)
+    _foreign = foreign()
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import model_validator
+
 
 def _by_key(reasons: Mapping[str, str]) -> Mapping[str, str]:
     return {key: why for why, keys in reasons.items() for key in keys.split()}
@@ -81,3 +83,8 @@ def without_foreign(given: Any, section: str = "") -> Any:
             raise ValueError(f"{section}{key} is not applied by this gateway: {advice}")
     known = NEUTRAL.keys() | REFUSED.keys()
     return {key: value for key, value in given.items() if f"{section}{key}" not in known}
+
+
+def foreign(place: str = "") -> Any:
+    """A validator that removes them from the fields of a model."""
+    return model_validator(mode="before")(lambda given: without_foreign(given, place))

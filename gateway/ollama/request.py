@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field
 
 from gateway.described import about
 from gateway.errors import bad_field
@@ -15,20 +15,38 @@ from gateway.openai.sampling_fields import Options
 from gateway.openai.thinking_fields import ReasoningEffort
 from gateway.openai.tools import AnyTool
 from gateway.openai.translation import Translation, translate
+from gateway.tagged import text_of
+from gateway.tolerance import tolerable
 
 Json = dict[str, Any]
 ModelName = Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
 
 
+def _known(role: Any) -> Any:
+    if role == "thinking":
+        raise tolerable("messages of the role thinking are not served: send thinking", up=1)
+    return role
+
+
+def _joined(content: Any) -> Any:
+    """The text of OpenAI's parts, if all are text; the Vercel SDK sends none beside images."""
+    parts = content if isinstance(content, list) else [content]
+    kinds = {part.get("type") if isinstance(part, dict) else "" for part in parts}
+    return content if kinds - {"text"} else "".join(map(text_of, parts))
+
+
+_Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
 class Turn(Strict):
     """One message; images are in base64, and may include videos."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"] = "assistant"
-    content: str = ""
+    role: Annotated[_Role, BeforeValidator(_known)] = "assistant"
+    content: Annotated[str, BeforeValidator(_joined)] = ""
     images: list[str] | None = None
     thinking: str | None = None
     tool_calls: list[ToolCall] | None = None
-    tool_name: str | None = None
+    tool_name: str | None = Field(None, validation_alias=AliasChoices("tool_name", "name"))
     tool_call_id: str | None = None
 
 

@@ -39,9 +39,7 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRe
     tools: list[AnyTool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = about("`required` and a name are enforced by a grammar.")
     parallel_tool_calls: bool | None = about("false: an answer ends after its first call.")
-    functions: list[FunctionDefinition] | None = Field(
-        None, max_length=MOST_TOOLS, description="Legacy form of tools."
-    )
+    functions: list[FunctionDefinition] | None = about("Legacy tools.", max_length=MOST_TOOLS)
     function_call: FunctionCallChoice | None = about("Legacy form of tool_choice.")
     logprobs: bool | Annotated[int, Field(ge=-1, le=MOST_ALTERNATIVES)] | None = about(
         "Log-probabilities of the tokens; a number above 0 asks for so many"

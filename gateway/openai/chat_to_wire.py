@@ -116,10 +116,8 @@ def _require_one_beginning(request: ChatCompletionRequest) -> None:
             f" {json.dumps(continues)}: an answer either begins a message or continues one",
         )
     if continues and request.role_mapping is not None:
-        raise bad_field(
-            "continue_final_message",
-            "continue_final_message needs the model's chat template: leave out role_mapping",
-        )
+        sentence = "continue_final_message needs the model's chat template: leave out role_mapping"
+        raise bad_field("continue_final_message", sentence)
     if continues and request.messages[-1].role != "assistant":
         raise bad_field(
             "continue_final_message",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
-
 from gateway.described import about
 from gateway.openai.base import Strict
 
@@ -15,13 +13,9 @@ Schema = dict[str, Any] | str
 class NamedSchema(Strict):
     """OpenAI's `json_schema` of a response format."""
 
-    name: str | None = Field(
-        None, min_length=1, max_length=64, description="A label; the answer is the same."
-    )
+    name: str | None = about("A label; the answer is the same.", min_length=1, max_length=64)
     description: str | None = None
-    schema_: dict[str, Any] | None = Field(
-        None, alias="schema", description="The JSON schema; without one, any JSON object."
-    )
+    schema_: dict[str, Any] | None = about("Without one: any JSON object.", alias="schema")
     strict: bool | None = about("The schema is enforced in any case.")
 
 
@@ -30,33 +24,27 @@ class ResponseFormat(Strict):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: NamedSchema | None = None
-    schema_: Schema | None = Field(
-        None,
-        alias="schema",
-        description="A JSON schema, as object or as text, in place of json_schema.",
-    )
+    schema_: Schema | None = about("In place of json_schema, also as text.", alias="schema")
 
 
 class StructuredOutputs(Strict):
     """vLLM's object for the same: one of its members is set."""
 
-    json_: Schema | None = Field(None, alias="json", description="A JSON schema.")
+    json_: Schema | None = about("A JSON schema.", alias="json")
     regex: str | None = about("A regular expression.")
-    choice: list[str] | None = Field(None, min_length=1, description="One of these texts.")
+    choice: list[str] | None = about("One of these texts.")
     grammar: str | None = about("A grammar in GBNF or Lark.")
     json_object: bool | None = about("Any JSON object.")
 
 
 class FormatFields(Strict):
-    """The format of the answer; at most one of these fields may be used."""
+    """The format of the answer; at most one of these fields may be used. An empty one is none."""
 
     response_format: ResponseFormat | None = about("OpenAI's; `schema` may be beside the type.")
     grammar: str | None = about("llama.cpp: a grammar in GBNF.")
     json_schema: Schema | None = about("llama.cpp: a JSON schema.")
     guided_json: Schema | None = about("vLLM: a JSON schema.")
     guided_regex: str | None = about("vLLM: a regular expression.")
-    guided_choice: list[str] | None = Field(
-        None, min_length=1, description="vLLM: the answer is one of these texts."
-    )
+    guided_choice: list[str] | None = about("vLLM: the answer is one of these texts.")
     guided_grammar: str | None = about("vLLM: a grammar, GBNF or Lark.")
     structured_outputs: StructuredOutputs | None = about("vLLM: one format, in one object.")

@@ -57,7 +57,7 @@ def _given(
     fields: FormatFields | StructuredOutputs, prefix: str, readers: Mapping[str, _Reader]
 ) -> Iterator[Constraint]:
     for name, read in readers.items():
-        if (value := getattr(fields, name)) not in (None, ""):
+        if (value := getattr(fields, name)) not in (None, "", [], {}, "{}"):
             yield read(prefix + name.rstrip("_"), value)
 
 

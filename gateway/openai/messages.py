@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Field, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from gateway.described import about
 from gateway.openai.anthropic_parts import ImageSource, ThoughtPart, ToolUseBlock
 from gateway.openai.base import Strict
-from gateway.tagged import OneOf, as_text
+from gateway.tagged import OneOf, as_text, text_of
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -106,6 +106,11 @@ Part = ContentPart | ToolUseBlock | ResultPart | ThoughtPart
 Call = Annotated[ToolCall, OneOf("a call", default="function", otherwise=_custom_call)]
 
 
+_Thought = Annotated[  # a text, or LobeChat's object with one
+    str | None, BeforeValidator(lambda given: text_of(given) if isinstance(given, dict) else given)
+]
+
+
 class ChatMessage(Strict):
     role: Role
     content: str | list[Annotated[Part, _PLAIN]] | None = None
@@ -113,15 +118,14 @@ class ChatMessage(Strict):
     tool_calls: list[Call] | None = about("Assistant: its calls of tools.")
     tool_call_id: str | None = about("Tool: the call whose result this is.")
     function_call: CalledFunction | None = about("Assistant, legacy: its only call.")
-    reasoning_content: str | None = about("Assistant: its reasoning before the answer.")
-    reasoning: str | None = about("Another name of reasoning_content.")
+    reasoning_content: _Thought = about("Assistant: its reasoning before the answer.")
+    reasoning: _Thought = about("Another name of reasoning_content.")
     thinking_blocks: list[dict[str, Any]] | None = about("LiteLLM: reasoning_content in pieces.")
     reasoning_details: list[dict[str, Any]] | None = about("OpenRouter: reasoning, in pieces.")
     refusal: str | None = about("Assistant: its answer, if it refused.")
-    prefix: bool | None = Field(
-        None,
+    prefix: bool | None = about(
+        "Mistral, DeepSeek, Kimi: the answer continues this message, the last one.",
         validation_alias=AliasChoices("prefix", "partial"),
-        description="Mistral, DeepSeek, Kimi: the answer continues this message, the last one.",
     )
 
     @property

@@ -42,7 +42,7 @@ class WireMessages:
 
     messages: the list inside the request's protobuf message; filling it directly saves a copy of
     long texts. media: for each kind the data URIs, each with the index of its message. results:
-    the media in tools' results, which are attached to the next user message.
+    the media of other roles' messages, which are attached to the next user message.
     """
 
     messages: MutableSequence[pb.Message]
@@ -53,7 +53,7 @@ class WireMessages:
     fetched: int = 0  # bytes of fetched images and videos
 
     def give_to_user(self) -> None:
-        """Attach the media of results to the user message that comes next."""
+        """Attach the media of other messages to the user message that comes next."""
         for kind, content in self.results:
             self.media[kind].append((len(self.messages), content))
         self.results.clear()
@@ -154,8 +154,6 @@ async def _part(
         raise bad_field(f"{place}.{part.field}", f"{place}.{part.field} is missing")
     if part.type in ("text", "refusal"):
         return str(value)
-    if message.role not in ("user", *RESULTS):
-        raise _refused(place, f"messages of the role {message.role} have no media")
     try:
         kind, content = await _medium(part, found, settings)
         if message.role == "user":
@@ -240,8 +238,6 @@ def prompt_of(mapping: RoleMapping, found: WireMessages, options: pb.PredictOpti
     ]
     prompt = ("".join(texts) + mapping.assistant).rstrip()
     if not prompt:
-        raise bad_field(
-            "messages",
-            "messages and role_mapping have no text between them: send a message to answer",
-        )
+        sentence = "messages and role_mapping have no text between them: send a message to answer"
+        raise bad_field("messages", sentence)
     return prompt

@@ -76,9 +76,6 @@ def without_refused(body: Any, table: Mapping[str, Refused]) -> Any:
     for name in table.keys() & body.keys():
         value, row = body[name], table[name]
         if value and value not in row.off:
-            raise bad_field(
-                name,
-                f"{name} is not supported with this value: {row.instead}",
-                "unsupported_parameter",
-            )
+            sentence = f"{name} is not supported with this value: {row.instead}"
+            raise bad_field(name, sentence, "unsupported_parameter")
     return {name: value for name, value in body.items() if name not in table}

@@ -91,6 +91,4 @@ class SamplingFields(CommonSampling):
 class Options(SamplingFields):
     """Ollama's object of sampling fields, under the names used here and its own name."""
 
-    n_predict: int | None = Field(
-        None, alias="num_predict", ge=-2, le=MOST_TOKENS, description="-1 and -2: no limit."
-    )
+    n_predict: int | None = about("-1, -2: no limit.", alias="num_predict", ge=-2, le=MOST_TOKENS)

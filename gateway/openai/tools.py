@@ -18,9 +18,7 @@ _SCHEMA = AliasChoices("parameters", "input_schema", "inputSchema", "parametersJ
 class FunctionDefinition(Strict):
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
-    parameters: dict[str, Any] | None = Field(
-        None, validation_alias=_SCHEMA, description="A JSON schema of an object."
-    )
+    parameters: dict[str, Any] | None = about("A schema of an object.", validation_alias=_SCHEMA)
     strict: bool | None = about("Enforces the schema for the arguments of calls, by a grammar.")
 
 

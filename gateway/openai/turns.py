@@ -1,7 +1,7 @@
 """The messages that a backend gets for those of a chat request, each with its path in the request.
 
 They differ in number: a result among a user's parts (Anthropic's form) becomes a message of its
-own, and media of results are shown in a user message, because templates allow them nowhere else.
+own, and media are shown in a user message, because templates allow them nowhere else.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from gateway.openai.anthropic_parts import ToolUseBlock
 from gateway.openai.messages import CalledFunction, ChatMessage, Part, ResultPart, ToolCall
 
 RESULTS = ("tool", "function")
+_NO_MEDIA = frozenset("text refusal tool_use thinking redacted_thinking reasoning".split())
 _ADDED = ChatMessage.model_construct(role="user", content="")
 
 
@@ -27,14 +28,14 @@ class Turn:
 
 
 def turns_of(messages: Sequence[ChatMessage]) -> Iterator[Turn]:
-    shown = ""  # the path of the last result whose media wait for a user message
+    shown = ""  # the path of the last message whose media wait for a user message
     for index, message in enumerate(messages):
         for turn in _split(message, f"messages[{index}]"):
             if turn.message.role not in RESULTS:
                 if shown and turn.message.role != "user":
                     yield Turn(_ADDED, shown)
                 shown = ""
-            elif any(part.type not in ("text", "refusal") for _, part in turn.parts):
+            if turn.message.role != "user" and {part.type for _, part in turn.parts} - _NO_MEDIA:
                 shown = turn.place
             yield turn
     if shown:

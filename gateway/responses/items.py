@@ -83,7 +83,7 @@ class FunctionCall(_Item):
     call_id: str
     name: str
     namespace: str | None = None
-    arguments: str
+    arguments: str = ""
 
 
 class CustomCall(_Item):

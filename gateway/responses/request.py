@@ -166,9 +166,7 @@ class PromptRequest(Request):
 
     refused = RESPONSES
 
-    input: Input = Field(
-        default_factory=list, description="May be missing if previous_response_id is set."
-    )
+    input: Input = Field(default_factory=list, description="Optional after previous_response_id.")
     instructions: str | None = about("A system message; the next response does not inherit it.")
     previous_response_id: str | None = about("The stored response to continue.")
     tools: list[Tool] | None = Field(None, max_length=1024)
@@ -195,9 +193,7 @@ class ResponsesRequest(CommonSampling, PromptRequest):
     thinking_budget: Budget = about("As reasoning.max_tokens; not an OpenAI field.")
     top_logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
     include: list[Includable] | None = None
-    metadata: dict[_Key, _Value] | None = Field(
-        None, max_length=16, description="Returned with the response."
-    )
+    metadata: dict[_Key, _Value] | None = about("Returned with the response.", max_length=16)
     user: str | None = Field(None, description=_TOLD)
     safety_identifier: str | None = Field(None, description=_TOLD)
     prompt_cache_key: str | None = Field(None, description=_TOLD)

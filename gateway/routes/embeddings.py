@@ -63,13 +63,13 @@ Input = Annotated[
 ]
 
 
-# True if the texts are in `content`, llama.cpp's field, as Tabby sends them.
-_Sent = Annotated[bool, BeforeValidator(lambda _: True, json_schema_input_type=Input)]
+# True if the texts have another server's name: `content`, llama.cpp's (Tabby), or `texts`, TEI's.
+Sent = Annotated[bool, BeforeValidator(lambda _: True, json_schema_input_type=Input)]
 
 
 class EmbeddingRequest(Request):
     input: Input = Field(validation_alias=AliasChoices("input", "content"))
-    in_llama_form: _Sent = Field(False, validation_alias="content")
+    in_llama_form: Sent = Field(False, validation_alias="content")
     encoding_format: Literal["float", "base64"] | None = about("base64: little-endian floats.")
     dimensions: int | None = about("Keep so many values, normalised to length 1 again.", ge=1)
 

@@ -16,6 +16,7 @@ from gateway.errors import bad_field
 from gateway.limits import JsonRoute
 from gateway.models.config import DEFAULTS, ModelConfig
 from gateway.openai.base import Request
+from gateway.routes.status import slots
 from gateway.supervisor.status import State
 
 router = APIRouter(tags=["models"], route_class=JsonRoute)
@@ -129,6 +130,18 @@ async def read_props(gateway: GatewayDep, model: str | None = None) -> dict[str,
         "modalities": {sense: sense in able for sense in ("vision", "audio")},
         "is_sleeping": load_state(states_of(gateway), config).value != "loaded",
     }
+
+
+@router.get("/slots")
+async def read_slots(gateway: GatewayDep, model: str | None = None) -> list[dict[str, Any]]:
+    """llama.cpp's list of the answers that a model can generate at a time."""
+    config = gateway.supervisor.resolve(model)
+    now = next(each for each in gateway.supervisor.status() if each.name == config.name)
+    context = gateway.supervisor.checkpoints.context_size(config)
+    return [
+        {"id": at, "n_ctx": context or 0, "is_processing": at < now.leases}
+        for at in range(slots(config) or now.leases)
+    ]
 
 
 class Named(Request):

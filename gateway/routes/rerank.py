@@ -1,4 +1,4 @@
-"""`/rerank`, in the form that Jina, Cohere, vLLM and LocalAI share."""
+"""`/rerank`, in the form that Jina, Cohere, vLLM and LocalAI share, and in that of TEI."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
-from pydantic import BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from gateway import exchange
 from gateway.asking import ask_once
@@ -17,12 +17,11 @@ from gateway.limits import JsonRoute
 from gateway.openai.base import Request, Strict
 from gateway.openapi import documented
 from gateway.refusals import INTEGER, NUMBER, TEXT, list_of, one_of, schema_of
-from gateway.routes.embeddings import USAGE
+from gateway.routes.embeddings import USAGE, Sent
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
 router = APIRouter(tags=["rerank"], route_class=JsonRoute)
-_MOST_DOCUMENTS = 10_000
 
 
 class Document(Strict):
@@ -42,7 +41,11 @@ class RerankRequest(Request):
     """A query, and the documents to put in order."""
 
     query: str = Field(min_length=1)
-    documents: list[AnyDocument] = Field(min_length=1, max_length=_MOST_DOCUMENTS)
+    documents: Annotated[list[AnyDocument], Field(min_length=1, max_length=10_000)] = Field(
+        validation_alias=AliasChoices("documents", "texts")
+    )
+    in_tei_form: Sent = Field(False, validation_alias="texts")
+    return_text: bool | None = about("TEI: results include the text.")
     top_n: int | None = about("Best documents to return; default: all.", ge=1)
     return_documents: bool | None = about("Whether results include their text; they do by default.")
 
@@ -72,6 +75,10 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
     read = reply.usage.prompt_tokens
     exchange.current().count_tokens(read, 0)
     best = sorted(reply.results, key=lambda result: -result.relevance_score)[: body.top_n]
+    if body.in_tei_form:
+        scored = [{"index": each.index, "score": each.relevance_score} for each in best]
+        shown = [{"text": texts[each.index]} if body.return_text else {} for each in best]
+        return JSONResponse([score | text for score, text in zip(scored, shown, strict=True)])
     results = [
         {"index": result.index, "relevance_score": result.relevance_score}
         | ({} if bare else {"document": {"text": texts[result.index]}})

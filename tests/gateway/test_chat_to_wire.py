@@ -342,6 +342,19 @@ def test_the_window_of_a_penalty(kind: str) -> None:
 BEGUN = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It is"}]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({name: {}} for name in ("json_schema", "guided_json", "structured_outputs")),
+        *({name: ""} for name in ("json_schema", "guided_grammar", "guided_regex", "grammar")),
+        {"guided_choice": [], "structured_outputs": {"choice": [], "json": {}, "regex": ""}},
+    ],
+)
+def test_an_empty_format_is_no_format(fields: dict[str, Any]) -> None:
+    """What web forms and SillyTavern send for a field that is not filled in."""
+    assert as_dict(translated(fields)[0]) == PLAIN
+
+
 @pytest.mark.parametrize("opens", [{}, {"add_generation_prompt": False}])
 def test_a_begun_answer_is_continued(opens: dict[str, Any]) -> None:
     asked = {"messages": BEGUN, "continue_final_message": True, **opens}
@@ -480,7 +493,6 @@ CALLED = {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "
         ({"response_format": {"type": "json_object", "schema": "{"}}, "response_format.schema"),
         ({"response_format": FORM, "grammar": "root ::= [a]"}, "grammar"),
         ({"guided_json": 5}, "guided_json"),
-        ({"guided_choice": []}, "guided_choice"),
         ({"guided_choice": ["a", ""]}, "guided_choice"),
         ({"structured_outputs": {"tags": ["a"]}}, "structured_outputs.tags"),
         ({"role_mapping": {"user": "a"}, "tools": [WEATHER]}, "role_mapping"),
@@ -597,6 +609,23 @@ def test_images_of_results_are_shown_in_a_user_message(
     assert [message.content for message in options.Messages[2:4]] == ["seen", "seen"]
     assert json.loads(options.Metadata["mlx.image_messages"]) == indices
     assert list(options.Images) == [PNG] * len(indices)
+
+
+@pytest.mark.parametrize("role", ["assistant", "system"])
+def test_images_of_other_roles_are_shown_in_a_user_message(role: str) -> None:
+    """Those that a model made, as Zed and Open WebUI send them back."""
+    seen = [{"type": "text", "text": "seen"}, {"type": "image_url", "image_url": {"url": PNG}}]
+    begun = [*user_message("x"), {"role": role, "content": seen}]
+    for after, roles in (
+        ([], ["user"]),
+        (user_message("So?"), ["user"]),
+        ([{"role": "assistant", "content": "a"}], ["user", "assistant"]),
+    ):
+        (options,) = translated({"messages": [*begun, *after]})
+        assert [message.role for message in options.Messages] == ["user", role, *roles]
+        assert options.Messages[1].content == "seen"
+        assert json.loads(options.Metadata["mlx.image_messages"]) == [2]
+        assert list(options.Images) == [PNG]
 
 
 USED = {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "é"}}

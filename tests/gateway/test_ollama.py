@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from gateway.ollama.request import ChatRequest, chat_request
 from tests.gateway.asking import ADDITION, WEATHER, user_message
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.numbers_backend import NumbersBackend
+from tests.gateway.requests_begun import begun
 
 Json = dict[str, Any]
 COLD = {"temperature": 0}
@@ -45,6 +47,27 @@ def test_a_chat_whole_and_in_lines(gateway: GatewayProcess) -> None:
     assert [line["done"] for line in parts] == [False] * (len(parts) - 1) + [True]
 
 
+def test_messages_in_the_forms_of_other_programs(gateway: GatewayProcess) -> None:
+    """The Vercel SDK's empty content, OpenAI's parts, and Continue's messages of thinking."""
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "7 + 5?"}]
+    told = [{"role": "thinking", "content": "Hm."}, {"role": "assistant", "content": []}]
+    asked = {"messages": [*user_message("Hi"), *told, {"role": "user", "content": parts}]}
+    plain = [*user_message("Hi"), {"role": "assistant"}, *user_message("What is 7 + 5?")]
+    body = {"model": "tiny", "stream": False, "options": COLD}
+    answer = gateway.client.post("/api/chat", json=body | asked)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-ignored-fields"] == "messages[][thinking]"
+    expected = ask(gateway, "chat", messages=plain)
+    assert answer.json()["message"] == expected["message"]
+    assert answer.json()["prompt_eval_count"] == expected["prompt_eval_count"]
+    picture = [{"type": "image_url", "image_url": {"url": "data:,"}}]
+    refused = gateway.client.post(
+        "/api/chat", json=body | {"messages": [{"role": "user", "content": picture}]}
+    )
+    assert refused.status_code == 400
+    assert "messages[0].content" in refused.json()["error"]
+
+
 def test_a_prompt_with_and_without_the_template(gateway: GatewayProcess) -> None:
     asked = {"prompt": ADDITION, "think": False, "system": "Be brief."}
     assert "12" in ask(gateway, "generate", **asked)["response"]
@@ -73,6 +96,17 @@ def test_a_tool_turn(gateway: GatewayProcess, stream: bool) -> None:
     assert "x-ignored-fields" not in after.headers
     said_then = after.json()["message"]["content"]
     assert "Paris" in said_then or "18" in said_then
+
+
+@pytest.mark.parametrize("field", ["tool_name", "name"])
+def test_a_result_names_its_tool(field: str) -> None:
+    """By OpenAI's name of the field as well, as LobeChat and Semantic Kernel do."""
+    running = begun()
+    sent = [*user_message("x"), {"role": "tool", "content": "1", field: "look"}]
+    asked = chat_request(ChatRequest.model_validate({"model": "m", "messages": sent}))
+    assert asked is not None
+    assert asked.chat.messages[1].name == "look"
+    assert running.ignored == {}
 
 
 def test_a_format_of_the_answer(gateway: GatewayProcess) -> None:

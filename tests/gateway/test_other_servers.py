@@ -77,6 +77,22 @@ def test_llama_cpp_tells_of_its_model(gateway: GatewayProcess) -> None:
     assert gateway.client.get("/v1/props?model=nobody").status_code == 404
 
 
+def test_llama_cpp_lists_its_slots(unlimited: GatewayProcess) -> None:
+    """Before the model is loaded, and while it answers."""
+    idle: Any = get(unlimited, "/slots?model=tiny")
+    assert [slot["id"] for slot in idle] == list(range(16))
+    assert {slot["is_processing"] for slot in idle} == {False}
+    (card,) = get(unlimited, "/v1/models")["data"]
+    assert {slot["n_ctx"] for slot in idle} == {card["context_length"]}
+    endless = {"prompt": "a", "ignore_eos": True, "max_tokens": -1, "stream": True}
+    with unlimited.client.stream("POST", "/v1/completions", json=endless) as answer:
+        arriving = answer.iter_lines()  # if it is freed, the response is closed
+        next(arriving)
+        busy: Any = get(unlimited, "/v1/slots")
+    assert [slot["id"] for slot in busy if slot["is_processing"]] == [0]
+    assert unlimited.client.get("/slots?model=nobody").status_code == 404
+
+
 def test_a_body_of_responses_is_answered_as_a_chat(gateway: GatewayProcess) -> None:
     """Cursor sends such bodies to the path of chats, with flat tools."""
     flat = {**FLAT_WEATHER, "strict": False}

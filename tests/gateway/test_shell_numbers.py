@@ -127,6 +127,18 @@ def test_documents_are_returned_best_first(gateway: GatewayProcess) -> None:
     assert ask(gateway, "rerank", 400, **asked, top_n=0)["param"] == "top_n"
 
 
+def test_texts_are_ranked_in_the_form_of_tei(gateway: GatewayProcess) -> None:
+    """Text Embeddings Inference, which answers with a list."""
+    asked: dict[str, Any] = {"model": "numbers", "query": "q", "texts": ["ab", "abcd"]}
+    scores = [{"index": 1, "score": 0.5}, {"index": 0, "score": 0.25}]
+    found = ask(gateway, "rerank", **asked, truncate=True, raw_scores=False)
+    assert found == scores
+    shown = ask(gateway, "rerank", **asked, return_text=True)
+    assert shown == [scores[0] | {"text": "abcd"}, scores[1] | {"text": "ab"}]
+    missing = ask(gateway, "rerank", 400, model="numbers", query="q")
+    assert missing["param"] == "documents"
+
+
 def test_tokens_and_back_in_both_forms(gateway: GatewayProcess) -> None:
     text = "Hello, 世界 😀"
     llama = ask(gateway, "tokenize", model="tiny", content=text, add_special=False)

@@ -486,6 +486,15 @@ def _called(arguments: Any, **fields: Any) -> dict[str, Any]:
         ),
         ({"max_tokens": 1024.0, "seed": 5.0}, {"max_tokens": 1024, "seed": 5}),
         (_called(id=None, type=None, arguments=None), _called(id="", arguments="")),
+        (
+            {
+                "messages": [
+                    *HI,
+                    {"role": "assistant", "reasoning": {"content": "t", "duration": 3}},
+                ]
+            },
+            {"messages": [*HI, {"role": "assistant", "reasoning": "t"}]},
+        ),
     ],
 )
 def test_the_same_value_in_another_form_is_not_listed(
@@ -551,6 +560,29 @@ RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "ok"}
     [
         (CHAT, {"logit_bias": [], "chat_template_kwargs": [], "stream_options": []}),
         (CHAT, {"tools": {}, "stop": []}),
+        (
+            CHAT,
+            {
+                "tool_choice": "",
+                "seed": "",
+                "user": [],
+                "temperature": "",
+                "parallel_tool_calls": "",
+            },
+        ),
+        (CHAT, {"json_schema": [], "guided_choice": {}, "grammar": {}, "logprobs": ""}),
+        (RESPONSES, {"tool_choice": "", "instructions": [], "previous_response_id": {}}),
+        (
+            RESPONSES,
+            {
+                "input": [
+                    *HI,
+                    {"type": "function_call", "call_id": "c", "name": "read", "arguments": {}},
+                    {"type": "function_call_output", "call_id": "c", "output": {}},
+                ]
+            },
+        ),
+        (MESSAGES, {"thinking": "", "tool_choice": [], "temperature": ""}),
         (CHAT, {"messages": [*ASKED, {"role": "tool", "tool_call_id": "c1", "content": "ok"}]}),
         (CHAT, {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}),
         (
