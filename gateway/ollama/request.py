@@ -46,7 +46,9 @@ class Turn(Strict):
     images: list[str] | None = None
     thinking: str | None = None
     tool_calls: list[ToolCall] | None = None
-    tool_name: str | None = Field(None, validation_alias=AliasChoices("tool_name", "name"))
+    tool_name: Annotated[str | None, Field(validation_alias=AliasChoices("tool_name", "name"))] = (
+        None
+    )
     tool_call_id: str | None = None
 
 
