@@ -36,6 +36,7 @@ def _joined(content: Any) -> Any:
 
 
 _Role = Literal["system", "developer", "user", "assistant", "tool"]
+_ToolName = Annotated[str | None, Field(validation_alias=AliasChoices("tool_name", "name"))]
 
 
 class Turn(Strict):
@@ -46,9 +47,7 @@ class Turn(Strict):
     images: list[str] | None = None
     thinking: str | None = None
     tool_calls: list[ToolCall] | None = None
-    tool_name: Annotated[str | None, Field(validation_alias=AliasChoices("tool_name", "name"))] = (
-        None
-    )
+    tool_name: _ToolName = None
     tool_call_id: str | None = None
 
 
