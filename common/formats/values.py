@@ -24,6 +24,12 @@ _PYTHON_NUMBER = re.compile(
 )
 """Numbers that Python has and JSON does not, or with zeros in front; they are finite."""
 _AFTER_LITERAL = ("", ",", ":", ")", "]", "}", "<")
+_QUOTES = ('"""', "'''", '"', "'")
+_SQUARE_RUN, _ROUND_RUN = re.compile(r"[\]}]*"), re.compile(r"\)*")
+_METHOD_RUN = re.compile(r"\w*")
+_SOURCE_RUN = re.compile(r"[^,:()\[\]{}<`'\"]*")
+_LITERAL_RUN = re.compile(r"[^'\"\\\n]*")
+_LITERAL_BEGINS = re.compile(r"(?:^|\W)[bBfFrRuU]{0,2}\Z")
 _BASES = ("x", "o", "b")
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z_]*")
@@ -50,6 +56,8 @@ class Dialect:
     bare: bool = False
     """Keys, and strings of a single line, may have no quotes."""
     python: bool = False
+    source: bool = False
+    """Any other Python expression is a string of its source."""
     single_quotes: bool = False
 
 
@@ -62,6 +70,7 @@ which JSON does not have.
 GEMMA4 = Dialect(_PYTHON_WORDS, fence='<|"|>', bare=True)
 FUNCTION_GEMMA = Dialect(_PYTHON_WORDS, fence="<escape>", bare=True)
 PYTHON = Dialect(_PYTHON_WORDS, python=True, single_quotes=True)
+PYTHON_SOURCE = Dialect(_PYTHON_WORDS, python=True, source=True, single_quotes=True)
 
 
 def escaped(text: str) -> str:
@@ -158,13 +167,18 @@ def read_value(
             out.send_member = None
             out.add("".join("}" if opening == "{" else "]" for opening in reversed(stack)))
             return out.text()
-        closes = stack and head == _CLOSERS[stack[-1]] and state in ("next", "first", "key", "item")
+        if dialect.source and stack and (yield from _skip_source(cursor, state, head)):
+            continue
+        closes = stack and state in ("next", "first", "key", "item")
+        # In Python's notation, another bracket also closes the ones inside it.
+        closers = (")", "]", "}") if dialect.source else tuple(_CLOSERS[o] for o in stack[-1:])
+        closes = closes and head in closers
         if state in ("key", "item"):
             if not head:
                 raise cursor.unreadable()
             out.after_comma(item=not closes)
         if closes:
-            cursor.take(1)
+            cursor.take(1 if head == _CLOSERS[stack[-1]] else 0)
             out.add("]" if stack.pop() != "{" else "}")
             levels.pop()
             state = "next"
@@ -173,26 +187,30 @@ def read_value(
             out.comma("," if dialect is JSON else ", ")
             state = "key" if stack[-1] == "{" else "item"
         elif stack and stack[-1] == "{" and state in ("first", "key"):
-            key = yield from _read_key(cursor, dialect)
+            key = yield from _read_key(cursor, dialect, ends)
             out.add(key)
             yield from cursor.space()
-            yield from cursor.expect(":")
-            out.add(":" if dialect is JSON else ": ")
-            state = "value"
+            valued = yield from (cursor.accept if dialect.source else cursor.expect)(":")
+            out.add((":" if dialect is JSON else ": ") + ("" if valued else "null"))
+            state = "value" if valued else "next"
         else:
             level = levels[-1] if levels and state == "value" else None
             if level:
                 out.send_member, member_depth = level.member(key, head), len(stack)
-            if head in ("{", "[") or (head == "(" and dialect.python):
+            if head in ("{", "[") or (
+                head == "(" and dialect.python and not (yield from _is_term(cursor, dialect, ends))
+            ):
                 inner = receiver if not stack else level and level.inside(key)
                 levels.append(inner if head == "{" else None)
-                is_set = dialect.python and head == "{" and (yield from _is_set(cursor, dialect))
+                is_set = (
+                    dialect.python and head == "{" and (yield from _is_set(cursor, dialect, ends))
+                )
                 stack.append("set" if is_set else head)
                 cursor.take(1)
                 out.add("{" if stack[-1] == "{" else "[")
                 state = "first"
             else:
-                yield from _read_scalar(cursor, dialect, out)
+                yield from _read_scalar(cursor, dialect, out, ends)
                 state = "next"
         if state == "next" and len(stack) <= member_depth:
             out.send_member = None
@@ -200,7 +218,25 @@ def read_value(
             return out.text()
 
 
-def _is_set(cursor: Cursor, dialect: Dialect) -> Wait[bool]:
+def _skip_source(cursor: Cursor, state: str, head: str) -> Wait[bool]:
+    """Read what is behind a value, such as `[0]`, or a comma too many; returns whether it did."""
+    if state == "next" and head not in ("", ",", ")", "]", "}"):
+        return bool((yield from read_source(cursor)))
+    return state in ("first", "key", "item") and bool((yield from cursor.accept(",")))
+
+
+def _is_term(cursor: Cursor, dialect: Dialect, ends: tuple[str, ...]) -> Wait[bool]:
+    """Whether the brackets that come next are a part of a longer Python expression."""
+    if not dialect.source:
+        return False
+    with cursor.ahead():
+        cursor.take(1)
+        yield from read_source(cursor, ends, stops=())
+        cursor.take(1)
+        return bool((yield from read_source(cursor, ends)))
+
+
+def _is_set(cursor: Cursor, dialect: Dialect, ends: tuple[str, ...]) -> Wait[bool]:
     """Whether the brace that comes next opens a set, whose first item has no colon behind it."""
     with cursor.ahead():
         cursor.take(1)
@@ -208,14 +244,18 @@ def _is_set(cursor: Cursor, dialect: Dialect) -> Wait[bool]:
         head = yield from cursor.peek()
         if head in _CLOSERS or head == "}":
             return head != "}"
-        yield from _read_scalar(cursor, dialect, _JsonOutput(None))
+        yield from _read_scalar(cursor, dialect, _JsonOutput(None), ends, stops=(",", ":"))
         yield from cursor.space()
         if not (yield from cursor.more()):
             raise cursor.unreadable()
         return (yield from cursor.peek()) in (",", "}")
 
 
-def _read_key(cursor: Cursor, dialect: Dialect) -> Wait[str]:
+def _read_key(cursor: Cursor, dialect: Dialect, ends: tuple[str, ...]) -> Wait[str]:
+    if dialect.source:
+        out = _JsonOutput(None)
+        yield from _read_scalar(cursor, dialect, out, ends, stops=(",", ":"))
+        return out.text() if out.text().startswith('"') else json_string(out.text())
     chunks: list[str] = []
     if (yield from _read_string(cursor, dialect, chunks.append)):
         return "".join(chunks)
@@ -237,7 +277,9 @@ def _read_string(cursor: Cursor, dialect: Dialect, add: Send, sent: bool = False
         return True
     head = yield from cursor.peek()
     if dialect.python and (yield from _at_literal(cursor)):
-        yield from _read_python_strings(cursor, add, sent)
+        add('"')
+        yield from _read_literals(cursor, add, sent=sent)
+        add('"')
         return True
     if head != '"' and not (dialect.single_quotes and head == "'"):
         return False
@@ -248,8 +290,24 @@ def _read_string(cursor: Cursor, dialect: Dialect, add: Send, sent: bool = False
     return True
 
 
-def _read_scalar(cursor: Cursor, dialect: Dialect, out: _JsonOutput) -> Wait[None]:
+def _read_scalar(
+    cursor: Cursor,
+    dialect: Dialect,
+    out: _JsonOutput,
+    ends: tuple[str, ...],
+    stops: tuple[str, ...] = (",",),
+) -> Wait[None]:
+    if dialect.source and (yield from _at_literal(cursor)):
+        out.add('"')
+        quote = yield from _read_literals(cursor, out.add, sent=True, source=True)
+        rest = yield from read_source(cursor, ends, stops)
+        out.add(escaped(quote + rest.rstrip() if rest.strip() else "") + '"')
+        return
     if (yield from _read_string(cursor, dialect, out.add, out.send is not None)):
+        return
+    if dialect.source:
+        text = (yield from read_source(cursor, ends, stops)).strip()
+        out.add(_scalar(text, dialect) or json_string(text))
         return
     if dialect.bare:
         if (yield from _read_half_fenced(cursor, dialect.fence, out.add)):
@@ -374,20 +432,22 @@ def _read_python_string(cursor: Cursor, add: Send) -> Wait[None]:
     add('"')
 
 
-def _read_python_strings(cursor: Cursor, add: Send, sent: bool) -> Wait[None]:
-    """Read string literals that follow each other, which Python reads as one."""
-    add('"')
-    space = 0
+def _read_literals(cursor: Cursor, add: Send, *, sent: bool, source: bool = False) -> Wait[str]:
+    """Read string literals that follow each other, which Python reads as one.
+
+    Returns the last quote.
+    """
+    space, quote = 0, ""
     while space >= 0:
         cursor.take(space)
-        yield from _read_literal(cursor, add)
+        quote = yield from _read_literal(cursor, add, source)
         with cursor.ahead():
             space = len((yield from cursor.space()))
             if sent and not (yield from cursor.more()):
                 raise cursor.unreadable()
             if not (yield from _at_literal(cursor)):
                 space = -1
-    add('"')
+    return quote
 
 
 def _at_literal(cursor: Cursor) -> Wait[bool]:
@@ -398,15 +458,16 @@ def _at_literal(cursor: Cursor) -> Wait[bool]:
     return head in ("'", '"')
 
 
-def _read_literal(cursor: Cursor, add: Send) -> Wait[None]:
+def _read_literal(cursor: Cursor, add: Send, source: bool = False) -> Wait[str]:
     """Read a string literal; its content is passed on as that of a JSON string.
 
     A quote after which neither a delimiter nor another literal comes is part of the content.
+    source: the literal may be a part of an expression. Returns its quote.
     """
     raw = yield from cursor.accept("r", "R")
-    quote = yield from cursor.expect('"""', "'''", '"', "'")
+    quote = yield from cursor.expect(*_QUOTES)
     if quote in ('"', "'") and (yield from cursor.accept(quote)):
-        return
+        return quote
     markers = Markers([quote, "\\"])
     while True:
         marker = yield from cursor.inside(markers, lambda text: add(escaped(text)))
@@ -416,15 +477,76 @@ def _read_literal(cursor: Cursor, add: Send) -> Wait[None]:
                 yield from cursor.space()
                 head = yield from cursor.peek()
                 ends = len(quote) > 1 or head in _AFTER_LITERAL or (yield from _at_literal(cursor))
+                if source and len(quote) == 1:
+                    ends = yield from _ends_in_source(cursor, quote, ends)
             text = cursor.take(len(quote))
             if ends:
-                return
+                return quote
             add(escaped(text))
         elif raw:
             yield from cursor.peek(2)
             add(escaped(cursor.take(2)))
         else:
             add(escaped((yield from read_escape(cursor))))
+
+
+def _ends_in_source(cursor: Cursor, quote: str, delimited: bool) -> Wait[bool]:
+    """Whether a quote that was read, and the space after it, ends its literal.
+
+    A quote that other code in the string has, as in `"print("a")"`, has a bracket and then a quote
+    after it. An operator or a method ends the literal, and so does the lack of another quote.
+    """
+    if delimited:
+        brackets = (yield from cursor.run(_SQUARE_RUN)) + (yield from cursor.run(_ROUND_RUN))
+        return not (brackets and (yield from cursor.at([quote])))
+    operator = yield from cursor.accept(".", "+", "%", "*", "[")
+    if operator == ".":
+        operator = yield from cursor.run(_METHOD_RUN)
+        operator = operator and (yield from cursor.accept("("))
+    return bool(operator) or not (yield from cursor.until(Markers([quote]), lambda _text: None))
+
+
+def read_source(
+    cursor: Cursor, ends: tuple[str, ...] = (), stops: tuple[str, ...] = (",",)
+) -> Wait[str]:
+    """Python source up to a stop or closing bracket outside all its brackets, or one of the ends.
+
+    Raises Cut at the end of the text.
+    """
+    chunks: list[str] = []
+    depth = 0
+    while True:
+        chunks.append((yield from cursor.run(_SOURCE_RUN)))
+        if not (yield from cursor.more()):
+            raise cursor.unreadable()
+        head = yield from cursor.peek()
+        over = head in stops or head in (")", "]", "}")
+        if (over and not depth) or (yield from cursor.at(ends)):
+            return "".join(chunks)
+        depth += (head in _CLOSERS) - (head in (")", "]", "}"))
+        if head in ("'", '"') and _LITERAL_BEGINS.search("".join(chunks)[-3:]):
+            yield from _read_literal_source(cursor, chunks.append)
+        else:
+            chunks.append(cursor.take(1))
+
+
+def _read_literal_source(cursor: Cursor, add: Send) -> Wait[None]:
+    """Read a string literal, which ends at the latest with its line if its quote is single."""
+    quote = yield from cursor.expect(*_QUOTES)
+    add(quote)
+    while True:
+        yield from cursor.run(_LITERAL_RUN, add)
+        if not (yield from cursor.more()):
+            raise cursor.unreadable()
+        if (yield from cursor.accept(quote)):
+            add(quote)
+            return
+        head = yield from cursor.peek()
+        if head == "\n" and len(quote) == 1:
+            return
+        add(cursor.take(1))
+        if head == "\\":
+            add(cursor.take(len((yield from cursor.peek()))))
 
 
 def as_json(text: str, dialect: Dialect = JSON) -> str | None:

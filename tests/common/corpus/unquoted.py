@@ -219,6 +219,47 @@ def _pythonic(opening: str, closing: str) -> list[Case]:
             ],
         ),
         Case(
+            "expressions, which are strings of their source",
+            block(
+                "ferry_times(harbour=b'z', day=f(1, 'a)')[0] + 2), ferry_times(harbour=x.y, day=), "
+                "book_cabin(guests=[f'{a}, b', (1 + 2) * 3], route={k: v for k in w}), tide_now()"
+            ),
+            calls=[
+                ("ferry_times", {"harbour": "b'z'", "day": "f(1, 'a)')[0] + 2"}),
+                ("ferry_times", {"harbour": "x.y", "day": ""}),
+                (
+                    "book_cabin",
+                    {"guests": ["f'{a}, b'", "(1 + 2) * 3"], "route": {"k": "v for k in w"}},
+                ),
+                A_TIDE,
+            ],
+        ),
+        Case(
+            "a string with an operator or a method",
+            block("ferry_times(harbour='a' + \"b\", day='c'.upper()), tide_now()"),
+            calls=[("ferry_times", {"harbour": 'a\' + "b"', "day": "c'.upper()"}), A_TIDE],
+        ),
+        Case(
+            "commas too many, and a value behind a list",
+            block("book_cabin(guests=['Bo',, 'Al'][0],, pets=True, 1), tide_now()"),
+            calls=[("book_cabin", {"guests": ["Bo", "Al"], "pets": True, "berths": 1}), A_TIDE],
+        ),
+        Case(
+            "more values than arguments",
+            block("tide_now(b'z', 'a'), tide_now()"),
+            calls=[A_TIDE, A_TIDE],
+        ),
+        Case(
+            "a call's bracket missing or too many, and a comma missing",
+            block("tide_now()), ferry_times(harbour='Ærø'], day='Mon') tide_now(]"),
+            calls=[A_TIDE, ("ferry_times", {"harbour": "Ærø", "day": "Mon"}), A_TIDE],
+        ),
+        Case(
+            "quotes of code in a string of the same quotes",
+            block("""save_note(path="print(len("abc"))", text='d['k']'), tide_now()"""),
+            calls=[("save_note", {"path": 'print(len("abc"))', "text": "d['k']"}), A_TIDE],
+        ),
+        Case(
             "brackets in a string",
             block("ferry_times(harbour=')],(')"),
             calls=[("ferry_times", {"harbour": ")],("})],
