@@ -119,6 +119,7 @@ class ChatParser:
             return []
         self._finished = True
         self._cursor.ended = True
+        self._cursor.stopped = reason == "stop"
         self._reading.reason = reason
         for _ in self._grammar:
             raise AssertionError("a grammar asks for more text after the end")

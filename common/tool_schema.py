@@ -96,6 +96,20 @@ class ToolSchemas:
             schema = _inner(schema, root, step)
         return _types(schema, root) - _UNTYPED
 
+    def excludes_text(self, name: str, argument: str) -> bool:
+        """Whether the argument is declared, and not as a string."""
+        types = self.types_at(name, (argument,))
+        return bool(types) and "string" not in types
+
+    def retyped(self, name: str, argument: str, text: str) -> str:
+        """An argument that was written as a string, as JSON.
+
+        It has another type only if no string is allowed, and the text is a value of that type.
+        """
+        if not self.excludes_text(name, argument) or text != text.strip():
+            return json_string(text)
+        return _typed(text, self.types_at(name, (argument,)))
+
     def typed_at(self, name: str, path: Sequence[str | None], text: str) -> str:
         """What is at this path, as JSON, if it was written as bare text."""
         types = self.types_at(name, path)

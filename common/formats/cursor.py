@@ -60,9 +60,12 @@ class Markers:
 
 
 class Cursor:
-    """The text that has arrived and not been read; `ended`: no more text will come."""
+    """The text that has arrived and not been read.
 
-    __slots__ = ("_at", "_kept", "_saves", "_text", "ended", "position")
+    ended: no more text will come. stopped: the text ended where the model wanted it to.
+    """
+
+    __slots__ = ("_at", "_kept", "_saves", "_text", "ended", "position", "stopped")
 
     def __init__(self) -> None:
         self._text = ""
@@ -70,6 +73,7 @@ class Cursor:
         self._kept: list[str] = []
         self._saves = 0
         self.ended = False
+        self.stopped = False
         self.position = 0
 
     @property

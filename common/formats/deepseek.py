@@ -37,10 +37,9 @@ def _read_call(reading: Reading) -> Wait[Call]:
     begun = yield from cursor.at(["{", '"', "```", _CALL_END])
     if not name or not (begun and (separated or begun == "{")):
         raise cursor.unreadable()
-    reading.begin(name)
     if (yield from cursor.at([_CALL_END])):
         return Call(name, "{}")
-    return Call(name, (yield from read_arguments(reading, ("```", _CALL_END))))
+    return Call(name, (yield from read_arguments(reading, ("```", _CALL_END), name=name)))
 
 
 _SECTION = Section(

@@ -29,7 +29,9 @@ def _read(reading: Reading, dialect: Dialect, opener: str, closer: str) -> Wait[
         if (yield from cursor.peek()) != "{":
             raise cursor.unreadable()
         reading.begin(name)
-        arguments = yield from read_arguments(reading, (closer,), dialect)
+        arguments = yield from read_arguments(
+            reading, (closer,), dialect, typed=reading.tools.meant(name)
+        )
         reading.call(Call(name, arguments))
         with cursor.ahead():
             start = cursor.position

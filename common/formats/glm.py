@@ -7,15 +7,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common.formats.cursor import Cursor, Wait
+from common.formats.answer import Call
+from common.formats.cursor import Cursor, Markers, Unreadable, Wait
 from common.formats.json_calls import read_json_calls
 from common.formats.qwen import THINK, UNMARKED_CALLS
 from common.formats.reading import CallSyntax, Reading, Tags, no_content_yet
 from common.formats.tagged_calls import CallTags
 from common.formats.tagged_text import TaggedText
+from common.formats.values import object_of
 
 _NAME = re.compile(r"[^<>{}()\s\\]*")
 _KEY = re.compile(r"[^<\n]*")
+_WORD = re.compile(r"[\w.-]*")
+# Every quantifier that could try the same text again is possessive: answers may be long.
+_PAIR = re.compile(
+    r"""(?<![\w.-])([\w.-]++)="""
+    r"""(?:("[^"]*"|'[^']*'),?|([^"'\s]\S*+(?:\s++(?![\w.-]++=)\S++)*+|))(?=\s|\Z)"""
+)
 
 
 @dataclass(frozen=True)
@@ -34,12 +42,43 @@ class KeyValueTags(CallTags):
             yield from cursor.accept(self.call)
             space = len((yield from cursor.space()))
             is_json = (yield from cursor.peek()) in ("{", "[")
-        if is_json:
+            pairs = yield from self._are_pairs(reading)
+        if pairs:
+            yield from self._read_pairs(reading)
+        elif is_json:
             cursor.take(len(self.call) + space)
             yield from read_json_calls(reading, (self.call_close,))
             yield from cursor.accept_after_space(self.call_close)
         else:
             yield from CallTags._read_calls(self, reading)
+
+    def _are_pairs(self, reading: Reading) -> Wait[bool]:
+        """Whether an offered tool's name and a key with an equals sign come next."""
+        cursor = reading.cursor
+        name = yield from cursor.run(_NAME)
+        space = yield from cursor.space()
+        key = yield from cursor.run(_WORD)
+        return bool(name in reading.tools and space and key and (yield from cursor.at(["="])))
+
+    def _read_pairs(self, reading: Reading) -> Wait[None]:
+        """Read `NAME KEY=VALUE KEY=VALUE`, which mlx-lm reads as well; quotes are optional."""
+        cursor = reading.cursor
+        yield from cursor.expect(self.call)
+        yield from cursor.space()
+        name = yield from cursor.run(_NAME)
+        chunks: list[str] = []
+        yield from cursor.inside(Markers([self.call_close]), chunks.append)
+        yield from cursor.expect(self.call_close)
+        text = "".join(chunks)
+        if _PAIR.sub("", text).strip():
+            raise Unreadable
+        arguments = []
+        for key, quoted, bare in _PAIR.findall(text):
+            typed = reading.tools.typed(
+                name, key, quoted[1:-1] or bare.removesuffix(","), self.undeclared
+            )
+            arguments.append((key, typed))
+        reading.call(Call(name, object_of(arguments)))
 
     def _gap(self, cursor: Cursor) -> Wait[None]:
         """Read space, and line breaks that the model wrote as `\\n`, which vLLM reads as well."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Unreadable, Wait
+from common.formats.cursor import Cursor, Cut, Unreadable, Wait
 from common.formats.reading import Reading
 from common.formats.values import (
     MODEL_JSON,
@@ -15,6 +16,7 @@ from common.formats.values import (
     as_json,
     object_of,
     parts,
+    read_source,
     read_value,
     string_of,
 )
@@ -47,11 +49,16 @@ def arguments_of(text: str | None) -> str | None:
 
 
 def read_arguments(
-    reading: Reading, ends: tuple[str, ...] = (), dialect: Dialect = MODEL_JSON
+    reading: Reading,
+    ends: tuple[str, ...] = (),
+    dialect: Dialect = MODEL_JSON,
+    name: str = "",
+    typed: str = "",
 ) -> Wait[str]:
     """Read the arguments of the open call, and send them as they come.
 
-    They may be in a code block.
+    They may be in a code block. name: the call begins only with them. typed: this tool's schema
+    gives strings another type.
 
     Arguments inside a JSON string are sent when the string is complete. A closing bracket too many
     before an end is repaired.
@@ -61,13 +68,30 @@ def read_arguments(
     if fence and (yield from cursor.accept(fence)):
         return "{}"
     send = reading.send if (yield from cursor.peek()) == "{" else None
-    arguments = arguments_of((yield from read_value(cursor, dialect, ends, send=send)))
+    if name and send:
+        reading.begin(name)
+
+    def converter(key: str) -> Callable[[str], str] | None:
+        argument = string_of(key) or ""
+        return (
+            partial(_retyped, reading.tools, typed, argument)
+            if reading.tools.excludes_text(typed, argument)
+            else None
+        )
+
+    value = yield from read_value(cursor, dialect, ends, send=send, converter=converter)
+    arguments = arguments_of(value)
     if arguments is None:
         raise Unreadable
     yield from drop_surplus(cursor, (fence, *ends) if fence else ends)
     yield from cursor.accept_after_space(fence)
     yield from cursor.drop_cut((fence, *ends))
     return arguments
+
+
+def _retyped(tools: ToolSchemas, name: str, argument: str, value: str) -> str:
+    text = string_of(value)
+    return value if text is None else tools.retyped(name, argument, text)
 
 
 def _read_fence(cursor: Cursor) -> Wait[str]:
@@ -193,28 +217,40 @@ def _another_follows(cursor: Cursor) -> Wait[bool]:
 def _read_json_list(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
     cursor = reading.cursor
     yield from cursor.space()
+    readable = False
     while True:
-        yield from _read_json_call(reading, ends)
+        readable = (yield from _read_item(reading, ends)) or readable
         yield from cursor.run(_SURPLUS_BRACE)
-        if not (yield from cursor.accept(",")) and (yield from cursor.peek()) != "{":
+        while (yield from cursor.accept(",")):
+            yield from cursor.space()
+        if readable:
+            reading.settle()
+        if not (yield from cursor.more()) or (yield from cursor.at(["]", *ends])):
             break
-        yield from cursor.space()
-        reading.settle()
-        yield from _skip_strings(cursor)
-        if (yield from cursor.at(["]", *ends])):
-            break
+    if not readable:
+        raise cursor.unreadable()
     if not (yield from cursor.at(ends)):
         yield from cursor.expect("]")
     reading.settle()
 
 
-def _skip_strings(cursor: Cursor) -> Wait[None]:
-    """Skip strings in a list of calls: they are no calls."""
-    while (yield from cursor.peek()) == '"':
-        yield from read_value(cursor, MODEL_JSON)
-        yield from cursor.space()
-        yield from cursor.accept(",")
-        yield from cursor.space()
+def _read_item(reading: Reading, ends: tuple[str, ...]) -> Wait[bool]:
+    """Read one entry of a list, or skip an entry that is no call. Returns whether it was a call."""
+    cursor = reading.cursor
+    place = cursor.save()
+    try:
+        yield from _read_json_call(reading, ends)
+        return True
+    except Cut:
+        raise
+    except Unreadable:
+        cursor.restore(place)
+        reading.answer.abandon()
+        if not (yield from read_source(cursor, ends)):
+            raise
+        return False
+    finally:
+        cursor.release()
 
 
 def _read_json_call(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:

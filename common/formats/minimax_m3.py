@@ -70,6 +70,10 @@ def _read_members(reading: Reading, name: str, path: Path, end: str) -> Wait[lis
         yield from cursor.space()
         if (yield from cursor.accept(end)):
             return found
+        if found and not path and (yield from cursor.at([_CALL, _BLOCK_END])):
+            return found  # its end is missing
+        if found and not path and not (yield from cursor.more()) and not reading.was_cut():
+            return found
         yield from cursor.expect(f"{_MARK}<")
         key = yield from cursor.run(_KEY)
         yield from cursor.expect(">")

@@ -9,7 +9,7 @@ from typing import Any
 
 from common.formats.answer import Call
 from common.formats.cursor import Unreadable, Wait
-from common.formats.json_calls import arguments_of, drop_surplus, read_json_calls
+from common.formats.json_calls import arguments_of, drop_surplus, read_bare_calls, read_json_calls
 from common.formats.qwen import MARKED_CALLS, THINK, UNMARKED_CALLS
 from common.formats.qwen import TEXT as HERMES_TEXT
 from common.formats.reading import CallSyntax, Reading, Tags, always, begins_line, no_content_yet
@@ -147,9 +147,17 @@ GIGACHAT3_TEXT = _json_blocks(
     silent=("<|message_sep|>",),
 )
 _IM_END = "<|im_end|>"
+
+
+def _read_unmarked_list(reading: Reading) -> Wait[None]:
+    yield from read_bare_calls(reading, (_IM_END,))
+    yield from reading.cursor.accept_after_space(_IM_END)
+
+
 _NEXT_TURN = f"{_IM_END}\n<|im_start|>assistant"
 HYPERCLOVA_TEXT = _json_blocks(
     _json_block(" -> tool/function_call", _IM_END),
+    CallSyntax(("[",), _read_unmarked_list, (_IM_END,), no_content_yet),
     tags=(Tags("/think\n", _NEXT_TURN),),
     silent=(_NEXT_TURN,),
     starts_line=True,
@@ -238,15 +246,17 @@ def _read_apertus(reading: Reading) -> Wait[None]:
             if (arguments := arguments_of(given)) is None:
                 raise Unreadable
             reading.call(Call(name, arguments))
-        yield from cursor.space()
+        yield from cursor.run(_SURPLUS_BRACE)
         comma = yield from cursor.accept(",")
         yield from cursor.space()
-        if not comma or (yield from cursor.at(["]"])):
+        more = comma or (yield from cursor.at(["{"]))
+        if not more or (yield from cursor.at(["]"])):
             break
     yield from drop_surplus(cursor, _APERTUS[1:])
     yield from cursor.accept_after_space(_APERTUS[1])
 
 
+_SURPLUS_BRACE = re.compile(r"[}\s]*")
 _APERTUS = ("<|tools_prefix|>", "<|tools_suffix|>")
 APERTUS_TEXT = TaggedText(
     tags=(Tags("<|inner_prefix|>", "<|inner_suffix|>", anywhere=True),),

@@ -8,10 +8,11 @@ from common.formats.answer import Call
 from common.formats.cursor import Unreadable, Wait
 from common.formats.json_calls import drop_surplus
 from common.formats.reading import Reading
-from common.formats.values import PYTHON, json_string, object_of, read_value
+from common.formats.values import PYTHON_SOURCE, json_string, object_of, read_source, read_value
 
 _NAME = re.compile(r"[\w.-]*")
-_NEXT_ARGUMENT = re.compile(r"[,\s]*")
+_SEPARATOR = re.compile(r"[,\s}]*")
+_SURPLUS = re.compile(r"[)}\s]*")
 
 
 def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool) -> Wait[None]:
@@ -30,11 +31,17 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
         yield from cursor.space()
         if in_list and (count or not offered) and (unclosed or (yield from cursor.accept("]"))):
             break
-        call = yield from _read_call(reading, shown=certain)
+        call = yield from _read_call(reading, ends, shown=certain)
         if offered and call.name not in reading.tools:
             if not alone:
                 raise Unreadable
             certain = False
+        count += 1
+        if certain:
+            reading.call(call)
+        else:
+            held.append(call)
+        reading.begun = certain and in_list
         with cursor.ahead():
             start = cursor.position
             yield from cursor.space()
@@ -44,18 +51,14 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
             another = (yield from cursor.peek()).isidentifier()
         if in_list:
             yield from cursor.space()
+            if certain:
+                yield from cursor.run(_SURPLUS)
             unclosed = bool((yield from cursor.at(ends)))
-            goes_on = unclosed or (yield from cursor.accept(","))
+            goes_on = unclosed or (yield from cursor.accept(",", ";")) or (certain and another)
             if not goes_on and (yield from cursor.peek()) != "]":
                 raise cursor.unreadable()
         elif another and ends:
             cursor.take(length)
-        count += 1
-        if certain:
-            reading.call(call)
-        else:
-            held.append(call)
-        reading.begun = certain and in_list
         if not in_list and not (another and ends):
             break
     if offered and not all(call.name in reading.tools for call in held):
@@ -79,7 +82,7 @@ def read_fenced_pythonic(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
     yield from cursor.accept_after_space(fence)
 
 
-def _read_call(reading: Reading, *, shown: bool) -> Wait[Call]:
+def _read_call(reading: Reading, ends: tuple[str, ...], *, shown: bool) -> Wait[Call]:
     cursor = reading.cursor
     name = yield from cursor.run(_NAME)
     if not name or not (name[0].isalpha() or name[0] == "_"):
@@ -90,21 +93,42 @@ def _read_call(reading: Reading, *, shown: bool) -> Wait[Call]:
     arguments: list[tuple[str, str]] = []
     if shown:
         reading.begin(name)
-    while True:
-        yield from cursor.run(_NEXT_ARGUMENT)
-        if (yield from cursor.accept(")")):
-            return Call(name, object_of(arguments))
+    while not (yield from _is_over(reading, ends)):
         key = yield from _read_keyword(reading)
         if key is None:
             given = {k for k, _ in arguments}
             key = next((k for k in reading.tools.properties(name) if k not in given), None)
-        if key is None:
+        if key is None and name not in reading.tools:
             raise Unreadable
-        reading.send(("{" if not arguments else ", ") + json_string(key) + ": ")
-        arguments.append((key, (yield from read_value(cursor, PYTHON, send=reading.send))))
-        yield from cursor.space()
-        if (yield from cursor.peek()) not in (",", ")"):
-            raise cursor.unreadable()
+        send = reading.send if key is not None else None
+        if key is not None:
+            reading.send(("{" if not arguments else ", ") + json_string(key) + ": ")
+        value = yield from read_value(cursor, PYTHON_SOURCE, ends, send=send)
+        yield from read_source(cursor, ends)
+        if key is not None:  # else there are more values than the tool has arguments
+            arguments.append((key, value))
+    return Call(name, object_of(arguments))
+
+
+def _is_over(reading: Reading, ends: tuple[str, ...]) -> Wait[bool]:
+    """Read the end of a call, or what separates its arguments; returns whether it was the end.
+
+    The bracket may be missing before one of the ends, and where the model stopped after its list.
+    """
+    cursor = reading.cursor
+    while True:
+        yield from cursor.run(_SEPARATOR)
+        if (yield from cursor.accept(")")) or (yield from cursor.at(ends)):
+            return True
+        if (yield from cursor.peek()) != "]":
+            return False
+        with cursor.ahead():
+            cursor.take(1)
+            yield from cursor.space()
+            more = yield from cursor.more()
+            if (yield from cursor.at(ends)) or not (more or reading.was_cut()):
+                return True
+        cursor.take(1)
 
 
 def _read_keyword(reading: Reading) -> Wait[str | None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from common.formats.cursor import Wait
 from common.formats.json_calls import read_bare_calls
 from common.formats.reading import CallSyntax, Reading, Tags, begins_line, no_content_yet
@@ -24,6 +26,19 @@ _TAGS = CallTags(
 )
 
 
+_NAMED_TAGS = replace(_TAGS, call="<function name=", parameter="<parameter name=")
+"""With attributes in XML's form, as some models write them."""
+
+
+def _read_marked(reading: Reading) -> Wait[None]:
+    cursor = reading.cursor
+    with cursor.ahead():
+        yield from cursor.accept(_TAGS.block)
+        yield from cursor.space()
+        named_tags = yield from cursor.at([_NAMED_TAGS.call])
+    yield from (_NAMED_TAGS if named_tags else _TAGS).read(reading)
+
+
 def _read_without_opening(reading: Reading) -> Wait[None]:
     yield from read_bare_calls(reading, (BLOCK_CLOSE,))
 
@@ -38,7 +53,7 @@ def _read_in_other_tags(reading: Reading) -> Wait[None]:
     yield from cursor.accept_after_space(closer)
 
 
-MARKED_CALLS = CallSyntax(_TAGS.openers, _TAGS.read, _TAGS.closers)
+MARKED_CALLS = CallSyntax((*_TAGS.openers, _NAMED_TAGS.call), _read_marked, _TAGS.closers)
 UNMARKED_CALLS = CallSyntax(("{",), _read_without_opening, begins=no_content_yet)
 _OTHER_TAGS = CallSyntax(
     ("<tools>", "<tool>", "<function_call>"), _read_in_other_tags, begins=begins_line

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Markers, Wait
+from common.formats.cursor import Cut, Markers, Wait
 from common.formats.reading import Reading
 
 
@@ -44,8 +44,8 @@ class Section:
                 space = len((yield from cursor.space()))
                 following = yield from cursor.at([self.call, self.closer])
                 inside = in_section and not following and (yield from cursor.more())
-            noise = (yield from self._before_call(cursor)) if inside else 0
-            if noise or (inside and self.unmarked):
+            noise = (yield from self._before_call(reading)) if inside else None
+            if noise is not None:
                 cursor.take(noise)
             elif following == self.call:
                 cursor.take(space + len(following))
@@ -63,23 +63,27 @@ class Section:
         elif not count:
             raise cursor.unreadable()
 
-    def _before_call(self, cursor: Cursor) -> Wait[int]:
-        """The length of the text before the next call, and of the call's marker; 0 if no call
-        follows.
+    def _before_call(self, reading: Reading) -> Wait[int | None]:
+        """The length of the text before the next call, and of the call's marker; 0 if its marker is
+        missing, None if no call follows.
 
         Templates write no text there, and other parsers of these families do not show it.
         """
+        cursor = reading.cursor
         start = cursor.position
         with cursor.ahead():
             ends = Markers([self.call, self.closer, self.call_close, *self.unmarked])
             marker = yield from cursor.until(ends, _nothing)
             length = cursor.position + len(marker) - start
-        return length if marker == self.call else 0
+        if not marker and self.unmarked and reading.was_cut():
+            raise Cut
+        return length if marker == self.call else 0 if marker in self.unmarked else None
 
     def _close_call(self, reading: Reading) -> Wait[None]:
         """Read a call's closing marker, which may be missing if the next text implies it."""
         cursor = reading.cursor
         markers = (self.call_close, self.call, self.closer)
+        yield from cursor.accept_after_space("```")
         yield from cursor.drop_cut(markers)
         with cursor.ahead():
             space = len((yield from cursor.space()))

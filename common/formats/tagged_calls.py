@@ -386,7 +386,10 @@ class CallTags:
             yield from cursor.space()
             closed = yield from cursor.at([self.call_close])
             length = cursor.position - start + len(closed)
-            if not closed and not (yield from cursor.at(filter(None, (self.block, self.call)))):
+            following = yield from cursor.at(
+                filter(None, (self.block_close, self.block, self.call))
+            )
+            if not closed and not following and (yield from cursor.more()):
                 raise cursor.unreadable()
         cursor.take(length if closed else 0)
 
@@ -426,10 +429,13 @@ class CallTags:
 
         def known(text: str) -> bool:
             if flag in attributes:
-                return attributes[flag] == is_text
-            return reading.tools.is_text(name, key, text, self.undeclared)
+                return attributes[flag] == is_text and not reading.tools.excludes_text(name, key)
+            return self._is_text(reading, name, key, text)
 
         return ValueSender(send, known, lines=self.lines, cdata=self.cdata)
+
+    def _is_text(self, reading: Reading, name: str, key: str, text: str) -> bool:
+        return reading.tools.is_text(name, key, text, self.undeclared)
 
     def _typed(
         self, reading: Reading, name: str, key: str, text: str, attributes: Mapping[str, str]
@@ -437,7 +443,7 @@ class CallTags:
         flag, is_text = self.text_flag
         if flag in attributes:
             if attributes[flag] == is_text:
-                return json_string(text)
+                return reading.tools.retyped(name, key, text)
             return as_json(text) or reading.tools.typed(name, key, text, "guess")
         return reading.tools.typed(name, key, text, self.undeclared)
 

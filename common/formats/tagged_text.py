@@ -96,6 +96,7 @@ class TaggedText:
                 cursor.rest()
                 answer.edge()
             elif not (yield from self._block(reading, marker)):
+                reading.opener_is_text = reading.opener_is_text or marker in self.openers
                 answer.write(cursor.take(len(marker)))
 
     def _is_cut(self, reading: Reading) -> bool:
@@ -150,13 +151,23 @@ class TaggedText:
                 if (yield from self._calls(reading, syntax, marker)):
                     return True
                 break
-            if marker in syntax.closers and reading.answer.called:
+            if marker in syntax.closers and (
+                reading.answer.called or (yield from self._is_stray(reading, marker))
+            ):
                 return not reading.answer.markdown.quoted and self._edge(reading, marker)
         if marker in self.inline:
             return (yield from self._inline(reading, marker))
         if marker not in self.silent or reading.answer.markdown.quoted:
             return False
         return self._edge(reading, marker)
+
+    def _is_stray(self, reading: Reading, marker: str) -> Wait[bool]:
+        """Whether a closing marker at the end of a line closes nothing that is in the text."""
+        if reading.opener_is_text or reading.answer.reasoning:
+            return False
+        with reading.cursor.ahead():
+            reading.cursor.take(len(marker))
+            return (yield from reading.cursor.peek()) in ("", "\n")
 
     def _inline(self, reading: Reading, marker: str) -> Wait[bool]:
         """Read a tag inside text up to its `>`; returns False if the marker begins no tag."""

@@ -23,11 +23,22 @@ _PYTHON_NUMBER = re.compile(
     r"(?:[eE][+-]?[0-9]{1,2})?"
 )
 """Numbers that Python has and JSON does not, or with zeros in front; they are finite."""
-_AFTER_LITERAL = ("", ",", ":", ")", "]", "}", "<")
+_AFTER_LITERAL = ("", ",", ":", ")", "]", "}", "<", "`")
+_QUOTES = ('"""', "'''", '"', "'")
+_SQUARE_RUN, _ROUND_RUN = re.compile(r"[\]}]*"), re.compile(r"\)*")
+_DEEPEST_TERM = 8  # brackets inside more brackets are not looked at, so that time stays linear
+_METHOD_RUN = re.compile(r"\w*")
+_SOURCE_RUN = re.compile(r"[^,:()\[\]{}<`'\"\n]*")
+_LITERAL_RUN = re.compile(r"[^'\"\\\n]*")
+_LITERAL_BEGINS = re.compile(r"(?:^|\W)[bBfFrRuU]{0,2}\Z")
 _BASES = ("x", "o", "b")
+_WORD_RUN = re.compile(r"[\w$-]*")
+_AFTER_INNER_QUOTE = frozenset("_).!?'-+*/=(;")
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z_]*")
 _TEXT_RUN = re.compile(r"[^,{}\[\]<]*")
+_SCALAR_THEN_KEY = re.compile(rf"\s*(?:{NUMBER.pattern}|[tT]rue|[fF]alse|null|None)(?=\s+\w+:)")
+_TEXT_THEN_KEY = re.compile(r".*\S(?=\s+\w+:\s*\Z)", re.S)
 _UNFENCED = re.compile(r"[^:{}\[\]<]*")
 _KEY_RUN = re.compile(r"[^:,{}\[\]<\n]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -50,18 +61,23 @@ class Dialect:
     bare: bool = False
     """Keys, and strings of a single line, may have no quotes."""
     python: bool = False
+    source: bool = False
+    """Any other Python expression is a string of its source."""
     single_quotes: bool = False
+    loose: bool = False
+    """A value without quotes, a quote inside a string and a missing comma are repaired."""
 
 
 JSON = Dialect()
 _NOT_FINITE = dict.fromkeys(("NaN", "Infinity", "-Infinity"), "null")
-MODEL_JSON = Dialect({**_PYTHON_WORDS, **_NOT_FINITE}, single_quotes=True)
+MODEL_JSON = Dialect({**_PYTHON_WORDS, **_NOT_FINITE}, single_quotes=True, loose=True)
 """JSON as models write it: sometimes with Python's words and quotes, or with NaN and Infinity,
 which JSON does not have.
 """
 GEMMA4 = Dialect(_PYTHON_WORDS, fence='<|"|>', bare=True)
 FUNCTION_GEMMA = Dialect(_PYTHON_WORDS, fence="<escape>", bare=True)
 PYTHON = Dialect(_PYTHON_WORDS, python=True, single_quotes=True)
+PYTHON_SOURCE = Dialect(_PYTHON_WORDS, python=True, source=True, single_quotes=True)
 
 
 def escaped(text: str) -> str:
@@ -139,11 +155,12 @@ def read_value(
     *,
     send: Send | None = None,
     receiver: MemberReceiver | None = None,
+    converter: Callable[[str], Callable[[str], str] | None] = lambda _key: None,
 ) -> Wait[str]:
     """The next value as JSON. `ends`: markers at which open brackets are closed.
 
     send: called with each piece of that JSON as soon as it is certain. receiver: called likewise
-    for the members of an object.
+    for the members of an object. converter: what converts a member, by its key as JSON.
     """
     out = _JsonOutput(send)
     stack: list[str] = []
@@ -154,45 +171,79 @@ def read_value(
         space = yield from cursor.space()
         out.add(space if dialect is JSON and stack else "")
         head = yield from cursor.peek()
-        if state == "next" and ends and stack and (yield from cursor.at(ends)):
+        loose = dialect.source or dialect.loose
+        between = stack and (state == "next" or (loose and state != "value"))
+        over = between and dialect.loose and not head and cursor.stopped
+        if over or (between and ends and (yield from cursor.at(ends))):
+            out.after_comma(item=False)
             out.send_member = None
             out.add("".join("}" if opening == "{" else "]" for opening in reversed(stack)))
             return out.text()
-        closes = stack and head == _CLOSERS[stack[-1]] and state in ("next", "first", "key", "item")
+        if (
+            (loose or dialect.bare)
+            and state in ("first", "key", "item")
+            and (yield from cursor.accept(","))
+        ):
+            continue  # a comma too many
+        if dialect.source and stack and state == "next" and head not in ("", ",", ")", "]", "}"):
+            yield from read_source(cursor)  # what is behind a value, such as `[0]`
+            continue
+        closes = stack and state in ("next", "first", "key", "item")
+        closers = tuple(_CLOSERS[opening] for opening in stack[-1:])
+        if loose:  # another bracket also closes the ones inside it
+            closers += (")", "]", "}") if dialect.source else ("]", "}")
+        closes = closes and head in closers
+        if state == "first" and stack[-1] == head == "{" and dialect.loose:
+            cursor.take(1)  # written twice
+            continue
+        if state == "key" and head == "{" and dialect.loose:  # the next call of a list
+            out.after_comma(item=False)
+            out.send_member = None
+            out.add("".join("}" if opening == "{" else "]" for opening in reversed(stack)))
+            return out.text()
         if state in ("key", "item"):
             if not head:
                 raise cursor.unreadable()
             out.after_comma(item=not closes)
         if closes:
-            cursor.take(1)
+            cursor.take(1 if head == _CLOSERS[stack[-1]] else 0)
             out.add("]" if stack.pop() != "{" else "}")
             levels.pop()
             state = "next"
         elif state == "next":
-            yield from cursor.expect(",")
+            member = stack[-1] == "{" and (yield from _at_member(cursor, dialect))
+            if not member:
+                yield from cursor.expect(",")
             out.comma("," if dialect is JSON else ", ")
             state = "key" if stack[-1] == "{" else "item"
         elif stack and stack[-1] == "{" and state in ("first", "key"):
-            key = yield from _read_key(cursor, dialect)
-            out.add(key)
+            key = yield from _read_key(cursor, dialect, ends)
             yield from cursor.space()
-            yield from cursor.expect(":")
-            out.add(":" if dialect is JSON else ": ")
-            state = "value"
+            valued = yield from (cursor.accept if dialect.source else cursor.expect)(":")
+            out.add(key + (":" if dialect is JSON else ": ") + ("" if valued else "null"))
+            state = "value" if valued else "next"
         else:
             level = levels[-1] if levels and state == "value" else None
             if level:
                 out.send_member, member_depth = level.member(key, head), len(stack)
-            if head in ("{", "[") or (head == "(" and dialect.python):
+            looked_at = dialect.source and head == "(" and len(stack) < _DEEPEST_TERM
+            term = looked_at and (yield from _is_term(cursor, ends))
+            if head in ("{", "[") or (head == "(" and dialect.python and not term):
                 inner = receiver if not stack else level and level.inside(key)
                 levels.append(inner if head == "{" else None)
-                is_set = dialect.python and head == "{" and (yield from _is_set(cursor, dialect))
+                is_set = (
+                    dialect.python and head == "{" and (yield from _is_set(cursor, dialect, ends))
+                )
                 stack.append("set" if is_set else head)
                 cursor.take(1)
                 out.add("{" if stack[-1] == "{" else "[")
                 state = "first"
             else:
-                yield from _read_scalar(cursor, dialect, out)
+                convert = converter(key) if len(stack) == 1 else None
+                whole = _JsonOutput(None) if convert else out
+                yield from _read_scalar(cursor, dialect, whole, ends)
+                if convert:
+                    out.add(convert(whole.text()))
                 state = "next"
         if state == "next" and len(stack) <= member_depth:
             out.send_member = None
@@ -200,7 +251,29 @@ def read_value(
             return out.text()
 
 
-def _is_set(cursor: Cursor, dialect: Dialect) -> Wait[bool]:
+def _at_member(cursor: Cursor, dialect: Dialect) -> Wait[bool]:
+    """Whether a key comes next, so that the comma before it is missing."""
+    if not (dialect.loose or dialect.bare):
+        return False
+    with cursor.ahead():
+        if dialect.bare:
+            return bool((yield from cursor.run(_WORD_RUN))) and bool((yield from cursor.at([":"])))
+        if not (yield from _read_string(cursor, dialect, lambda _text: None)):
+            return False
+        yield from cursor.space()
+        return bool((yield from cursor.at([":"])))
+
+
+def _is_term(cursor: Cursor, ends: tuple[str, ...]) -> Wait[bool]:
+    """Whether the brackets that come next are a part of a longer Python expression."""
+    with cursor.ahead():
+        cursor.take(1)
+        yield from read_source(cursor, ends, stops=())
+        cursor.take(1)
+        return bool((yield from read_source(cursor, ends)))
+
+
+def _is_set(cursor: Cursor, dialect: Dialect, ends: tuple[str, ...]) -> Wait[bool]:
     """Whether the next brace opens a set: no colon follows its first item."""
     with cursor.ahead():
         cursor.take(1)
@@ -208,18 +281,29 @@ def _is_set(cursor: Cursor, dialect: Dialect) -> Wait[bool]:
         head = yield from cursor.peek()
         if head in _CLOSERS or head == "}":
             return head != "}"
-        yield from _read_scalar(cursor, dialect, _JsonOutput(None))
+        yield from _read_scalar(cursor, dialect, _JsonOutput(None), ends, stops=(",", ":"))
         yield from cursor.space()
         if not (yield from cursor.more()):
             raise cursor.unreadable()
         return (yield from cursor.peek()) in (",", "}")
 
 
-def _read_key(cursor: Cursor, dialect: Dialect) -> Wait[str]:
+def _read_key(cursor: Cursor, dialect: Dialect, ends: tuple[str, ...]) -> Wait[str]:
+    if dialect.source:
+        out = _JsonOutput(None)
+        yield from _read_scalar(cursor, dialect, out, ends, stops=(",", ":"))
+        return out.text() if out.text().startswith('"') else json_string(out.text())
     chunks: list[str] = []
     if (yield from _read_string(cursor, dialect, chunks.append)):
         return "".join(chunks)
     key = (yield from cursor.run(_KEY_RUN)).rstrip() if dialect.bare else ""
+    if dialect.loose:
+        with cursor.ahead():
+            key = yield from cursor.run(_WORD_RUN)
+            length = len(key + (yield from cursor.accept('"')))
+            yield from cursor.space()
+            key = key if (yield from cursor.at([":"])) else ""
+        cursor.take(length if key else 0)
     if dialect.python:
         key = _scalar((yield from cursor.run(_SCALAR_RUN)), dialect) or ""
     if key and (yield from cursor.more()):
@@ -237,28 +321,51 @@ def _read_string(cursor: Cursor, dialect: Dialect, add: Send, sent: bool = False
         return True
     head = yield from cursor.peek()
     if dialect.python and (yield from _at_literal(cursor)):
-        yield from _read_python_strings(cursor, add, sent)
+        add('"')
+        yield from _read_literals(cursor, add, sent=sent)
+        add('"')
         return True
     if head != '"' and not (dialect.single_quotes and head == "'"):
         return False
     if head == "'":
         yield from _read_python_string(cursor, add)
     else:
-        yield from _read_quoted(cursor, add)
+        yield from _read_quoted(cursor, add, dialect.loose)
     return True
 
 
-def _read_scalar(cursor: Cursor, dialect: Dialect, out: _JsonOutput) -> Wait[None]:
+def _read_scalar(
+    cursor: Cursor,
+    dialect: Dialect,
+    out: _JsonOutput,
+    ends: tuple[str, ...],
+    stops: tuple[str, ...] = (",",),
+) -> Wait[None]:
+    if dialect.source and (yield from _at_literal(cursor)):
+        out.add('"')
+        quote = yield from _read_literals(cursor, out.add, sent=True, source=True)
+        rest = yield from read_source(cursor, ends, stops)
+        out.add(escaped(quote + rest.rstrip() if rest.strip() else "") + '"')
+        return
     if (yield from _read_string(cursor, dialect, out.add, out.send is not None)):
+        return
+    if dialect.source:
+        text = (yield from read_source(cursor, ends, stops)).strip()
+        out.add(_scalar(text, dialect) or json_string(text))
         return
     if dialect.bare:
         if (yield from _read_half_fenced(cursor, dialect.fence, out.add)):
             return
-        bare = (yield from cursor.run(_TEXT_RUN)).strip()
+        bare = (yield from _read_bare(cursor, dialect.fence)).strip()
         following = yield from cursor.peek()
         if not following or (not bare and following not in (",", "}", "]")):
             raise cursor.unreadable()
         out.add(_bare_value(bare, dialect))
+        return
+    if dialect.loose:
+        text = (yield from read_source(cursor, ends, (",", "\n", '"'))).strip()
+        yield from _skip_last_quote(cursor)
+        out.add(_scalar(text, dialect) or (json_string(text) if text else "null"))
         return
     text = yield from cursor.run(_SCALAR_RUN)
     scalar = _scalar(text, dialect)
@@ -269,6 +376,27 @@ def _read_scalar(cursor: Cursor, dialect: Dialect, out: _JsonOutput) -> Wait[Non
     if out.send and text not in dialect.words and changes and not (yield from cursor.more()):
         raise cursor.unreadable()
     out.add(scalar)
+
+
+def _skip_last_quote(cursor: Cursor) -> Wait[None]:
+    """Read the quote of a string whose first quote is missing."""
+    with cursor.ahead():
+        quote = yield from cursor.accept('"')
+        yield from cursor.space()
+        ends = quote and (yield from cursor.at([",", "}", "]"]))
+    cursor.take(1 if ends else 0)
+
+
+def _read_bare(cursor: Cursor, fence: str) -> Wait[str]:
+    """Read text without delimiters, up to the next key if the comma before that is missing."""
+    with cursor.ahead():
+        text = yield from cursor.run(_TEXT_RUN)
+        fenced = yield from cursor.at([fence])
+        yield from cursor.drop_cut((fence,))
+        if not (yield from cursor.more()):
+            raise cursor.unreadable()
+    key = _SCALAR_THEN_KEY.match(text) or (fenced and _TEXT_THEN_KEY.match(text))
+    return cursor.take(key.end() if key else len(text))
 
 
 def _read_half_fenced(cursor: Cursor, fence: str, add: Send) -> Wait[bool]:
@@ -333,12 +461,34 @@ def _read_fenced(cursor: Cursor, fence: str, add: Send) -> Wait[None]:
         quoted = opens
 
 
-def _read_quoted(cursor: Cursor, add: Send) -> Wait[None]:
+def _is_inner_quote(cursor: Cursor) -> Wait[bool]:
+    """Whether the quote that comes next is a part of a string whose end comes later.
+
+    Raises Cut if the text may have been cut inside the string.
+    """
+    with cursor.ahead():
+        cursor.take(1)
+        yield from cursor.space()
+        head = yield from cursor.peek()
+        inner = head.isalnum() or head in _AFTER_INNER_QUOTE
+        if inner:
+            yield from cursor.until(Markers(['"']), lambda _text: None)
+        if (yield from cursor.more()):
+            return inner
+        if cursor.stopped:
+            return False
+        raise cursor.unreadable()
+
+
+def _read_quoted(cursor: Cursor, add: Send, loose: bool = False) -> Wait[None]:
     add(cursor.take(1))
     while True:
         yield from cursor.run(_STRING_RUN, add)
         head = yield from cursor.peek()
         if head == '"':
+            if loose and (yield from _is_inner_quote(cursor)):
+                add(escaped(cursor.take(1)))
+                continue
             add(cursor.take(1))
             return
         if head == "\\":
@@ -374,20 +524,22 @@ def _read_python_string(cursor: Cursor, add: Send) -> Wait[None]:
     add('"')
 
 
-def _read_python_strings(cursor: Cursor, add: Send, sent: bool) -> Wait[None]:
-    """Read string literals that follow each other, which Python reads as one."""
-    add('"')
-    space = 0
+def _read_literals(cursor: Cursor, add: Send, *, sent: bool, source: bool = False) -> Wait[str]:
+    """Read string literals that follow each other, which Python reads as one.
+
+    Returns the last quote.
+    """
+    space, quote = 0, ""
     while space >= 0:
         cursor.take(space)
-        yield from _read_literal(cursor, add)
+        quote = yield from _read_literal(cursor, add, source)
         with cursor.ahead():
             space = len((yield from cursor.space()))
             if sent and not (yield from cursor.more()):
                 raise cursor.unreadable()
             if not (yield from _at_literal(cursor)):
                 space = -1
-    add('"')
+    return quote
 
 
 def _at_literal(cursor: Cursor) -> Wait[bool]:
@@ -398,15 +550,16 @@ def _at_literal(cursor: Cursor) -> Wait[bool]:
     return head in ("'", '"')
 
 
-def _read_literal(cursor: Cursor, add: Send) -> Wait[None]:
+def _read_literal(cursor: Cursor, add: Send, source: bool = False) -> Wait[str]:
     """Read a string literal; its content is passed on as that of a JSON string.
 
     A quote after which neither a delimiter nor another literal comes is part of the content.
+    source: the literal may be a part of an expression. Returns its quote.
     """
     raw = yield from cursor.accept("r", "R")
-    quote = yield from cursor.expect('"""', "'''", '"', "'")
+    quote = yield from cursor.expect(*_QUOTES)
     if quote in ('"', "'") and (yield from cursor.accept(quote)):
-        return
+        return quote
     markers = Markers([quote, "\\"])
     while True:
         marker = yield from cursor.inside(markers, lambda text: add(escaped(text)))
@@ -416,15 +569,78 @@ def _read_literal(cursor: Cursor, add: Send) -> Wait[None]:
                 yield from cursor.space()
                 head = yield from cursor.peek()
                 ends = len(quote) > 1 or head in _AFTER_LITERAL or (yield from _at_literal(cursor))
+                if source and len(quote) == 1:
+                    ends = yield from _ends_in_source(cursor, quote, ends)
             text = cursor.take(len(quote))
             if ends:
-                return
+                return quote
             add(escaped(text))
         elif raw:
             yield from cursor.peek(2)
             add(escaped(cursor.take(2)))
         else:
             add(escaped((yield from read_escape(cursor))))
+
+
+def _ends_in_source(cursor: Cursor, quote: str, delimited: bool) -> Wait[bool]:
+    """Whether a quote that was read, and the space after it, ends its literal.
+
+    A quote that other code in the string has, as in `"print("a")"`, has a bracket and then a quote
+    after it. An operator or a method ends the literal, and so does the lack of another quote.
+    """
+    if not (yield from cursor.more()):
+        raise cursor.unreadable()
+    if delimited:
+        brackets = (yield from cursor.run(_SQUARE_RUN)) + (yield from cursor.run(_ROUND_RUN))
+        return not (brackets and (yield from cursor.at([quote])))
+    operator = yield from cursor.accept(".", "+", "%", "*", "[")
+    if operator == ".":
+        operator = yield from cursor.run(_METHOD_RUN)
+        operator = operator and (yield from cursor.accept("("))
+    return bool(operator) or not (yield from cursor.until(Markers([quote]), lambda _text: None))
+
+
+def read_source(
+    cursor: Cursor, ends: tuple[str, ...] = (), stops: tuple[str, ...] = (",",)
+) -> Wait[str]:
+    """Python source up to a stop or closing bracket outside all its brackets, or one of the ends.
+
+    Raises Cut at the end of the text.
+    """
+    chunks: list[str] = []
+    depth = 0
+    while True:
+        chunks.append((yield from cursor.run(_SOURCE_RUN)))
+        if not (yield from cursor.more()):
+            raise cursor.unreadable()
+        head = yield from cursor.peek()
+        over = head in stops or head in (")", "]", "}")
+        if (over and not depth) or (yield from cursor.at(ends)):
+            return "".join(chunks)
+        depth += (head in _CLOSERS) - (head in (")", "]", "}"))
+        if head in ("'", '"') and _LITERAL_BEGINS.search("".join(chunks[-6:])[-3:]):
+            yield from _read_literal_source(cursor, chunks.append)
+        else:
+            chunks.append(cursor.take(1))
+
+
+def _read_literal_source(cursor: Cursor, add: Send) -> Wait[None]:
+    """Read a string literal, which ends at the latest with its line if its quote is single."""
+    quote = yield from cursor.expect(*_QUOTES)
+    add(quote)
+    while True:
+        yield from cursor.run(_LITERAL_RUN, add)
+        if not (yield from cursor.more()):
+            raise cursor.unreadable()
+        if (yield from cursor.accept(quote)):
+            add(quote)
+            return
+        head = yield from cursor.peek()
+        if head == "\n" and len(quote) == 1:
+            return
+        add(cursor.take(1))
+        if head == "\\":
+            add(cursor.take(len((yield from cursor.peek()))))
 
 
 def as_json(text: str, dialect: Dialect = JSON) -> str | None:

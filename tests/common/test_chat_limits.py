@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import cProfile
+import pstats
+
 from common.chat_events import Content, merged
 from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
@@ -14,6 +17,18 @@ def test_depth_does_not_use_the_call_stack() -> None:
     text = f'<tool_call>{{"name": "f", "arguments": {{"a": {deep}}}}}</tool_call>'
     message = parse_chat(text, ChatFormat.named("hermes"), tools=TOOLS)
     assert message.tool_calls[0].arguments == f'{{"a": {deep}}}'
+
+
+def test_deep_python_brackets_are_read_in_linear_time() -> None:
+    """Twice the brackets take about twice the calls of functions."""
+    steps = []
+    for depth in (1_000, 2_000):
+        text = f"[save_note(path={'(' * depth}{')' * depth})]"
+        profile = cProfile.Profile()
+        message = profile.runcall(parse_chat, text, ChatFormat.named("lfm2"), tools=TOOLS)
+        assert message.tool_calls[0].name == "save_note"
+        steps.append(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+    assert steps[1] < 3 * steps[0]
 
 
 def test_text_is_shown_at_once() -> None:

@@ -16,7 +16,7 @@ from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser
 from common.formats import families
 from common.formats.reading import FinishReason
-from tests.common.chat_replay import parse_every_split, plain, splits
+from tests.common.chat_replay import parse_every_split, plain, splits, stream
 from tests.common.corpus import TOOLS
 
 FORMATS = sorted({id(grammar): name for name, grammar in families.TOOLS.items()}.values())
@@ -144,3 +144,44 @@ def test_text_without_markers_is_the_answer(name: str, text: str) -> None:
     assert not text.strip() or message.content.strip("\n") == text.strip("\n")
     assert not message.reasoning_content
     assert not message.tool_calls
+
+
+_SOURCES = [
+    *("'a'", '"b, c"', "'it''s'", "'(['", '"""e"f"""', "b'z'", "rb'\\\\'", "f'{a}, (b'"),
+    *("1", "1_0", "-x", "foo", "x.y", "not b", "1 if c else 'd'", "lambda: 1", "*a", "..."),
+    *("", "# g", "`h`"),
+]
+_VALUES = st.recursive(
+    st.sampled_from(_SOURCES),
+    lambda inner: st.one_of(
+        st.tuples(inner, st.sampled_from([" + ", "*", ", ", " or ", "", " ", ": "]), inner).map(
+            "".join
+        ),
+        st.tuples(st.sampled_from(["(", "[", "{", "f(", "x["]), inner).map(
+            lambda both: "".join(both) + {"(": ")", "[": "]", "{": "}"}[both[0][-1]]
+        ),
+        st.tuples(inner, st.sampled_from([".upper()", "[0]", "(1)", " % y", ",", "]", "}"])).map(
+            "".join
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("name", ["lfm2", "olmo3", "llama4_pythonic"])
+@given(values=st.lists(_VALUES, min_size=1, max_size=3), bare=st.booleans())
+@settings(max_examples=150)
+def test_no_python_value_makes_a_stream_differ(name: str, values: list[str], bare: bool) -> None:
+    """A value of any syntax, which may be none of Python's, loses no call in either way."""
+    format_ = ChatFormat.named(name)
+    opener = closer = ""
+    if not bare:
+        opener, closer = format_.grammar.openers[0], format_.grammar.closers[0]
+    if name == "llama4_pythonic" and not bare:
+        opener = "<|python_start|>"
+    calls = [f"save_note(path={value}, text='t')" for value in values]
+    text = f"{opener}[tide_now(), {', '.join(calls)}, tide_now()]{closer}"
+    message = parse_every_split(format_, text, tools=TOOLS, count=2)
+    events = stream(format_, list(text), tools=TOOLS, partial=True)
+    assert plain(message_of(events)) == plain(message)
+    assert len(message.tool_calls) >= 2

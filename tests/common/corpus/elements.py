@@ -99,6 +99,7 @@ M3 = [
     _typed("the other", _fares(_element("limit", _element("most", "5"))), limit={"most": 5}),
     _typed("any member", _fares(_element("labels", _element("item", "1"))), labels={"item": "1"}),
     _typed("an argument named like an entry", _fares(_element("item", "1")), item="1"),
+    Case("no end of a call", _FERRY.removesuffix(f"{_MARK}</invoke>\n"), calls=[A_FERRY]),
     Case("text among elements", (text := _block(_call("tide_now", "x"))), text),
     Case("a marker alone", f"Hm. {_MARK}<tool_ca", f"Hm. {_MARK}<tool_ca"),
     Case("a marker, cut", f"Hm.\n{_MARK}<tool_ca", "Hm.", cut=True),

@@ -184,6 +184,21 @@ JSON_CASES = [
     Case("cut before the closing tag", FERRY[:-8], calls=[A_FERRY], cut=True),
     Case("no tools offered", f"Hm.\n{FERRY}\n", f"Hm.\n{FERRY}\n", tools=[]),
     Case("an answer in JSON", '{"name": "Bo", "age": 7}', '{"name": "Bo", "age": 7}'),
+    *(
+        Case(f"a name as an attribute, {why}", text.replace("#", inside), calls=[A_FERRY])
+        for why, inside in (
+            ("JSON", '<function name="ferry_times">\n{"harbour": "Ærø"}\n</function>'),
+            (
+                "parameters",
+                '<function name="ferry_times"><parameter name="harbour">Ærø</parameter></function>',
+            ),
+        )
+        for text in ("<tool_call>\n#\n</tool_call>", "#", "<tool_call>#")
+    ),
+    Case("a stray closing tag", "Nine.\n</tool_call>", "Nine."),
+    Case("a stray closing tag alone", "</tool_call>"),
+    Case("a closing tag in a line", "A </tool_call> ends it.", "A </tool_call> ends it."),
+    Case("a quoted closing tag", "It is `</tool_call>`", "It is `</tool_call>`"),
     Case(
         "tagged parameters",
         "<tool_call>\n<function=tide_now>\n</function>\n</tool_call>",

@@ -53,6 +53,25 @@ DEEPSEEK_CASES = [
         )
         for call, left in ((_V31_FERRY, 16), (_V31_FERRY, 1), (_V3_FERRY, 19), (_V3_FERRY, 5))
     ),
+    Case(
+        "calls beside an unreadable one",
+        _BEGIN
+        + "\n".join([_V3_FERRY, _V3_FERRY.replace('{"harbour": "Ærø"}', "x"), _V3_FERRY])
+        + _END,
+        _V3_FERRY.replace('{"harbour": "Ærø"}', "x").removesuffix("<｜tool▁call▁end｜>"),
+        calls=[A_FERRY, A_FERRY],
+    ),
+    Case(
+        "a word without quotes",
+        _BEGIN + _V3_FERRY.replace('"Ærø"', "Ærø") + _END,
+        calls=[A_FERRY],
+    ),
+    Case(
+        "a fence too many",
+        _BEGIN + _V31_FERRY.replace("}", "}\n```\n") + _V31_TIDE + _END,
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case("a brace too few, and stopped", _BEGIN + _V3_FERRY.partition("}")[0], calls=[A_FERRY]),
     Case("a brace too few", _BEGIN + _V3_FERRY.replace("}", "") + _END, calls=[A_FERRY]),
     Case("a brace too many", _BEGIN + _V31_FERRY.replace("}", "}}") + _END, calls=[A_FERRY]),
     Case(
@@ -129,6 +148,12 @@ _FERRY = (
 _TIDE = "<|tool_call_begin|>functions.tide_now:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
 
 KIMI_CASES = [
+    Case(
+        "text before the end of the section",
+        f"{_OPEN}{_TIDE} And so on.{_CLOSE}Hm.",
+        " And so on.Hm.",
+        calls=[A_TIDE],
+    ),
     Case("two", _OPEN + _FERRY + _TIDE + _CLOSE, calls=[A_FERRY, A_TIDE]),
     Case("text before, a space kept", f"Hm. {_OPEN}{_TIDE}{_CLOSE}", "Hm. ", calls=[A_TIDE]),
     Case(

@@ -49,6 +49,16 @@ def _dsml(mark: str, block: str) -> list[Case]:
         Case("reasoning", f"So.</think>\n\n{section(tide)}", "", "So.", [A_TIDE], thinking),
         Case("closes itself", section(f'<{mark}invoke name="tide_now"/>'), calls=[A_TIDE]),
         Case(
+            "numbers marked as text",
+            section(call("book_cabin", *(parameter(k, v) for k, v in _TEXTS.items()))),
+            calls=[(_CABIN[0], {**_CABIN[1], "remark": "null"})],
+        ),
+        Case(
+            "text where the schema has none",
+            section(call("book_cabin", parameter("berths", "two"), parameter("pets", " true"))),
+            calls=[("book_cabin", {"berths": "two", "pets": " true"})],
+        ),
+        Case(
             "types",
             section(call("book_cabin", *(parameter(k, v, k == "code") for k, v in _TEXTS.items()))),
             calls=[_CABIN],
@@ -138,6 +148,25 @@ def _glm(prefix: str, think: str, gap: str) -> list[Case]:
             "a call in a value",
             call("save_note", text=ferry),
             calls=[("save_note", {"text": ferry})],
+        ),
+        Case(
+            "a value in quotes, which are a part of it",
+            call("save_note", path='"a \\"b\\""', text='"a" or "b"'),
+            calls=[("save_note", {"path": '"a \\"b\\""', "text": '"a" or "b"'})],
+        ),
+        Case(
+            "pairs without tags",
+            f"<{prefix}tool_call>book_cabin berths=2 pets=true code='0 7' remark=b c{closing}",
+            calls=[("book_cabin", {"berths": 2, "pets": True, "code": "0 7", "remark": "b c"})],
+        ),
+        Case(
+            "words that are no pairs",
+            f"<{prefix}tool_call>book_cabin berths= 2 'x'{closing}",
+            f"<{prefix}tool_call>book_cabin berths= 2 'x'{closing}",
+        ),
+        Case("a stray closing marker", f"Hm.\n{closing}\n", "Hm."),
+        Case(
+            "a closing marker in a line", f"It is {closing}, I think.", f"It is {closing}, I think."
         ),
         Case("unknown", call("boats", n="12", s="x"), calls=[("boats", {"n": 12, "s": "x"})]),
         Case("no closing tag", ferry.removesuffix(closing), calls=[A_FERRY]),

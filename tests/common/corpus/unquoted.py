@@ -36,6 +36,26 @@ def _gemma(opening: str, fence: str, closing: str) -> list[Case]:
             ],
         ),
         Case(
+            "numbers between the delimiters of a string",
+            f"{opening}call:book_cabin{{berths:{fence}42{fence},pets:{fence}true{fence},"
+            f"price:{fence}two{fence},code:{fence}007{fence}}}{closing}",
+            calls=[
+                ("book_cabin", {"berths": 42, "pets": True, "price": "two", "code": "007"}),
+            ],
+        ),
+        Case(
+            "missing commas",
+            f"{opening}call:book_cabin{{berths:42 code:{fence}a{fence}remark:b c pets:{fence}true"
+            f"{fence} price:2}}{closing}",
+            calls=[
+                (
+                    "book_cabin",
+                    {"berths": 42, "code": "a", "remark": "b c", "pets": True, "price": 2},
+                ),
+            ],
+        ),
+        Case("a comma too many", f"{opening}call:tide_now{{,}}{closing}", calls=[A_TIDE]),
+        Case(
             "bare words",
             f"{opening}call:f{{a:over there,b:2}}{closing}",
             calls=[("f", {"a": "over there", "b": 2})],
@@ -217,6 +237,47 @@ def _pythonic(opening: str, closing: str) -> list[Case]:
                     },
                 )
             ],
+        ),
+        Case(
+            "expressions, which are strings of their source",
+            block(
+                "ferry_times(harbour=b'z', day=f(1, 'a)')[0] + 2), ferry_times(harbour=x.y, day=), "
+                "book_cabin(guests=[f'{a}, b', (1 + 2) * 3], route={k: v for k in w}), tide_now()"
+            ),
+            calls=[
+                ("ferry_times", {"harbour": "b'z'", "day": "f(1, 'a)')[0] + 2"}),
+                ("ferry_times", {"harbour": "x.y", "day": ""}),
+                (
+                    "book_cabin",
+                    {"guests": ["f'{a}, b'", "(1 + 2) * 3"], "route": {"k": "v for k in w"}},
+                ),
+                A_TIDE,
+            ],
+        ),
+        Case(
+            "a string with an operator or a method",
+            block("ferry_times(harbour='a' + \"b\", day='c'.upper()), tide_now()"),
+            calls=[("ferry_times", {"harbour": 'a\' + "b"', "day": "c'.upper()"}), A_TIDE],
+        ),
+        Case(
+            "commas too many, and a value behind a list",
+            block("book_cabin(guests=['Bo',, 'Al'][0],, pets=True, 1), tide_now()"),
+            calls=[("book_cabin", {"guests": ["Bo", "Al"], "pets": True, "berths": 1}), A_TIDE],
+        ),
+        Case(
+            "more values than arguments",
+            block("tide_now(b'z', 'a'), tide_now()"),
+            calls=[A_TIDE, A_TIDE],
+        ),
+        Case(
+            "a call's bracket missing or too many, and a comma missing",
+            block("tide_now()), ferry_times(harbour='Ærø'], day='Mon') tide_now(]"),
+            calls=[A_TIDE, ("ferry_times", {"harbour": "Ærø", "day": "Mon"}), A_TIDE],
+        ),
+        Case(
+            "quotes of code in a string of the same quotes",
+            block("""save_note(path="print(len("abc"))", text='d['k']'), tide_now()"""),
+            calls=[("save_note", {"path": 'print(len("abc"))', "text": "d['k']"}), A_TIDE],
         ),
         Case(
             "brackets in a string",
@@ -452,7 +513,49 @@ HARMONY = [
 ]
 
 _LIST = '[{"name": "ferry_times", "arguments": {"harbour": "Ærø"}}, {"name": "tide_now"}]'
+_BROKEN = (
+    '[{"name": "ferry_times", "arguments": "x"}, {"name": "tide_now", "arguments": {}},'
+    ' {"nam": [1, {"a": 2}]}, null, {"arguments": {}}, 5, "x",'
+    ' {"name": "tide_now", "arguments": {}}]'
+)
+_TWICE = (
+    '[{"name": "ferry_times",, "arguments": {{, harbour": "Ærø",}},,'
+    ' {"name": "book_cabin", "arguments": {"guests": [,"Bo",, "Al"]}}, {"name": "tide_now", '
+)
+_LOOSE = (
+    '[{"name": "ferry_times" "arguments": {harbour: Ærø, "day": }},'
+    ' {"name": "book_cabin", "arguments": {"price": 1 + 1 "pets": true, "guests": ["Bo"}},'
+    ' {"name": "save_note", "arguments": {"path": say.txt", "text": "say "hi" (or "ho") now."},'
+    ' {"name": "tide_now", "arguments": {}]'
+)
 PHI4 = [
+    Case("calls beside what is none", f"<|tool_call|>{_BROKEN}<|/tool_call|>", calls=[A_TIDE] * 2),
+    Case(
+        "functools with calls beside what is none",
+        f"functools{_BROKEN}Hm.",
+        "Hm.",
+        calls=[A_TIDE] * 2,
+    ),
+    Case(
+        "braces twice and commas too many",
+        f"<|tool_call|>{_TWICE}<|/tool_call|>",
+        calls=[
+            ("ferry_times", {"harbour": "Ærø"}),
+            ("book_cabin", {"guests": ["Bo", "Al"]}),
+            A_TIDE,
+        ],
+    ),
+    Case("nothing that is a call", "functools[5, {}]", "functools[5, {}]"),
+    Case(
+        "JSON without some quotes, commas and brackets",
+        f"<|tool_call|>{_LOOSE}<|/tool_call|>",
+        calls=[
+            ("ferry_times", {"harbour": "Ærø", "day": None}),
+            ("book_cabin", {"price": "1 + 1", "pets": True, "guests": ["Bo"]}),
+            ("save_note", {"path": "say.txt", "text": 'say "hi" (or "ho") now.'}),
+            A_TIDE,
+        ],
+    ),
     Case("a block", f"<|tool_call|>{_LIST}<|/tool_call|>", calls=[A_FERRY, A_TIDE]),
     Case("functools", f"functools{_LIST}", calls=[A_FERRY, A_TIDE]),
     Case("a bracket too many", f"<|tool_call|>{_LIST}]<|/tool_call|>", calls=[A_FERRY, A_TIDE]),

@@ -181,6 +181,8 @@ VARIANTS: dict[Names, list[Case]] = {
             think=("/think\n", _CLOVA),
         ),
         Case("an answer of its own", "\nHm.", "Hm."),
+        Case("a list without its marker", f"\n[{_OBJECT}]<|im_end|>", calls=[A_FERRY]),
+        Case("a list that is an answer", "[1, 2]", "[1, 2]"),
         Case("a call of its own", f" -> tool/function_call\n[{_OBJECT}]", calls=[A_FERRY]),
         Case(
             "a thought of the prompt", f"So.{_CLOVA}\nHm.", "Hm.", "So.", tail="assistant/think\n"
