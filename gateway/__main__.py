@@ -8,6 +8,7 @@ if __name__ == "__main__":  # here, so that an interrupt need not wait for the i
     inherited_signals.accept_interrupts()
     standard_streams.open_closed_streams()
 
+import gc
 import json
 import os
 import sys
@@ -43,6 +44,7 @@ def main() -> int:
     app = create_app(settings, supervisor, traffic)
     for line in greeting(url_of(listener), settings, folder.models):
         print(f"gateway: {line}", file=sys.stderr, flush=True)
+    gc.freeze()  # these objects stay, and searching them for garbage would pause every stream
     Server(app, settings, supervisor, traffic).run(sockets=[listener])
     return 0
 

@@ -112,10 +112,7 @@ def _digest(request: BaseModel) -> bytes:
 async def _checked_lease(
     lend: Callable[[], AbstractAsyncContextManager[Lease]],
 ) -> AsyncIterator[Lease]:
-    """A lease.
-
-    If the backend or its model turns out to be lost, it is checked before the next lease.
-    """
+    """A lease. A backend or model that turns out to be lost is checked before the next lease."""
     async with lend() as lease:
         try:
             yield lease

@@ -37,19 +37,21 @@ async def ask_all(
     names: Callable[[int], Names] = lambda _: AS_ON_THE_WIRE,
 ) -> list[Reply]:
     """The replies in order, asked as by `ask`; `names` by index. The first failure ends all."""
-    places = asyncio.Semaphore(_AT_ONCE)
+    replies: list[Any] = [None] * len(requests)
+    waiting = iter(range(len(requests)))
 
-    async def one(index: int) -> Reply:
-        async with places:
-            return await ask(method, requests[index], seconds, names(index))
+    async def work() -> None:
+        for index in waiting:
+            replies[index] = await ask(method, requests[index], seconds, names(index))
 
-    tasks = [asyncio.ensure_future(one(index)) for index in range(len(requests))]
+    tasks = [asyncio.ensure_future(work()) for _ in range(_AT_ONCE)]
     try:
-        return list(await asyncio.gather(*tasks))
+        await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    return replies
 
 
 @contextmanager

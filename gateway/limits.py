@@ -25,8 +25,7 @@ from gateway.leaving import run_until_left
 from gateway.refusals import response_of
 from gateway.settings import GatewaySettings
 
-# Nesting of lists and objects: the limit of pydantic's JSON parser, which counts only non-empty
-# ones.
+# Nesting: the limit of pydantic's JSON parser, which counts only non-empty lists and objects.
 DEEPEST = 200
 MOST_OBJECTS = 200_000
 _FAR_APART = 12  # bytes

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tests.gateway.gateway_process import GatewayProcess
+import subprocess
+from pathlib import Path
+
+from tests.gateway.gateway_process import ROOT, WAIT, GatewayProcess
 
 
 def test_it_lists_its_models_and_ends_with_its_backends(gateway: GatewayProcess) -> None:
@@ -17,3 +20,21 @@ def test_it_lists_its_models_and_ends_with_its_backends(gateway: GatewayProcess)
     with gateway.client.stream("POST", "/v1/chat/completions", json=question) as answer:
         assert list(answer.iter_lines())[-2:] == ["data: [DONE]", ""]
     assert len(gateway.backends()) == 1
+
+
+def test_a_garbage_collection_does_not_search_what_stays(tmp_path: Path) -> None:
+    # A search of all that the imports create takes a tenth of a second, and stops every stream.
+    program = (
+        "import gc; from gateway import __main__ as shell;"
+        " shell.Server.run = lambda *_, **__: print(len(gc.get_objects())); shell.main()"
+    )
+    arguments = ("--models-dir", str(tmp_path), "--port", "0")
+    child = subprocess.run(
+        [str(ROOT / "scripts" / "python"), "-c", program, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=True,
+    )
+    assert int(child.stdout) < 1_000, "objects that a collection would search"
