@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gateway.generation import Done, Event, ToolCallPiece, WholeAnswer
+from gateway.generation import Done, Event, Piece, ToolCallPiece, WholeAnswer
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.envelope import usage_of
 from gateway.openai.tools import CustomTool
@@ -77,12 +77,12 @@ async def chat_completion(
 ) -> Json:
     answers = [WholeAnswer() for _ in range(form.choices)]
     async for index, event in events:
+        if isinstance(event, Piece):  # now, because thousands at once would stop all streams
+            event = replace(event, logprobs=tuple(map(token_logprob, event.logprobs)))
         answers[index].take(event)
     ends = [answer.done for answer in answers if answer.done is not None]
-    choices = [
-        _choice(index, answer, end, form)
-        for index, (answer, end) in enumerate(zip(answers, ends, strict=True))
-    ]
+    pairs = enumerate(zip(answers, ends, strict=True))
+    choices = [_choice(index, *pair, form) for index, pair in pairs]
     usage = usage_of([end.usage for end in ends], form.choices)
     return {**head, "choices": choices, "usage": usage}
 
@@ -92,7 +92,7 @@ def _choice(index: int, answer: WholeAnswer, end: Done, form: ChatForm) -> Json:
     return {
         "index": index,
         "message": _message(answer, calls, form),
-        "logprobs": chat_logprobs(answer.logprobs) if form.logprobs else None,
+        "logprobs": {"content": answer.logprobs, "refusal": None} if form.logprobs else None,
         "finish_reason": finish_reason(end.finish_reason, called=bool(calls), legacy=form.legacy),
     }
 

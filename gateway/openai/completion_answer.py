@@ -148,10 +148,9 @@ class _Choice:
         """The choice with everything that was not sent yet."""
         text, self._text = "".join(self._text), []
         entries, self._entries = self._entries, []
-        wanted = self._plan.logprobs is not None
         return {
             "index": self._index,
             "text": text,
-            "logprobs": self._logprobs.convert(entries) if wanted else None,
+            "logprobs": None if self._plan.logprobs is None else self._logprobs.convert(entries),
             "finish_reason": self._reason,
         }

@@ -6,8 +6,8 @@ from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
 from pydantic import BeforeValidator, ValidationError
+from pydantic_core import to_json
 
 from gateway.context import GatewayDep
 from gateway.limits import JsonRoute
@@ -67,4 +67,5 @@ async def chat_completions(body: Body, gateway: GatewayDep) -> Response:
         stream = ChatStream(head, form)
         return EventStream(stream.chunks(events), str, gateway.settings, stream.beat)
     async with aclosing(events):
-        return JSONResponse(await chat_completion(events, head, form))
+        answer = await chat_completion(events, head, form)
+    return Response(to_json(answer), media_type="application/json")

@@ -9,8 +9,8 @@ from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Response
-from fastapi.responses import JSONResponse
 from pydantic import Field
+from pydantic_core import to_json
 
 from gateway.context import Gateway, GatewayDep
 from gateway.described import about
@@ -77,7 +77,8 @@ async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
         stream = CompletionStream(head, plan)
         return EventStream(stream.chunks(events), str, gateway.settings, stream.beat)
     async with aclosing(events):
-        return JSONResponse(await whole_completion(events, head, plan))
+        answer = await whole_completion(events, head, plan)
+    return Response(to_json(answer), media_type="application/json")
 
 
 @router.post("/infill")
@@ -96,7 +97,8 @@ async def completion(body: NativeRequest, gateway: GatewayDep) -> Response:
         parts = [part async for part in answer]
     shown = [token for part in parts for token in part.pop("completion_probabilities", ())]
     whole = parts[-1] | ({"completion_probabilities": shown} if shown else {})
-    return JSONResponse(whole | {"content": "".join(part["content"] for part in parts)})
+    whole["content"] = "".join(part["content"] for part in parts)
+    return Response(to_json(whole), media_type="application/json")
 
 
 async def _answer(body: NativeRequest, gateway: Gateway) -> AsyncGenerator[Json, None]:

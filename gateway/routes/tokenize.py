@@ -71,10 +71,7 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeRespon
     found, pieces = await ask_once(lambda: gateway.supervisor.lease(body.model), cut, body)
     tokens: list[int] | list[TokenPiece] = found
     if body.with_pieces:
-        tokens = [
-            TokenPiece(id=token, piece=piece)
-            for token, piece in zip(found, pieces or (), strict=True)
-        ]
+        tokens = [TokenPiece(id=i, piece=text) for i, text in zip(found, pieces or (), strict=True)]
     return TokenizeResponse(
         tokens=tokens,
         count=len(found),
@@ -86,11 +83,10 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeRespon
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, gateway: GatewayDep) -> DetokenizeResponse:
     """The text of token ids."""
-    seconds = gateway.settings.request_timeout
 
     async def joined(lease: Lease) -> pb.DetokenizeResponse:
         request = pb.DetokenizeRequest(tokens=body.tokens)
-        return await ask(lease.stub.Detokenize, request, seconds)
+        return await ask(lease.stub.Detokenize, request, gateway.settings.request_timeout)
 
     text = (await ask_once(lambda: gateway.supervisor.lease(body.model), joined, body)).content
     return DetokenizeResponse(content=text, prompt=text)
