@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from gateway import exchange
 from gateway.errors import ApiError
 from gateway.generation import Done, Event, Progress, ToolCallPiece, WholeAnswer
+from gateway.openai.chat_answer import chat_logprobs
 from gateway.refusals import TEXT, ErrorForm, schema_of
 
 Json = dict[str, Any]
@@ -18,15 +19,12 @@ _NS = 1_000_000  # nanoseconds in a millisecond
 
 def chat_part(content: str, thinking: str, calls: list[Json]) -> Json:
     """The fields of `/api/chat` for a part of an answer."""
-    message: Json = {"role": "assistant", "content": content}
-    if thinking:
-        message["thinking"] = thinking
-    if calls:
-        message["tool_calls"] = calls
-    return {"message": message}
+    others = {"thinking": thinking, "tool_calls": calls}
+    present = {name: value for name, value in others.items() if value}
+    return {"message": {"role": "assistant", "content": content, **present}}
 
 
-def generate_part(content: str, thinking: str, _: list[Json]) -> Json:
+def text_part(content: str, thinking: str, _: list[Json]) -> Json:
     return {"response": content, **({"thinking": thinking} if thinking else {})}
 
 
@@ -53,12 +51,14 @@ class Answer:
         if isinstance(event, Done):
             calls = [_call(call) for call in whole.calls()]
             if not self._streams:
-                return [self._end(event, self._part(whole.content, whole.reasoning, calls))]
+                part = self._part(whole.content, whole.reasoning, calls)
+                return [self._end(event, part | _logprobs(whole.logprobs))]
             lines = [self._line(self._part("", "", calls), False)] if calls else []
             return [*lines, self._end(event, self._part("", "", []))]
-        if not (event.content or event.reasoning):
+        if not (event.content or event.reasoning or event.logprobs):
             return []
-        return [self._line(self._part(event.content, event.reasoning, []), False)]
+        part = self._part(event.content, event.reasoning, [])
+        return [self._line(part | _logprobs(event.logprobs), False)]
 
     def beat(self) -> Json:
         return self._line(self._part("", "", []), False)
@@ -82,6 +82,10 @@ class Answer:
     def _line(self, part: Json, done: bool) -> Json:
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         return {"model": self._model, "created_at": now, **part, "done": done}
+
+
+def _logprobs(entries: Sequence[Json]) -> Json:
+    return {"logprobs": chat_logprobs(entries)["content"]} if entries else {}
 
 
 def _call(call: ToolCallPiece) -> Json:

@@ -60,6 +60,8 @@ class GenerationFields(Request):
     options: Options | None = None
     think: bool | ReasoningEffort | None = None
     keep_alive: str | float | None = about("0 with an empty prompt unloads the model.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = about("Alternatives per token, if logprobs is true.", ge=0)
 
 
 class ChatRequest(GenerationFields):
@@ -98,6 +100,8 @@ def chat_request(body: ChatRequest | GenerateRequest) -> Translation | None:
     if not turns:
         return None
     fields: Json = {"model": body.model, "messages": [_message(turn) for turn in turns]}
+    if body.logprobs:
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     if isinstance(body, ChatRequest) and body.tools:
         fields["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
     if isinstance(body.think, bool):

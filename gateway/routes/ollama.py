@@ -17,15 +17,7 @@ from gateway.context import Gateway, GatewayDep
 from gateway.generation import Event
 from gateway.limits import JsonRoute
 from gateway.models.config import ModelConfig
-from gateway.ollama.answer import (
-    ERRORS,
-    Answer,
-    Json,
-    chat_part,
-    error_line,
-    generate_part,
-    written,
-)
+from gateway.ollama.answer import ERRORS, Answer, Json, chat_part, error_line, text_part, written
 from gateway.ollama.request import ChatRequest, GenerateRequest, ModelName, chat_request
 from gateway.openai.answering import answer, events_of, question_of
 from gateway.openai.base import Request
@@ -35,7 +27,7 @@ from gateway.refusals import FORMS
 from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors_of
 from gateway.supervisor.status import State
 
-VERSION = "0.12.0"  # whose API this follows
+VERSION = "0.12.11"  # whose API this follows
 router = APIRouter(tags=["ollama"], route_class=JsonRoute)
 FORMS["api"] = ERRORS
 
@@ -73,7 +65,7 @@ async def chat(body: ChatRequest, gateway: GatewayDep) -> Response:
 @router.post("/api/generate", responses=_ANSWERS)
 async def generate(body: GenerateRequest, gateway: GatewayDep) -> Response:
     """The answer to one prompt."""
-    return await _answered(body, gateway, generate_part)
+    return await _answered(body, gateway, text_part)
 
 
 @router.post("/api/embed")
@@ -190,9 +182,9 @@ async def _answered(
 
 async def _raw(body: GenerateRequest, gateway: Gateway) -> AsyncGenerator[Event, None]:
     given = body.options.model_dump(exclude_none=True) if body.options else {}
-    asked = CompletionRequest.model_validate(
-        {"model": body.model, "prompt": body.prompt, "suffix": body.suffix, **given}
-    )
+    given |= body.model_dump(include={"model", "prompt", "suffix"})
+    given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
+    asked = CompletionRequest.model_validate(given)
     config = gateway.supervisor.resolve(body.model)
     wanted = completion_plan(asked, config).wanted
     async with aclosing(events_of(asked, wanted, gateway)) as events:

@@ -186,3 +186,23 @@ def test_ignored_fields_are_listed(gateway: GatewayProcess) -> None:
     answer = gateway.client.post("/api/chat", json={**body, "stream": False, "truncate": True})
     assert answer.json()["done_reason"] == "length"
     assert set(answer.headers["x-ignored-fields"].split(",")) == {"options.num_ctx", "truncate"}
+
+
+@pytest.mark.parametrize("path", ["chat", "generate", "raw"])
+def test_log_probabilities_whole_and_in_lines(gateway: GatewayProcess, path: str) -> None:
+    asked: Json = {"logprobs": True, "top_logprobs": 2, "options": {**COLD, "num_predict": 5}}
+    if path == "chat":
+        asked["messages"] = user_message(ADDITION)
+    else:
+        asked |= {"prompt": "1 2 3", "raw": path == "raw"}
+        path = "generate"
+    whole = ask(gateway, path, **asked)["logprobs"]
+    assert len(whole) == 5
+    for entry in whole:
+        assert bytes(entry["bytes"]).decode() == entry["token"]
+        assert len(entry["top_logprobs"]) == 2
+        assert entry["top_logprobs"][0]["logprob"] == entry["logprob"] < 0
+    parts = lines(gateway, path, **asked)
+    sent = [entry for part in parts for entry in part.get("logprobs", ())]
+    assert [entry["bytes"] for entry in sent] == [entry["bytes"] for entry in whole]
+    assert "logprobs" not in ask(gateway, path, **{**asked, "logprobs": False})
