@@ -237,7 +237,10 @@ class ItemProcessor:
         try:
             item = self._prepared(picture_of(probe), IMAGE)
         except Exception:
-            _log.info("how far the processor scales images down is not known", exc_info=True)
+            _log.info(
+                "large JPEGs are decoded at full size: the processor failed on a large image",
+                exc_info=True,
+            )
             return None
         found = sum(_bytes(value) for name, value in item.arrays.items() if "pixel" in name)
         pixels = found // (_CHANNELS * _FLOAT)
