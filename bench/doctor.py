@@ -374,14 +374,18 @@ def main(arguments: Sequence[str]) -> int:
     report = Path(arguments[0] if arguments else "mlx-backend-doctor.json")
     try:
         options = chosen_model()
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.touch()
     except ModelUnavailable as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: the report cannot be written: {error}", file=sys.stderr)
         return 1
     findings = []
     for finding in examine(options):
         print(finding, flush=True)
         findings.append(finding)
-    report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(json.dumps([asdict(finding) for finding in findings], indent=1) + "\n")
     failed = sum(finding.verdict == "FAILED" for finding in findings)
     print(f"doctor: {failed or 'none'} of {len(findings)} checks failed; the report is in {report}")

@@ -233,7 +233,7 @@ def main() -> int:
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         print("usage: scripts/python scripts/package.py DIRECTORY", file=sys.stderr)
         return 2
-    target = Path(sys.argv[1]).absolute()
+    target = Path(sys.argv[1]).expanduser().absolute()
     if target.exists() and not (target / "run.sh").exists() and any(target.iterdir()):
         print(
             f"package: {target} exists and is not a package: name another PACKAGE_DIR, or"
