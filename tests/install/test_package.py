@@ -183,3 +183,13 @@ def test_a_folder_that_is_not_a_package_is_not_touched(tmp_path: Path) -> None:
         assert result.returncode == 1
         assert f"{tmp_path} exists and is not a package" in result.stderr
     assert (tmp_path / "precious.txt").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    target = tmp_path / "file" / "package"
+    result = shell(ROOT / "scripts/python", ROOT / "scripts/package.py", target)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("package: nothing can be created there: ")
+    assert str(target.parent) in line
