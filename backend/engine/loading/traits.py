@@ -62,9 +62,9 @@ class _Form:
 def measure(
     loaded: LoadedModel, kind: CacheKind, limit: int, member: Member | None = None
 ) -> Stages[Traits]:
-    """Measure a loaded model, in several stages, the last one on the engine thread.
+    """Measure a loaded model, in several stages; ends on `engine`. limit: bytes that MLX may use.
 
-    limit: bytes that MLX may use. Raises ModelRejected, InvalidRequest.
+    Raises ModelRejected, InvalidRequest.
     """
     model = loaded.model
     try:

@@ -119,7 +119,7 @@ def drop_arguments_for_text(processor: Any) -> None:
 
 
 def complete_tiles(processor: Any) -> None:
-    """Let Llama 4 see the whole image after its tiles, for which its prompts contain tokens.
+    """Let Llama 4 also see the whole image, for which its prompts have tokens after the tiles'.
 
     mlx-vlm 0.7.10 leaves the whole image out (`llama4/processing_llama4.py`). The model then takes
     the features of these tokens from memory that lies behind those of the tiles.
