@@ -337,6 +337,10 @@ generate_stubs() {
     changed=yes
 }
 
+runs() { # PROCESS, which may be another user's
+    kill -0 "$1" 2>/dev/null || ps -p "$1" >/dev/null 2>&1
+}
+
 # Two installs at once would delete each other's venv.
 lock=$venv.lock
 take_lock() {
@@ -352,7 +356,7 @@ take_lock() {
         owner=$(cat "$lock/pid" 2>/dev/null) || owner=
         # An install that was killed leaves its lock behind, perhaps without a process id in it.
         [ -n "$owner" ] && anonymous=0 || anonymous=$((anonymous + 1))
-        if [ "$anonymous" -ge 10 ] || { [ -n "$owner" ] && ! kill -0 "$owner" 2>/dev/null; }; then
+        if [ "$anonymous" -ge 10 ] || { [ -n "$owner" ] && ! runs "$owner"; }; then
             rm -rf "$lock"
             anonymous=0
             continue

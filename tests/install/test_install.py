@@ -163,6 +163,30 @@ class TestInstallingFromNothing:
         assert_usable(installed)
 
 
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="changes the user")
+def test_an_install_waits_for_one_by_another_user(tmp_path: Path) -> None:
+    project = project_copy(tmp_path / "project")
+    lock = project / "venv.lock"
+    lock.mkdir()
+    (lock / "pid").write_text(f"{os.getpid()}\n")
+    # The rights to files are kept, because the interpreter may be in root's home folder.
+    rights = "caps=+dac_read_search,+dac_override"
+    user = ("setpriv", "--reuid=54321", "--clear-groups", f"--inh-{rights}", f"--ambient-{rights}")
+    waiting = subprocess.Popen(
+        [*user, "./install.sh"],
+        cwd=project,
+        env=clean_environment(**PROFILE, ENV_DIR=""),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert waiting.stdout is not None
+    with waiting.stdout:
+        said = waiting.stdout.readline()
+    waiting.kill()
+    waiting.wait()
+    assert said.startswith(f"install.sh: waiting for another install (process {os.getpid()})")
+
+
 def test_the_projects_own_install_is_up_to_date_at_once() -> None:
     result = shell(ROOT / "install.sh", "--dev")
     assert result.returncode == 0, result.stderr
