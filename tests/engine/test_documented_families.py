@@ -48,6 +48,8 @@ def test_the_compared_vision_families_are_those_of_the_list() -> None:
     before, _, after = text_of("vision.md").partition("muse_spark is untested")
     listed = words_of(before[before.index("\n- Qwen: ") :])
     assert listed >= {SHAPES_OF.get(name, name) for name in compared.FAMILIES}
+    hearing = re.findall(r"(\w+) \(with sounds\)", before)
+    assert set(hearing) == set(compared.HEARING)
     (row,) = re.findall(r"^\| ([^|]*) \| compared with one image only", after, re.MULTILINE)
     alone = {SHAPES_OF.get(name, name) for name in compared._ONE_EACH}
     assert words_of(row) == alone - OF_ONE_IMAGE
