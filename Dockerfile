@@ -6,7 +6,7 @@ ARG CUDA_MAJOR_VERSION=
 WORKDIR /opt/mlx-backend
 COPY . .
 # The bytecode is never compared with its source, because layers may change the files' dates.
-RUN ./install.sh --gateway && \
+RUN chmod -R a+rX . && ./install.sh --gateway && \
     scripts/python -m compileall -qf -j0 --invalidation-mode unchecked-hash venv/lib backend bench common demo gateway wire
 
 FROM python:3.12-slim-bookworm

@@ -54,8 +54,8 @@ test-models: install-dev ## try every architecture in a small size, and write do
 	  -o junit_family=xunit1 --junitxml=build/models.xml \
 	  tests/architectures tests/engine/vision/test_families.py; \
 	  failed=$$?; \
-	  $(PYTHON_ENV) -m tests.architectures.known build/models.xml >docs/models-known.md; \
-	  exit $$failed
+	  $(PYTHON_ENV) -m tests.architectures.known build/models.xml >build/models-known.md && \
+	  mv build/models-known.md docs/ && exit $$failed
 
 lint: install-dev ## check style and types
 	@$(PYTHON_ENV) -m ruff check .

@@ -2,6 +2,9 @@
 # Installs the backend into venv/ beside this file: the locked packages for this platform, and the
 # stubs generated from backend.proto. A second run finds everything in place and does nothing.
 set -euo pipefail
+# With these, Python and pip would use or fill other folders than the venv's.
+unset PYTHONHOME PYTHONPATH PIP_TARGET PIP_PREFIX PIP_ROOT
+export PIP_USER=0
 
 usage() {
     cat <<'USAGE'
@@ -169,6 +172,7 @@ fi
 # --- interpreter ----------------------------------------------------------------------------
 
 venv=${ENV_DIR:-$root}/venv
+case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
 stamp=$venv/.installed
 
 # Prints "3.11 64bit", or fails if this is not a working Python 3.
@@ -233,6 +237,22 @@ runtime_is_installed() {
     done <<<"$(runtime_stamp)"
 }
 
+packages_are_installed() {
+    local extra
+    runtime_is_installed || return 1
+    for extra in $extras; do
+        has_line "$(extra_stamp "$extra")" || return 1
+    done
+}
+
+stubs_stamp() {
+    echo "proto $(checksum "$root/backend.proto") tools $(grep -m1 '^grpcio-tools==' "$root/requirements/$profile.lock")"
+}
+
+stubs_are_current() {
+    [ -f "$root/wire/.generated" ] && [ "$(cat "$root/wire/.generated")" = "$(stubs_stamp)" ]
+}
+
 # --- installing -----------------------------------------------------------------------------
 
 pip_install() { # LOCK
@@ -266,7 +286,6 @@ install_packages() {
         for extra in $wanted; do
             has_line "$(extra_stamp "$extra")" || missing="$missing $extra"
         done
-        [ -n "$missing" ] || return 0
         # Extras that were installed earlier stay in the stamp if they are up to date.
         for extra in gateway dev; do
             case " $wanted " in
@@ -302,19 +321,14 @@ install_packages() {
 # derives the import path wire.backend_pb2 from the name of the proto, which the mapping -Iwire=…
 # provides.
 generate_stubs() {
-    local wanted
-    wanted="proto $(checksum "$root/backend.proto") tools $(grep -m1 '^grpcio-tools==' "$root/requirements/$profile.lock")"
-    if [ "$only" != stubs ] && [ -f "$root/wire/.generated" ] && [ "$(cat "$root/wire/.generated")" = "$wanted" ]; then
-        return 0
-    fi
     say "generating wire/ from backend.proto"
     fresh=$(mktemp -d "$root/.wire.XXXXXX")
     mkdir "$fresh/wire"
+    stubs_stamp >"$fresh/wire/.generated"
     (cd "$fresh" && "$venv/bin/python" -m grpc_tools.protoc "-Iwire=$root" \
         --python_out=. --pyi_out=. --grpc_python_out=. wire/backend.proto) ||
         fail "backend.proto could not be compiled (see above)"
     : >"$fresh/wire/__init__.py"
-    echo "$wanted" >"$fresh/wire/.generated"
     PYTHONPATH=$fresh "$venv/bin/python" -c 'from wire import backend_pb2, backend_pb2_grpc' ||
         fail "the stubs generated from backend.proto do not import (see above)"
     rm -rf "$root/wire"
@@ -323,16 +337,26 @@ generate_stubs() {
     changed=yes
 }
 
+runs() { # PROCESS, which may be another user's
+    kill -0 "$1" 2>/dev/null || ps -p "$1" >/dev/null 2>&1
+}
+
 # Two installs at once would delete each other's venv.
 lock=$venv.lock
 take_lock() {
-    local owner announced=no anonymous=0
+    local owner problem announced=no anonymous=0 absent=0
     mkdir -p "$(dirname -- "$lock")"
-    until mkdir "$lock" 2>/dev/null; do
+    until problem=$(mkdir "$lock" 2>&1); do
+        # Either another install ended just now, or this user may not write here.
+        if [ ! -d "$lock" ]; then
+            absent=$((absent + 1))
+            [ "$absent" -lt 3 ] || fail "nothing can be installed into $venv: $problem"
+            continue
+        fi
         owner=$(cat "$lock/pid" 2>/dev/null) || owner=
         # An install that was killed leaves its lock behind, perhaps without a process id in it.
         [ -n "$owner" ] && anonymous=0 || anonymous=$((anonymous + 1))
-        if [ "$anonymous" -ge 10 ] || { [ -n "$owner" ] && ! kill -0 "$owner" 2>/dev/null; }; then
+        if [ "$anonymous" -ge 10 ] || { [ -n "$owner" ] && ! runs "$owner"; }; then
             rm -rf "$lock"
             anonymous=0
             continue
@@ -350,10 +374,16 @@ take_lock() {
 changed=no
 fresh=
 choose_python
-take_lock
-[ "$only" = stubs ] && { [ -f "$stamp" ] || fail "nothing is installed in $venv: run ./install.sh without --stubs"; }
-[ "$only" = stubs ] || install_packages
-generate_stubs
+if [ "$only" = stubs ]; then
+    take_lock
+    [ -f "$stamp" ] || fail "nothing is installed in $venv: run ./install.sh without --stubs"
+    generate_stubs
+# No lock if everything is in place, because this user may not be allowed to write here.
+elif ! packages_are_installed || ! stubs_are_current; then
+    take_lock
+    packages_are_installed || install_packages
+    stubs_are_current || generate_stubs
+fi
 if [ "$changed" = yes ]; then
     say "done: $profile, Python ${version%% *}, $venv"
 else

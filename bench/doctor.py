@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import grpc
 
-from bench.process import environment_of, process
+from bench.process import environment_of, process, words
 from common.launch import ROOT, command
 from common.version import VERSION
 from demo.chat import chosen_model
@@ -196,7 +196,7 @@ def judged(gaps: Sequence[float], count: int) -> tuple[Verdict, str]:
 
 
 def _prefix(stub: BackendStub) -> Finding:
-    text = _words(PREFILL_WORDS // 2)
+    text = words(PREFILL_WORDS // 2)
     first = ask(stub, f"{text} Which item is the first?", tokens=4)
     again = ask(stub, f"{text} Which item is the last?", tokens=4)
     share = again.cached_tokens / again.prompt_tokens
@@ -232,7 +232,7 @@ def _speed(stub: BackendStub) -> dict[str, float]:
     def answer(prompt: str, tokens: int = DECODE_TOKENS) -> Answer:
         return ask(stub, prompt, tokens, TopLogprobs=0)
 
-    prompt = _words(PREFILL_WORDS)
+    prompt = words(PREFILL_WORDS)
     answer("Warm up. " + prompt, tokens=8)
     one = answer(prompt)
     speeds = {
@@ -325,8 +325,8 @@ def plain(model: str) -> dict[str, float]:
         messages = [{"role": "user", "content": prompt}]
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True))
 
-    words = _words(PREFILL_WORDS)
-    for prompt, tokens in ((f"Warm up. {words}", 8), (words, DECODE_TOKENS)):
+    text = words(PREFILL_WORDS)
+    for prompt, tokens in ((f"Warm up. {text}", 8), (text, DECODE_TOKENS)):
         *_, last = stream_generate(loaded, tokenizer, chat(prompt), max_tokens=tokens)
     speeds = {"prefill": last.prompt_tps, "decode": last.generation_tps}
     for width in TOGETHER:
@@ -337,10 +337,6 @@ def plain(model: str) -> dict[str, float]:
             batch_generate(loaded, tokenizer, prompts, max_tokens=tokens, **sizes)
         speeds[_together(width)] = width * DECODE_TOKENS / (time.perf_counter() - began)
     return speeds
-
-
-def _words(count: int) -> str:
-    return " ".join(f"item{number}" for number in range(count))
 
 
 def _child(arguments: Sequence[str]) -> str:
@@ -374,14 +370,18 @@ def main(arguments: Sequence[str]) -> int:
     report = Path(arguments[0] if arguments else "mlx-backend-doctor.json")
     try:
         options = chosen_model()
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.touch()
     except ModelUnavailable as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: the report cannot be written: {error}", file=sys.stderr)
         return 1
     findings = []
     for finding in examine(options):
         print(finding, flush=True)
         findings.append(finding)
-    report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(json.dumps([asdict(finding) for finding in findings], indent=1) + "\n")
     failed = sum(finding.verdict == "FAILED" for finding in findings)
     print(f"doctor: {failed or 'none'} of {len(findings)} checks failed; the report is in {report}")

@@ -99,14 +99,14 @@ def draft_model(model: Path, draft: Path, texts: tuple[Text, ...] = TINY_TEXTS) 
         yield _unguessed("the tiny draft model", guessing, plain, texts[-1], TINY_LENGTH)
 
 
-def drafters(model: Path, texts: tuple[Text, ...] = TINY_TEXTS) -> Iterator[Figure]:
+def drafters(model: Path) -> Iterator[Figure]:
     """EAGLE-3 and DFlash, trained for the model in the first minute."""
     with TemporaryDirectory() as folder:
         for form in tiny_drafters.FORMS:
             drafter = Path(folder) / form
             tiny_drafters.train(model, form, drafter)
             with backend(model, DraftModel=str(drafter)) as guessing:
-                unbound = tuple(replace(text, bounds=()) for text in texts)
+                unbound = tuple(replace(text, bounds=()) for text in TINY_TEXTS)
                 yield from _figures(form, guessing, unbound, TINY_LENGTH)
 
 

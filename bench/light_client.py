@@ -28,18 +28,9 @@ BROKEN = -1
 
 
 class LightClient:
-    """One connection. ended: called with the seconds that a call took, and its gRPC status code.
+    """One connection. ended: called with the seconds that a call took, and its gRPC status code."""
 
-    headers: further headers of each call.
-    """
-
-    def __init__(
-        self,
-        port: int,
-        method: str,
-        ended: Callable[[float, int], None],
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, port: int, method: str, ended: Callable[[float, int], None]) -> None:
         self.unanswered: dict[int, float] = {}
         self._ended = ended
         self._headers = _encoded(
@@ -48,7 +39,6 @@ class LightClient:
                 ":authority": "127.0.0.1",
                 "content-type": "application/grpc",
                 "te": "trailers",
-                **(headers or {}),
             }
         )
         self._stream = -1

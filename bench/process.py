@@ -173,5 +173,5 @@ def together(ask: Callable[[str, int], Run], prompts: Sequence[str], tokens: int
 
 
 def words(count: int) -> str:
-    """A text of `count` random words, so that nothing is cached."""
+    """A text of `count` different words."""
     return " ".join(f"item{number}" for number in range(count))

@@ -233,7 +233,7 @@ def main() -> int:
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         print("usage: scripts/python scripts/package.py DIRECTORY", file=sys.stderr)
         return 2
-    target = Path(sys.argv[1]).absolute()
+    target = Path(sys.argv[1]).expanduser().absolute()
     if target.exists() and not (target / "run.sh").exists() and any(target.iterdir()):
         print(
             f"package: {target} exists and is not a package: name another PACKAGE_DIR, or"
@@ -242,8 +242,13 @@ def main() -> int:
         )
         return 1
     print(f"package: copying Python {platform.python_version()} and its packages", flush=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".package.") as scratch:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        created = tempfile.TemporaryDirectory(dir=target.parent, prefix=".package.")
+    except OSError as error:
+        print(f"package: nothing can be created there: {error}", file=sys.stderr)
+        return 1
+    with created as scratch:
         staging = Path(scratch) / "package"
         staging.mkdir()
         try:

@@ -4,6 +4,8 @@
 set -euo pipefail
 root=$(CDPATH='' cd -P -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 target=$root/gateway/page/vendor
+check=(sha256sum)
+command -v sha256sum >/dev/null || check=(shasum -a 256) # macOS
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
@@ -15,7 +17,7 @@ while read -r sum file package version source; do
         url=https://registry.npmjs.org/$package/-/${package##*/}-$version.tgz
         curl --fail --silent --show-error --location "$url" | tar -xz -C "$unpacked" --strip-components=1
     fi
-    if ! printf '%s  %s\n' "$sum" "$unpacked/$source" | sha256sum --check --status; then
+    if ! printf '%s  %s\n' "$sum" "$unpacked/$source" | "${check[@]}" --check --status; then
         echo "vendor.sh: $source of $package $version has another checksum than SOURCES.txt says" >&2
         exit 1
     fi

@@ -22,7 +22,6 @@ from backend.engine.embedding.encoding import Encoded, Encoding, Piece
 from backend.engine.embedding.readers import Reader
 from backend.engine.engine_state import EngineMetrics, EngineState, EngineStatus
 from backend.engine.errors import (
-    EngineError,
     NotLoaded,
     Overloaded,
     ShuttingDown,
@@ -335,7 +334,7 @@ class Engine:
         self._files.shutdown(wait=False, cancel_futures=True)
         failed = self._state() is EngineState.FAILED
         for ticket in list(self._generations):
-            self._finish(ticket, ShuttingDown(_FAILED) if failed else ShuttingDown())
+            self._deliver([(ticket, ShuttingDown(_FAILED) if failed else ShuttingDown())])
         if failed and self._given_up is not None and not self._given_up.done():
             self._given_up.set_result(None)
         started = time.monotonic()
@@ -456,9 +455,6 @@ class Engine:
                 owner.push(what)
             if owner is not None and owner.over:
                 del self._generations[ticket]
-
-    def _finish(self, ticket: int, error: EngineError) -> None:
-        self._deliver([(ticket, error)])
 
     def _fatal_threadsafe(self, cause: str) -> None:
         assert self._loop is not None

@@ -24,9 +24,10 @@ from common.stop_strings import StopMatcher
 
 @dataclass(eq=False, slots=True)
 class _Totals:
-    """The running totals of one answer, which text that waits for its delivery refers to.
+    """The running totals of one answer.
 
-    They are apart from the answer, so that such text does not keep its KV in memory.
+    Text that waits for delivery refers to them, not to the answer, which would keep the answer's KV
+    in memory.
     """
 
     prompt_tokens: int

@@ -47,7 +47,6 @@ from backend.engine.units import MIB
 from common.stop_strings import StopMatcher
 
 if TYPE_CHECKING:
-    from backend.engine.vision.media_plan import MediaPlan
     from backend.engine.vision.media_prefill import MediaReader
 
 _log = logging.getLogger(__name__)
@@ -177,7 +176,7 @@ class Scheduler:
                 alone=reads_whole or media is not None or request.prompt_logprobs is not None,
                 joins=joins,
                 scores=scoring is not None,
-                encodes=0 if media is None else self._encoding_bytes(media),
+                encodes=0 if media is None else self._reader.needs(media),
                 beside=0 if request.constraint is None else _MATCHER_BYTES,
                 guesses=self._guesses(command),
             )
@@ -192,9 +191,6 @@ class Scheduler:
             return 0
         requested = command.request.n_draft
         return self._model.drafting.most if requested is None else requested
-
-    def _encoding_bytes(self, media: MediaPlan) -> int:
-        return self._reader.needs(media)
 
     @property
     def _reader(self) -> MediaReader:

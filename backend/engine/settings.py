@@ -30,7 +30,7 @@ class Settings:
         None,
         16,
         8192,
-        "Maximum number of prompt tokens in one prefill pass; auto depends on the device.",
+        "Maximum number of prompt tokens in one prefill pass; auto is 512, on CUDA 2048.",
     )
     stall_ms: int = number(
         250, 1, 60_000, "Longest pause, in ms, that prefill should cause in running streams."
@@ -39,9 +39,9 @@ class Settings:
         10,
         0,
         1000,
-        "Time, in ms, for which a fast model's tokens are collected into one streamed Reply, and"
-        " at least 6 ms for each answer that streams, up to 100 ms in all; the first text of an"
-        " answer and its end are never delayed. 0 sends each token separately.",
+        "Time, in ms, for which a fast model's tokens are collected into one streamed Reply;"
+        " while several answers stream, at least 6 ms for each of them, up to 100 ms in all. The"
+        " first text of an answer and its end are never delayed. 0 sends each token separately.",
     )
     step_timeout: int | None = number(
         None,
@@ -54,8 +54,8 @@ class Settings:
         None,
         0,
         _MIB,
-        "Memory in MiB for the KV of earlier prompts; 0 turns the prompt cache off, auto is a share"
-        " of the memory.",
+        "Memory in MiB for the KV of earlier prompts; 0 turns the prompt cache off, auto is half"
+        " of the memory that the weights leave.",
     )
     kv_bits: int = number(
         0,
@@ -88,7 +88,10 @@ class Settings:
         "Maximum size in MiB of prompt_cache_dir, and of a cache file that a request names.",
     )
     memory_limit_mib: int | None = number(
-        None, 0, _MIB, "Total memory in MiB that MLX may use; 0 or auto depends on the device."
+        None,
+        0,
+        _MIB,
+        "Total memory in MiB that MLX may use; 0 or auto is what the device can spare.",
     )
     repetition_guard: int = number(
         0,

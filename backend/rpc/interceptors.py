@@ -77,8 +77,8 @@ _REFUSAL: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Parses the request, checks the model identity, and turns exceptions into statuses.
 
-    require_room: raises Overloaded while the queue is full. It is called first, because there may
-    be far more requests than can be served, and each refusal takes time from those that are served.
+    require_room: raises Overloaded while the queue is full. It is called before the method, because
+    there may be far more requests than can be served, and refusing one must take little time.
     """
 
     def __init__(self, identity: Identity, require_room: Callable[[], None]) -> None:

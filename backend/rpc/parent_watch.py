@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from backend.rpc import logs
 
@@ -59,8 +59,8 @@ def arm(environ: Mapping[str, str] = os.environ) -> bool:
     return True
 
 
-def _watch(parent: int, seconds: float, parent_now: Callable[[], int] = os.getppid) -> None:
-    while (now := parent_now()) == parent and now != _INIT:
+def _watch(parent: int, seconds: float) -> None:
+    while (now := os.getppid()) == parent and now != _INIT:
         time.sleep(seconds)
     logs.error("exit", cause=f"the host process {parent} is gone")
     logs.flush()

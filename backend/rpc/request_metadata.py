@@ -54,7 +54,7 @@ RESERVED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A Metadata key. `read` raises ValueError that says what should have been sent."""
+    """A Metadata key. `read` raises a ValueError that says what to send."""
 
     read: Callable[[str], Any]
     meaning: str

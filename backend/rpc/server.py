@@ -44,7 +44,7 @@ _GRPC_THREADS = min(max(os.cpu_count() or 16, 4), 16) + 4
 
 
 def _of_connections() -> tuple[tuple[str, int], ...]:
-    """Idle connections must not use up the descriptors that a load needs, nor keep others out."""
+    """Options that keep idle connections from using up the descriptors that a load needs."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max(files - _OTHER_FILES, files // 2)
     few = (("grpc.max_allowed_incoming_connections", min(most, _MOST_PENDING)),)

@@ -75,6 +75,17 @@ def test_help_and_unknown_arguments_check_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_report_that_cannot_be_written_ends_the_checks_before_they_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MODEL", str(tmp_path))  # without a model in it
+    (tmp_path / "file").touch()
+    assert doctor.main([str(tmp_path / "file" / "report.json")]) == 1
+    shown = capsys.readouterr()
+    assert "the report cannot be written" in shown.err
+    assert not shown.out
+
+
 def test_a_machine_that_mlx_cannot_use_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,7 +56,10 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(refused: Path) -> Path:
-    """The same project, installed after another installation was killed."""
+    """The same project, installed after another installation was killed.
+
+    The environment names other folders for packages.
+    """
     # The state after a kill: half the packages, no stamp, and a lock without an owner.
     (packages,) = (refused / "venv" / "lib").glob("python3*/site-packages")
     (packages / "google").mkdir()
@@ -65,7 +68,14 @@ def installed(refused: Path) -> Path:
     gone.wait()
     (refused / "venv.lock").mkdir()
     (refused / "venv.lock" / "pid").write_text(f"{gone.pid}\n")
-    result = install(refused)
+    (version,) = re.findall(r"^typing-extensions==(\S+)", lock_of(SMALL), re.MULTILINE)
+    elsewhere = refused.parent / "elsewhere"
+    metadata = elsewhere / f"typing_extensions-{version}.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: typing_extensions\nVersion: {version}\n")
+    result = install(
+        refused, PYTHONPATH=str(elsewhere), PIP_TARGET=str(elsewhere / "target"), PIP_USER="1"
+    )
     assert result.returncode == 0, result.stderr
     return refused
 
@@ -109,6 +119,31 @@ class TestInstallingFromNothing:
         assert line.startswith("install.sh: up to date: linux-cuda12, Python 3.")
         assert identity(installed / "venv" / ".installed") == before
 
+    def test_settings_for_other_folders_do_not_apply(self, installed: Path) -> None:
+        assert list(installed.glob("venv/lib/python3*/site-packages/typing_extensions.py"))
+        assert not (installed.parent / "elsewhere" / "target").exists()
+
+    def test_a_complete_install_needs_no_lock(self, installed: Path) -> None:
+        lock = installed / "venv.lock"
+        lock.mkdir()
+        (lock / "pid").write_text(f"{os.getpid()}\n")
+        result = install(installed)
+        shutil.rmtree(lock)
+        assert result.returncode == 0, result.stderr
+        assert "up to date" in last_line(result.stdout)
+
+    def test_env_dir_may_be_a_relative_path(self, installed: Path) -> None:
+        result = install(installed, "--stubs", ENV_DIR=".")
+        assert result.returncode == 0, result.stderr
+        assert_usable(installed)
+
+    def test_a_folder_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+        result = install(project_copy(tmp_path / "project"), ENV_DIR="/proc")
+        assert result.returncode == 1
+        assert last_line(result.stderr).startswith(
+            "install.sh: nothing can be installed into /proc/venv: mkdir: "
+        )
+
     def test_a_changed_proto_regenerates_only_the_stubs(self, installed: Path) -> None:
         stamp = identity(installed / "venv" / ".installed")
         with (installed / "backend.proto").open("a") as proto:
@@ -126,6 +161,30 @@ class TestInstallingFromNothing:
         assert result.returncode == 1
         assert "backend.proto could not be compiled" in last_line(result.stderr)
         assert_usable(installed)
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="changes the user")
+def test_an_install_waits_for_one_by_another_user(tmp_path: Path) -> None:
+    project = project_copy(tmp_path / "project")
+    lock = project / "venv.lock"
+    lock.mkdir()
+    (lock / "pid").write_text(f"{os.getpid()}\n")
+    # The rights to files are kept, because the interpreter may be in root's home folder.
+    rights = "caps=+dac_read_search,+dac_override"
+    user = ("setpriv", "--reuid=54321", "--clear-groups", f"--inh-{rights}", f"--ambient-{rights}")
+    waiting = subprocess.Popen(
+        [*user, "./install.sh"],
+        cwd=project,
+        env=clean_environment(**PROFILE, ENV_DIR=""),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert waiting.stdout is not None
+    with waiting.stdout:
+        said = waiting.stdout.readline()
+    waiting.kill()
+    waiting.wait()
+    assert said.startswith(f"install.sh: waiting for another install (process {os.getpid()})")
 
 
 def test_the_projects_own_install_is_up_to_date_at_once() -> None:

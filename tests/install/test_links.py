@@ -29,3 +29,12 @@ def test_every_link_has_a_target(document: Path) -> None:
             target = document.parent / name if name else document
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_module_that_it_names_exists(document: Path) -> None:
+    homes = [ROOT, ROOT / "backend", ROOT / "backend" / "engine", ROOT / "gateway"]
+    for path in re.findall(r"`(?!build/)(\w+/[\w/]*\w)(?:\.py|/)?`", prose(document)):
+        places = [home / path for home in homes if (home / path.partition("/")[0]).is_dir()]
+        found = [one for one in places if one.exists() or one.with_suffix(".py").exists()]
+        assert found or not places, path

@@ -175,7 +175,21 @@ def test_only_bytecode_of_the_same_source_is_used_again(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_a_package_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("mine")
-    result = shell(ROOT / "scripts/python", ROOT / "scripts/package.py", tmp_path)
-    assert result.returncode == 1
-    assert "is not a package" in result.stderr
+    for place in (str(tmp_path), "~"):  # not every shell expands it behind PACKAGE_DIR=
+        result = shell(
+            *(ROOT / "scripts/python", ROOT / "scripts/package.py", place),
+            environment=clean_environment(HOME=str(tmp_path)),
+        )
+        assert result.returncode == 1
+        assert f"{tmp_path} exists and is not a package" in result.stderr
     assert (tmp_path / "precious.txt").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    target = tmp_path / "file" / "package"
+    result = shell(ROOT / "scripts/python", ROOT / "scripts/package.py", target)
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("package: nothing can be created there: ")
+    assert str(target.parent) in line

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from backend.engine.errors import InvalidRequest
 from backend.engine.request import Extras
 from backend.rpc.fields import MODEL_OPTIONS, PREDICT_OPTIONS, Fields, render
 from backend.rpc.request_metadata import KEYS
+from backend.rpc.requests import generation_request
+from backend.rpc.statuses import status_of
+from tests.rpc.fake_engine import FACTS
+from wire import backend_pb2 as pb
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "fields.md"
 
@@ -28,3 +33,9 @@ def test_every_extra_field_of_a_request_has_a_metadata_key() -> None:
 def test_the_document_holds_the_tables() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
     assert text.partition("<!-- tables -->\n")[2] == render()
+
+
+def test_the_examples_message_is_that_of_the_code() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        generation_request(pb.PredictOptions(Prompt="The sea is", Temperature=-1), FACTS)
+    assert f"  Message: {status_of(refused.value).sentence}\n" in DOCUMENT.read_text("utf-8")

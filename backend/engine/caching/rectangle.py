@@ -88,7 +88,7 @@ class Rectangle:
         return cls(lengths, packed(spans, whole_steps(max(lengths) + 1), rows), **settings)
 
     def rearranged(self, spans: Sequence[Span], rows: int) -> Any:
-        """A rectangle with these sequences in the same buffers, or None if they have to be new.
+        """A rectangle with these sequences in the same buffers, or None if it needs new ones.
 
         Only sequences that come from elsewhere, or change their row, are copied. The
         buffers are kept unless they have more than `rows` rows, too few for the sequences, or

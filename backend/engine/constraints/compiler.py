@@ -82,7 +82,7 @@ class ConstraintCompiler:
             self._token_table()
 
     def close(self) -> None:
-        """End the child process, so that it does not outlive this one for a moment."""
+        """End the child process, which would otherwise outlive this one for a moment."""
         if self._trial is not None:
             self._trial.end()
 
@@ -254,8 +254,8 @@ class ConstraintCompiler:
             self._compiled.clear()
         if (used := self._memory_in_use()) and needed + used > most:
             raise Overloaded(
-                f"{subject} takes {needed // MIB} MiB of memory, and those of other requests take"
-                f" {used // MIB} of {most // MIB} MiB: send it again later, or make it smaller"
+                f"{subject} takes {needed // MIB} MiB of memory, and the grammars of other requests"
+                f" take {used // MIB} of {most // MIB} MiB: send it again later, or make it smaller"
             )
 
     def _memory_in_use(self) -> int:

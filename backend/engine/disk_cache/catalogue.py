@@ -260,8 +260,8 @@ def to_evict(
 def _stored_files(folder: Path) -> list[StoredFile]:
     """All entries in the folder, of every model.
 
-    Those from the future, because the clock has been set back, count as used long ago: otherwise
-    each new entry would be evicted for the next.
+    Files with a time in the future (the clock has been set back) count as used long ago: otherwise
+    each new entry would be evicted to make room for the next.
     """
     files = []
     latest = time.time_ns() + int(FORGOTTEN * 1e9)

@@ -153,7 +153,7 @@ def is_entry(path: Path) -> bool:
 
 
 def read_head(file: BufferedReader) -> Opened:
-    """Read head and tokens; leaves the file at the arrays. Raises OSError, BadEntry."""
+    """Read head and tokens, up to where the arrays begin. Raises OSError, BadEntry."""
     size = os.fstat(file.fileno()).st_size
     front = file.read(len(MAGIC) + 4)
     if not front.startswith(MAGIC):

@@ -28,7 +28,7 @@ _KEY = "eagle_aux_hidden_state_layer_ids"
 class EagleHead(Module):
     """The layers of an EAGLE-3 checkpoint. Its KV is a cache for each layer.
 
-    drafter: mlx-vlm's, whose embedding is `embedding` if that is not None.
+    drafter: mlx-vlm's module. embedding: replaces its own, unless it is None.
     """
 
     inner: Any

@@ -10,7 +10,6 @@ import mlx.core as mx
 from backend.engine.caching import kv
 from backend.engine.drafting.drafter import GuessRequest
 from backend.engine.drafting.state_guesser import (
-    LEAST_PROBABILITY,
     Choices,
     StateGuesser,
     padded,
@@ -24,10 +23,8 @@ class HeadGuesser(StateGuesser):
     head: called like `PredictionHead` and `EagleHead`.
     """
 
-    def __init__(
-        self, head: Any, choices: Choices, least_probability: float = LEAST_PROBABILITY
-    ) -> None:
-        super().__init__(head, choices, least_probability)
+    def __init__(self, head: Any, choices: Choices) -> None:
+        super().__init__(head, choices)
         # by sequence, how many of its latest tokens in the cache were guesses
         self._guessed: dict[int, int] = {}
 

@@ -49,12 +49,10 @@ class StateGuesser(ABC):
     head: has KV that `kv.new_row` makes.
     """
 
-    def __init__(
-        self, head: Any, choices: Choices, least_probability: float = LEAST_PROBABILITY
-    ) -> None:
+    def __init__(self, head: Any, choices: Choices) -> None:
         self._head = head
         self._choices = choices
-        self._least_probability = least_probability
+        self._least_probability = LEAST_PROBABILITY
         self._cache = kv.BatchCache()
         self._sequences: list[int] = []  # in the order of the cache
 

@@ -6,7 +6,7 @@ option `type` takes precedence over the files; a load request's flags are only c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from backend.engine.embedding.rotary_shape import JINA, REQUIRED, family_of, shape_of
@@ -111,7 +111,7 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
         raise ModelRejected.because(
             name,
             f"it {kind.words}, and its model type {shown(model_type)} is not among the supported"
-            f" ones: {_listed(sorted(families))}; load one of those",
+            f" ones: {', '.join(sorted(families))}; load one of those",
         )
     if kind is ModelKind.RERANK and model_type in ANSWERING_RERANKERS and _scores(config):
         raise ModelRejected.because(
@@ -168,7 +168,3 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     labels = {str(index): str(label) for index, label in named.items()}
     return tuple(labels.get(str(index), "") for index in range(len(labels)))
-
-
-def _listed(words: Sequence[str]) -> str:
-    return ", ".join(words)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A row with the tokens `first` to `last` of a text; the labels of `kept` to `until` count.
+    """A row with the tokens `first` to `last` of a text, of which `kept` to `until` are labelled.
 
     Both ranges are half-open.
     """

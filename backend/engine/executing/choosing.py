@@ -82,7 +82,7 @@ class Chooser:
     """Samples tokens for a fixed set of sequences.
 
     pasts: their tokens before a step. spent: processor time that grammars have already taken in
-    this step, while sequences without a grammar wait to decode; None if there are none of these.
+    this step; None if no sequence without a grammar waits for them.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class PrefillPass:
     def read_first(self) -> list[Sampled]:
         """The first tokens of sequences that wait to join their batch.
 
-        They are read before the batch's step is launched, because that takes time. Those of
+        They are read before the batch's step is launched, because a launch takes time. Those of
         postponed sequences were chosen without their grammars, and are dropped.
         """
         chosen = self.chosen

@@ -15,7 +15,7 @@ from common.prefixes import common_prefix
 
 MOST_CANDIDATES = 1024
 MOST_TOKENS = 1 << 16  # of all candidates together
-MOST_CHARACTERS = 1 << 24  # of the prompt and a candidate, over all candidates
+MOST_CHARACTERS = 1 << 24  # for each candidate those of the prompt and its own, in all
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,8 +215,8 @@ class PromptBuilder:
             tokens = self._encode(text, special=not begun)
         else:
             # Each step below copies the text, and the search for control strings blocks all other
-            # threads, so messages that cannot fit are refused first. Templates render what users
-            # and tools say in full, except for space around it.
+            # threads, so messages that cannot fit are refused first. The prompt is at least as long
+            # as what users and tools say, because templates strip only the space around it.
             rendered = (one["content"] for one in prompt.messages if one["role"] in _SHOWN)
             self._require_short(sum(_trimmed_length(str(text)) for text in rendered), most)
             # A template writes its own BOS; adding the tokenizer's would double it.

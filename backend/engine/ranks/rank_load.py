@@ -22,7 +22,7 @@ class RankLoad:
     member: Member
 
     def division(self, shards: Sequence[Value]) -> str:
-        """`2 ranks, pipeline: rank 0 (10.0.0.1) has layers 12-23 of 24, …`."""
+        """Such as `2 ranks, pipeline: rank 0 (10.0.0.1) has layers 12-23 of 24, …`."""
         parts = [
             f"{self.member.place.name(rank)} has {shard['words']}"
             for rank, shard in enumerate(shards)

@@ -59,7 +59,7 @@ class BatchPenalties:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the biases and of the counts, which both are as wide as the vocabulary."""
+        """Bytes of the biases and of the counts, both as wide as the vocabulary."""
         bias = self._bias.nbytes if self._biased else 0
         return bias + self._output.nbytes
 

@@ -212,7 +212,8 @@ class MediaPrompts:
                 break
             found.append((at, at + len(marker)))
             at += len(marker)
-        beyond = any(_find(tokens, marker, max(at, 0)) >= 0 for marker in self._markers(items))
+        markers_of_all = [self._token_markers[kind] for kind in {item.kind for item in items}]
+        beyond = any(_find(tokens, marker, max(at, 0)) >= 0 for marker in markers_of_all)
         if len(found) < len(items) or beyond:
             markers = "more markers" if beyond else f"only {len(found)} markers"
             raise InvalidRequest(
@@ -221,9 +222,6 @@ class MediaPrompts:
                 " messages, or send the media with the last message"
             )
         return found
-
-    def _markers(self, items: Sequence[MediaItem]) -> list[Sequence[int]]:
-        return [self._token_markers[kind] for kind in {item.kind for item in items}]
 
 
 def _message_indices(messages: Sequence[Message], given: Attachments) -> list[int]:

@@ -119,7 +119,7 @@ def drop_arguments_for_text(processor: Any) -> None:
 
 
 def complete_tiles(processor: Any) -> None:
-    """Let Llama 4 see the whole image after its tiles, for which its prompts contain tokens.
+    """Let Llama 4 also see the whole image, for which its prompts have tokens after the tiles'.
 
     mlx-vlm 0.7.10 leaves the whole image out (`llama4/processing_llama4.py`). The model then takes
     the features of these tokens from memory that lies behind those of the tiles.
@@ -237,7 +237,10 @@ class ItemProcessor:
         try:
             item = self._prepared(picture_of(probe), IMAGE)
         except Exception:
-            _log.info("how far the processor scales images down is not known", exc_info=True)
+            _log.info(
+                "large JPEGs are decoded at full size: the processor failed on a large image",
+                exc_info=True,
+            )
             return None
         found = sum(_bytes(value) for name, value in item.arrays.items() if "pixel" in name)
         pixels = found // (_CHANNELS * _FLOAT)
