@@ -17,6 +17,7 @@ from gateway.origins import is_loopback
 from gateway.settings import GatewaySettings, Rule
 
 KEYS_VARIABLE = "MLX_GATEWAY_API_KEYS"
+_KEY_FILE_VARIABLE = "MLX_GATEWAY_API_KEY_FILE"
 KEY_FILE = "File of keys, `KEY` or `NAME KEY` per line; lines that begin with # are skipped."
 _KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHORTEST_KEY = 8  # characters: catches typing errors, and does not measure strength
@@ -49,10 +50,11 @@ def settings_from(
 
 def _of_environment(environ: Mapping[str, str]) -> list[str]:
     """The variables of the environment as flags; those of the command line take precedence."""
-    flags = []
+    flags, known = [], {"MLX_GATEWAY_LOG", _KEY_FILE_VARIABLE}
     for row in fields(GatewaySettings):
         name, kind = f"MLX_GATEWAY_{row.name.upper()}", row.metadata["rule"].kind
         text = environ.get(name, "").strip()
+        known.add(name)
         if not text or kind == "keys":  # read elsewhere, because keys must not appear in a message
             continue
         if kind == "switch":
@@ -62,8 +64,11 @@ def _of_environment(environ: Mapping[str, str]) -> list[str]:
         else:
             parts = text.split(",") if kind == "texts" else [text]
             flags += [f"{flag_of(row)}={part.strip()}" for part in parts]
-    if file := environ.get("MLX_GATEWAY_APIKEY_FILE"):
+    if file := environ.get(_KEY_FILE_VARIABLE):
         flags.append(f"--api-key-file={file}")
+    for name in environ:  # a misspelled API_KEYS would leave the gateway without a key
+        if name.startswith("MLX_GATEWAY_") and name not in known:
+            raise BadArgument(f"{name} is not a setting: see `--help`, or unset it")
     return flags
 
 
@@ -158,9 +163,7 @@ def _key(text: str) -> str:
             " key, or a name of letters, digits, '.', '_' and '-' before it"
         )
     if len(key) < _SHORTEST_KEY:
-        raise BadArgument(
-            f"an API key is shorter than {_SHORTEST_KEY} characters: use a longer one"
-        )
+        raise BadArgument(f"an API key is shorter than {_SHORTEST_KEY} characters: use another")
     if not key.isascii() or not key.isprintable():
         raise BadArgument("an API key contains characters that HTTP headers cannot: use ASCII")
     return text
@@ -173,9 +176,7 @@ def _origin(text: str) -> str:
     parts = urlsplit(text.strip().rstrip("/").lower())
     # Extensions and desktop programs have their own schemes: app://, chrome-extension://.
     if not parts.scheme or not parts.hostname or parts.path or parts.query:
-        raise BadArgument(
-            f"--cors-origin is {text!r}: give an origin such as http://localhost:3000"
-        )
+        raise BadArgument(f"--cors-origin is {text!r}: give one such as http://localhost:3000")
     return f"{parts.scheme}://{parts.netloc}"
 
 

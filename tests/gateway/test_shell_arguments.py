@@ -59,7 +59,7 @@ def test_keys_come_from_three_places_and_are_merged(tmp_path: Path) -> None:
         (["--host", "::"], "--host :: can be reached by others"),
         (["--host", "example.org"], "--host example.org can be reached by others"),
         (["--cors-origin", "*"], "--cors-origin * lets every web page call"),
-        (["--cors-origin", "localhost"], "--cors-origin is 'localhost': give an origin such as"),
+        (["--cors-origin", "localhost"], "--cors-origin is 'localhost': give one such as"),
         (["--cors-origin", "localhost:3000"], "--cors-origin is 'localhost:3000'"),
         (["--cors-origin", "https://a.b/c"], "--cors-origin is 'https://a.b/c'"),
         (["--api-key", "short"], "an API key is shorter than 8 characters"),
@@ -138,6 +138,8 @@ def test_every_setting_can_be_set_in_the_environment(tmp_path: Path) -> None:
     [
         ("STRICT", "perhaps", "MLX_GATEWAY_STRICT is 'perhaps'"),
         ("PORT", "many", "--port is 'many'"),
+        ("API_KEY", "misspelled", "MLX_GATEWAY_API_KEY is not a setting"),
+        ("API_KEY_FILE", "/nowhere", "--api-key-file /nowhere cannot be read"),
     ],
 )
 def test_an_impossible_variable_is_refused(
@@ -145,3 +147,10 @@ def test_an_impossible_variable_is_refused(
 ) -> None:
     with pytest.raises(BadArgument, match=re.escape(words)):
         read(tmp_path, **{f"MLX_GATEWAY_{name}": text})
+
+
+def test_keys_from_a_file_named_in_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nalice alices-own-key\n")
+    settings = read(tmp_path, MLX_GATEWAY_API_KEY_FILE=str(file))
+    assert settings.api_keys == ("alice alices-own-key",)
