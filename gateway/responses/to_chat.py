@@ -11,6 +11,7 @@ from typing import Any
 
 from gateway.errors import bad_field
 from gateway.openai.anthropic_parts import SEAL
+from gateway.openai.pdf_part import PdfPart
 from gateway.openai.sampling_fields import CommonSampling
 from gateway.openai.translation import Conversation, Translation, translate
 from gateway.responses.items import (
@@ -123,6 +124,7 @@ def _add(conversation: Conversation, item: Item, place: str) -> None:
         result = {
             "role": "tool",
             "tool_call_id": item.call_id,
+            "name": item.name,
             "content": [*map(_part, item.output)],
         }
         conversation.add(result, place, "output")
@@ -170,15 +172,17 @@ def _part(part: AnyPart) -> Json:
     if isinstance(part, Medium):
         kind = {InputImage: "image_url", InputVideo: "video_url"}.get(type(part), part.type)
         return part.model_dump(include={kind}) | {"type": kind}
+    if isinstance(part, PdfPart):
+        return part.model_dump()
     return {"type": "text", "text": part.refusal if isinstance(part, Refusal) else part.text}
 
 
 def _text(content: Sequence[AnyPart], place: str) -> str:
     texts = []
     for at, part in enumerate(content):
-        if isinstance(part, Medium):
+        if isinstance(part, Medium | PdfPart):
             where = f"{place}.content[{at}]"
-            raise bad_field(where, f"{where}: images, videos and sounds belong to user messages")
+            raise bad_field(where, f"{where}: media and PDFs belong to user messages")
         texts.append(part.refusal if isinstance(part, Refusal) else part.text)
     return "".join(texts)
 
