@@ -39,14 +39,18 @@ def file(path: str, content: bytes, name: str = NAME) -> Json:
     return {"type": "file", "file": {"filename": name, "file_data": data}}
 
 
-def asked(gateway: GatewayProcess, path: str, part: Json) -> tuple[int, str]:
+def answered(gateway: GatewayProcess, path: str, *messages: Json) -> tuple[int, str]:
     """The tokens of the prompt, and the ignored fields."""
-    answer = gateway.client.post(path, json=body(path, message(path, part)))
+    answer = gateway.client.post(path, json=body(path, *messages))
     assert answer.status_code == 200, answer.text
     usage = answer.json()["usage"]
-    tokens: int = usage.get("prompt_tokens") or usage["input_tokens"]
+    tokens = usage.get("prompt_tokens") or usage["input_tokens"]
     tokens += usage.get("cache_read_input_tokens", 0)
     return tokens, answer.headers.get("x-ignored-fields", "")
+
+
+def asked(gateway: GatewayProcess, path: str, part: Json) -> tuple[int, str]:
+    return answered(gateway, path, message(path, part))
 
 
 def text(path: str, words: str) -> Json:
@@ -87,16 +91,12 @@ def test_a_pdf_in_the_result_of_a_call_is_read(gateway: GatewayProcess, path: st
     def prompt(part: Json) -> int:
         result = {"type": "tool_result", "tool_use_id": "t1", "content": [part]}
         use = {"type": "tool_use", "id": "t1", "name": "read", "input": {}}
-        turns = [
+        turns: list[Json] = [
             {"role": "user", "content": "Look."},
             {"role": "assistant", "content": [use]},
             {"role": "user", "content": [result]},
         ]
-        answer = gateway.client.post(path, json=body(path, *turns))
-        assert answer.status_code == 200, answer.text
-        usage = answer.json()["usage"]
-        found: int = usage.get("prompt_tokens") or usage["input_tokens"]
-        return found + usage.get("cache_read_input_tokens", 0)
+        return answered(gateway, path, *turns)[0]
 
     assert prompt(file(path, of_pages("Twelve."))) == prompt(text(path, f"{NAME}\nTwelve."))
 
