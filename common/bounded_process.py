@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +45,12 @@ def output_of(
     content: bytes,
     seconds: float,
     environ: Mapping[str, str],
+    on_start: Callable[[subprocess.Popen[bytes]], None] = lambda _: None,
 ) -> Ended:
     """Run a module of this project with a file as standard input, and `task` as JSON argument.
 
-    seconds: of wall time. Raises OSError if the process cannot be started.
+    seconds: of wall time. on_start: called with the process, for a caller that may kill it. Raises
+    OSError if the process cannot be started.
     """
     with os.fdopen(unnamed_file("file"), "w+b") as file:
         file.write(content)
@@ -64,6 +66,7 @@ def output_of(
             close_fds=False,
         )
     try:
+        on_start(child)
         output, _ = child.communicate(timeout=seconds)
         return Ended(child.returncode, output)
     except subprocess.TimeoutExpired:

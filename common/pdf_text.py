@@ -7,6 +7,7 @@ import base64
 import hashlib
 import logging
 import math
+import subprocess
 import threading
 import time
 from collections import OrderedDict
@@ -43,12 +44,36 @@ _NOTHING = PdfText("", 0.0)
 async def read(data: str, seconds: float) -> PdfText:
     """The text of a PDF in base64 or a data URI, extracted within `seconds`.
 
-    None if it is encrypted or broken, consists of images, or is no PDF. Recent ones are known.
+    None if it is encrypted or broken, consists of images, or is no PDF. Recent ones are known. A
+    caller that is cancelled ends the process.
     """
-    return await asyncio.get_running_loop().run_in_executor(_readers, _read, data, seconds)
+    reading = _Reading()
+    try:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(_readers, _read, data, seconds, reading)
+    finally:
+        reading.end()
 
 
-def _read(data: str, seconds: float) -> PdfText:
+class _Reading:
+    """The process of one call, which another thread may end."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self.ended = False
+
+    def begin(self, child: subprocess.Popen[bytes]) -> None:
+        self._child = child
+        if self.ended:
+            child.kill()
+
+    def end(self) -> None:
+        self.ended = True
+        if self._child is not None:
+            self._child.kill()  # does nothing if it has ended
+
+
+def _read(data: str, seconds: float, reading: _Reading) -> PdfText:
     try:
         content = base64.b64decode("".join(data.rpartition(",")[2].split()), validate=True)
     except ValueError:
@@ -61,8 +86,8 @@ def _read(data: str, seconds: float) -> PdfText:
     if seconds <= 0:
         return _NOTHING
     started = time.monotonic()
-    text = _text_of(content, min(seconds, CPU_SECONDS))
-    if text is None:
+    text = _text_of(content, min(seconds, CPU_SECONDS), reading)
+    if text is None or reading.ended:
         return _NOTHING
     if seconds >= CPU_SECONDS:  # a later request may get more of it otherwise
         with _keeping:
@@ -72,11 +97,11 @@ def _read(data: str, seconds: float) -> PdfText:
     return PdfText(text, time.monotonic() - started)
 
 
-def _text_of(content: bytes, cpu_seconds: float) -> str | None:
+def _text_of(content: bytes, cpu_seconds: float, reading: _Reading) -> str | None:
     """The text; None if the process failed for another reason than the file."""
     task = {"cpu_seconds": max(math.ceil(cpu_seconds), 1)}
     try:
-        ended = output_of(_PROGRAM, task, content, WALL_SECONDS, {})
+        ended = output_of(_PROGRAM, task, content, WALL_SECONDS, {}, reading.begin)
     except OSError:
         ended = Ended(1, b"")
     if ended.code == 1:

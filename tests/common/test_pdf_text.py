@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import queue
+import signal
+import subprocess
 
 import pytest
 
@@ -42,6 +45,28 @@ def test_the_text_before_the_limit_is_kept() -> None:
     found = read(slow("The beginning."), 1.0)
     assert found.text.startswith("The beginning.")
     assert found.text.endswith("[The rest of this document could not be shown.]")
+
+
+def test_a_cancelled_caller_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next file would wait for a thread otherwise, and the exit of this process as well."""
+    started: queue.Queue[subprocess.Popen[bytes]] = queue.Queue()
+    begin = pdf_text._Reading.begin
+
+    def watched(self: pdf_text._Reading, child: subprocess.Popen[bytes]) -> None:
+        begin(self, child)
+        started.put(child)
+
+    monkeypatch.setattr(pdf_text._Reading, "begin", watched)
+
+    async def leave() -> int:
+        reading = asyncio.ensure_future(pdf_text.read(in_base64(slow("Left.")), 30.0))
+        child = await asyncio.to_thread(started.get)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        return await asyncio.to_thread(child.wait)
+
+    assert asyncio.run(leave()) == -signal.SIGKILL
 
 
 def test_a_file_is_not_read_without_time() -> None:
