@@ -175,7 +175,7 @@ def as_text(kind: str, unread: str = "", *, media: bool = False) -> Callable[[An
         if form == PDF and value.get("type") in ("document", *FILES):
             file = "input_file" if kind == "input_text" else "file"
             return {"type": file, "filename": name, "file_data": data}
-        if text := text_of(value) or (value.get("type") == "document" and unread):
+        if text := text_of(value) or (value.get("type") in _UNSHOWN and unread):
             return {"type": kind, "text": text}
         what, _, codec = form.partition("/")
         if media and what == "audio":
@@ -189,6 +189,7 @@ def as_text(kind: str, unread: str = "", *, media: bool = False) -> Callable[[An
     return convert
 
 
+_UNSHOWN = ("document", "container_upload")
 _ATTACHED = frozenset(
     "source data base64 url file file_id file_url file_data image image_url input_audio audio_url"
     " video video_url".split()

@@ -11,7 +11,7 @@ from common.part_text import text_of
 from gateway.openai.base import Strict
 from gateway.openai.messages import InputAudio, MediaUrl
 from gateway.openai.pdf_part import PdfPart
-from gateway.tagged import OneOf, TextAs, as_text
+from gateway.tagged import OneOf, TextAs, as_text, rather
 from gateway.tolerance import DROPPED
 
 
@@ -66,6 +66,11 @@ class Message(_Item):
     role: Literal["user", "assistant", "system", "developer"]
     content: _Content = Field(default_factory=list)
     phase: str | None = None
+
+    _bare = rather(
+        lambda item: {**item, "type": "item_reference"} if {*item} == {"type", "id"} else None,
+        "role is missing: send it",
+    )
 
 
 class FunctionCall(_Item):

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.anthropic.request import MessagesRequest
 from gateway.anthropic.to_chat import chat_request as of_anthropic
+from gateway.openai.pdf_part import UNREAD
 from gateway.responses.request import ResponsesRequest
 from gateway.responses.to_chat import chat_request as of_responses
 from tests.gateway.asking import WEATHER, user_message
@@ -69,6 +70,19 @@ def test_a_result_in_responses_may_name_its_function_alone() -> None:
     body = ResponsesRequest.model_validate({"input": [call, result]})
     found = wire(of_responses(body, body.input)).Messages[-1]  # type: ignore[arg-type]
     assert (found.role, found.tool_call_id, found.content) == ("tool", "c", "5")
+
+
+@pytest.mark.parametrize("reference", [{"id": "msg_1"}, {"id": "msg_1", "type": None}])
+def test_a_reference_in_responses_needs_no_type(reference: dict[str, Any]) -> None:
+    (item,) = ResponsesRequest.model_validate({"input": [reference]}).input
+    assert (item.type, item.id) == ("item_reference", "msg_1")
+
+
+def test_a_file_for_a_providers_container_is_described_to_the_model() -> None:
+    turn = {"role": "user", "content": [{"type": "container_upload", "file_id": "f"}]}
+    body = {"model": "m", "max_tokens": 1, "messages": [turn]}
+    found = of_anthropic(MessagesRequest.model_validate(body))
+    assert wire(found).Messages[0].content == UNREAD
 
 
 @pytest.mark.parametrize("turn", [{"role": "user"}, {"role": "assistant", "content": None}])
