@@ -152,8 +152,8 @@ async def _part(
             if message.role != owner:
                 here.ignore(f"messages[].content[][{part.type}]")
             return ""
-        sentence = f"{place}: {part.type} parts belong to messages of the role {owner}"
-        raise bad_field(place, sentence, "unsupported_parameter")
+        sentence = f"{place} is not supported: {part.type} parts belong to messages of the role"
+        raise bad_field(place, f"{sentence} {owner}", "unsupported_parameter")
     _require_one_kind(part, place)
     value = getattr(part, part.field)
     if value is None:

@@ -48,8 +48,8 @@ class Sound(Strict):
     input_audio: InputAudio
 
 
-Medium = InputImage | InputVideo | Sound
-AnyPart = Text | Refusal | Medium | PdfPart
+Medium = InputImage | InputVideo | Sound | PdfPart
+AnyPart = Text | Refusal | Medium
 _INSTEAD = {"input_file": "send its text; only files of text and PDFs are read"}
 _read = as_text("input_text", media=True)
 _Part = Annotated[AnyPart, OneOf("a part", instead=_INSTEAD, otherwise=_read)]

@@ -11,7 +11,6 @@ from typing import Any
 
 from gateway.errors import bad_field
 from gateway.openai.anthropic_parts import SEAL
-from gateway.openai.pdf_part import PdfPart
 from gateway.openai.sampling_fields import CommonSampling
 from gateway.openai.translation import Conversation, Translation, translate
 from gateway.responses.items import (
@@ -171,16 +170,14 @@ def _thought(item: Reasoning) -> str:
 def _part(part: AnyPart) -> Json:
     if isinstance(part, Medium):
         kind = {InputImage: "image_url", InputVideo: "video_url"}.get(type(part), part.type)
-        return part.model_dump(include={kind}) | {"type": kind}
-    if isinstance(part, PdfPart):
-        return part.model_dump()
+        return part.model_dump() | {"type": kind}
     return {"type": "text", "text": part.refusal if isinstance(part, Refusal) else part.text}
 
 
 def _text(content: Sequence[AnyPart], place: str) -> str:
     texts = []
     for at, part in enumerate(content):
-        if isinstance(part, Medium | PdfPart):
+        if isinstance(part, Medium):
             where = f"{place}.content[{at}]"
             raise bad_field(where, f"{where}: media and PDFs belong to user messages")
         texts.append(part.refusal if isinstance(part, Refusal) else part.text)
