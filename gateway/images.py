@@ -36,6 +36,8 @@ _SOUNDS: Sequence[Signature] = (
     ("audio/wav", lambda head: head[:4] == b"RIFF" and head[8:12] == b"WAVE"),
     ("audio/mpeg", lambda head: head[:3] == b"ID3" or (head[:1] == b"\xff" and head[1] >= 0xE0)),
 )
+PDF = "application/pdf"
+_PDFS: Sequence[Signature] = ((PDF, lambda head: head.lstrip().startswith(b"%PDF-")),)
 _FORMATS = {"wav": "audio/wav", "mp3": "audio/mpeg"}
 MOST_REMOTE = 16  # for one request: as many as backends accept by default
 _HEAD = 16  # enough bytes to recognise a format
@@ -46,15 +48,17 @@ def is_remote(url: str) -> bool:
     return url[:8].lower().startswith(("http://", "https://"))
 
 
-def type_of(data: str) -> str:
+def type_of(data: object) -> str:
     """The media type by the first bytes of base64 or a data URI; "" if none of those above."""
+    if not isinstance(data, str):
+        return ""
     text = data.partition(",")[2] if data[:5].lower() == "data:" else data
     digits = "".join(text[: 4 * _HEAD].split())[: _HEAD // 3 * 4]
     try:
         head = base64.b64decode(digits, validate=True)
     except (binascii.Error, ValueError):
         return ""
-    return _kind(head, (*_IMAGES, *_VIDEOS, *_SOUNDS)) or ""
+    return _kind(head, (*_IMAGES, *_VIDEOS, *_SOUNDS, *_PDFS)) or ""
 
 
 async def media(

@@ -7,9 +7,7 @@ body (messages[0].content[1].text) and the message is about the kind that was se
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
@@ -23,7 +21,11 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
+from common.part_text import file_of, text_of
+from gateway.images import PDF, type_of
 from gateway.tolerance import DROPPED, tolerable
+
+FILES = ("file", "input_file")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +79,8 @@ class OneOf:
             replacement = self.otherwise(value)
             if replacement is None:
                 return _error(sentence)
-            return tolerable(sentence, replacement, up=up, lossless=self.lossless)
+            lossless = self.lossless or "file_data" in replacement
+            return tolerable(sentence, replacement, up=up, lossless=lossless)
 
         if isinstance(value, str) and words:
             if value not in words:
@@ -92,7 +95,7 @@ class OneOf:
                 named = next((name for name in members if name in kinds), members[0])
             value = {**value, "type": named}
         named = value.get("type")
-        if isinstance(named, str) and named in kinds:
+        if isinstance(named, str) and named in kinds and _is_whole(value):
             return kinds[named].model_validate(value)
         details = InitErrorDetails(type="missing", loc=("type",), input=value)
         if named is not None:
@@ -108,6 +111,12 @@ def _literals(annotation: Any) -> Iterator[str]:
         for member in get_args(annotation):
             if member is not NoneType:
                 yield from _literals(member)
+
+
+def _is_whole(value: dict[str, Any]) -> bool:
+    """Whether a part has the form of its kind; only files have others, which are replaced."""
+    whole = {"type", "filename", "file_data"} >= value.keys()
+    return value["type"] not in FILES or (whole and type_of(value.get("file_data")) == PDF)
 
 
 def drop(_: Any) -> Any:
@@ -136,7 +145,7 @@ class TextAs:
         return check.__get_pydantic_core_schema__(source, handler)
 
 
-def rather(form: Callable[[dict[str, Any]], Any], sentence: str) -> Any:
+def rather(form: Callable[[dict[str, Any]], Any], sentence: str, *, lossless: bool = True) -> Any:
     """A validator for a model that also accepts an object in another API's form.
 
     `form` converts the object to the form that the model expects, or to a tuple of several; it
@@ -146,52 +155,41 @@ def rather(form: Callable[[dict[str, Any]], Any], sentence: str) -> Any:
     def check(value: Any) -> Any:
         instead = form(value) if isinstance(value, dict) else None
         if instead is not None:
-            raise tolerable(sentence, instead, lossless=True)
+            raise tolerable(sentence, instead, lossless=lossless)
         return value
 
     return model_validator(mode="before")(check)
 
 
-def text_of(value: Any) -> str:
-    """The readable text in a part of an unknown kind."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        return "\n".join(filter(None, map(text_of, value)))
-    if not isinstance(value, dict):
-        return ""
-    if written := text_of(value.get("text") or value.get("content")):
-        return written
-    inner = next((value[at] for at in ("source", "file") if isinstance(value.get(at), dict)), value)
-    data = inner.get("file_data") or inner.get("data") or inner.get("base64")
-    text = text_of(inner.get("content")) or (data if inner.get("type") == "text" else _read(data))
-    named = text_of(value.get("title") or inner.get("filename"))
-    return f"{named}\n{text}" if named and text else text_of(text)
-
-
-def _read(data: Any) -> str:
-    """The text of a file in base64 or in a data URI; "" if it is anything but text."""
-    with suppress(ValueError, AttributeError, TypeError):
-        text = base64.b64decode(data.partition(";base64,")[2] or data, validate=True).decode()
-        return "" if "\0" in text or text.startswith("%PDF") else text
-    return ""
-
-
-def as_text(kind: str, unread: str = "") -> Callable[[Any], Any]:
+def as_text(kind: str, unread: str = "", *, media: bool = False) -> Callable[[Any], Any]:
     """For `otherwise`: the text of a part as a part of this kind; a part without text is dropped.
 
-    unread: the text that replaces a document without readable text. If it is empty, the document is
-    refused, as any other attachment: the answer would ignore it.
+    A PDF becomes a `gateway.openai.pdf_part`, and with `media` an image, a video or a sound a part
+    of its own kind. unread: the text that replaces a document without readable text. If it is
+    empty, the document is refused, as any other attachment: the answer would ignore it.
     """
 
     def convert(value: dict[str, Any]) -> Any:
-        if text := text_of(value) or (value.get("type") == "document" and unread):
+        name, data, _ = file_of(value)
+        form = type_of(data)
+        if form == PDF and value.get("type") in ("document", *FILES):
+            file = "input_file" if kind == "input_text" else "file"
+            return {"type": file, "filename": name, "file_data": data}
+        if text := text_of(value) or (value.get("type") in _UNSHOWN and unread):
             return {"type": kind, "text": text}
-        return None if _ATTACHED & value.keys() else DROPPED
+        what, _, codec = form.partition("/")
+        if media and what == "audio":
+            sound = {"data": data, "format": "wav" if codec == "wav" else "mp3"}
+            return {"type": "input_audio", "input_audio": sound}
+        if media and what in ("image", "video"):
+            return {"type": f"input_{what}", f"{what}_url": data}
+        attached = "content" not in value and any(map(value.get, _ATTACHED))
+        return None if attached else DROPPED
 
     return convert
 
 
+_UNSHOWN = ("document", "container_upload")
 _ATTACHED = frozenset(
     "source data base64 url file file_id file_url file_data image image_url input_audio audio_url"
     " video video_url".split()

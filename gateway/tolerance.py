@@ -65,11 +65,11 @@ def tolerable(
 
 
 def known(words: Collection[str]) -> BeforeValidator:
-    """Annotates a text that is one of these words; any other is left out."""
+    """Annotates a text that is one of these words; any other, or a number, is left out."""
 
     def check(word: Any) -> Any:
-        if isinstance(word, str) and word not in words:
-            raise tolerable(f"{word[:64]} is not served: send one of {', '.join(words)}")
+        if isinstance(word, str | float | int) and word not in words:
+            raise tolerable(f"{str(word)[:64]} is not served: send one of {', '.join(words)}")
         return word
 
     return BeforeValidator(check, json_schema_input_type=str)

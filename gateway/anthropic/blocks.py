@@ -14,6 +14,7 @@ from gateway.openai.anthropic_parts import (
     UrlSource,
 )
 from gateway.openai.base import Strict
+from gateway.openai.pdf_part import UNREAD, PdfPart
 from gateway.tagged import OneOf, TextAs, as_text
 
 
@@ -44,25 +45,19 @@ def _text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-# Agents send each PDF again in all later requests, so a refusal would end the conversation.
-_UNREAD = "[A document, such as a PDF, could not be shown. Convert it to text, as with pdftotext.]"
-_text = as_text("text", _UNREAD)
-_ResultContent = Annotated[TextBlock | ImageBlock, OneOf("a tool result", otherwise=_text)]
+_text = as_text("text", UNREAD)
+_Result = Annotated[TextBlock | ImageBlock | PdfPart, OneOf("a tool result", otherwise=_text)]
 
 
 class ToolResultBlock(Strict):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Annotated[list[_ResultContent], TextAs(_text_block)] = Field(default_factory=list)
+    content: Annotated[list[_Result], TextAs(_text_block)] = Field(default_factory=list)
     is_error: bool | None = None
 
 
-_INSTEAD = {
-    "document": "send the text of the document in a text block",
-    "search_result": "send the text of the result in a text block",
-}
-Block = TextBlock | ImageBlock | VideoBlock | ToolUseBlock | ToolResultBlock | ThoughtPart
-_Block = Annotated[Block, OneOf("a content block", instead=_INSTEAD, otherwise=_text)]
+Block = TextBlock | ImageBlock | VideoBlock | PdfPart | ToolUseBlock | ToolResultBlock | ThoughtPart
+_Block = Annotated[Block, OneOf("a content block", otherwise=_text)]
 Content = Annotated[list[_Block], TextAs(_text_block)]
 _SystemBlock = Annotated[TextBlock, OneOf("a system block", otherwise=as_text("text"))]
 SystemContent = Annotated[list[_SystemBlock], TextAs(_text_block)]

@@ -14,12 +14,19 @@ from gateway.described import about
 from gateway.openai.base import Request, Strict
 from gateway.openai.refused import MESSAGES
 from gateway.openai.thinking_fields import ReasoningEffort
-from gateway.tagged import OneOf, drop
+from gateway.tagged import OneOf, drop, rather
+from gateway.tolerance import DROPPED
 
 
 class Turn(Strict):
     role: Literal["user", "assistant", "system"]
     content: Content
+
+    _settings = rather(
+        lambda turn: None if "content" in turn or turn.get("role") != "system" else DROPPED,
+        "content is missing: send it",
+        lossless=False,
+    )
 
 
 class Tool(Strict):

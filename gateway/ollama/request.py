@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field
 
+from common.part_text import text_of
 from gateway.described import about
 from gateway.errors import bad_field
 from gateway.images import type_of
@@ -15,7 +16,6 @@ from gateway.openai.sampling_fields import Options
 from gateway.openai.thinking_fields import ReasoningEffort
 from gateway.openai.tools import AnyTool
 from gateway.openai.translation import Translation, translate
-from gateway.tagged import text_of
 from gateway.tolerance import tolerable
 
 Json = dict[str, Any]

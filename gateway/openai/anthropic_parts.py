@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from common.part_text import text_of
 from gateway.described import about
 from gateway.openai.base import Strict
-from gateway.tagged import OneOf, text_of
+from gateway.tagged import OneOf
 
 # Begins a signature or encrypted content that contains reasoning; clients return it unread.
 SEAL = "reasoning:"

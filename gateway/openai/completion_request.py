@@ -30,8 +30,8 @@ class CompletionRequest(SamplingFields, FormatFields, TextRequest):
     suffix: str | None = about("Text after the answer, for fill-in-the-middle.")
     echo: bool | None = about("Whether the prompt is returned before the answer.")
     best_of: int | None = about("Must equal n.", ge=1, le=128)
-    logprobs: bool | Annotated[int, Field(ge=0, le=MOST_ALTERNATIVES)] | None = about(
-        "Log-probabilities, with this number of alternatives."
+    logprobs: bool | Annotated[int, Field(ge=-1, le=MOST_ALTERNATIVES)] | None = about(
+        "Log-probabilities, with this number of alternatives; -1: none (mlx_lm.server's default)."
     )
 
     def before(self) -> str | Prompts | Tokens:

@@ -107,7 +107,8 @@ def _answers_per_prompt(request: CompletionRequest, prompts: int) -> int:
 def _logprobs(request: CompletionRequest) -> int | None:
     """OpenAI's number of alternatives; 0 means the chosen tokens alone."""
     asked = request.logprobs
-    alternatives = None if asked is None or asked is False else 0 if asked is True else asked
+    off = asked is None or asked is False or asked < 0
+    alternatives = None if off else 0 if asked is True else asked
     return agreed(("logprobs", alternatives), ("n_probs", request.n_probs or None))
 
 

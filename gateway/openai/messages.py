@@ -11,10 +11,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
+from common.part_text import text_of
 from gateway.described import about
 from gateway.openai.anthropic_parts import ImageSource, ThoughtPart, ToolUseBlock
 from gateway.openai.base import Strict
-from gateway.tagged import OneOf, as_text, text_of
+from gateway.openai.pdf_part import PdfPart
+from gateway.tagged import OneOf, as_text
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -89,8 +91,8 @@ class ToolCall(Strict):
         return _custom_call(call) if isinstance(call, dict) and "custom" in call else call
 
 
-_INSTEAD = {"file": "send its text; only files of text are read"}
-_PLAIN = OneOf("a part", instead=_INSTEAD, otherwise=as_text("text"))
+_INSTEAD = {"file": "send its text; only files of text and PDFs are read"}
+_PLAIN = OneOf("a part", instead=_INSTEAD, otherwise=as_text("text", media=True))
 
 
 class ResultPart(Strict):
@@ -98,11 +100,11 @@ class ResultPart(Strict):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[Annotated[ContentPart, _PLAIN]] | None = None
+    content: str | list[Annotated[ContentPart | PdfPart, _PLAIN]] | None = None
     is_error: bool | None = None
 
 
-Part = ContentPart | ToolUseBlock | ResultPart | ThoughtPart
+Part = ContentPart | PdfPart | ToolUseBlock | ResultPart | ThoughtPart
 Call = Annotated[ToolCall, OneOf("a call", default="function", otherwise=_custom_call)]
 
 

@@ -19,6 +19,7 @@ from gateway.errors import ApiError, bad_field
 from gateway.openai.anthropic_parts import ThoughtPart
 from gateway.openai.chat_request import RoleMapping
 from gateway.openai.messages import ChatMessage, ContentPart, Part, ResultPart, ToolCall
+from gateway.openai.pdf_part import SECONDS, PdfPart
 from gateway.openai.turns import RESULTS, Turn, turns_of
 from gateway.remote_images import Fetched
 from gateway.settings import GatewaySettings
@@ -27,11 +28,9 @@ from wire import backend_pb2 as pb
 # No chat template of a local model distinguishes the two: those that know `developer` (gpt-oss)
 # render `system` the same way, and the others refuse unknown roles.
 _ROLES = {"developer": "system", "function": "tool"}
-_ASSISTANT = (
-    "tool_calls function_call reasoning_content reasoning thinking_blocks reasoning_details \
-refusal".split()
-)
-_OF_ROLE = dict.fromkeys(_ASSISTANT, "assistant") | {"tool_call_id": "tool"}
+_CALLS = ("tool_calls", "function_call")
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking_blocks", "reasoning_details")
+_OF_ROLE = dict.fromkeys((*_CALLS, *_THOUGHTS, "refusal"), "assistant") | {"tool_call_id": "tool"}
 _AT_ONCE = 500  # messages between two pauses for other tasks
 Kind = Literal["image", "video", "audio"]
 
@@ -51,6 +50,7 @@ class WireMessages:
     )
     results: list[tuple[Kind, str]] = field(default_factory=list)
     fetched: int = 0  # bytes of fetched images and videos
+    pdf_seconds: float = SECONDS  # that are left for reading PDFs
 
     def give_to_user(self) -> None:
         """Attach the media of other messages to the user message that comes next."""
@@ -80,10 +80,9 @@ async def wire_messages(
     for index, turn in enumerate(turns):
         if index % _AT_ONCE == _AT_ONCE - 1:
             await asyncio.sleep(0)  # let other tasks run, such as streams
-        message = turn.message
+        message = _fitting(turn.message, turn.place)
         if message.role == "user":
             found.give_to_user()
-        _require_fitting(message, turn.place)
         calls = _calls(message, index)
         if calls:
             open_calls = {call.id: call.function.name for call in calls}
@@ -113,18 +112,21 @@ def _require_few_remote(turns: Sequence[Turn]) -> None:
             raise bad_field(place, f"{sentence}: send the others as data URIs")
 
 
-def _require_fitting(message: ChatMessage, place: str) -> None:
-    """Refuse fields that the role does not have."""
+def _fitting(message: ChatMessage, place: str) -> ChatMessage:
+    """The message without fields that its role does not have; calls of other roles are refused."""
+    here = exchange.current()
     for name, role in _OF_ROLE.items():
         if getattr(message, name) and message.role != role:
-            raise bad_field(
-                f"{place}.{name}",
-                f"{place}.{name} belongs to the role {role}, not to {message.role}: leave it out",
-            )
+            if here.strict or name in _CALLS:
+                sentence = f"{place}.{name} belongs to the role {role}, not to {message.role}"
+                raise bad_field(f"{place}.{name}", f"{sentence}: leave it out")
+            here.ignore(f"messages[].{name}")
+            message = message.model_copy(update={name: None})
     if message.content is None and message.role in ("system", "developer", "user"):
         raise bad_field(
             f"{place}.content", f"{place}.content is missing: send a text or a list of parts"
         )
+    return message
 
 
 async def _content(turn: Turn, found: WireMessages, settings: GatewaySettings) -> str:
@@ -140,6 +142,9 @@ async def _part(
     message: ChatMessage, part: Part, place: str, found: WireMessages, settings: GatewaySettings
 ) -> str:
     """The text of one part; its media are collected."""
+    if isinstance(part, PdfPart):
+        text, found.pdf_seconds = await part.read(found.pdf_seconds)
+        return text
     if not isinstance(part, ContentPart):
         owner = "user" if isinstance(part, ResultPart) else "assistant"
         here = exchange.current()
@@ -147,7 +152,8 @@ async def _part(
             if message.role != owner:
                 here.ignore(f"messages[].content[][{part.type}]")
             return ""
-        raise _refused(place, f"{part.type} parts belong to messages of the role {owner}")
+        sentence = f"{place} is not supported: {part.type} parts belong to messages of the role"
+        raise bad_field(place, f"{sentence} {owner}", "unsupported_parameter")
     _require_one_kind(part, place)
     value = getattr(part, part.field)
     if value is None:
@@ -215,10 +221,6 @@ def _call(call: ToolCall) -> dict[str, object]:
     arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
-
-
-def _refused(place: str, instead: str) -> ApiError:
-    return bad_field(place, f"{place} is not supported: {instead}", "unsupported_parameter")
 
 
 def prompt_of(mapping: RoleMapping, found: WireMessages, options: pb.PredictOptions) -> str:

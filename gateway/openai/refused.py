@@ -23,7 +23,6 @@ class Refused:
 
 _WHOLE = "a grammar applies from the start of the answer"
 _FORM = "send response_format, or a grammar"
-_TEXT = "answers are text; leave it out"
 
 COMMON: Mapping[str, Refused] = {
     "stop_token_ids": Refused("send the tokens' text as stop"),
@@ -42,8 +41,7 @@ COMMON: Mapping[str, Refused] = {
 }
 CHAT: Mapping[str, Refused] = {
     **COMMON,
-    "audio": Refused(_TEXT),
-    "modalities": Refused(_TEXT, (["text"],)),
+    "modalities": Refused("answers are text; leave it out", (["text"],)),
     "chat_template": Refused("the model's own is used; send its variables as chat_template_kwargs"),
     "documents": Refused("write them into a message"),
     "echo": Refused("use /v1/completions to see the prompt"),

@@ -130,4 +130,4 @@ ToolChoice = Annotated[
     _Word | ToolChoiceObject,
     OneOf("a tool_choice", otherwise=_choice_in_other_words, lossless=True),
 ]
-FunctionCallChoice = Literal["none", "auto"] | FunctionName
+FunctionCallChoice = _Word | FunctionName

@@ -13,7 +13,9 @@ from gateway.openai.anthropic_parts import ToolUseBlock
 from gateway.openai.messages import CalledFunction, ChatMessage, Part, ResultPart, ToolCall
 
 RESULTS = ("tool", "function")
-_NO_MEDIA = frozenset("text refusal tool_use thinking redacted_thinking reasoning".split())
+_NO_MEDIA = frozenset(
+    "text refusal tool_use thinking redacted_thinking reasoning file input_file".split()
+)
 _ADDED = ChatMessage.model_construct(role="user", content="")
 
 

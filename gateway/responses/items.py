@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, TypeAdapter
 from pydantic_core import to_json
 
-from gateway.images import type_of
+from common.part_text import text_of
 from gateway.openai.base import Strict
 from gateway.openai.messages import InputAudio, MediaUrl
-from gateway.tagged import OneOf, TextAs, as_text, text_of
+from gateway.openai.pdf_part import PdfPart
+from gateway.tagged import OneOf, TextAs, as_text, rather
 from gateway.tolerance import DROPPED
 
 
@@ -47,22 +48,11 @@ class Sound(Strict):
     input_audio: InputAudio
 
 
-Medium = InputImage | InputVideo | Sound
+Medium = InputImage | InputVideo | Sound | PdfPart
 AnyPart = Text | Refusal | Medium
-_INSTEAD = {"input_file": "send its text; only files of text are read"}
-
-
-def _readable_part(part: dict[str, Any]) -> Any:
-    """The part for a file: an image, a video or a sound (Kimi CLI sends these), else its text."""
-    data = part.get("file_data")
-    kind, _, form = type_of(data).partition("/") if isinstance(data, str) else ("", "", "")
-    if kind == "audio":
-        sound = {"data": data, "format": "wav" if form == "wav" else "mp3"}
-        return {"type": "input_audio", "input_audio": sound}
-    return {"type": f"input_{kind}", f"{kind}_url": data} if kind else as_text("input_text")(part)
-
-
-_Part = Annotated[AnyPart, OneOf("a part", instead=_INSTEAD, otherwise=_readable_part)]
+_INSTEAD = {"input_file": "send its text; only files of text and PDFs are read"}
+_read = as_text("input_text", media=True)
+_Part = Annotated[AnyPart, OneOf("a part", instead=_INSTEAD, otherwise=_read)]
 _Content = Annotated[list[_Part], TextAs(lambda text: {"type": "input_text", "text": text})]
 
 
@@ -74,8 +64,13 @@ class _Item(Strict):
 class Message(_Item):
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: _Content
+    content: _Content = Field(default_factory=list)
     phase: str | None = None
+
+    _bare = rather(
+        lambda item: {**item, "type": "item_reference"} if {*item} == {"type", "id"} else None,
+        "role is missing: send it",
+    )
 
 
 class FunctionCall(_Item):
@@ -98,7 +93,7 @@ class CustomCall(_Item):
 
 class FunctionCallOutput(_Item):
     type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: str
+    call_id: str = ""  # without one: the earliest call of this name that has no result
     output: _Content = Field(default_factory=list)
     name: str | None = None
 

@@ -123,6 +123,7 @@ def _add(conversation: Conversation, item: Item, place: str) -> None:
         result = {
             "role": "tool",
             "tool_call_id": item.call_id,
+            "name": item.name,
             "content": [*map(_part, item.output)],
         }
         conversation.add(result, place, "output")
@@ -169,7 +170,7 @@ def _thought(item: Reasoning) -> str:
 def _part(part: AnyPart) -> Json:
     if isinstance(part, Medium):
         kind = {InputImage: "image_url", InputVideo: "video_url"}.get(type(part), part.type)
-        return part.model_dump(include={kind}) | {"type": kind}
+        return part.model_dump() | {"type": kind}
     return {"type": "text", "text": part.refusal if isinstance(part, Refusal) else part.text}
 
 
@@ -178,7 +179,7 @@ def _text(content: Sequence[AnyPart], place: str) -> str:
     for at, part in enumerate(content):
         if isinstance(part, Medium):
             where = f"{place}.content[{at}]"
-            raise bad_field(where, f"{where}: images, videos and sounds belong to user messages")
+            raise bad_field(where, f"{where}: media and PDFs belong to user messages")
         texts.append(part.refusal if isinstance(part, Refusal) else part.text)
     return "".join(texts)
 

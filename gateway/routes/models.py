@@ -144,6 +144,13 @@ async def read_slots(gateway: GatewayDep, model: str | None = None) -> list[dict
     ]
 
 
+@router.get("/lora-adapters")
+async def list_adapters(gateway: GatewayDep, model: str | None = None) -> list[dict[str, Any]]:
+    """llama.cpp's list: the model's adapters, each used only by requests that name it."""
+    names = gateway.supervisor.resolve(model).adapters
+    return [{"id": at, "path": name, "scale": 0.0} for at, name in enumerate(names)]
+
+
 class Named(Request):
     model: str = Field(validation_alias=AliasChoices("model", "instance_id"))  # LM Studio's
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from common.device_memory import device_memory
 from gateway import exchange
 from gateway.errors import ApiError
 from gateway.generation import Stub
@@ -25,7 +26,6 @@ from gateway.models.reading import ModelFolder
 from gateway.settings import GatewaySettings
 from gateway.supervisor import failures, policy
 from gateway.supervisor.catalogue import Catalogue
-from gateway.supervisor.device_memory import device_memory
 from gateway.supervisor.instance import Key, ModelInstance
 from gateway.supervisor.load_request import load_request
 from gateway.supervisor.status import ModelStatus, State

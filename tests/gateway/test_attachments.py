@@ -26,6 +26,7 @@ Json = dict[str, Any]
 TEXT = "Ärger in line 1\nline 2"
 CODED = base64.b64encode(TEXT.encode()).decode()
 URI = f"data:text/markdown;base64,{CODED}"
+ZIP = base64.b64encode(b"PK\x03\x04\xff").decode()
 PDF = base64.b64encode(b"%PDF-1.7\n1 0 obj").decode()
 
 
@@ -82,9 +83,9 @@ def test_a_file_of_text_is_read(ask: Any, part: Json, read: str) -> None:
 @pytest.mark.parametrize(
     ("ask", "part", "words"),
     [
-        (chat, {"type": "file", "file": {"filename": "a.pdf", "file_data": PDF}}, "send its text"),
+        (chat, {"type": "file", "file": {"filename": "a", "file_data": ZIP}}, "send its text"),
         (chat, {"type": "file", "file": {"file_id": "f"}}, "send its text"),
-        (responses, {"type": "input_file", "filename": "a", "file_data": PDF}, "send its text"),
+        (responses, {"type": "input_file", "filename": "a", "file_data": ZIP}, "send its text"),
         (responses, {"type": "input_file", "file_url": "https://x.y/z"}, "send its text"),
         (chat, {"type": "unheard", "audio_url": "data:"}, "unheard is not served"),
     ],

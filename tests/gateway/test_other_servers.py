@@ -77,6 +77,16 @@ def test_llama_cpp_tells_of_its_model(gateway: GatewayProcess) -> None:
     assert gateway.client.get("/v1/props?model=nobody").status_code == 404
 
 
+def test_llama_cpp_lists_adapters() -> None:
+    process = GatewayProcess({"tiny": tiny(adapters={"terse": "folder"}), "bare": tiny()})
+    try:
+        listed = [{"id": 0, "path": "terse", "scale": 0.0}]
+        assert process.client.get("/lora-adapters?model=tiny").json() == listed
+        assert process.client.get("/v1/lora-adapters?model=bare").json() == []
+    finally:
+        process.close()
+
+
 def test_llama_cpp_lists_its_slots(unlimited: GatewayProcess) -> None:
     """Before the model is loaded, and while it answers."""
     idle: Any = get(unlimited, "/slots?model=tiny")

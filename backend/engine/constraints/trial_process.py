@@ -38,7 +38,7 @@ from backend.engine.constraints.reading import grammar_of
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.constraints.special_tokens import SpecialTokens
 from backend.engine.errors import InvalidRequest, refused_by_system
-from backend.engine.peak_memory import peak_memory
+from common.peak_memory import peak_memory
 
 _WATCH_SECONDS = 0.02
 

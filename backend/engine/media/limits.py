@@ -17,8 +17,6 @@ LEAST_PIXELS = 32 * 32  # of a video frame: the minimum that the families' proce
 VIDEO_CPU_SECONDS: Final = 30
 VIDEO_WALL_SECONDS: Final = 120
 VIDEO_MEMORY: Final = 1024 * MIB
-VIDEO_TOO_LARGE: Final = 70
-"""Exit code of a process that used more than VIDEO_MEMORY for a video."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,7 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 from PIL import Image
 
@@ -25,16 +22,14 @@ from backend.engine.media.kinds import require_format
 from backend.engine.media.limits import (
     VIDEO_CPU_SECONDS,
     VIDEO_MEMORY,
-    VIDEO_TOO_LARGE,
     VIDEO_WALL_SECONDS,
     MediaLimits,
 )
 from backend.engine.media.picture import picture_of
 from backend.engine.media.video_process import FORMATS, Found, Task
 from backend.engine.units import MIB
-from common.unnamed_file import unnamed_file
+from common.bounded_process import TOO_LARGE, output_of
 
-_ROOT = Path(__file__).parents[3]
 _PROGRAM = "backend.engine.media.video_process"
 _SLOW = (
     f"takes too long to decode: the videos of a request may take {VIDEO_CPU_SECONDS} seconds of"
@@ -42,7 +37,7 @@ _SLOW = (
     " frames"
 )
 _LARGE = f"takes more than {VIDEO_MEMORY // MIB} MiB of memory to decode: send it smaller"
-_CAUSES = {-signal.SIGXCPU: _SLOW, -signal.SIGKILL: _LARGE, VIDEO_TOO_LARGE: _LARGE}
+_CAUSES = {-signal.SIGXCPU: _SLOW, -signal.SIGKILL: _LARGE, TOO_LARGE: _LARGE}
 
 
 def decode_video(
@@ -77,31 +72,14 @@ def decode_video(
 
 def _answer(content: bytes, task: Task) -> bytes:
     """The child's output. Raises BadItem if the video killed it, EngineFailed if it failed."""
-    with os.fdopen(unnamed_file("video"), "w+b") as file:
-        file.write(content)
-        file.seek(0)
-        child = subprocess.Popen(
-            [sys.executable, "-m", _PROGRAM, json.dumps(asdict(task))],
-            stdin=file,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONSAFEPATH": "1"},
-            start_new_session=True,  # Ctrl-C in a terminal is handled by the server
-        )
-        try:
-            answer, _ = child.communicate(timeout=VIDEO_WALL_SECONDS)
-        except subprocess.TimeoutExpired:
-            raise BadItem(_SLOW) from None
-        finally:
-            child.kill()
-            child.communicate()
-    if child.returncode in _CAUSES or child.returncode < 0:
-        raise BadItem(_CAUSES.get(child.returncode, "cannot be decoded: it crashes the decoder"))
-    if child.returncode:
-        raise EngineFailed(
-            f"the process that decodes videos ended with the code {child.returncode}"
-        )
-    return answer
+    ended = output_of(_PROGRAM, asdict(task), content, VIDEO_WALL_SECONDS, os.environ)
+    if ended.code is None:
+        raise BadItem(_SLOW)
+    if ended.code in _CAUSES or ended.code < 0:
+        raise BadItem(_CAUSES.get(ended.code, "cannot be decoded: it crashes the decoder"))
+    if ended.code:
+        raise EngineFailed(f"the process that decodes videos ended with the code {ended.code}")
+    return ended.output
 
 
 def _frames(found: Found, pixels: memoryview) -> tuple[Picture, ...]:

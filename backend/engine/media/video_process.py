@@ -3,7 +3,7 @@
 Standard input is the video as a regular file; the first argument is `Task` as JSON. The program
 writes one line of JSON: `refusal`, or the fields of `Found`, followed by the frames (8-bit RGB, row
 by row). If the video exceeds a limit, the process ends: by SIGXCPU (time), or with the exit code
-VIDEO_TOO_LARGE (memory).
+TOO_LARGE (memory); see `common.bounded_process`.
 
 OpenCV's FFmpeg may read only the containers and codecs listed here, and nothing over a network.
 """
@@ -13,18 +13,14 @@ from __future__ import annotations
 import json
 import math
 import os
-import resource
 import sys
-import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from backend.engine.media.limits import VIDEO_MEMORY, VIDEO_TOO_LARGE, shape_problem
-from backend.engine.peak_memory import peak_memory
+from backend.engine.media.limits import VIDEO_MEMORY, shape_problem
+from common.bounded_process import limit_own_process
 
 _DEMUXERS = {
     "MP4": "mov,mp4,m4a,3gp,3g2,mj2",
@@ -40,7 +36,6 @@ _CODECS = {b"h264", b"hevc", b"VP80", b"VP90", b"FMP4", b"mpg2", b"h263", b"MJPG
 _BROKEN = "cannot be decoded: its data is broken"
 # minimum share of the frames that the header states; with fewer, the video counts as truncated
 _WHOLE = 0.9
-_WATCH_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +77,6 @@ class _RefusedError(Exception):
 
 def main() -> None:
     task = Task(**json.loads(sys.argv[1]))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CPU, (task.cpu_seconds, task.cpu_seconds + 1))
-    with suppress(OSError):  # if memory runs out, this process is killed before the backend
-        Path("/proc/self/oom_score_adj").write_text("1000")
     os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = (
         f"protocol_whitelist;file|format_whitelist;{_DEMUXERS[task.kind]}"
         f"|codec_whitelist;{_DECODERS}"
@@ -94,7 +84,7 @@ def main() -> None:
     import cv2
 
     cv2.setNumThreads(1)
-    threading.Thread(target=_watch, args=[peak_memory() + VIDEO_MEMORY], daemon=True).start()
+    limit_own_process(task.cpu_seconds, VIDEO_MEMORY)
     try:
         found, frames = _extract(task)
     except _RefusedError as refusal:
@@ -107,13 +97,6 @@ def main() -> None:
     for frame in frames:
         sys.stdout.buffer.write(frame)
     sys.stdout.buffer.flush()
-
-
-def _watch(limit: int) -> None:
-    """Exit when memory exceeds the limit. FFmpeg releases the GIL, so this thread can run."""
-    while peak_memory() <= limit:
-        time.sleep(_WATCH_SECONDS)
-    os._exit(VIDEO_TOO_LARGE)
 
 
 def _extract(task: Task) -> tuple[Found, list[bytes]]:

@@ -23,7 +23,7 @@ MOST = MediaLimits().image_pixels
 READ = """
 import json, sys
 from backend.engine.media.picture import decode_picture
-from backend.engine.peak_memory import peak_memory
+from common.peak_memory import peak_memory
 content, most, used = open(sys.argv[1], "rb").read(), *json.loads(sys.argv[2])
 before = peak_memory()
 picture = decode_picture(content, most, most, lambda: used)

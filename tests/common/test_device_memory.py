@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.supervisor.device_memory import device_memory
+from common.device_memory import device_memory
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
 GIB = 1 << 30

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from backend.engine.peak_memory import peak_memory
 from backend.engine.units import MIB
+from common.peak_memory import peak_memory
 
 ROOT = Path(__file__).parents[2]
-CHILD = "from backend.engine.peak_memory import peak_memory; print(peak_memory())"
+CHILD = "from common.peak_memory import peak_memory; print(peak_memory())"
 
 
 def test_a_child_does_not_count_its_parents_memory() -> None:
