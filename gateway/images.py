@@ -109,7 +109,9 @@ def _decoded(text: str, largest: int, what: str) -> bytes:
     try:
         content = base64.b64decode(compact, validate=True)
     except (binascii.Error, ValueError):
-        raise invalid("image", f"{what} is neither base64 nor a data URI: send one of them") from None
+        raise invalid(
+            "image", f"{what} is neither base64 nor a data URI: send one of them"
+        ) from None
     if not content:
         raise invalid("image", f"{what} is empty")
     if len(content) > largest:

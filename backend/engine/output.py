@@ -114,7 +114,8 @@ class Output:
         totals = self._totals
         totals.last_token_at = time.perf_counter()
         totals.first_token_at = totals.first_token_at or totals.last_token_at
-        if token in end_tokens and not request.ignore_eos:
+        stopped = token in request.stop_tokens and len(self.generated) >= request.min_tokens
+        if stopped or (token in end_tokens and not request.ignore_eos):
             return self._end("stop", self.stop.feed(self.text.finish()) + self.stop.finish())
         self.generated.append(token)
         totals.completion_tokens += 1

@@ -124,7 +124,7 @@ class Extras:
     thinking_budget: maximum tokens of reasoning; -1: no limit. grammar_or_calls: the grammar
     applies to content, and offered tools may be called instead. stream_logprobs: log-probabilities
     are sent with the pieces of a stream, not at its end. stream_progress: a stream reports prompt
-    progress. prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
+    progress. stop_token_ids: tokens that end the answer. prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
     infill: the text after the gap, and other files; without the raw prompt before it.
     prompt_logprobs: also return the log-probabilities of the prompt's tokens. prompt_only: prefill
     the prompt and generate nothing. count_only: only count the prompt's tokens.
@@ -144,6 +144,7 @@ class Extras:
     grammar_or_calls: bool = False
     stream_logprobs: bool = False
     stream_progress: bool = False
+    stop_token_ids: tuple[int, ...] = ()
     prompt_token_ids: tuple[int, ...] | None = None
     infill: InfillPrompt | None = None
     prompt_logprobs: bool = False
@@ -161,9 +162,10 @@ class GenerationRequest:
 
     max_tokens: None means up to the end of the context. stop: non-empty strings; the first one that
     appears ends the text before it. min_tokens: the end of sequence cannot be sampled before this
-    many tokens. ignore_eos: it cannot be sampled at all. logprobs: how many alternatives to return
-    with each token's log-probability; None: no log-probabilities. stream_logprobs: whether they are
-    sent piece by piece. stream_progress: whether `Progress` is sent before the first text.
+    many tokens. ignore_eos: it cannot be sampled at all. stop_tokens: tokens that end the answer
+    before them, from min_tokens on. logprobs: how many alternatives to return with each token's
+    log-probability; None: no log-probabilities. stream_logprobs: whether they are sent piece by
+    piece. stream_progress: whether `Progress` is sent before the first text.
     prompt_logprobs: the same as `logprobs` for the tokens of the prompt. prompt_only: the prompt is
     prefilled, and nothing is generated. count_only: nothing is computed; the prompt's tokens are
     counted, and may be more than fit. constraint: a grammar that the output must match.
@@ -180,6 +182,7 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     min_tokens: int = 0
     ignore_eos: bool = False
+    stop_tokens: frozenset[int] = frozenset()
     logprobs: int | None = None
     stream_logprobs: bool = False
     stream_progress: bool = False

@@ -203,6 +203,10 @@ KEYS: Mapping[str, Key] = {
         ' `{"progress": {"total", "cached", "processed"}}` in tokens; the first comes as soon as'
         " the request is accepted",
     ),
+    "stop_token_ids": Key(
+        _integers("a JSON list of token ids"),
+        "JSON list of token ids: any of them ends the answer, and its text is left out",
+    ),
     "prompt_token_ids": Key(
         _integers("a JSON list of token ids"),
         "JSON list of token ids: the raw prompt, instead of Prompt; no BOS is added",

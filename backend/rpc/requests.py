@@ -68,6 +68,7 @@ def generation_request(options: pb.PredictOptions, facts: ServedModel) -> Genera
         stop=_stop_strings(list(options.StopPrompts)),
         min_tokens=_min_tokens(options, extras, max_tokens or facts.default_max_tokens),
         ignore_eos=options.IgnoreEOS,
+        stop_tokens=frozenset(extras.stop_token_ids),
         logprobs=_logprobs(options),
         stream_logprobs=extras.stream_logprobs,
         stream_progress=extras.stream_progress,

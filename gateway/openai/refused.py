@@ -25,7 +25,6 @@ _WHOLE = "a grammar applies from the start of the answer"
 _FORM = "send response_format, or a grammar"
 
 COMMON: Mapping[str, Refused] = {
-    "stop_token_ids": Refused("send the tokens' text as stop"),
     "stop_regex": Refused("send texts as stop"),
     "bad_words": Refused("use logit_bias with -100"),
     "allowed_token_ids": Refused("constrain the answer by guided_choice or a grammar"),

@@ -27,6 +27,8 @@ def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: M
     _write_repetition(options, fields, defaults)
     if bias := _first(fields.logit_bias, defaults.logit_bias, {}):
         options.LogitBias = json.dumps(bias)
+    if fields.stop_token_ids:
+        options.Metadata["mlx.stop_token_ids"] = json.dumps(fields.stop_token_ids)
     options.IgnoreEOS = _first(fields.ignore_eos, defaults.ignore_eos, False)
     if fields.num_draft_tokens is not None:
         options.NDraft = fields.num_draft_tokens or -1  # on the wire, 0 is the model's own number

@@ -50,6 +50,7 @@ _KEYS = (
     "mlx.xtc_probability",
     "mlx.grammar_type",
     "mlx.grammar_or_calls",
+    "mlx.stop_token_ids",
     "mlx.nothing",
     "user",
 )

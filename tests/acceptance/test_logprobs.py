@@ -24,6 +24,22 @@ def _content(reply: pb.Reply) -> list[dict[str, Any]]:
     return entries
 
 
+def test_a_stop_token_ends_the_answer_before_it(served: Backend) -> None:
+    request = chat("Count to 5.", Tokens=30)
+    request.Logprobs = 1
+    tokens = [entry["id"] for entry in _content(served.stub.Predict(request, timeout=WAIT))]
+    at = next(at for at in range(2, len(tokens)) if tokens[at] not in tokens[:at])
+    request.Metadata["mlx.stop_token_ids"] = json.dumps([tokens[at], 0])
+    stopped = served.stub.Predict(request, timeout=WAIT)
+    assert [entry["id"] for entry in _content(stopped)] == tokens[:at]
+    assert stopped.tokens == at
+    request.IgnoreEOS = True
+    assert served.stub.Predict(request, timeout=WAIT).message == stopped.message
+    request.Metadata["mlx.min_tokens"] = str(at + 1)
+    later = served.stub.Predict(request, timeout=WAIT)
+    assert [entry["id"] for entry in _content(later)][: at + 1] == tokens[: at + 1]
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -142,6 +142,7 @@ def test_a_request_without_options_gets_openais_defaults() -> None:
         ({"max_tokens": -1}, {}),
         ({"min_tokens": 5}, {"Metadata": {"mlx.min_tokens": "5"}}),
         ({"ignore_eos": True}, {"IgnoreEOS": True}),
+        ({"stop_token_ids": [2, 7]}, {"Metadata": {"mlx.stop_token_ids": "[2, 7]"}}),
         ({"stop": "a"}, {"StopPrompts": ["a"]}),
         ({"stop": ["a", "b"]}, {"StopPrompts": ["a", "b"]}),
         ({"num_draft_tokens": 4}, {"NDraft": 4}),

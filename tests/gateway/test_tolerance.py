@@ -405,7 +405,7 @@ def test_an_unknown_word_is_left_out_and_null_means_absent(
             {"structured_outputs": {"structural_tag": "x"}},
             "structured_outputs.structural_tag",
         ),
-        (CHAT, {"stop_token_ids": [2]}, "stop_token_ids"),
+        (CHAT, {"allowed_token_ids": [2]}, "allowed_token_ids"),
         (CHAT, {"ebnf": "root ::= 'a'"}, "ebnf"),
         (CHAT, {"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         (CHAT, {"tools": [NESTED], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),

@@ -295,9 +295,11 @@ def test_metadata_overrides_the_models_defaults() -> None:
         {"mlx.min_tokens": "7", "mlx.xtc_probability": "0.5", "mlx.xtc_threshold": "0.2"}
     )
     options.Metadata.update({"mlx.presence_window": "20", "mlx.frequency_window": "30"})
+    options.Metadata["mlx.stop_token_ids"] = "[2, 7]"
     defaults = Extras(min_tokens=1, xtc_probability=0.1, xtc_threshold=0.3)
     request = generation_request(options, replace(FACTS, defaults=defaults))
     assert request.min_tokens == 7
+    assert request.stop_tokens == {2, 7}
     assert request.sampling.xtc_probability == 0.5
     assert request.sampling.xtc_threshold == 0.2
     assert (request.sampling.presence_window, request.sampling.frequency_window) == (20, 30)
@@ -345,6 +347,7 @@ def test_an_answer_to_continue_is_the_last_message() -> None:
         ("mlx.min_token", "1", "unknown Metadata key 'mlx.min_token'"),
         ("mlx.min_tokens", "-1", "Metadata mlx.min_tokens is '-1': send a whole number"),
         ("mlx.min_tokens", "9" * 5000, "send a whole number"),
+        ("mlx.stop_token_ids", "[2.5]", "send a JSON list of token ids"),
         ("mlx.min_tokens", "51", "Metadata mlx.min_tokens is 51, but Tokens is 50"),
         ("mlx.xtc_probability", "nan", "send a number from 0 to 1"),
         ("mlx.xtc_threshold", "2", "send a number from 0 to 1"),

@@ -104,7 +104,8 @@ class Speculation:
             self._asked.pop(number, None)
 
     def _ends(self, one: ExecutorSequence) -> Collection[int]:
-        return () if one.request.ignore_eos else self._end_tokens
+        request = one.request
+        return request.stop_tokens.union(() if request.ignore_eos else self._end_tokens)
 
     def _most_for(self, one: ExecutorSequence, again: Sequence[int]) -> int:
         """How many guesses fit into the sequence's limit and the pass.

@@ -68,6 +68,8 @@ def test_rows_join_and_leave_while_others_get_guesses(
                 "ignore_eos": dice.random() < 0.3,
                 "n_draft": dice.choice([None, None, 0, 1, 3]),
                 "stop": dice.choice([(), (f"<{pattern[0]}><{pattern[0]}>",)]),
+                "stop_tokens": frozenset(dice.choice([(), (), pattern[:1]])),
+                "min_tokens": dice.choice([0, 0, 4]),
             }
             wanted[ticket] = pattern * 4, dice.choice([1, 2, 3, 25, 40]), request
             rounds.submit(ticket, wanted[ticket][0], wanted[ticket][1], **request)
