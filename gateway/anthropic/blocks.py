@@ -47,7 +47,7 @@ def _text_block(text: str) -> dict[str, Any]:
 # Agents send each PDF again in all later requests, so a refusal would end the conversation.
 _UNREAD = "[A document, such as a PDF, could not be shown. Convert it to text, as with pdftotext.]"
 _text = as_text("text", _UNREAD)
-_ResultContent = Annotated[TextBlock | ImageBlock, OneOf("a tool result", otherwise=_text)]
+_ResultContent = Annotated[TextBlock | ImageBlock, OneOf("a tool result", "text", otherwise=_text)]
 
 
 class ToolResultBlock(Strict):
@@ -62,7 +62,7 @@ _INSTEAD = {
     "search_result": "send the text of the result in a text block",
 }
 Block = TextBlock | ImageBlock | VideoBlock | ToolUseBlock | ToolResultBlock | ThoughtPart
-_Block = Annotated[Block, OneOf("a content block", instead=_INSTEAD, otherwise=_text)]
+_Block = Annotated[Block, OneOf("a content block", "text", _INSTEAD, _text)]
 Content = Annotated[list[_Block], TextAs(_text_block)]
-_SystemBlock = Annotated[TextBlock, OneOf("a system block", otherwise=as_text("text"))]
+_SystemBlock = Annotated[TextBlock, OneOf("a system block", "text", otherwise=as_text("text"))]
 SystemContent = Annotated[list[_SystemBlock], TextAs(_text_block)]

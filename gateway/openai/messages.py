@@ -90,7 +90,7 @@ class ToolCall(Strict):
 
 
 _INSTEAD = {"file": "send its text; only files of text are read"}
-_PLAIN = OneOf("a part", instead=_INSTEAD, otherwise=as_text("text"))
+_PLAIN = OneOf("a part", default="text", instead=_INSTEAD, otherwise=as_text("text"))
 
 
 class ResultPart(Strict):

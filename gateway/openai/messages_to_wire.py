@@ -147,7 +147,8 @@ async def _part(
             if message.role != owner:
                 here.ignore(f"messages[].content[][{part.type}]")
             return ""
-        raise _refused(place, f"{part.type} parts belong to messages of the role {owner}")
+        sentence = f"{place} is not supported: {part.type} parts belong to messages of the role"
+        raise bad_field(place, f"{sentence} {owner}", "unsupported_parameter")
     _require_one_kind(part, place)
     value = getattr(part, part.field)
     if value is None:
@@ -215,10 +216,6 @@ def _call(call: ToolCall) -> dict[str, object]:
     arguments = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
-
-
-def _refused(place: str, instead: str) -> ApiError:
-    return bad_field(place, f"{place} is not supported: {instead}", "unsupported_parameter")
 
 
 def prompt_of(mapping: RoleMapping, found: WireMessages, options: pb.PredictOptions) -> str:

@@ -62,7 +62,7 @@ def _readable_part(part: dict[str, Any]) -> Any:
     return {"type": f"input_{kind}", f"{kind}_url": data} if kind else as_text("input_text")(part)
 
 
-_Part = Annotated[AnyPart, OneOf("a part", instead=_INSTEAD, otherwise=_readable_part)]
+_Part = Annotated[AnyPart, OneOf("a part", "input_text", _INSTEAD, _readable_part)]
 _Content = Annotated[list[_Part], TextAs(lambda text: {"type": "input_text", "text": text})]
 
 
