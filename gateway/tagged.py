@@ -168,32 +168,35 @@ def text_of(value: Any) -> str:
     data = inner.get("file_data") or inner.get("data") or inner.get("base64")
     text = text_of(inner.get("content")) or (data if inner.get("type") == "text" else _read(data))
     named = text_of(value.get("title") or inner.get("filename"))
-    return f"{named}\n{text}" if named and text else text_of(text)
+    return f"{named}\n{text}" if named and text not in ("", _UNREAD) else text_of(text)
 
 
 def _read(data: Any) -> str:
-    """The text of a file in base64 or in a data URI; "" if it is anything but text."""
+    """The text of a file in base64 or in a data URI; a sentence for a PDF, else ""."""
     with suppress(ValueError, AttributeError, TypeError):
-        text = base64.b64decode(data.partition(";base64,")[2] or data, validate=True).decode()
-        return "" if "\0" in text or text.startswith("%PDF") else text
+        coded = data.partition(";base64,")[2] or data
+        pdf = coded.startswith("JVBERi")  # %PDF
+        text = _UNREAD if pdf else base64.b64decode(coded, validate=True).decode()
+        return "" if "\0" in text else text
     return ""
 
 
-def as_text(kind: str, unread: str = "") -> Callable[[Any], Any]:
+def as_text(kind: str) -> Callable[[Any], Any]:
     """For `otherwise`: the text of a part as a part of this kind; a part without text is dropped.
 
-    unread: the text that replaces a document without readable text. If it is empty, the document is
-    refused, as any other attachment: the answer would ignore it.
+    A sentence replaces a PDF and a `document`; the answer would ignore others, which are refused.
     """
 
     def convert(value: dict[str, Any]) -> Any:
-        if text := text_of(value) or (value.get("type") == "document" and unread):
+        if text := text_of(value) or (value.get("type") == "document" and _UNREAD):
             return {"type": kind, "text": text}
         return None if _ATTACHED & value.keys() else DROPPED
 
     return convert
 
 
+# Agents send each PDF again in all later requests, so a refusal would end the conversation.
+_UNREAD = "[A document, such as a PDF, could not be shown. Convert it to text, as with pdftotext.]"
 _ATTACHED = frozenset(
     "source data base64 url file file_id file_url file_data image image_url input_audio audio_url"
     " video video_url".split()

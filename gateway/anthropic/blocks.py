@@ -44,9 +44,7 @@ def _text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-# Agents send each PDF again in all later requests, so a refusal would end the conversation.
-_UNREAD = "[A document, such as a PDF, could not be shown. Convert it to text, as with pdftotext.]"
-_text = as_text("text", _UNREAD)
+_text = as_text("text")
 _ResultContent = Annotated[TextBlock | ImageBlock, OneOf("a tool result", "text", otherwise=_text)]
 
 
@@ -57,12 +55,9 @@ class ToolResultBlock(Strict):
     is_error: bool | None = None
 
 
-_INSTEAD = {
-    "document": "send the text of the document in a text block",
-    "search_result": "send the text of the result in a text block",
-}
+_INSTEAD = dict.fromkeys(("document", "search_result"), "send its text in a text block")
 Block = TextBlock | ImageBlock | VideoBlock | ToolUseBlock | ToolResultBlock | ThoughtPart
 _Block = Annotated[Block, OneOf("a content block", "text", _INSTEAD, _text)]
 Content = Annotated[list[_Block], TextAs(_text_block)]
-_SystemBlock = Annotated[TextBlock, OneOf("a system block", "text", otherwise=as_text("text"))]
+_SystemBlock = Annotated[TextBlock, OneOf("a system block", "text", otherwise=_text)]
 SystemContent = Annotated[list[_SystemBlock], TextAs(_text_block)]
