@@ -56,7 +56,9 @@ class AccessMiddleware:
             if seen.status:
                 # The head has already been sent, so only a cut connection can show the failure.
                 raise ConnectionAbortedError from None
-            await response_of(_broken(seen.request_id), scope)(scope, receive, watched)
+            sentence = "the gateway failed on this request; its log has details under"
+            error = ApiError(500, f"{sentence} {seen.request_id}", SERVER, "internal_error")
+            await response_of(error, scope)(scope, receive, watched)
         finally:
             self._close(seen, scope)
 
@@ -116,8 +118,3 @@ _DRAINING = ApiError(
     retry_after=RETRY_AFTER,
     extra_headers={"connection": "close"},
 )
-
-
-def _broken(request_id: str) -> ApiError:
-    sentence = f"the gateway failed on this request; its log has details under {request_id}"
-    return ApiError(500, sentence, SERVER, "internal_error")

@@ -32,7 +32,8 @@ _FAR_APART = 12  # bytes
 BODY_SECONDS = 30.0  # seconds of silence in the middle of a body
 _LONG = 1 << 20  # bytes
 _NO_MARKS = bytes(set(range(256)) - set(b'"[{'))
-_UNNAMED = ("", "application/x-www-form-urlencoded")  # the latter is curl's default
+# The latter two are curl's default, and aiohttp's, as LiteLLM calls Ollama.
+_UNNAMED = ("", "application/x-www-form-urlencoded", "application/octet-stream")
 _KINDS = {list: "a list", str: "a text", NoneType: "null"}
 PARSED = "gateway.json"  # the key in a scope that has the parsed body
 

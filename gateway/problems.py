@@ -22,8 +22,7 @@ _ALTERNATIVE = re.compile(
 )
 _EXPECTED = "Input should be "
 _WORDS = {
-    "model_type": "Input should be an object",
-    "dict_type": "Input should be an object",
+    **dict.fromkeys(("model_type", "dict_type"), "Input should be an object"),
     "list_type": "Input should be a list",
     "string_type": "Input should be a string",
     "int_type": "Input should be an integer",
@@ -39,11 +38,7 @@ def likeliest(problems: Sequence[Problem]) -> dict[str, Any]:
     If a value matches none of the types accepted there, one sentence lists them.
     """
     cleaned = [
-        {
-            **problem,
-            "loc": place_of(problem["loc"]),
-            "msg": _WORDS.get(problem["type"], problem["msg"]),
-        }
+        dict(problem, loc=place_of(problem["loc"]), msg=_WORDS.get(problem["type"], problem["msg"]))
         for problem in problems
     ]
     deepest = max(cleaned, key=lambda problem: _rank(problem, cleaned[0]["loc"]))

@@ -94,7 +94,10 @@ def _refusal(request: Request, error: Exception) -> ApiError:
     if error.status_code == 405:
         allowed = ", ".join(_methods(request))
         sentence = f"{request.url.path} does not take {request.method}: it takes {allowed}"
-        return ApiError(405, sentence, code="method_not_allowed", extra_headers={"allow": allowed})
+        # Codex tries WebSockets five times before it uses POST, unless the status is 426.
+        status = 426 if "sec-websocket-key" in request.headers else 405
+        headers = {"allow": allowed}
+        return ApiError(status, sentence, code="method_not_allowed", extra_headers=headers)
     return ApiError(error.status_code, str(error.detail))
 
 

@@ -86,6 +86,8 @@ class OneOf:
             if value not in words:
                 raise refusal(value[:64], 0)
             return value
+        if isinstance(value, str) and self.default in ("text", "input_text"):
+            raise tolerable("send an object", {"type": self.default, "text": value}, lossless=True)
         if not isinstance(value, dict):
             raise _error("send an object")
         if value.get("type") is None:

@@ -104,6 +104,7 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
     """Add the repair of a problem, if there is one, to the edits of the body, a tree by path."""
     place: Place = place_of(problem["loc"])
     kind, value = problem["type"], problem["input"]
+    unset = value in ([], {}, "") and kind in _UNSET  # PHP writes an empty object as a list
     if kind == "extra_forbidden":
         # A client's own field name may look like that of an alternative.
         place = (*place_of(problem["loc"][:-1]), problem["loc"][-1])
@@ -122,18 +123,13 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
         if not repair.lossless:
             tag = value if repair.up and isinstance(value, str) else ""
             exchange.current().ignore(_name(target) + (f"[{tag}]" if tag else ""))
-    elif (value is None or _is_empty(value, kind)) and place and isinstance(place[-1], str):
+    elif (value is None or unset) and place and isinstance(place[-1], str):
         _edit(edits, place, DROPPED)  # null means absent; a field that is required is then missing
     elif kind == "int_type" and isinstance(value, float) and value.is_integer():
         _edit(edits, place, int(value))
     elif kind == "less_than_equal" and place[-1] in _REDUCED:
         _edit(edits, place, int(problem["ctx"]["le"]))
         exchange.current().ignore(_name(place))
-
-
-def _is_empty(value: Any, kind: str) -> bool:
-    """Whether it is empty, but of the wrong type: PHP writes an empty object as a list."""
-    return value in ([], {}, "") and kind in _UNSET
 
 
 def _forms_the_answer(place: Place) -> bool:

@@ -124,10 +124,11 @@ class Extras:
     thinking_budget: maximum tokens of reasoning; -1: no limit. grammar_or_calls: the grammar
     applies to content, and offered tools may be called instead. stream_logprobs: log-probabilities
     are sent with the pieces of a stream, not at its end. stream_progress: a stream reports prompt
-    progress. stop_token_ids: tokens that end the answer. prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
-    infill: the text after the gap, and other files; without the raw prompt before it.
-    prompt_logprobs: also return the log-probabilities of the prompt's tokens. prompt_only: prefill
-    the prompt and generate nothing. count_only: only count the prompt's tokens.
+    progress. stop_token_ids: tokens that end the answer. prompt_token_ids: the raw prompt in
+    tokens; None: the prompt is text or messages. infill: the text after the gap, and other files;
+    without the raw prompt before it. prompt_logprobs: also return the log-probabilities of the
+    prompt's tokens. prompt_only: prefill the prompt and generate nothing. count_only: only count
+    the prompt's tokens.
     continue_final_message: the answer continues the last message. presence_window,
     frequency_window: as in `Sampling`. image_messages, audio_messages, video_messages: the message
     to which each item belongs.

@@ -46,7 +46,7 @@ def _text_block(text: str) -> dict[str, Any]:
 
 
 _text = as_text("text", UNREAD)
-_Result = Annotated[TextBlock | ImageBlock | PdfPart, OneOf("a tool result", otherwise=_text)]
+_Result = Annotated[TextBlock | ImageBlock | PdfPart, OneOf("a tool result", "text", {}, _text)]
 
 
 class ToolResultBlock(Strict):
@@ -57,7 +57,7 @@ class ToolResultBlock(Strict):
 
 
 Block = TextBlock | ImageBlock | VideoBlock | PdfPart | ToolUseBlock | ToolResultBlock | ThoughtPart
-_Block = Annotated[Block, OneOf("a content block", otherwise=_text)]
+_Block = Annotated[Block, OneOf("a content block", "text", otherwise=_text)]
 Content = Annotated[list[_Block], TextAs(_text_block)]
-_SystemBlock = Annotated[TextBlock, OneOf("a system block", otherwise=as_text("text"))]
+_SystemBlock = Annotated[TextBlock, OneOf("a system block", "text", otherwise=_text)]
 SystemContent = Annotated[list[_SystemBlock], TextAs(_text_block)]

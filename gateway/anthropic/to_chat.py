@@ -7,6 +7,7 @@ Anthropic's have no field in chat requests:
 - A system message after the beginning becomes a user message: many chat templates refuse it there,
   and the model has to answer one at the end. The next turn's prompt then begins with this turn's.
 - The answer continues the last message if it is the assistant's.
+- If all tools are Anthropic's own, as for a web search of Claude Code, the model is told.
 - `thinking: adaptive`, or none at all, leaves it to the model and its settings.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway import exchange
 from gateway.anthropic.blocks import Block, ImageBlock, TextBlock, ToolResultBlock, VideoBlock
 from gateway.anthropic.request import (
     ChooseTool,
@@ -54,7 +56,7 @@ def chat_request(request: CountTokensRequest) -> Translation:
             places[f"tools[{index}]"] = f"tools[{index}]"
             places[f"tools[{index}].function.name"] = f"tools[{index}].name"
             places[f"tools[{index}].function.parameters"] = f"tools[{index}].input_schema"
-    elif request.tool_choice is not None and request.tool_choice.type in ("any", "tool"):
+    elif getattr(request.tool_choice, "type", "") in ("any", "tool") and not _lacks_tools(request):
         raise bad_field("tool_choice", "tool_choice: there are no tools to choose from")
     if request.thinking is not None:
         fields["enable_thinking"] = {"enabled": True, "disabled": False}.get(request.thinking.type)
@@ -95,6 +97,10 @@ def _conversation(request: CountTokensRequest) -> Conversation:
     system = [block.text for block in request.system or ()]
     for index in range(leading):
         system += _texts(turns[index], index)
+    if _lacks_tools(request):
+        if request.tool_choice is not None and request.tool_choice.type != "auto":
+            exchange.current().ignore("tool_choice")
+        system.append("The requested tools are not available here: do not claim to have used them.")
     if system:
         conversation.system(system, "system" if request.system else "messages[0]")
     for index, turn in enumerate(turns[leading:], leading):
@@ -131,9 +137,16 @@ def _tool(tool: Tool) -> Json:
     return {"type": "function", "function": function | {"parameters": tool.input_schema | examples}}
 
 
+def _lacks_tools(request: CountTokensRequest) -> bool:
+    """Whether the chosen tool, or all tools, were left out, because a server would run them."""
+    choice, names = request.tool_choice, [tool.name for tool in request.tools or ()]
+    missing = choice.name not in names if isinstance(choice, ChooseTool) else not names
+    return missing and any(name.startswith("tools[][") for name in exchange.current().ignored)
+
+
 def _choice(request: CountTokensRequest) -> Json:
     choice = request.tool_choice
-    if choice is None:
+    if choice is None or _lacks_tools(request):
         return {}
     chosen: Json = {"tool_choice": "required" if choice.type == "any" else choice.type}
     if isinstance(choice, ChooseTool):

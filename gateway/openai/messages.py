@@ -92,7 +92,7 @@ class ToolCall(Strict):
 
 
 _INSTEAD = {"file": "send its text; only files of text and PDFs are read"}
-_PLAIN = OneOf("a part", instead=_INSTEAD, otherwise=as_text("text", media=True))
+_PLAIN = OneOf("a part", "text", _INSTEAD, as_text("text", media=True))
 
 
 class ResultPart(Strict):

@@ -52,7 +52,7 @@ Medium = InputImage | InputVideo | Sound | PdfPart
 AnyPart = Text | Refusal | Medium
 _INSTEAD = {"input_file": "send its text; only files of text and PDFs are read"}
 _read = as_text("input_text", media=True)
-_Part = Annotated[AnyPart, OneOf("a part", instead=_INSTEAD, otherwise=_read)]
+_Part = Annotated[AnyPart, OneOf("a part", "input_text", _INSTEAD, _read)]
 _Content = Annotated[list[_Part], TextAs(lambda text: {"type": "input_text", "text": text})]
 
 

@@ -33,7 +33,8 @@ def load_request(
         Model=config.parameters.model,
         ModelFile=str(models_dir / config.parameters.model),
         ModelPath=str(models_dir),
-        Options=_options(config),
+        # The last entry of a key counts, so the file's own options come last.
+        Options=[*([f"n_draft:{config.n_draft}"] if config.n_draft else ()), *config.options],
         EngineArgs=json.dumps(config.engine_args) if config.engine_args else "",
         LoraAdapters=[*config.lora_adapters, *([config.adapters[adapter]] if adapter else [])],
         DraftModel=_local(models_dir, draft_model),
@@ -42,11 +43,6 @@ def load_request(
         RopeFreqScale=config.parameters.rope_freq_scale,
         **{_WIRE.get(key, key.title().replace("_", "")): getattr(config, key) for key in _SAME},
     )
-
-
-def _options(config: ModelConfig) -> list[str]:
-    """Options as a list. The last entry of a key counts, so the file's own options come last."""
-    return [f"n_draft:{config.n_draft}", *config.options] if config.n_draft else config.options
 
 
 def _local(models_dir: Path, reference: str) -> str:

@@ -99,8 +99,15 @@ def test_any_other_file_is_refused_with_what_to_send(ask: Any, part: Json, words
 def test_a_document_that_cannot_be_read_is_described_to_the_model() -> None:
     """Agents send the document again in every request, so a refusal would end the conversation."""
     pages = {"type": "document", "title": "T", "source": {"type": "base64", "data": PDF}}
-    for part in (pages, {"type": "tool_result", "tool_use_id": "1", "content": [pages]}):
-        request = anthropic(part)
+    data = f"data:application/pdf;base64,{PDF}"
+    for ask, part in (
+        (anthropic, pages),
+        (anthropic, {"type": "tool_result", "tool_use_id": "1", "content": [pages]}),
+        (chat, {"type": "file", "file": {"filename": "a.pdf", "file_data": data}}),
+        (chat, {"type": "file", "base64": PDF, "mime_type": "application/pdf"}),
+        (responses, {"type": "input_file", "filename": "a", "file_data": PDF}),
+    ):
+        request = ask(part)
         assert request.Messages[-1].content.startswith("[A document, such as a PDF, could not")
 
 

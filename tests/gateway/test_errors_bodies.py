@@ -242,6 +242,14 @@ def test_a_wrong_method_is_answered_with_the_allowed_ones(
     assert answer.json()["error"]["message"].endswith(f"it takes {taken}")
 
 
+def test_websockets_are_refused_with_the_status_that_makes_codex_use_post(
+    gateway: GatewayProcess,
+) -> None:
+    headers = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-key": "eA=="}
+    answer = gateway.client.get("/v1/responses", headers=headers)
+    assert (answer.status_code, answer.headers["allow"]) == (426, "POST")
+
+
 def test_probes_may_use_head_requests(gateway: GatewayProcess) -> None:
     for path in ("/health", "/ready", "/v1/models", "/metrics", "/"):
         got, asked = gateway.client.get(path), gateway.client.head(path)

@@ -15,6 +15,7 @@ from gateway.errors import ApiError
 from gateway.exchange import Exchange
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.translation import Translation
+from tests.gateway.requests_begun import begun
 from tests.gateway.test_chat_to_wire import config_of, gateway_of
 from wire import backend_pb2 as pb
 
@@ -194,6 +195,35 @@ def test_what_cannot_be_translated_is_refused(turns: list[Json], fields: Json, p
     with pytest.raises(ApiError) as caught:
         sent(*turns, **fields)
     assert (caught.value.status, caught.value.param) == (400, param)
+
+
+TOLD = "The requested tools are not available here: do not claim to have used them."
+
+
+@pytest.mark.parametrize(
+    ("choice", "ignored"),
+    [
+        ({"type": "any"}, ["tool_choice"]),
+        ({"type": "tool", "name": "web_search"}, ["tool_choice"]),
+        ({"type": "auto"}, []),
+    ],
+)
+def test_the_model_is_told_if_all_tools_are_the_servers(choice: Json, ignored: list[str]) -> None:
+    """Claude Code searches the web by a request with only Anthropic's own tool."""
+    running = begun()
+    search = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
+    got = sent(user("Search."), system="Be brief.", tools=[search], tool_choice=choice)
+    assert list(running.ignored) == ["tools[][web_search_20250305]", *ignored]
+    assert got.Messages[0].content == f"Be brief.\n\n{TOLD}"
+    assert not got.Tools
+
+
+def test_the_servers_tool_cannot_be_demanded_among_others() -> None:
+    begun()
+    tools = [LOOK, {"type": "web_search_20250305", "name": "web_search"}]
+    got = sent(user("Go."), tools=tools, tool_choice={"type": "tool", "name": "web_search"})
+    assert got.Messages[0].content == TOLD
+    assert got.ToolChoice == '"auto"'
 
 
 @pytest.mark.parametrize(

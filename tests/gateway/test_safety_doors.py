@@ -175,8 +175,8 @@ def test_an_html_form_is_refused(gateway: GatewayProcess) -> None:
 
 
 def test_a_program_need_not_name_the_content_type(gateway: GatewayProcess) -> None:
-    """`curl -d` names the type of a form, also in the examples of Ollama's documentation."""
-    for kind in ("application/x-www-form-urlencoded", ""):
+    """`curl -d` names the type of a form, as in Ollama's documentation; LiteLLM calls Ollama so."""
+    for kind in ("application/x-www-form-urlencoded", "application/octet-stream", ""):
         answer = gateway.client.post(
             "/v1/tokenize", content=b'{"content": "a"}', headers={"content-type": kind}
         )

@@ -378,6 +378,8 @@ RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": None}
         (RESPONSES, {"tools": [SHELL], "tool_choice": ALLOWED}, "tool_choice.tools[][web_search]"),
         (RESPONSES, {"tools": [{"name": "read", "input_schema": SCHEMA}]}, None),
         (RESPONSES, {"input": [*HI, NOTHING]}, None),
+        (RESPONSES, {"input": [{"role": "user", "content": ["a", {"text": "b"}]}]}, None),
+        (MESSAGES, {"messages": [{"role": "user", "content": ["a", {"text": "b"}]}]}, None),
         (MESSAGES, {"messages": [*HI, {"role": "assistant", "content": [USE]}, *HI]}, None),
         (MESSAGES, {"messages": [*HI, {"role": "assistant", "content": [CUT]}, *HI]}, None),
         (MESSAGES, {"top_k": -1}, None),
@@ -486,6 +488,14 @@ def _called(arguments: Any, **fields: Any) -> dict[str, Any]:
         ),
         ({"max_tokens": 1024.0, "seed": 5.0}, {"max_tokens": 1024, "seed": 5}),
         (_called(id=None, type=None, arguments=None), _called(id="", arguments="")),
+        (
+            {"messages": [{"role": "user", "content": ["a", {"text": "b"}]}]},
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "text", "text": x} for x in "ab"]}
+                ]
+            },
+        ),
         (
             {
                 "messages": [
