@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.common.corpus import Call, Case
+from tests.common.corpus import Call, Case, tool
 
 A_FERRY: Call = ("ferry_times", {"harbour": "Ærø"})
 A_TIDE: Call = ("tide_now", {})
@@ -192,6 +192,18 @@ GLM_INLINE = [
     *_glm("", "think", ""),
     Case("boxes", "It is\n<|begin_of_box|>nine<|end_of_box|>.<|role_end|>", "It is\nnine."),
     Case("JSON without opening", '{"name": "tide_now", "arguments": {}}', calls=[("tide_now", {})]),
+    Case(
+        "a tool named like a part of the mark",
+        "Hm.<tool_call>call</tool_call>",
+        "Hm.",
+        calls=[("call", {})],
+        tools=[tool("call")],
+    ),
+    Case(
+        "JSON, the second without opening",
+        '<tool_call>{"name": "tide_now"}</tool_call>{"name": "tide_now"}</tool_call>',
+        calls=[("tide_now", {}), ("tide_now", {})],
+    ),
     Case(
         "no end of the first",
         '<tool_call>tide_now\n{"a": 1}\n<tool_call>tide_now\n{"a": 2}</tool_call>',
