@@ -20,7 +20,7 @@ def _read(reading: Reading, dialect: Dialect, opener: str, closer: str) -> Wait[
     marked = bool((yield from cursor.accept(opener, _CALL)))
     while True:
         yield from cursor.space()
-        word = yield from cursor.accept("call:", ":call:")
+        word = yield from cursor.accept("call:", ":call:", ":")
         yield from cursor.space()
         name = yield from cursor.run(_NAME)
         yield from cursor.space()

@@ -21,8 +21,8 @@ class Reading:
 
     pending_calls: calls that may still turn out to be quotations. begun: the current call names an
     offered tool in the family's own syntax, so only a mistake of the model can make it text.
-    opener_is_text: a marker that opens calls was output as text. closing: the marker that closes
-    the reasoning opened last.
+    opener_is_text: a marker that opens calls was output as text. broken: a malformed call has
+    begun in the text. closing: the marker that closes the reasoning opened last.
     """
 
     cursor: Cursor
@@ -34,6 +34,7 @@ class Reading:
     opener: str = ""
     begun: bool = False
     opener_is_text: bool = False
+    broken: bool = False
     closing: str = ""
     reread: int = 0
     _progress: int = 0

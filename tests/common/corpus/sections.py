@@ -54,6 +54,12 @@ DEEPSEEK_CASES = [
         for call, left in ((_V31_FERRY, 16), (_V31_FERRY, 1), (_V3_FERRY, 19), (_V3_FERRY, 5))
     ),
     Case(
+        "a call after an unreadable one in a code block",
+        _BEGIN + _V3_FERRY.replace("{", "{(") + _V3_FERRY + _END,
+        _BEGIN + _V3_FERRY.replace("{", "{("),
+        calls=[A_FERRY],
+    ),
+    Case(
         "calls beside an unreadable one",
         _BEGIN
         + "\n".join([_V3_FERRY, _V3_FERRY.replace('{"harbour": "Ærø"}', "x"), _V3_FERRY])

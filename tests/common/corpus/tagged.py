@@ -106,7 +106,20 @@ def _dsml(mark: str, block: str) -> list[Case]:
 
 
 DSML_V32 = _dsml("｜DSML｜", "function_calls")
-DSML_V4 = _dsml("｜DSML｜", "tool_calls")
+DSML_V4 = [
+    *_dsml("｜DSML｜", "tool_calls"),
+    *(
+        Case(
+            f"a misspelt block, {block}",
+            f'Hm.\n<｜DSML｜{block}>\n<｜DSML｜invoke name="tide_now">\n</｜DSML｜invoke>\n'
+            "</｜DSML｜tool_calls>",
+            "Hm.",
+            calls=[A_TIDE],
+        )
+        for block in ("toolcalls", "tool")
+    ),
+    Case("such a block's name", "A <｜DSML｜tool> here", "A <｜DSML｜tool> here"),
+]
 DSML_V41 = _dsml("｜DSML｜ ", "calls")
 
 GLM_HEADER = "<|assistant|>"

@@ -117,6 +117,7 @@ GEMMA4 = [
     Case("closed again", "<|channel>thought\n<channel|>Hm.<channel|>", "Hm."),
     Case("opened and closed", "Hm.<|channel>thought\n<channel|><channel|>", "Hm."),
     Case("closed in code", "Hm. `<channel|>`", "Hm. `<channel|>`"),
+    Case("only a colon", "<|tool_call>:tide_now{}<tool_call|>", calls=[("tide_now", {})]),
     Case("a nameless channel", "<|channel>So.<channel|>Hm.", "Hm.", "So."),
     Case("a channel for the answer", "<|channel>thought\nSo.<|channel>content\nHm.", "Hm.", "So."),
     Case(
@@ -345,6 +346,20 @@ MISTRAL = [
         calls=[A_TIDE, A_FERRY, A_TIDE],
     ),
     Case("cut after the mark of arguments", "[TOOL_CALLS]tide_now[ARGS]", cut=True),
+    Case("only names", "[TOOL_CALLS]tide_now[TOOL_CALLS]tide_now", calls=[A_TIDE, A_TIDE]),
+    Case("cut after a name", "[TOOL_CALLS]tide_now", cut=True),
+    Case("only a name that was not offered", "[TOOL_CALLS]tide", "[TOOL_CALLS]tide"),
+    Case(
+        "objects with a comma",
+        f"[TOOL_CALLS] {_OLD_FERRY}, {_OLD_TIDE}",
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case(
+        "an object after a call",
+        f'[TOOL_CALLS] {_OLD_FERRY}, {{"a": 1}}',
+        ', {"a": 1}',
+        calls=[A_FERRY],
+    ),
     Case("one", _NEW_FERRY, calls=[A_FERRY]),
     Case("two", f"Hm.{_NEW_FERRY}{_NEW_TIDE}", "Hm.", calls=[A_FERRY, A_TIDE]),
     Case("with an id", _NEW_TIDE.replace("[A", "[CALL_ID]a1B2c3D4e[A"), calls=[A_TIDE]),
