@@ -30,7 +30,7 @@ _NAMES: tuple[tuple[_Family, str], ...] = (
     (tagged.GIGACHAT35, "gigachat35"),
     (tagged.STEP3, "step3"),
     (tagged.DOTS, "dots"),
-    (tagged.GLM, "glm45 glm47 glm5 glm laguna poolside_v1 ling3 spark25"),
+    (tagged.GLM, "glm45 glm47 glm5 glm laguna poolside_v1 ling3 spark25 spark3"),
     (tagged.HY_V3, "hy_v3 hy3"),
     (tagged.HY_V4, "hy_v4"),
     (tagged.IQUEST, "iquest_coder_v2"),

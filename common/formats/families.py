@@ -34,7 +34,7 @@ _TOOL_NAMES: Mapping[TaggedText | Harmony, str] = {
     deepseek.DSML_TEXT: "deepseek_v32 deepseek_v4 deepseek_v41 deepseekv32 deepseekv4 deepseekv41",
     deepseek.GIGACHAT35_TEXT: "gigachat35",
     deepseek.STEP3_TEXT: "step3",
-    glm.GLM_TEXT: "glm45 glm47 glm5 glm laguna poolside_v1 ling3 spark25",
+    glm.GLM_TEXT: "glm45 glm47 glm5 glm laguna poolside_v1 ling3 spark25 spark3",
     glm.HY_TEXT: "hy_v3 hy_v4 hy3",
     glm.IQUEST_TEXT: "iquest_coder_v2",
     glm.K2_HORIZON_TEXT: "k2_horizon k2_v3",

@@ -16,7 +16,7 @@ from common.formats.values import parts
 
 _ARGUMENTS = "<|tool_call_argument_begin|>"
 _CALL_END = "<|tool_call_end|>"
-_IDENTITY = re.compile(r"(?:functions\.)?([^\s<]+?)(?::\d+)?")
+_IDENTITY = re.compile(r"(?:functions\.)?([^\s<`]+?)(?::\d+)?")
 
 
 def _read_call(reading: Reading) -> Wait[Call]:

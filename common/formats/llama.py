@@ -5,6 +5,7 @@ from __future__ import annotations
 from common.formats.cursor import Cursor, Wait
 from common.formats.json_calls import accept_separator, read_bare_calls, read_json_calls
 from common.formats.pythonic import read_fenced_pythonic, read_pythonic
+from common.formats.qwen import FUNCTION_CALLS
 from common.formats.reading import CallSyntax, Reading, Tags
 from common.formats.tagged_text import TaggedText
 
@@ -64,7 +65,7 @@ def _fenced(opener: str, closer: str) -> CallSyntax:
 _UNMARKED = CallSyntax(("{", "["), _read_unmarked, begins=_is_answer)
 _TAGGED = CallSyntax((_JSON_TAG, _LIST_TAG), _read_tagged, (_LIST_CLOSE,))
 _LFM2 = _fenced("<|tool_call_start|>", "<|tool_call_end|>")
-LLAMA_TEXT = TaggedText(tags=(_THINK,), calls=(_TAGGED, _LFM2, _UNMARKED))
+LLAMA_TEXT = TaggedText(tags=(_THINK,), calls=(_TAGGED, FUNCTION_CALLS, _LFM2, _UNMARKED))
 """mlx-lm's name for LFM2's format is vLLM's for Llama's, so this one reads both."""
 LFM2_TEXT = TaggedText(
     tags=(_THINK, Tags("<|thought_start|>", "<|thought_end|>")), calls=(_LFM2, _UNMARKED)

@@ -155,6 +155,11 @@ _TIDE = "<|tool_call_begin|>functions.tide_now:1<|tool_call_argument_begin|>{}<|
 
 KIMI_CASES = [
     Case(
+        "a code block without a name",
+        _OPEN + '\n```json\n{"harbour": "Ærø"}```' + _CLOSE,
+        _OPEN + '\n```json\n{"harbour": "Ærø"}```' + _CLOSE,
+    ),
+    Case(
         "text before the end of the section",
         f"{_OPEN}{_TIDE} And so on.{_CLOSE}Hm.",
         " And so on.Hm.",

@@ -140,6 +140,14 @@ _JSON_TIDE = '{"name": "tide_now", "parameters": {}}'
 LLAMA_HEADER = "<|start_header_id|>assistant<|end_header_id|>\n\n"
 LLAMA3 = [
     Case("one", _JSON_FERRY, calls=[A_FERRY]),
+    Case(
+        "custom tools' tags",
+        'Hm.<function=ferry_times>{"harbour": "Ærø"}</function>\n<function=tide_now>{}</function>',
+        "Hm.",
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case("such a tag, cut", 'Hm.\n<function=ferry_times>{"harb', "Hm.", cut=True),
+    Case("such a tag in a sentence", "Use <function=NAME> here.", "Use <function=NAME> here."),
     Case("a tag before", f"<|python_tag|>{_JSON_FERRY}", calls=[A_FERRY]),
     Case("two", f"{_JSON_FERRY}; {_JSON_TIDE}", calls=[A_FERRY, A_TIDE]),
     Case("two after a tag", f"<|python_tag|>{_JSON_FERRY};{_JSON_TIDE}", calls=[A_FERRY, A_TIDE]),
@@ -293,7 +301,11 @@ def _pythonic(opening: str, closing: str) -> list[Case]:
     ]
 
 
-LLAMA4 = [*_pythonic("", ""), *_pythonic("<|python_start|>", "<|python_end|>")]
+LLAMA4 = [
+    *_pythonic("", ""),
+    *_pythonic("<|python_start|>", "<|python_end|>"),
+    Case("LFM2's marks", f"<|tool_call_start|>[{_PY_FERRY}]<|tool_call_end|>", calls=[A_FERRY]),
+]
 LFM2 = [
     *_pythonic("<|tool_call_start|>", "<|tool_call_end|>"),
     Case(
