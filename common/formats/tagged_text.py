@@ -219,7 +219,10 @@ class TaggedText:
 
     def _calls(self, reading: Reading, syntax: CallSyntax, opener: str) -> Wait[bool]:
         answer, cursor = reading.answer, reading.cursor
-        if answer.markdown.fenced or not reading.worth_trying():
+        if answer.markdown.fenced:
+            reading.broken = False  # a code block with calls in it is not a part of one
+            return False
+        if not reading.worth_trying():
             return False
         mentioned = answer.reasoning and answer.quotes
         in_code = answer.markdown.quoted
@@ -266,6 +269,7 @@ class TaggedText:
             reading.begun = False
         for call in pending or ():
             answer.call(call)
+        reading.broken = False
         answer.edge()
         yield from cursor.drop_cut(syntax.closers)
         return True
