@@ -46,7 +46,7 @@ def _read(reading: Reading) -> Wait[None]:
 def _read_named(reading: Reading) -> Wait[None]:
     """Read `NAME[CALL_ID]ID[ARGS]{…}`; the id, and in some versions `[ARGS]`, may be missing.
 
-    A name alone is a call of an offered tool that requires no argument.
+    A name alone is a call of an offered tool that has no arguments.
     """
     cursor = reading.cursor
     name = yield from cursor.run(_NAME)
@@ -60,7 +60,7 @@ def _read_named(reading: Reading) -> Wait[None]:
     yield from cursor.space()
     ended = not (yield from cursor.more()) and not reading.was_cut()
     none = ended or bool((yield from cursor.at([_CALLS])))
-    callable_alone = none and name in reading.tools and not reading.tools.lacks(name, ())
+    callable_alone = none and name in reading.tools and not reading.tools.properties(name)
     if (yield from cursor.peek()) != "{" and not (marked or callable_alone):
         raise cursor.unreadable()
     reading.begin(name, identity)

@@ -360,6 +360,9 @@ MISTRAL = [
     Case("cut after the mark of arguments", "[TOOL_CALLS]tide_now[ARGS]", cut=True),
     Case("only names", "[TOOL_CALLS]tide_now[TOOL_CALLS]tide_now", calls=[A_TIDE, A_TIDE]),
     Case("cut after a name", "[TOOL_CALLS]tide_now", cut=True),
+    Case(
+        "only the name of a tool with arguments", "[TOOL_CALLS]save_note", "[TOOL_CALLS]save_note"
+    ),
     Case("only a name that was not offered", "[TOOL_CALLS]tide", "[TOOL_CALLS]tide"),
     Case(
         "objects with a comma",
