@@ -72,7 +72,7 @@ _NAMES: tuple[tuple[_Family, str], ...] = (
     (as_json.PANGU, "pangu openpangu openpangu_v2"),
     (as_json.INKLING, "inkling"),
     (as_json.COMMAND_R, "command_r command_r_plus"),
-    (as_json.HARMONY, "openai openai_gptoss gpt_oss gptoss harmony"),
+    (as_json.HARMONY, "openai openai_gptoss gpt_oss gptoss harmony beam"),
 )
 FAMILIES: Mapping[str, _Family] = {
     name: family for family, names in _NAMES for name in names.split()

@@ -74,7 +74,7 @@ _TOOL_NAMES: Mapping[TaggedText | Harmony, str] = {
     functionary.XLAM_TEXT: "xlam",
     solar.TEXT: "solar_open",
     solar.PLAMO_TEXT: "plamo3",
-    _HARMONY: "openai openai_gptoss gpt_oss gptoss harmony",
+    _HARMONY: "openai openai_gptoss gpt_oss gptoss harmony beam",
 }
 TOOLS: Mapping[str, TaggedText | Harmony] = {
     name: grammar for grammar, names in _TOOL_NAMES.items() for name in names.split()
@@ -89,7 +89,7 @@ _THINKERS = """
     iquest_coder iquest_coder_v2 step5 granite_thinking_parser minicpmv qwen3_thinking
     nemotron_3
 """
-HARMONY_REASONING = frozenset("openai_gptoss openai gpt_oss harmony".split())
+HARMONY_REASONING = frozenset("openai_gptoss openai gpt_oss harmony beam".split())
 REASONING: Mapping[str, tuple[Tags, ...]] = {
     **dict.fromkeys(_THINKERS.split(), _THINK),
     **dict.fromkeys(HARMONY_REASONING, ()),

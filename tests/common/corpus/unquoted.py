@@ -418,7 +418,35 @@ _TO_FERRY = (
     '<|channel|>commentary to=functions.ferry_times <|constrain|>json<|message|>{"harbour": "Ærø"}'
 )
 _TO_TIDE = " to=functions.tide_now<|channel|>commentary<|message|>{}"
+_BEAM_TIDE = " to=tide_now<|channel|>analysis <|constrain|>xml<|message|>"
+_BEAM_CABIN = (
+    " to=book_cabin<|channel|>analysis <|constrain|>xml<|message|>"
+    '<rfl:parameter name="berths">\n2\n</rfl:parameter>'
+    '<rfl:parameter name="remark">\nNo </rfl:parameter> window\n</rfl:parameter>'
+)
+_BEAM_NEXT = "<|end|><|start|>assistant"
+A_CABIN: Call = ("book_cabin", {"berths": 2, "remark": "No </rfl:parameter> window"})
 HARMONY = [
+    Case(
+        "recipient first, arguments in tags",
+        f"<|channel|>analysis<|message|>So.{_BEAM_NEXT}{_BEAM_CABIN}{_BEAM_NEXT}{_BEAM_TIDE}<|call|>",
+        "",
+        "So.",
+        [A_CABIN, A_TIDE],
+    ),
+    Case("recipient first, arguments in tags, no end", _BEAM_CABIN, calls=[A_CABIN]),
+    Case(
+        "recipient first, arguments in tags, one without its end",
+        _BEAM_CABIN.replace("\n2\n</rfl:parameter>", "\n2\n") + "<|call|>",
+        calls=[A_CABIN],
+    ),
+    Case("recipient first, arguments in tags, cut", _BEAM_CABIN[:-20], cut=True),
+    Case(
+        "recipient first, arguments in tags and an answer",
+        f"{_BEAM_CABIN}{_BEAM_NEXT}<|channel|>final<|message|>Hm.<|return|>",
+        "Hm.",
+        calls=[A_CABIN],
+    ),
     Case("another channel", "<|channel|>aside<|message|>Hm.<|end|>", "Hm."),
     Case(
         "a tool as the author",
