@@ -223,6 +223,19 @@ KIMI_CASES = [
         calls=[A_FERRY],
     ),
     Case("no index", _OPEN + _TIDE.replace(":1", "") + _CLOSE, calls=[A_TIDE]),
+    *(
+        Case(
+            f"the id {identity}",
+            _OPEN + _FERRY.replace("functions.ferry_times:0", identity) + _CLOSE,
+            calls=[A_FERRY],
+        )
+        for identity in ("call_3", "chatcmpl-tool-1a", "functions.ferry_times:call_1")
+    ),
+    Case(
+        "an id whose arguments fit several tools",
+        _OPEN + _TIDE.replace("functions.tide_now:1", "call_3") + _CLOSE,
+        calls=[("call_3", {})],
+    ),
     Case(
         "one broken, one good",
         f"{_OPEN}{_FERRY.replace(':', '', 2)}{_TIDE}{_CLOSE}",
