@@ -60,8 +60,9 @@ def _read_named(reading: Reading) -> Wait[None]:
     yield from cursor.space()
     ended = not (yield from cursor.more()) and not reading.was_cut()
     none = ended or bool((yield from cursor.at([_CALLS])))
-    callable_alone = none and name in reading.tools and not reading.tools.properties(name)
-    if (yield from cursor.peek()) != "{" and not (marked or callable_alone):
+    if (yield from cursor.peek()) != "{" and not (
+        marked or (none and reading.tools.takes_nothing(name))
+    ):
         raise cursor.unreadable()
     reading.begin(name, identity)
     arguments = "{}" if none else (yield from read_arguments(reading, (_CALLS,)))

@@ -251,7 +251,10 @@ class TaggedText:
             certain = reading.begun and (own_line or not careful) and not in_code
             if own_line and not (syntax.marked or careful):
                 certain = certain or may_be_bare(cursor.pending, reading.tools.names)
-            if reading.was_cut() and (certain or (syntax.marked and not careful)):
+            # After a call, a lone opener at the end is meant as the call's end.
+            closes = answer.called and cursor.pending.strip() == opener
+            marked = syntax.marked and not careful
+            if (marked and closes) or (reading.was_cut() and (certain or marked)):
                 cursor.rest()
                 answer.edge()
             elif careful:
