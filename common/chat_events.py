@@ -35,7 +35,10 @@ class ToolCallStart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A piece of a call's arguments; the pieces for one index add up to a JSON object."""
+    """A piece of a call's arguments; the pieces for one index add up to a JSON object.
+
+    If the call is malformed or cut, they add up to its beginning, which is not valid JSON.
+    """
 
     index: int
     text: str
@@ -46,7 +49,7 @@ ChatEvent = Content | Reasoning | ToolCallStart | ToolCallArguments
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A complete call; `arguments` is the text of a JSON object."""
+    """A call; `arguments` is the text of a JSON object, or of its beginning if it is malformed."""
 
     index: int
     id: str

@@ -1,10 +1,10 @@
 """Incremental parser of a model's output: content, reasoning and tool calls.
 
 The result does not depend on how the text was split, because grammars see characters and never
-pieces; a complete text is parsed by the same code as a stream. A call is returned at its end,
-because only then is it certain that it was not truncated by the length limit (it is then dropped)
-or malformed (it is then content, exactly as the model wrote it). With `partial_calls` a call is
-returned while it is generated; parts of a call that never ends are then already returned.
+pieces; a complete text is parsed by the same code as a stream. A call is returned at its end, and
+not at all if the length limit cut it off. With `partial_calls` it is returned while it is
+generated. A malformed call is content, exactly as the model wrote it, and an incomplete call if
+its beginning was certain.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ChatParser:
         if begun:
             self.feed(begun)
             self._begun_text = self._answer.pending + self._cursor.pending
-        self._reading.partial = partial_calls
+        self._answer.partial = partial_calls
 
     @property
     def reasoning(self) -> bool:

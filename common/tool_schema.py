@@ -62,6 +62,10 @@ class ToolSchemas:
         """The declared arguments of a tool, in order."""
         return list(_properties(self._parameters.get(name, {})))
 
+    def takes_nothing(self, name: str) -> bool:
+        """Whether a tool was offered and declares no arguments."""
+        return self.meant(name) in self and not self.properties(self.meant(name))
+
     def lacks(self, name: str, arguments: Iterable[str]) -> bool:
         """Whether a required argument of the tool is missing from these."""
         required = self._parameters.get(name, {}).get("required")

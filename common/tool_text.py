@@ -65,10 +65,11 @@ def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tupl
 
     Later system messages become a user's. Consecutive messages of one role are joined, and a user's
     text after results is joined to the last one. Calls get ids of nine letters and digits, which
-    older templates of Mistral's require. system: whether system messages are allowed at all.
+    older templates of Mistral's require, and arguments that are an object, which others require.
+    system: whether system messages are allowed at all.
     """
     strict: list[Message] = []
-    for message in map(_with_short_ids, messages):
+    for message in map(_with_strict_calls, messages):
         role = "system" if message.get("role") == "developer" else message.get("role")
         if role == "system" and not (system and all(other["role"] == role for other in strict)):
             role = "user"
@@ -83,14 +84,27 @@ def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tupl
     return tuple(strict)
 
 
-def _with_short_ids(message: Message) -> Message:
-    """The message with short call ids; an id gets the same short id in every prompt."""
+def _with_strict_calls(message: Message) -> Message:
+    """The message with short call ids; an id gets the same short id in every prompt.
+
+    Arguments that are text, because the model did not finish them, become the value of one.
+    """
     changed = dict(message)
     if calls := message.get("tool_calls"):
-        changed["tool_calls"] = [{**call, "id": _short(call.get("id"))} for call in calls]
+        changed["tool_calls"] = [
+            {**_with_object(call), "id": _short(call.get("id"))} for call in calls
+        ]
     if message.get("tool_call_id"):
         changed["tool_call_id"] = _short(message["tool_call_id"])
     return changed
+
+
+def _with_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    arguments = {"arguments": function["arguments"]}
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _short(identity: Any) -> str:

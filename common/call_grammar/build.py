@@ -21,7 +21,7 @@ _NAMES: tuple[tuple[_Family, str], ...] = (
         as_json.HERMES,
         "hermes qwen qwen2 qwen25 qwen3 qwen3_json json_tools granite4 trinity ernie45",
     ),
-    (tagged.QWEN_XML, "qwen3_xml qwen3_coder qwen3_5 nemotron_v3 step3p5 mimo iquest_coder"),
+    (tagged.QWEN_XML, "qwen3_xml qwen3_coder qwen3_5 nemotron_v3 step3p5 step5 mimo iquest_coder"),
     (as_json.DEEPSEEK_V3, "deepseek_v3 deepseek_r1 deepseekv3"),
     (as_json.DEEPSEEK_V31, "deepseek_v31 deepseekv31"),
     (tagged.DSML_V32, "deepseek_v32 deepseekv32"),
@@ -30,7 +30,7 @@ _NAMES: tuple[tuple[_Family, str], ...] = (
     (tagged.GIGACHAT35, "gigachat35"),
     (tagged.STEP3, "step3"),
     (tagged.DOTS, "dots"),
-    (tagged.GLM, "glm45 glm47 glm5 glm laguna poolside_v1 ling3 spark25"),
+    (tagged.GLM, "glm45 glm47 glm5 glm laguna poolside_v1 ling3 spark25 spark3"),
     (tagged.HY_V3, "hy_v3 hy3"),
     (tagged.HY_V4, "hy_v4"),
     (tagged.IQUEST, "iquest_coder_v2"),
@@ -51,7 +51,7 @@ _NAMES: tuple[tuple[_Family, str], ...] = (
     (tagged.MINICPM, "minicpm5 minicpm4_xml"),
     (tagged.SEED, "seed_oss"),
     (tagged.MUSE_SPARK, "muse_spark"),
-    (tagged.MUSE_GLIMMER, "muse_glimmer muse"),
+    (tagged.MUSE_GLIMMER, "muse_glimmer muse musespark1x"),
     (as_json.GRANITE, "granite granite3"),
     (as_json.GRANITE_20B, "granite_20b_fc"),
     (as_json.PHI4, "phi4_mini_json phi4"),
@@ -72,7 +72,7 @@ _NAMES: tuple[tuple[_Family, str], ...] = (
     (as_json.PANGU, "pangu openpangu openpangu_v2"),
     (as_json.INKLING, "inkling"),
     (as_json.COMMAND_R, "command_r command_r_plus"),
-    (as_json.HARMONY, "openai openai_gptoss gpt_oss gptoss harmony"),
+    (as_json.HARMONY, "openai openai_gptoss gpt_oss gptoss harmony beam"),
 )
 FAMILIES: Mapping[str, _Family] = {
     name: family for family, names in _NAMES for name in names.split()

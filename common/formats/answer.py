@@ -29,10 +29,16 @@ class Call:
 
 
 class Answer:
-    """The events of one answer; `take` returns the new ones."""
+    """The events of one answer; `take` returns the new ones.
+
+    partial: `take` returns the events of a call that is not complete yet. Otherwise they are held
+    back until the call is complete or has failed, and dropped if the length limit cut it off.
+    """
 
     def __init__(self) -> None:
+        self.partial = False
         self._events: list[ChatEvent] = []
+        self._open: list[ChatEvent] = []  # of the call that is not complete yet
         self._kind: type[Content] | type[Reasoning] = Content
         self._blank: list[str] = []
         self._after_block = False
@@ -42,8 +48,9 @@ class Answer:
         """Calls that have begun."""
         self.called = False
         """Whether a call was completed."""
-        self._begun = False
+        self._begun: Call | None = None
         self._sent = 0  # characters already sent of the open call's arguments
+        self._unsent = ""  # arguments of the open call that are held back
         self._latest = ""
         self.fresh = True
         """Whether only whitespace has come since the beginning or the last block."""
@@ -64,8 +71,14 @@ class Answer:
         return "".join(self._blank)
 
     def take(self) -> list[ChatEvent]:
+        if self.partial:
+            self._release()
         events, self._events = self._events, []
         return events
+
+    def _release(self) -> None:
+        self._events += self._open
+        self._open = []
 
     def write(self, text: str) -> None:
         """Add text to the current kind of output: answer or reasoning."""
@@ -104,32 +117,56 @@ class Answer:
         self._after_block = False
 
     def begin(self, name: str, identity: str) -> None:
-        """Begin a call of this name; `send` adds the certain part of its arguments."""
-        if not identity or identity in self._ids:
-            identity = f"call_{uuid.uuid4().hex}"
-        self._ids.add(identity)
-        self._events.append(ToolCallStart(self.calls, identity, name))
-        self._begun = True
+        """Begin a call of this name; `send` adds the certain part of its arguments.
+
+        The name is sent with the first key, because before that many texts turn out to be no call.
+        """
+        self._begun = Call(name, "", identity)
 
     def send(self, text: str) -> None:
-        """Add to the arguments of the open call, if there is one."""
-        if self._begun and text:
-            self._events.append(ToolCallArguments(self.calls, text))
+        """Add to the arguments of the open call, if there is one.
+
+        A closing brace is held back until more follows, so that the arguments of a call are valid
+        JSON only if the call is complete.
+        """
+        if not self._begun:
+            return
+        text = self._unsent + text
+        end = len(text) - text.endswith("}")
+        if not self._sent and end < 2:
+            self._unsent = text
+            return
+        self._put(text[:end])
+        self._unsent = text[end:]
+
+    def _put(self, text: str) -> None:
+        """Send a part of the open call's arguments, after its name if it is the first part."""
+        begun = self._begun
+        if begun and not self._sent:
+            identity = begun.id
+            if not identity or identity in self._ids:
+                identity = f"call_{uuid.uuid4().hex}"
+            self._ids.add(identity)
+            self._open.append(ToolCallStart(self.calls, identity, begun.name))
+        if text:
+            self._open.append(ToolCallArguments(self.calls, text))
             self._sent += len(text)
 
     def call(self, call: Call) -> None:
         """Complete a call; sends the part that has not been sent."""
         self.edge()
-        if not self._begun:
-            self.begin(call.name, call.id)
-        self.send(call.arguments[self._sent :])
+        self._begun = self._begun or call
+        self._put(call.arguments[self._sent :])
         self.called = True
         self.abandon()
 
-    def abandon(self) -> None:
-        """End the open call, if there is one, without completing it."""
-        self.calls += self._begun
-        self._begun, self._sent = False, 0
+    def abandon(self, *, cut: bool = False) -> None:
+        """End the open call, if there is one. `cut`: the length limit ended it."""
+        if cut and not self.partial:
+            self._open = []
+        self._release()
+        self.calls += bool(self._sent)
+        self._begun, self._sent, self._unsent = None, 0, ""
 
     def flush(self) -> None:
         """End the text: trailing whitespace is output unless there is nothing else."""

@@ -43,9 +43,9 @@ class Markers:
         """The end of the plain text, and the marker there, or '' if it is not complete yet."""
         if match := self._any.search(text, at):
             start = match.start()
-            left = len(text) - start
-            longer = not ended and left < self._longest and text[start:] in self._beginnings
-            return start, "" if longer else match.group()
+            if not ended and (begun := self.open_end(text, at)) <= start:
+                return begun, ""  # this may be the beginning of a longer marker
+            return start, match.group()
         return (len(text) if ended else self.open_end(text, at)), ""
 
     def open_end(self, text: str, at: int = 0) -> int:

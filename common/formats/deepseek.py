@@ -76,6 +76,8 @@ _DSML = (
     _dsml("｜DSML｜", "tool_calls"),
     _dsml("｜DSML｜ ", "calls"),
 )
+_MISSPELT = tuple(replace(_DSML[1], block=f"<｜DSML｜{block}>") for block in ("toolcalls", "tool"))
+"""What DeepSeek V4 sometimes writes instead of its block's name, and vLLM reads."""
 V3_TEXT = TaggedText(
     tags=(THINK,),
     calls=(
@@ -90,6 +92,7 @@ DSML_TEXT = replace(
     V3_TEXT,
     calls=(
         *(CallSyntax(tags.openers, tags.read, tags.closers) for tags in _DSML),
+        *(CallSyntax((tags.block,), tags.read, tags.closers) for tags in _MISSPELT),
         *V3_TEXT.calls,
     ),
 )

@@ -28,13 +28,13 @@ _PLAIN = TaggedText()
 _TOOL_NAMES: Mapping[TaggedText | Harmony, str] = {
     _PLAIN: "plain none",
     qwen.TEXT: "hermes qwen qwen2 qwen25 qwen3 qwen3_json json_tools granite4 trinity qwen3_xml"
-    " qwen3_coder qwen3_5 nemotron_v3 step3p5 mimo iquest_coder functionary_v3_1",
+    " qwen3_coder qwen3_5 nemotron_v3 step3p5 step5 mimo iquest_coder functionary_v3_1",
     others.ERNIE_TEXT: "ernie45",
     deepseek.V3_TEXT: "deepseek_v3 deepseek_v31 deepseek_r1 deepseekv3 deepseekv31",
     deepseek.DSML_TEXT: "deepseek_v32 deepseek_v4 deepseek_v41 deepseekv32 deepseekv4 deepseekv41",
     deepseek.GIGACHAT35_TEXT: "gigachat35",
     deepseek.STEP3_TEXT: "step3",
-    glm.GLM_TEXT: "glm45 glm47 glm5 glm laguna poolside_v1 ling3 spark25",
+    glm.GLM_TEXT: "glm45 glm47 glm5 glm laguna poolside_v1 ling3 spark25 spark3",
     glm.HY_TEXT: "hy_v3 hy_v4 hy3",
     glm.IQUEST_TEXT: "iquest_coder_v2",
     glm.K2_HORIZON_TEXT: "k2_horizon k2_v3",
@@ -53,7 +53,7 @@ _TOOL_NAMES: Mapping[TaggedText | Harmony, str] = {
     others.MINICPM_TEXT: "minicpm5 minicpm4_xml",
     others.SEED_TEXT: "seed_oss",
     others.MUSE_SPARK_TEXT: "muse_spark",
-    others.MUSE_GLIMMER_TEXT: "muse_glimmer muse",
+    others.MUSE_GLIMMER_TEXT: "muse_glimmer muse musespark1x",
     others.GRANITE_TEXT: "granite granite3 granite_20b_fc",
     others.PHI4_TEXT: "phi4_mini_json phi4 firefunction firefunction_v2",
     others.JAMBA_TEXT: "jamba",
@@ -74,7 +74,7 @@ _TOOL_NAMES: Mapping[TaggedText | Harmony, str] = {
     functionary.XLAM_TEXT: "xlam",
     solar.TEXT: "solar_open",
     solar.PLAMO_TEXT: "plamo3",
-    _HARMONY: "openai openai_gptoss gpt_oss gptoss harmony",
+    _HARMONY: "openai openai_gptoss gpt_oss gptoss harmony beam",
 }
 TOOLS: Mapping[str, TaggedText | Harmony] = {
     name: grammar for grammar, names in _TOOL_NAMES.items() for name in names.split()
@@ -86,9 +86,10 @@ _THINKERS = """
     qwen3 deepseek_r1 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 glm45 glm47
     glm5 kimi_k2 minimax_m2_append_think nemotron_v3 olmo3 ernie45 step3
     hunyuan_a13b phi4 holo2 poolside_v1 minicpm5 laguna think gigachat35 interns1 ling3 mimo
-    iquest_coder iquest_coder_v2
+    iquest_coder iquest_coder_v2 step5 granite_thinking_parser minicpmv qwen3_thinking
+    nemotron_3
 """
-HARMONY_REASONING = frozenset("openai_gptoss openai gpt_oss harmony".split())
+HARMONY_REASONING = frozenset("openai_gptoss openai gpt_oss harmony beam".split())
 REASONING: Mapping[str, tuple[Tags, ...]] = {
     **dict.fromkeys(_THINKERS.split(), _THINK),
     **dict.fromkeys(HARMONY_REASONING, ()),
@@ -102,12 +103,13 @@ REASONING: Mapping[str, tuple[Tags, ...]] = {
     **dict.fromkeys(("hyperclovax", "hyperclovax_seed_think_14b"), others.HYPERCLOVA_TEXT.tags),
     "inkling": others.INKLING_TEXT.tags,
     "k2_horizon": glm.K2_HORIZON_TEXT.tags,
+    "kimi": (Tags("◁think▷", "◁/think▷"),),
     "kimi_k3": kimi.K3_TEXT.tags,
     "longcat": glm.LONGCAT_TEXT.tags,
-    "minimax_m2": others.MINIMAX_TEXT.tags,
+    **dict.fromkeys(("minimax_m2", "minimax"), others.MINIMAX_TEXT.tags),
     "minimax_m3": minimax_m3.TEXT.tags,
     "mistral": mistral.MISTRAL_TEXT.tags,
-    "muse_glimmer": others.MUSE_GLIMMER_TEXT.tags,
+    **dict.fromkeys(("muse_glimmer", "muse", "musespark1x"), others.MUSE_GLIMMER_TEXT.tags),
     "muse_spark": others.MUSE_SPARK_TEXT.tags,
     "seed_oss": others.SEED_TEXT.tags,
     "pangu": others.PANGU_TEXT.tags,

@@ -38,15 +38,17 @@ class KeyValueTags(CallTags):
 
     def _read_calls(self, reading: Reading) -> Wait[None]:
         cursor = reading.cursor
+        start = cursor.position
         with cursor.ahead():
             yield from cursor.accept(self.call)
-            space = len((yield from cursor.space()))
+            yield from cursor.space()
+            begun = cursor.position - start
             is_json = (yield from cursor.peek()) in ("{", "[")
             pairs = yield from self._are_pairs(reading)
         if pairs:
             yield from self._read_pairs(reading)
         elif is_json:
-            cursor.take(len(self.call) + space)
+            cursor.take(begun)
             yield from read_json_calls(reading, (self.call_close,))
             yield from cursor.accept_after_space(self.call_close)
         else:

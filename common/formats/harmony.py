@@ -1,4 +1,4 @@
-"""gpt-oss: messages whose headers give their channel and recipient.
+"""gpt-oss and Beam: messages whose headers give their channel and recipient.
 
 The answer begins inside a header that the prompt opened, and ends without the token that stopped
 it. The channel `analysis` is reasoning, a message to `functions.NAME` is a call, and the rest is
@@ -14,7 +14,8 @@ from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import read_arguments
 from common.formats.reading import Reading, Tags, is_quoted
-from common.formats.values import read_value
+from common.formats.tagged_calls import CallTags
+from common.formats.values import object_of, read_value
 
 _START, _MESSAGE, _CHANNEL = "<|start|>", "<|message|>", "<|channel|>"
 _ROLE, _CONSTRAIN, _RECIPIENT = "assistant", "<|constrain|>", "to="
@@ -34,6 +35,15 @@ _FUNCTIONS = "functions."
 _BEGUN_CALL = re.compile(r"\s*(?:assistant)?\s*to=functions\.[\w. -]*(?:<[|\w]*)?")
 """The header of a call, before the markup that shows it to be one."""
 _PEOPLE = frozenset({"assistant", "user", "all"})
+_BEAM = CallTags(
+    call=_START,
+    call_close="<|call|>",
+    parameter="<rfl:parameter",
+    parameter_close="</rfl:parameter>",
+    block_close="<|end|>",
+    lines="dropped",
+)
+"""Beam writes the arguments of a call in tags. What ends a message ends the last of them."""
 
 
 @dataclass
@@ -146,7 +156,9 @@ class Harmony:
         stopped = not (yield from cursor.more()) and not reading.was_cut()
         empty = stopped and not reading.tools.lacks(name, ())
         reading.begin(name)
-        if not empty and not (yield from cursor.at([*_ENDS, _START])):
+        if (yield from cursor.at([_BEAM.parameter])):
+            arguments = object_of((yield from _BEAM.read_parameters(reading, name)))
+        elif not empty and not (yield from cursor.at([*_ENDS, _START])):
             arguments = yield from read_arguments(reading, (*_ENDS, *_NEXT_PART))
         yield from cursor.space()
         closed = yield from cursor.accept(*_ENDS)

@@ -214,6 +214,20 @@ def _another_follows(cursor: Cursor) -> Wait[bool]:
         return (yield from cursor.peek()) == "{"
 
 
+def accept_separator(reading: Reading) -> Wait[bool]:
+    """Read the separator between two calls, if another call follows."""
+    cursor = reading.cursor
+    start = cursor.position
+    with cursor.ahead():
+        yield from cursor.space()
+        separator = yield from cursor.accept(";", ",")
+        yield from cursor.space()
+        length = cursor.position - start
+        head = yield from cursor.peek()
+    cursor.take(length if head == "{" or (separator and not head) else 0)
+    return head == "{"
+
+
 def _read_json_list(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
     cursor = reading.cursor
     yield from cursor.space()

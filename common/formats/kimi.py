@@ -16,7 +16,9 @@ from common.formats.values import parts
 
 _ARGUMENTS = "<|tool_call_argument_begin|>"
 _CALL_END = "<|tool_call_end|>"
-_IDENTITY = re.compile(r"(?:functions\.)?([^\s<]+?)(?::\d+)?")
+_ID_ALONE = re.compile(r"\d+|call_\w+|chatcmpl-tool-\w+")
+"""Only a number, or another server's id, which Kimi K2 copies from earlier turns."""
+_IDENTITY = re.compile(r"(?:functions\.)?([^\s<`]+?)(?::\d+)?")
 
 
 def _read_call(reading: Reading) -> Wait[Call]:
@@ -30,18 +32,19 @@ def _read_call(reading: Reading) -> Wait[Call]:
         raise cursor.unreadable()
     yield from cursor.accept(_ARGUMENTS)
     yield from cursor.space()
-    name = named[1]
+    name, bare = named[1], named[1].partition(":")[0]
+    name = bare if bare in reading.tools and name not in reading.tools else name
     reading.begin(name, identity)
     if (yield from cursor.at([_CALL_END])):
         return Call(name, "{}", identity)
     arguments = yield from read_arguments(reading, (_CALL_END,))
-    if (
-        name.isdecimal() and name not in reading.tools
-    ):  # only an index: the arguments may identify the tool
+    if name not in reading.tools and _ID_ALONE.fullmatch(name):
+        # The arguments may identify the tool.
         fitting = reading.tools.accepting(key for key, _ in parts(arguments))
-        if len(fitting) != 1:
+        if len(fitting) == 1:
+            name = fitting[0]
+        elif name.isdecimal():
             raise Unreadable
-        name = fitting[0]
     return Call(name, arguments, identity)
 
 

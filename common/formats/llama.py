@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from common.formats.cursor import Cursor, Wait
-from common.formats.json_calls import read_bare_calls, read_json_calls
+from common.formats.json_calls import accept_separator, read_bare_calls, read_json_calls
 from common.formats.pythonic import read_fenced_pythonic, read_pythonic
+from common.formats.qwen import FUNCTION_CALLS
 from common.formats.reading import CallSyntax, Reading, Tags
 from common.formats.tagged_text import TaggedText
 
@@ -42,23 +43,9 @@ def _read_tagged(reading: Reading) -> Wait[None]:
         yield from read_pythonic(reading, (_LIST_CLOSE,), offered=reading.opener != _LIST_TAG)
     else:
         yield from read_json_calls(reading, (";",))
-        while (yield from _separated(reading)):
+        while (yield from accept_separator(reading)):
             yield from read_json_calls(reading, (";",))
     yield from cursor.accept_after_space(_LIST_CLOSE)
-
-
-def _separated(reading: Reading) -> Wait[bool]:
-    """Read the separator between two calls, if another call follows."""
-    cursor = reading.cursor
-    start = cursor.position
-    with cursor.ahead():
-        yield from cursor.space()
-        separator = yield from cursor.accept(";", ",")
-        yield from cursor.space()
-        length = cursor.position - start
-        head = yield from cursor.peek()
-    cursor.take(length if head == "{" or (separator and not head) else 0)
-    return head == "{"
 
 
 def _fenced(opener: str, closer: str) -> CallSyntax:
@@ -77,10 +64,11 @@ def _fenced(opener: str, closer: str) -> CallSyntax:
 
 _UNMARKED = CallSyntax(("{", "["), _read_unmarked, begins=_is_answer)
 _TAGGED = CallSyntax((_JSON_TAG, _LIST_TAG), _read_tagged, (_LIST_CLOSE,))
-LLAMA_TEXT = TaggedText(tags=(_THINK,), calls=(_TAGGED, _UNMARKED))
+_LFM2 = _fenced("<|tool_call_start|>", "<|tool_call_end|>")
+LLAMA_TEXT = TaggedText(tags=(_THINK,), calls=(_TAGGED, FUNCTION_CALLS, _LFM2, _UNMARKED))
+"""mlx-lm's name for LFM2's format is vLLM's for Llama's, so this one reads both."""
 LFM2_TEXT = TaggedText(
-    tags=(_THINK, Tags("<|thought_start|>", "<|thought_end|>")),
-    calls=(_fenced("<|tool_call_start|>", "<|tool_call_end|>"), _UNMARKED),
+    tags=(_THINK, Tags("<|thought_start|>", "<|thought_end|>")), calls=(_LFM2, _UNMARKED)
 )
 OLMO3_TEXT = TaggedText(
     tags=(_THINK,), calls=(_fenced("<function_calls>", "</function_calls>"), _UNMARKED)

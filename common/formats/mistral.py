@@ -6,7 +6,12 @@ import re
 
 from common.formats.answer import Call
 from common.formats.cursor import Wait
-from common.formats.json_calls import read_arguments, read_bare_calls, read_json_calls
+from common.formats.json_calls import (
+    accept_separator,
+    read_arguments,
+    read_bare_calls,
+    read_json_calls,
+)
 from common.formats.reading import CallSyntax, Reading, Tags, no_content_yet
 from common.formats.tagged_text import TaggedText
 
@@ -26,6 +31,8 @@ def _read(reading: Reading) -> Wait[None]:
             "{",
         ):
             yield from read_json_calls(reading)
+            while (yield from accept_separator(reading)):
+                yield from read_json_calls(reading)
             return
         yield from _read_named(reading)
         with cursor.ahead():
@@ -37,7 +44,10 @@ def _read(reading: Reading) -> Wait[None]:
 
 
 def _read_named(reading: Reading) -> Wait[None]:
-    """Read `NAME[CALL_ID]ID[ARGS]{…}`; the id, and in some versions `[ARGS]`, may be missing."""
+    """Read `NAME[CALL_ID]ID[ARGS]{…}`; the id, and in some versions `[ARGS]`, may be missing.
+
+    A name alone is a call of an offered tool that has no arguments.
+    """
     cursor = reading.cursor
     name = yield from cursor.run(_NAME)
     if not name:
@@ -48,11 +58,13 @@ def _read_named(reading: Reading) -> Wait[None]:
         identity = (yield from cursor.run(_NAME)).strip()
     marked = yield from cursor.accept(_ARGS)
     yield from cursor.space()
-    if (yield from cursor.peek()) != "{" and not marked:
+    ended = not (yield from cursor.more()) and not reading.was_cut()
+    none = ended or bool((yield from cursor.at([_CALLS])))
+    if (yield from cursor.peek()) != "{" and not (
+        marked or (none and reading.tools.takes_nothing(name))
+    ):
         raise cursor.unreadable()
     reading.begin(name, identity)
-    ended = not (yield from cursor.more()) and not reading.was_cut()
-    none = ended or (yield from cursor.at([_CALLS]))
     arguments = "{}" if none else (yield from read_arguments(reading, (_CALLS,)))
     reading.call(Call(name, arguments, identity))
 

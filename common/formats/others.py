@@ -192,6 +192,8 @@ def _read_inkling(reading: Reading) -> Wait[None]:
     """Skip a message's header with the tool's name, and read the call as JSON, which repeats it."""
     cursor = reading.cursor
     yield from cursor.accept(_MODEL)
+    if not (yield from cursor.more()):
+        return
     yield from cursor.run(_RECIPIENT)
     yield from cursor.expect(_INVOKE_JSON)
     yield from read_json_calls(reading, (_END,))
@@ -208,6 +210,7 @@ INKLING_TEXT = TaggedText(
         _MODEL,
         "<|content_text|>",
         "<|content_invoke_tool_text|>",
+        "<|content_tool_error|>",
         _END,
         "<|content_model_end_sampling|>",
     ),

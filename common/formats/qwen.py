@@ -54,9 +54,13 @@ def _read_in_other_tags(reading: Reading) -> Wait[None]:
 
 
 MARKED_CALLS = CallSyntax((*_TAGS.openers, _NAMED_TAGS.call), _read_marked, _TAGS.closers)
+FUNCTION_CALLS = CallSyntax((_TAGS.call,), _TAGS.read, (_TAGS.call_close,))
+"""Calls without the block around them; Llama 3.1 writes them for custom tools, with JSON inside."""
 UNMARKED_CALLS = CallSyntax(("{",), _read_without_opening, begins=no_content_yet)
 _OTHER_TAGS = CallSyntax(
-    ("<tools>", "<tool>", "<function_call>"), _read_in_other_tags, begins=begins_line
+    ("<tools>", "<tool>", "<tool_calls>", "<function_call>"),
+    _read_in_other_tags,
+    begins=begins_line,
 )
 """What Qwen 2.5 Coder and others write instead of the tag that their template asks for."""
 TEXT = TaggedText(tags=(THINK,), calls=(MARKED_CALLS, UNMARKED_CALLS, _OTHER_TAGS))

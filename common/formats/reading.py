@@ -19,22 +19,22 @@ FinishReason = Literal["stop", "length"]
 class Reading:
     """The state of parsing one answer.
 
-    partial: calls are sent while they are generated. pending_calls: calls that may still turn out
-    to be quotations. begun: the current call names an offered tool in the family's own syntax, so
-    only a mistake of the model can make it text. opener_is_text: a marker that opens calls was
-    output as text. closing: the marker that closes the reasoning opened last.
+    pending_calls: calls that may still turn out to be quotations. begun: the current call names an
+    offered tool in the family's own syntax, so only a mistake of the model can make it text.
+    opener_is_text: a marker that opens calls was output as text. broken: a malformed call has
+    begun in the text. closing: the marker that closes the reasoning opened last.
     """
 
     cursor: Cursor
     answer: Answer
     tools: ToolSchemas
     prompt_tail: str
-    partial: bool = False
     reason: FinishReason = "length"
     pending_calls: list[Call] | None = None
     opener: str = ""
     begun: bool = False
     opener_is_text: bool = False
+    broken: bool = False
     closing: str = ""
     reread: int = 0
     _progress: int = 0
@@ -49,7 +49,7 @@ class Reading:
         if name not in self.tools or self.cursor.position <= self._failed:
             return
         self.begun = True
-        if self.partial and self.pending_calls is None:
+        if self.pending_calls is None:
             self.answer.begin(name, identity)
 
     def send(self, text: str) -> None:
@@ -93,7 +93,7 @@ class Reading:
             self.cursor.restore(0)
             self.reread += start - self.cursor.position
             self._failed = max(self._failed, start)
-            self.answer.abandon()
+            self.answer.abandon(cut=self.was_cut())
             if waits and self.was_cut():
                 raise Cut from error
             raise

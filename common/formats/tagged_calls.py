@@ -335,6 +335,15 @@ class CallTags:
                 raise cursor.unreadable()
         return Call(name, _unwrapped(reading, name, arguments) or object_of(arguments), identity)
 
+    def read_parameters(self, reading: Reading, name: str) -> Wait[list[tuple[str, str]]]:
+        """Read the parameters of a call that has no tags of its own."""
+        arguments: list[tuple[str, str]] = []
+        yield from self._gap(reading.cursor)
+        while (yield from self._opens_parameter(reading.cursor)):
+            yield from self._read_parameter(reading, name, arguments)
+            yield from self._gap(reading.cursor)
+        return arguments
+
     def _gap(self, cursor: Cursor) -> Wait[None]:
         """Read what may be between two tags."""
         yield from cursor.space()

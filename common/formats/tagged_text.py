@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import may_be_bare
+from common.formats.markdown import Markdown
 from common.formats.reading import CallSyntax, Reading, Tags, is_quoted
 
 _TURNS = re.compile(
@@ -145,21 +146,31 @@ class TaggedText:
         if marker in self.answers and reading.answer.reasoning:
             quoted = yield from is_quoted(reading, marker)
             return not quoted and self._edge(reading, marker, reasoning=False)
+        answer = reading.answer
         for syntax in self.calls:
             opens = marker in syntax.openers or (syntax.by_name and marker in reading.tools)
             if opens and syntax.begins(reading, marker):
                 if (yield from self._calls(reading, syntax, marker)):
                     return True
                 break
-            if marker in syntax.closers and (
-                reading.answer.called or (yield from self._is_stray(reading, marker))
-            ):
-                return not reading.answer.markdown.quoted and self._edge(reading, marker)
+            if marker in syntax.closers:
+                alone = not answer.called and not (yield from self._is_stray(reading, marker))
+                if not alone and not answer.markdown.quoted:
+                    return self._edge(reading, marker)
+                if reading.broken:
+                    return self._end_broken(reading, marker)
         if marker in self.inline:
             return (yield from self._inline(reading, marker))
         if marker not in self.silent or reading.answer.markdown.quoted:
             return False
         return self._edge(reading, marker)
+
+    def _end_broken(self, reading: Reading, marker: str) -> bool:
+        """Write the end of a malformed call as text; what looked like code in it ends there."""
+        reading.answer.write(reading.cursor.take(len(marker)))
+        reading.answer.markdown = Markdown()
+        reading.broken = False
+        return True
 
     def _is_stray(self, reading: Reading, marker: str) -> Wait[bool]:
         """Whether a closing marker at the end of a line closes nothing that is in the text."""
@@ -208,7 +219,10 @@ class TaggedText:
 
     def _calls(self, reading: Reading, syntax: CallSyntax, opener: str) -> Wait[bool]:
         answer, cursor = reading.answer, reading.cursor
-        if answer.markdown.fenced or not reading.worth_trying():
+        if answer.markdown.fenced:
+            reading.broken = False  # a code block with calls in it is not a part of one
+            return False
+        if not reading.worth_trying():
             return False
         mentioned = answer.reasoning and answer.quotes
         in_code = answer.markdown.quoted
@@ -237,7 +251,10 @@ class TaggedText:
             certain = reading.begun and (own_line or not careful) and not in_code
             if own_line and not (syntax.marked or careful):
                 certain = certain or may_be_bare(cursor.pending, reading.tools.names)
-            if reading.was_cut() and (certain or (syntax.marked and not careful)):
+            # After a call, a lone opener at the end is meant as the call's end.
+            closes = answer.called and cursor.pending.strip() == opener
+            marked = syntax.marked and not careful
+            if (marked and closes) or (reading.was_cut() and (certain or marked)):
                 cursor.rest()
                 answer.edge()
             elif careful:
@@ -248,12 +265,14 @@ class TaggedText:
         except Unreadable:
             # The whole block is text: a call inside a quoted block is quoted too.
             answer.write(cursor.take(quoted))
+            reading.broken = reading.broken or (syntax.marked and not careful)
             return bool(quoted) or reading.settled
         finally:
             pending, reading.pending_calls = reading.pending_calls, None
             reading.begun = False
         for call in pending or ():
             answer.call(call)
+        reading.broken = False
         answer.edge()
         yield from cursor.drop_cut(syntax.closers)
         return True

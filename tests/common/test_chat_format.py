@@ -26,7 +26,7 @@ OTHER_ENGINES_TOOLS = """
     functionary gigachat3 gigachat35 glm hunyuan hunyuan_a13b hy_v3 hy_v4 hyperclovax inkling
     internlm interns1 iquest_coder iquest_coder_v2 jamba k2_horizon ling3 mimo minimax_m3 muse
     muse_glimmer nemotron_json openpangu_v2 plamo3 poolside_v1 seed_oss solar_open2 spark25 step3
-    step3p5 trinity xlam
+    step3p5 step5 beam musespark1x spark3 trinity xlam
 """
 MLX_LM_TOOLS = """
     function_gemma gemma4 glm47 json_tools kimi_k2 kimi_k3 laguna longcat minicpm5 minimax_m2

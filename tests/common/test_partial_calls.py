@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.chat_events import ChatEvent, Content, ToolCallArguments, ToolCallStart, message_of
+from common.chat_events import ChatEvent, ToolCallArguments, ToolCallStart, message_of
 from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser, parse_chat
-from tests.common.chat_replay import plain, stream
+from tests.common.chat_replay import parse_every_split, plain, stream
 from tests.common.corpus import TOOLS, Case, tool
 from tests.common.test_chat_corpus import FAMILIES
 from tests.common.test_chat_round_trip import (
@@ -155,6 +155,8 @@ def test_a_value_is_shown_as_it_is_written(name: str) -> None:
         lag = len(re.findall(r"w\d+", written)) - len(re.findall(r"w\d+", shown))
         assert lag <= 2, shown
         assert names == ["save_note"] or "w0" not in written
+    for event in parser.finish("stop"):
+        shown += event.text if isinstance(event, ToolCallArguments) else ""
     assert json.loads(shown) == {"path": "a", "text": " ".join(WORDS)}
 
 
@@ -198,13 +200,43 @@ def test_names_have_dots_dashes_colons_and_slashes(name: str) -> None:
         assert plain(message)[2] == [(each, {"path": "a"})]
 
 
-def test_a_shown_part_of_a_broken_call_stays_and_its_text_is_content() -> None:
-    text = 'Hm.\n<tool_call>{"name": "save_note", "arguments": {"path": "a" "b"}}</tool_call>'
-    events = stream(ChatFormat.named("hermes"), list(text), tools=TOOLS, partial=True)
-    message = message_of(events)
-    assert message.content == text
-    assert [(c.name, c.arguments) for c in message.tool_calls] == [("save_note", '{"path": "a"')]
-    assert isinstance(events[0], Content)
+BROKEN = {
+    "two values": ("hermes", '{"path": "a" "b"}}</tool_call>', '{"path": "a"'),
+    "a string without an end": ("hermes", '{"path": "a}}</tool_call>', '{"path": "a}}</tool_call>'),
+    "a model that stops": ("hermes", '{"path": "ab', '{"path": "ab'),
+    "text after the arguments": ("openai", '{"path": "a"} Hm.<|call|>', '{"path": "a"'),
+    "nothing after a key": ("mistral", '{"path": ', '{"path": '),
+}
+
+
+@pytest.mark.parametrize("why", BROKEN)
+def test_a_broken_call_is_content_and_an_incomplete_call(why: str) -> None:
+    """A stream equals the whole answer, and arguments without an end are not valid JSON."""
+    name, rest, arguments = BROKEN[why]
+    opener = {
+        "hermes": '<tool_call>{"name": "save_note", "arguments": ',
+        "mistral": "[TOOL_CALLS]save_note[ARGS]",
+        "openai": "<|channel|>commentary to=functions.save_note<|message|>",
+    }[name]
+    text = f"{opener}{rest}"
+    whole = parse_every_split(ChatFormat.named(name), text, tools=TOOLS)
+    assert whole.content == text
+    assert [(c.name, c.arguments) for c in whole.tool_calls] == [("save_note", arguments)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "save_note", "arguments": {"path" "b"}}</tool_call>'),
+        ("hermes", "<tool_call><function=save_note><param=path>b</param></function></tool_call>"),
+        ("openai", "<|channel|>commentary to=functions.save_note<|message|>{path}<|call|>"),
+        ("gemma4", "<|tool_call>call:save_note{<tool_call|>"),
+        ("deepseek_v31", "<｜tool▁call▁begin｜>save_note<｜tool▁sep｜>{path}<｜tool▁call▁end｜>"),
+    ],
+)
+def test_a_call_that_is_broken_before_its_first_argument_is_content(name: str, text: str) -> None:
+    message = parse_every_split(ChatFormat.named(name), text, tools=TOOLS)
+    assert plain(message) == (text, "", [])
 
 
 def test_a_call_that_the_prompt_has_begun_is_shown_at_its_end() -> None:

@@ -46,6 +46,20 @@ def test_a_quoted_call_in_an_answer_is_text(name: str, sentence: str) -> None:
         assert plain(message) == (text, "", [])
 
 
+SECTIONS = ("deepseek_v31", "kimi_k2")  # what comes before a call in an open section is dropped
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name not in ("openai", "kimi_k3", *SECTIONS)]
+)
+def test_a_mentioned_marker_does_not_end_the_code_block_after_it(name: str) -> None:
+    """The mention looks like a malformed call, whose code blocks end with the call."""
+    call, opener = _quoted(name, "{}")
+    text = f"Write {opener} and more:\n```\n{call}\n{call}\n```\nOk."
+    message = parse_every_split(_format(name), f"{text}\n{call}", tools=TOOLS)
+    assert plain(message) == (text, "", [("save_note", {"path": "a", "text": "b c"})])
+
+
 @pytest.mark.parametrize("sentence", IN_REASONING)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quoted_call_in_reasoning_is_text(name: str, sentence: str) -> None:

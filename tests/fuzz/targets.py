@@ -93,7 +93,9 @@ def lark(given: bytes) -> None:
 
 
 def chat(given: bytes) -> None:
-    """Any split of an answer gives the same as the whole. Three bytes choose how it is parsed."""
+    """Any split of an answer gives the same as the whole, and partial calls as well unless the
+    length limit cuts one. Three bytes choose how it is parsed.
+    """
     if len(given) < 3:
         return
     format_ = ChatFormat.named(sorted(TOOLS)[given[0] % len(TOOLS)])
@@ -103,7 +105,7 @@ def chat(given: bytes) -> None:
     for partial_calls in (False, True):
         parser = ChatParser(format_, tools=_TOOLS, partial_calls=partial_calls)
         pieces = [*parser.feed(text[:cut]), *parser.feed(text[cut:]), *parser.finish(reason)]
-        if not partial_calls:
+        if not partial_calls or reason == "stop":
             whole = parse_chat(text, format_, tools=_TOOLS, reason=reason)
             assert _without_ids(message_of(pieces)) == _without_ids(whole)
 

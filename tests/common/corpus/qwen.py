@@ -26,6 +26,14 @@ JSON_CASES = [
         '<tools>\n{"name": "Ann"}\n</tools>',
         '<tools>\n{"name": "Ann"}\n</tools>',
     ),
+    Case("an opening mark at the end", f"{FERRY[:-12]}<tool_call>", calls=[A_FERRY]),
+    Case("an opening mark alone", "Hm. <tool_call>", "Hm. <tool_call>"),
+    Case(
+        "the block of several calls, without opening of the template",
+        f"Hm.\n<tool_calls>\n[{FERRY[12:-13]}, {TIDE[12:-13]}]\n</tool_calls>",
+        "Hm.",
+        calls=[A_FERRY, A_TIDE],
+    ),
     Case("one mark too many before", f"<tool_call>\n{FERRY}", calls=[A_FERRY]),
     Case(
         "Python's words",

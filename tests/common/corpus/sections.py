@@ -54,6 +54,12 @@ DEEPSEEK_CASES = [
         for call, left in ((_V31_FERRY, 16), (_V31_FERRY, 1), (_V3_FERRY, 19), (_V3_FERRY, 5))
     ),
     Case(
+        "a call after an unreadable one in a code block",
+        _BEGIN + _V3_FERRY.replace("{", "{(") + _V3_FERRY + _END,
+        _BEGIN + _V3_FERRY.replace("{", "{("),
+        calls=[A_FERRY],
+    ),
+    Case(
         "calls beside an unreadable one",
         _BEGIN
         + "\n".join([_V3_FERRY, _V3_FERRY.replace('{"harbour": "Ærø"}', "x"), _V3_FERRY])
@@ -149,6 +155,11 @@ _TIDE = "<|tool_call_begin|>functions.tide_now:1<|tool_call_argument_begin|>{}<|
 
 KIMI_CASES = [
     Case(
+        "a code block without a name",
+        _OPEN + '\n```json\n{"harbour": "Ærø"}```' + _CLOSE,
+        _OPEN + '\n```json\n{"harbour": "Ærø"}```' + _CLOSE,
+    ),
+    Case(
         "text before the end of the section",
         f"{_OPEN}{_TIDE} And so on.{_CLOSE}Hm.",
         " And so on.Hm.",
@@ -212,6 +223,19 @@ KIMI_CASES = [
         calls=[A_FERRY],
     ),
     Case("no index", _OPEN + _TIDE.replace(":1", "") + _CLOSE, calls=[A_TIDE]),
+    *(
+        Case(
+            f"the id {identity}",
+            _OPEN + _FERRY.replace("functions.ferry_times:0", identity) + _CLOSE,
+            calls=[A_FERRY],
+        )
+        for identity in ("call_3", "chatcmpl-tool-1a", "functions.ferry_times:call_1")
+    ),
+    Case(
+        "an id whose arguments fit several tools",
+        _OPEN + _TIDE.replace("functions.tide_now:1", "call_3") + _CLOSE,
+        calls=[("call_3", {})],
+    ),
     Case(
         "one broken, one good",
         f"{_OPEN}{_FERRY.replace(':', '', 2)}{_TIDE}{_CLOSE}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.common.corpus import Call, Case
+from tests.common.corpus import Call, Case, tool
 
 A_FERRY: Call = ("ferry_times", {"harbour": "Ærø"})
 A_TIDE: Call = ("tide_now", {})
@@ -106,7 +106,20 @@ def _dsml(mark: str, block: str) -> list[Case]:
 
 
 DSML_V32 = _dsml("｜DSML｜", "function_calls")
-DSML_V4 = _dsml("｜DSML｜", "tool_calls")
+DSML_V4 = [
+    *_dsml("｜DSML｜", "tool_calls"),
+    *(
+        Case(
+            f"a misspelt block, {block}",
+            f'Hm.\n<｜DSML｜{block}>\n<｜DSML｜invoke name="tide_now">\n</｜DSML｜invoke>\n'
+            "</｜DSML｜tool_calls>",
+            "Hm.",
+            calls=[A_TIDE],
+        )
+        for block in ("toolcalls", "tool")
+    ),
+    Case("such a block's name", "A <｜DSML｜tool> here", "A <｜DSML｜tool> here"),
+]
 DSML_V41 = _dsml("｜DSML｜ ", "calls")
 
 GLM_HEADER = "<|assistant|>"
@@ -192,6 +205,18 @@ GLM_INLINE = [
     *_glm("", "think", ""),
     Case("boxes", "It is\n<|begin_of_box|>nine<|end_of_box|>.<|role_end|>", "It is\nnine."),
     Case("JSON without opening", '{"name": "tide_now", "arguments": {}}', calls=[("tide_now", {})]),
+    Case(
+        "a tool named like a part of the mark",
+        "Hm.<tool_call>call</tool_call>",
+        "Hm.",
+        calls=[("call", {})],
+        tools=[tool("call")],
+    ),
+    Case(
+        "JSON, the second without opening",
+        '<tool_call>{"name": "tide_now"}</tool_call>{"name": "tide_now"}</tool_call>',
+        calls=[("tide_now", {}), ("tide_now", {})],
+    ),
     Case(
         "no end of the first",
         '<tool_call>tide_now\n{"a": 1}\n<tool_call>tide_now\n{"a": 2}</tool_call>',

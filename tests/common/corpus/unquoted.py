@@ -117,6 +117,25 @@ GEMMA4 = [
     Case("closed again", "<|channel>thought\n<channel|>Hm.<channel|>", "Hm."),
     Case("opened and closed", "Hm.<|channel>thought\n<channel|><channel|>", "Hm."),
     Case("closed in code", "Hm. `<channel|>`", "Hm. `<channel|>`"),
+    Case(
+        "JSON in the markers",
+        '<|tool_call>{"name": "ferry_times", "arguments": {"harbour": "Ærø"}}<tool_call|>Hm.',
+        "Hm.",
+        calls=[A_FERRY],
+    ),
+    Case(
+        "a Python call in the markers",
+        "Hm.<|tool_call>call:ferry_times(harbour='Ærø')<tool_call|><|tool_call>call:tide_now()",
+        "Hm.",
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case("no braces", "<|tool_call>call:tide_now<tool_call|>Hm.", "Hm.", calls=[A_TIDE]),
+    Case(
+        "no braces, and arguments are missing",
+        "<|tool_call>call:ferry_times<tool_call|>",
+        "<|tool_call>call:ferry_times<tool_call|>",
+    ),
+    Case("only a colon", "<|tool_call>:tide_now{}<tool_call|>", calls=[("tide_now", {})]),
     Case("a nameless channel", "<|channel>So.<channel|>Hm.", "Hm.", "So."),
     Case("a channel for the answer", "<|channel>thought\nSo.<|channel>content\nHm.", "Hm.", "So."),
     Case(
@@ -139,6 +158,14 @@ _JSON_TIDE = '{"name": "tide_now", "parameters": {}}'
 LLAMA_HEADER = "<|start_header_id|>assistant<|end_header_id|>\n\n"
 LLAMA3 = [
     Case("one", _JSON_FERRY, calls=[A_FERRY]),
+    Case(
+        "custom tools' tags",
+        'Hm.<function=ferry_times>{"harbour": "Ærø"}</function>\n<function=tide_now>{}</function>',
+        "Hm.",
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case("such a tag, cut", 'Hm.\n<function=ferry_times>{"harb', "Hm.", cut=True),
+    Case("such a tag in a sentence", "Use <function=NAME> here.", "Use <function=NAME> here."),
     Case("a tag before", f"<|python_tag|>{_JSON_FERRY}", calls=[A_FERRY]),
     Case("two", f"{_JSON_FERRY}; {_JSON_TIDE}", calls=[A_FERRY, A_TIDE]),
     Case("two after a tag", f"<|python_tag|>{_JSON_FERRY};{_JSON_TIDE}", calls=[A_FERRY, A_TIDE]),
@@ -292,7 +319,11 @@ def _pythonic(opening: str, closing: str) -> list[Case]:
     ]
 
 
-LLAMA4 = [*_pythonic("", ""), *_pythonic("<|python_start|>", "<|python_end|>")]
+LLAMA4 = [
+    *_pythonic("", ""),
+    *_pythonic("<|python_start|>", "<|python_end|>"),
+    Case("LFM2's marks", f"<|tool_call_start|>[{_PY_FERRY}]<|tool_call_end|>", calls=[A_FERRY]),
+]
 LFM2 = [
     *_pythonic("<|tool_call_start|>", "<|tool_call_end|>"),
     Case(
@@ -345,6 +376,23 @@ MISTRAL = [
         calls=[A_TIDE, A_FERRY, A_TIDE],
     ),
     Case("cut after the mark of arguments", "[TOOL_CALLS]tide_now[ARGS]", cut=True),
+    Case("only names", "[TOOL_CALLS]tide_now[TOOL_CALLS]tide_now", calls=[A_TIDE, A_TIDE]),
+    Case("cut after a name", "[TOOL_CALLS]tide_now", cut=True),
+    Case(
+        "only the name of a tool with arguments", "[TOOL_CALLS]save_note", "[TOOL_CALLS]save_note"
+    ),
+    Case("only a name that was not offered", "[TOOL_CALLS]tide", "[TOOL_CALLS]tide"),
+    Case(
+        "objects with a comma",
+        f"[TOOL_CALLS] {_OLD_FERRY}, {_OLD_TIDE}",
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case(
+        "an object after a call",
+        f'[TOOL_CALLS] {_OLD_FERRY}, {{"a": 1}}',
+        ', {"a": 1}',
+        calls=[A_FERRY],
+    ),
     Case("one", _NEW_FERRY, calls=[A_FERRY]),
     Case("two", f"Hm.{_NEW_FERRY}{_NEW_TIDE}", "Hm.", calls=[A_FERRY, A_TIDE]),
     Case("with an id", _NEW_TIDE.replace("[A", "[CALL_ID]a1B2c3D4e[A"), calls=[A_TIDE]),
@@ -388,7 +436,35 @@ _TO_FERRY = (
     '<|channel|>commentary to=functions.ferry_times <|constrain|>json<|message|>{"harbour": "Ærø"}'
 )
 _TO_TIDE = " to=functions.tide_now<|channel|>commentary<|message|>{}"
+_BEAM_TIDE = " to=tide_now<|channel|>analysis <|constrain|>xml<|message|>"
+_BEAM_CABIN = (
+    " to=book_cabin<|channel|>analysis <|constrain|>xml<|message|>"
+    '<rfl:parameter name="berths">\n2\n</rfl:parameter>'
+    '<rfl:parameter name="remark">\nNo </rfl:parameter> window\n</rfl:parameter>'
+)
+_BEAM_NEXT = "<|end|><|start|>assistant"
+A_CABIN: Call = ("book_cabin", {"berths": 2, "remark": "No </rfl:parameter> window"})
 HARMONY = [
+    Case(
+        "recipient first, arguments in tags",
+        f"<|channel|>analysis<|message|>So.{_BEAM_NEXT}{_BEAM_CABIN}{_BEAM_NEXT}{_BEAM_TIDE}<|call|>",
+        "",
+        "So.",
+        [A_CABIN, A_TIDE],
+    ),
+    Case("recipient first, arguments in tags, no end", _BEAM_CABIN, calls=[A_CABIN]),
+    Case(
+        "recipient first, arguments in tags, one without its end",
+        _BEAM_CABIN.replace("\n2\n</rfl:parameter>", "\n2\n") + "<|call|>",
+        calls=[A_CABIN],
+    ),
+    Case("recipient first, arguments in tags, cut", _BEAM_CABIN[:-20], cut=True),
+    Case(
+        "recipient first, arguments in tags and an answer",
+        f"{_BEAM_CABIN}{_BEAM_NEXT}<|channel|>final<|message|>Hm.<|return|>",
+        "Hm.",
+        calls=[A_CABIN],
+    ),
     Case("another channel", "<|channel|>aside<|message|>Hm.<|end|>", "Hm."),
     Case(
         "a tool as the author",

@@ -214,6 +214,8 @@ VARIANTS: dict[Names, list[Case]] = {
             [A_FERRY],
         ),
         Case("without opening", _INVOKED[0].removeprefix(_MODEL), calls=[A_FERRY]),
+        Case("a message that does not come", f"<|content_text|>Hm.{_OVER}{_MODEL}", "Hm."),
+        Case("an error", f"<|content_tool_error|>Hm.{_OVER}", "Hm."),
     ],
     ("command_r", None, ""): [
         Case(

@@ -69,6 +69,18 @@ def test_calls_get_short_ids_if_the_template_requires_them() -> None:
     assert "<a1B2c3D4e>" in _text(_builder(template), HI, own)
 
 
+def test_arguments_without_an_end_become_an_object_if_the_template_requires_one() -> None:
+    """Those of Qwen3-Coder, GLM and MiniMax do; an agent sends such a call back with its error."""
+    template = (
+        "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{% for key, value in c.function.arguments | items %}<{{ key }}={{ value }}>{% endfor %}"
+        "{% endfor %}{% endfor %}"
+    )
+    function = {"name": "forecast", "arguments": '{"place": "Ro'}
+    called = {"role": "assistant", "content": "", "tool_calls": [{**CALL, "function": function}]}
+    assert '<arguments={"place": "Ro>' in _text(_builder(template), HI, called, HISTORY[2])
+
+
 def test_a_conversation_that_the_template_takes_is_not_changed() -> None:
     text = _text(_builder(BARE), HI, LATE, SO)
     assert "<|im_start|>system\nIt is late.<|im_end|>\n<|im_start|>user\nSo?" in text
