@@ -37,9 +37,9 @@ class AccessMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        seen = Exchange(
-            _request_id(Headers(scope=scope)), scope["method"], scope["path"], strict=self._strict
-        )
+        given = Headers(scope=scope).get("x-request-id", "")  # kept if it is harmless
+        request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+        seen = Exchange(request_id, scope["method"], scope["path"], strict=self._strict)
         exchange.begin(seen)
         watched = self._watched(seen, send)
         if scope["method"] == "HEAD":
@@ -102,12 +102,6 @@ class AccessMiddleware:
         # Frequent requests of probes, Prometheus and the page would hide the others.
         regular = is_open(seen.path) or seen.path.removeprefix("/v1") in _REGULAR
         (logs.debug if regular else logs.info)("request", **fields)
-
-
-def _request_id(headers: Headers) -> str:
-    """The client's own id if it is harmless, otherwise a new one."""
-    given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
 
 
 _DRAINING = ApiError(

@@ -15,6 +15,7 @@ from common.chat_events import (
     ChatMessage,
     Content,
     Reasoning,
+    ToolCall,
     ToolCallArguments,
     ToolCallStart,
 )
@@ -60,14 +61,25 @@ def progress(event: Progress) -> pb.Reply:
 
 
 def unary(message: ChatMessage, usage: Usage, logprobs: bytes = b"") -> pb.Reply:
-    """The one Reply of a unary call."""
+    """The one Reply of a unary call, without calls that the model did not finish.
+
+    Their text is in the content, and many clients fail on arguments that are not valid JSON.
+    """
     reply = last(usage, logprobs)
     _add_content(reply, message.content)
     delta = reply.chat_deltas[0]
     delta.reasoning_content = _safe(message.reasoning_content)
-    for call in message.tool_calls:
+    for call in filter(_is_whole, message.tool_calls):
         delta.tool_calls.add(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
     return reply
+
+
+def _is_whole(call: ToolCall) -> bool:
+    try:
+        json.loads(call.arguments)
+    except ValueError:
+        return False
+    return True
 
 
 def _add_content(reply: pb.Reply, text: str) -> None:

@@ -5,11 +5,11 @@ gateway/anthropic/to_chat honours every field; gateway/tolerance handles all oth
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from gateway.anthropic.blocks import Content, SystemContent
+from gateway.anthropic.blocks import Content, SystemContent, ToolUseBlock
 from gateway.described import about
 from gateway.openai.base import Request, Strict
 from gateway.openai.refused import MESSAGES
@@ -27,6 +27,12 @@ class Turn(Strict):
         "content is missing: send it",
         lossless=False,
     )
+
+    @model_validator(mode="after")
+    def _with_caller(self) -> Self:
+        if any(isinstance(block, ToolUseBlock) for block in self.content):
+            self.role = "assistant"  # AgentKit sends calls in turns of the user
+        return self
 
 
 class Tool(Strict):

@@ -32,7 +32,10 @@ def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: M
     options.IgnoreEOS = _first(fields.ignore_eos, defaults.ignore_eos, False)
     if fields.num_draft_tokens is not None:
         options.NDraft = fields.num_draft_tokens or -1  # on the wire, 0 is the model's own number
-    options.StopPrompts.extend((*_stops(fields), *config.stopwords))
+    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
+    if len(stops) > MOST_STOPS:
+        raise bad_field("stop", f"stop has {len(stops)} texts: send at most {MOST_STOPS}")
+    options.StopPrompts.extend((*stops, *config.stopwords))
     for name in ("min_tokens", "xtc_probability", "xtc_threshold"):
         if (value := getattr(fields, name)) is not None:
             options.Metadata[f"mlx.{name}"] = str(value)
@@ -108,10 +111,3 @@ def _write_repetition(
     window = _first(window, defaults.repeat_last_n, _WINDOW)
     options.Penalty = defaults.chosen("repeat_penalty", penalty) if window else 1.0
     options.Repeat = window
-
-
-def _stops(fields: SamplingFields) -> list[str]:
-    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
-    if len(stops) > MOST_STOPS:
-        raise bad_field("stop", f"stop has {len(stops)} texts: send at most {MOST_STOPS}")
-    return stops

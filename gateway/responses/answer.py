@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from gateway.errors import ApiError
@@ -246,9 +247,9 @@ def of_text(text: str, before: Sequence[Json], beside: Sequence[Json]) -> Sequen
     entries = [*before, *beside]
     wanted = text.encode()
     written = [_written(entry) for entry in entries]
-    tails = [b"".join(written[at:]) for at in range(len(entries))]
-    exact = [at for at, tail in enumerate(tails) if tail == wanted]
-    longer = [at for at, tail in enumerate(tails) if tail.startswith(wanted)]
+    whole, starts = b"".join(written), [0, *accumulate(map(len, written))][: len(written)]
+    longer = [at for at, start in enumerate(starts) if whole.startswith(wanted, start)]
+    exact = [at for at in longer if len(whole) - starts[at] == len(wanted)]
     found = exact or longer
     return entries[found[0] :] if found else beside
 

@@ -172,15 +172,20 @@ def test_a_final_assistant_message_is_continued() -> None:
     assert translated(user("hi"), begun, user("so?")).chat.continue_final_message is None
 
 
+def test_a_call_makes_a_turn_the_assistants() -> None:
+    """AgentKit sends the model's calls back in turns of the user."""
+    result = {"type": "tool_result", "tool_use_id": CALL["id"], "content": "blue"}
+    own = {"role": "assistant", "content": [CALL]}
+    assert messages(user("hi"), user([CALL]), user([result])) == messages(
+        user("hi"), own, user([result])
+    )
+
+
 @pytest.mark.parametrize(
     ("turns", "fields", "param"),
     [
         ([user("hi"), {"role": "assistant", "content": [CALL]}], {}, "messages[1]"),
-        (
-            [user([{"type": "tool_use", "id": "a", "name": "b", "input": {}}])],
-            {},
-            "messages[0].content[0]",
-        ),
+        ([user([CALL])], {}, "messages[0]"),
         (
             [{"role": "assistant", "content": [{"type": "image", "source": PNG}]}, user("hi")],
             {},

@@ -117,6 +117,19 @@ def test_a_cut_call_is_partial_in_a_stream_and_dropped_from_a_whole_answer(
     assert (whole.content, len(whole.tool_calls)) == ("Let me look.", 0)
 
 
+def test_a_call_that_the_model_did_not_finish_is_text_in_a_unary_answer(
+    stub: BackendStub, engine: FakeEngine
+) -> None:
+    engine.script = Script([*THINKING, begun := '{"name": "clock", "arguments": {"zone": "U'])
+    deltas = [delta for piece in stub.PredictStream(CHAT) for delta in piece.chat_deltas]
+    calls = [call for delta in deltas for call in delta.tool_calls]
+    assert "".join(call.arguments for call in calls) == '{"zone": "U'
+    (whole,) = stub.Predict(CHAT).chat_deltas
+    assert whole.content == "".join(delta.content for delta in deltas)
+    assert whole.content.endswith(begun)
+    assert not whole.tool_calls
+
+
 def test_a_unary_chat_answer_equals_the_joined_stream(
     stub: BackendStub, engine: FakeEngine
 ) -> None:
