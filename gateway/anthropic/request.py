@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gateway.anthropic.blocks import Content, SystemContent, ToolUseBlock
+from gateway.anthropic.blocks import Content, SystemContent
 from gateway.described import about
+from gateway.openai.anthropic_parts import ToolUseBlock
 from gateway.openai.base import Request, Strict
 from gateway.openai.refused import MESSAGES
 from gateway.openai.thinking_fields import ReasoningEffort

@@ -50,7 +50,10 @@ def completion_plan(request: CompletionRequest, config: ModelConfig) -> Completi
     """The plan of a request, without ModelIdentity. Raises ApiError with `param`."""
     prompts = _prompts(request)
     count = _answers_per_prompt(request, len(prompts))
-    logprobs = _logprobs(request)
+    asked = request.logprobs  # OpenAI's number of alternatives; 0 means the chosen tokens alone
+    off = asked is None or asked is False or asked < 0
+    alternatives = None if off else 0 if asked is True else asked
+    logprobs = agreed(("logprobs", alternatives), ("n_probs", request.n_probs or None))
     first = _common(request, config, logprobs)
     options = request.stream_options
     return CompletionPlan(
@@ -102,14 +105,6 @@ def _answers_per_prompt(request: CompletionRequest, prompts: int) -> int:
             f" {MOST_ANSWERS} at a time",
         )
     return count
-
-
-def _logprobs(request: CompletionRequest) -> int | None:
-    """OpenAI's number of alternatives; 0 means the chosen tokens alone."""
-    asked = request.logprobs
-    off = asked is None or asked is False or asked < 0
-    alternatives = None if off else 0 if asked is True else asked
-    return agreed(("logprobs", alternatives), ("n_probs", request.n_probs or None))
 
 
 def _common(

@@ -82,7 +82,11 @@ def chat_request(
         fields["reasoning_effort"] = request.reasoning.effort
         fields["reasoning_budget"] = request.reasoning.max_tokens
     if request.text is not None and request.text.format is not None:
-        fields["response_format"] = _format(request.text.format)
+        fmt = request.text.format
+        form: Json = {"type": fmt.type}
+        if isinstance(fmt, JsonSchemaFormat):
+            form["json_schema"] = fmt.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+        fields["response_format"] = form
     if isinstance(request, ResponsesRequest):
         fields["max_tokens"] = request.max_output_tokens
         fields |= {name: getattr(request, name) for name in _SAMPLING}
@@ -198,10 +202,3 @@ def _choice(choice: str | ChooseFunction | ChooseAmong) -> str | Json:
         return {"type": "function", "function": {"name": choice.name}}
     tools = [{"type": "function", "function": {"name": tool.name}} for tool in choice.tools]
     return {"type": "allowed_tools", "allowed_tools": {"mode": choice.mode, "tools": tools}}
-
-
-def _format(format_: Any) -> Json:
-    if not isinstance(format_, JsonSchemaFormat):
-        return {"type": format_.type}
-    schema = format_.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
-    return {"type": "json_schema", "json_schema": schema}

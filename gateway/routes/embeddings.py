@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import StreamingResponse
-from pydantic import AliasChoices, BeforeValidator, Field, PlainValidator
+from pydantic import AliasChoices, BeforeValidator, Field, PlainValidator, model_validator
 from pydantic_core import to_json
 
 from gateway import exchange
@@ -67,7 +67,18 @@ Input = Annotated[
 Sent = Annotated[bool, BeforeValidator(lambda _: True, json_schema_input_type=Input)]
 
 
+def prefer(name: str, other: str) -> Any:
+    """A validator for a model with two names of one field: with both, only `name` counts."""
+
+    def check(body: Any) -> Any:
+        both = isinstance(body, dict) and name in body
+        return {key: body[key] for key in body if key != other} if both else body
+
+    return model_validator(mode="before")(check)
+
+
 class EmbeddingRequest(Request):
+    _named = prefer("input", "content")
     input: Input = Field(validation_alias=AliasChoices("input", "content"))
     in_llama_form: Sent = Field(False, validation_alias="content")
     encoding_format: Literal["float", "base64"] | None = about("base64: little-endian floats.")

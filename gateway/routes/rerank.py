@@ -17,7 +17,7 @@ from gateway.limits import JsonRoute
 from gateway.openai.base import Request, Strict
 from gateway.openapi import documented
 from gateway.refusals import INTEGER, NUMBER, TEXT, list_of, one_of, schema_of
-from gateway.routes.embeddings import USAGE, Sent
+from gateway.routes.embeddings import USAGE, Sent, prefer
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -40,6 +40,7 @@ AnyDocument = Annotated[
 class RerankRequest(Request):
     """A query, and the documents to put in order."""
 
+    _named = prefer("documents", "texts")
     query: str = Field(min_length=1)
     documents: Annotated[list[AnyDocument], Field(min_length=1, max_length=10_000)] = Field(
         validation_alias=AliasChoices("documents", "texts")

@@ -57,7 +57,11 @@ class DetokenizeResponse(BaseModel):
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeResponse:
     """The token ids of a text. Nothing is added, not even a beginning-of-sequence token."""
-    text = _text(body)
+    if body.content is not None and body.prompt is not None:
+        raise bad_field("prompt", "content and prompt are both given: send one of them")
+    text = body.prompt if body.content is None else body.content
+    if text is None:
+        raise bad_field("content", "content is missing: send it, or prompt")
     seconds = gateway.settings.request_timeout
     config = gateway.supervisor.resolve(body.model)
 
@@ -90,15 +94,6 @@ async def detokenize(body: DetokenizeRequest, gateway: GatewayDep) -> Detokenize
 
     text = (await ask_once(lambda: gateway.supervisor.lease(body.model), joined, body)).content
     return DetokenizeResponse(content=text, prompt=text)
-
-
-def _text(body: TokenizeRequest) -> str:
-    if body.content is not None and body.prompt is not None:
-        raise bad_field("prompt", "content and prompt are both given: send one of them")
-    text = body.prompt if body.content is None else body.content
-    if text is None:
-        raise bad_field("content", "content is missing: send it, or prompt")
-    return text
 
 
 async def _pieces(lease: Lease, tokens: list[int], seconds: float) -> list[str]:
