@@ -82,8 +82,8 @@ def limit_own_process(cpu_seconds: int, memory: int) -> None:
 
     memory: bytes in addition to what it uses now.
     """
-    with suppress(PermissionError):  # it leads a group already
-        os.setsid()  # Ctrl-C in a terminal is handled by the parent
+    with suppress(PermissionError):  # it leads a session
+        os.setpgid(0, 0)  # Ctrl-C in a terminal is handled by the parent
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))

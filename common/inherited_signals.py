@@ -10,6 +10,7 @@ import signal
 
 _NEEDED = (signal.SIGCHLD, signal.SIGPROF, signal.SIGXCPU)
 _IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGIO)
+_STOPPING = (signal.SIGTTIN, signal.SIGTTOU)
 
 
 def accept_interrupts() -> None:
@@ -25,12 +26,13 @@ def accept_interrupts() -> None:
 def reset() -> None:
     """Unblock all signals, and restore the defaults of those that end or report child processes.
 
-    Ignore signals that would end the process and that it does not use.
+    Ignore signals that would end the process and that it does not use, and those that would stop it
+    if a library asks the user for something at the terminal.
     """
     for number in _NEEDED:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
-    for number in _IGNORED:
+    for number in _IGNORED + _STOPPING:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.SIG_IGN)
     accept_interrupts()

@@ -53,7 +53,7 @@ class Watchdog:
     def start_monitor(self) -> None:
         """Start the second process unless it is already running.
 
-        It has its own session, so that it does not get signals to the backend's process group.
+        It has its own process group, so that it does not get signals to the backend's.
         """
         if self._monitor is not None:
             return
@@ -66,7 +66,7 @@ class Watchdog:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(self._file,),
-                start_new_session=True,
+                process_group=0,
             )
         except OSError as failure:
             logs.warning("monitor", started=False, why=failure)

@@ -42,16 +42,11 @@ class _File:
     etag: str
 
 
-def _read(path: Path) -> _File:
-    content = path.read_bytes()
-    return _File(content, _TYPES[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:16]}"')
-
-
-_FILES = {
-    path.relative_to(FOLDER).as_posix(): _read(path)
-    for path in FOLDER.rglob("*")
-    if path.suffix in _TYPES
-}
+_FILES: dict[str, _File] = {}
+for _path in FOLDER.rglob("*"):
+    if kind := _TYPES.get(_path.suffix):
+        _tag = hashlib.sha256(content := _path.read_bytes()).hexdigest()[:16]
+        _FILES[_path.relative_to(FOLDER).as_posix()] = _File(content, kind, f'"{_tag}"')
 
 
 @router.get("/")

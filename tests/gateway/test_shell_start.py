@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -38,3 +39,12 @@ def test_a_garbage_collection_does_not_search_what_stays(tmp_path: Path) -> None
         check=True,
     )
     assert int(child.stdout) < 1_000, "objects that a collection would search"
+
+
+def test_backends_have_process_groups_but_no_sessions(gateway: GatewayProcess) -> None:
+    # A session would be a scheduling group of its own on Linux, and its streams would stutter.
+    question = {"model": "tiny", "prompt": "2+2", "max_tokens": 1}
+    gateway.client.post("/v1/completions", json=question).raise_for_status()
+    (backend,) = gateway.backends()
+    assert os.getpgid(backend.pid) == backend.pid
+    assert os.getsid(backend.pid) == os.getsid(gateway.child.pid)

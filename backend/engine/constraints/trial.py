@@ -105,7 +105,7 @@ class Trial:
                 stdin=subprocess.DEVNULL,
                 pass_fds=given,
                 env={**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONSAFEPATH": "1"},
-                start_new_session=True,  # Ctrl-C in a terminal is handled by the server
+                process_group=0,  # Ctrl-C in a terminal is handled by the server
             )
         self.end = weakref.finalize(self, _end, self._child, self._channel)
 

@@ -55,7 +55,7 @@ def fetch(model: HubModel, patterns: tuple[str, ...], cache: Path, cancel: threa
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # a Ctrl-C in a terminal is handled by the server
+        process_group=0,  # a Ctrl-C in a terminal is handled by the server
     )
     try:
         return _follow(child, model, cancel)
