@@ -16,6 +16,8 @@ from gateway.generation import Done, Event, Progress, ToolCallPiece, Usage, is_w
 from gateway.openai.anthropic_parts import SEAL
 
 Json = dict[str, Any]
+_TEXT: Json = {"type": "text", "text": "", "citations": []}
+_HIDDEN_BEATS = 20
 
 
 class Answer:
@@ -27,7 +29,7 @@ class Answer:
         self._content: list[Json] = []
         self._open: str | int | None = None  # kind of the open block, or the index of its call
         self._parts: list[str] = []
-        self._started = False
+        self._started, self._beats = False, 0
         self._message: Json = {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
@@ -42,15 +44,19 @@ class Answer:
         }
 
     def beat(self, prompt_tokens: int = 0) -> list[Json]:
-        """A ping, after the start of the message if that has not been sent."""
-        if self._started:
+        """A ping, after the start of the message if that has not been sent.
+
+        SDKs hide pings, and Claude Code gives up after 300 s, so a long silence begins a text.
+        """
+        self._beats += 1
+        if self._started and (self._beats < _HIDDEN_BEATS or self._open not in (None, "text")):
             return [{"type": "ping"}]
+        if self._started:
+            return [*self._switch("text", dict(_TEXT)), *self._grow("text_delta", "text", "")]
         self._started = True
         usage = _usage(Usage(prompt_tokens=prompt_tokens))
-        return [
-            {"type": "message_start", "message": self._message | {"usage": usage}},
-            {"type": "ping"},
-        ]
+        start = {"type": "message_start", "message": self._message | {"usage": usage}}
+        return [start, {"type": "ping"}]
 
     def take(self, event: Event) -> list[Json]:
         """The stream's events for an event of the generation."""
@@ -68,7 +74,7 @@ class Answer:
             shown = self._shows_thinking
             events += self._grow("thinking_delta", "thinking", event.reasoning, shown)
         if event.content:
-            events += self._switch("text", {"type": "text", "text": "", "citations": []})
+            events += self._switch("text", dict(_TEXT))
             events += self._grow("text_delta", "text", event.content)
         for call in event.tool_calls:
             events += self._call(call)
@@ -137,12 +143,8 @@ class Answer:
         called = any(isinstance(block.get("input"), dict) for block in self._content)
         reason, sequence = _stop(self._request, done, called)
         usage = _usage(done.usage)
-        delta = {
-            "stop_reason": reason,
-            "stop_sequence": sequence,
-            "stop_details": None,
-            "container": None,
-        }
+        delta: Json = {"stop_reason": reason, "stop_sequence": sequence}
+        delta |= dict.fromkeys(("stop_details", "container"))
         self._message = self._message | delta | {"content": self._content, "usage": usage}
         events.append({"type": "message_delta", "delta": delta, "usage": usage})
         events.append({"type": "message_stop"})

@@ -145,3 +145,19 @@ def test_a_message_has_every_field_of_the_api() -> None:
         "ephemeral_1h_input_tokens": 0,
     }
     assert {"service_tier", "server_tool_use", "inference_geo"} <= whole["usage"].keys()
+
+
+@pytest.mark.parametrize(
+    ("piece", "kinds"), [(Piece("Hi"), ["text"]), (Piece(reasoning="Hm"), ["text", "thinking"])]
+)
+def test_a_long_silence_has_events_that_sdks_show(piece: Piece, kinds: list[str]) -> None:
+    """SDKs hide pings, and Claude Code gives up after 300 s without another event."""
+    message = answer()
+    beats = [message.beat() for _ in range(100)]  # one per 3 s of silence
+    assert all(any(event["type"] != "ping" for event in events) for events in beats[20:])
+    events = [event for beat in beats for event in beat]
+    for event in (piece, Done("stop", Usage(9, 2))):
+        events += message.take(event)
+    found = rebuilt(events)
+    assert [block["type"] for block in found["content"]] == kinds
+    assert found["content"][0]["text"] == piece.content
