@@ -11,13 +11,14 @@ import json
 import uuid
 from typing import Any
 
+from gateway import exchange
 from gateway.anthropic.request import MessagesRequest
 from gateway.generation import Done, Event, Progress, ToolCallPiece, Usage, is_whole
 from gateway.openai.anthropic_parts import SEAL
 
 Json = dict[str, Any]
 _TEXT: Json = {"type": "text", "text": "", "citations": []}
-_HIDDEN_BEATS = 20
+_LATE = 60.0  # seconds
 
 
 class Answer:
@@ -29,7 +30,7 @@ class Answer:
         self._content: list[Json] = []
         self._open: str | int | None = None  # kind of the open block, or the index of its call
         self._parts: list[str] = []
-        self._started, self._beats = False, 0
+        self._started = False
         self._message: Json = {
             "id": f"msg_{uuid.uuid4().hex}",
             "type": "message",
@@ -48,8 +49,8 @@ class Answer:
 
         SDKs hide pings, and Claude Code gives up after 300 s, so a long silence begins a text.
         """
-        self._beats += 1
-        if self._started and (self._beats < _HIDDEN_BEATS or self._open not in (None, "text")):
+        late = exchange.current().seconds >= _LATE
+        if self._started and not (late and self._open in (None, "text")):
             return [{"type": "ping"}]
         if self._started:
             return [*self._switch("text", dict(_TEXT)), *self._grow("text_delta", "text", "")]

@@ -13,6 +13,7 @@ from gateway.anthropic.request import MessagesRequest
 from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage
 from gateway.openai.anthropic_parts import ThoughtPart
 from tests.gateway.generated_answers import answers
+from tests.gateway.requests_begun import begun
 
 Json = dict[str, Any]
 
@@ -152,9 +153,13 @@ def test_a_message_has_every_field_of_the_api() -> None:
 )
 def test_a_long_silence_has_events_that_sdks_show(piece: Piece, kinds: list[str]) -> None:
     """SDKs hide pings, and Claude Code gives up after 300 s without another event."""
-    message = answer()
-    beats = [message.beat() for _ in range(100)]  # one per 3 s of silence
-    assert all(any(event["type"] != "ping" for event in events) for events in beats[20:])
+    request, message = begun(), answer()
+    beats = [message.beat(), message.beat()]
+    assert beats[1] == [{"type": "ping"}]
+    request.started -= 60
+    beats += [message.beat(), message.beat()]
+    begun()  # later tests in this process do not share the start
+    assert all(any(event["type"] != "ping" for event in events) for events in beats[2:])
     events = [event for beat in beats for event in beat]
     for event in (piece, Done("stop", Usage(9, 2))):
         events += message.take(event)
