@@ -273,11 +273,11 @@ create_venv() {
     "$base" -m venv "$venv"
 }
 
-# common/launch.py makes the links through which OpenBLAS is found at the first start.
-require_openblas() {
-    MLX_BACKEND_OPENBLAS=1 "$venv/bin/python" -I "$root/common/launch.py" \
-        -c 'import os, sys; sys.exit("LD_PRELOAD" not in os.environ)' ||
-        fail "the installed packages contain no usable OpenBLAS: see requirements/linux-cpu.in"
+# Computes products in a child process, and stores whether OpenBLAS may be preloaded on this machine.
+# If not, common/launch.py says why; without it MLX computes slowly, but correctly.
+require_products() {
+    "$venv/bin/python" -I "$root/common/launch.py" "$root/common/openblas.py" compute ||
+        fail "MLX cannot compute on this processor (see above): please report it with /proc/cpuinfo"
 }
 
 install_packages() {
@@ -300,7 +300,7 @@ install_packages() {
         say "installing $profile for Python ${version%% *} into $venv"
         create_venv
         pip_install "$profile.lock"
-        [ "$profile" != linux-cpu ] || require_openblas
+        [ "$profile" != linux-cpu ] || require_products
         missing=$wanted
     fi
     for extra in $missing; do

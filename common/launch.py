@@ -31,7 +31,11 @@ _OFF = ("0", "off", "no", "false")
 _KEPT = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONFAULTHANDLER")
 _INTERRUPTIBLE = ("backend", "gateway", "demo.serve")  # programs that unblock SIGINT
 _OPENBLAS = "libopenblas.so.0"
-_FORTRAN = "libgfortran.so.5"
+# Fields of /proc/cpuinfo, on x86 and on ARM.
+_PROCESSOR_FIELDS = (
+    *("vendor_id", "cpu family", "model", "flags"),
+    *("CPU implementer", "CPU part", "Features"),
+)
 
 
 def command(*arguments: str) -> list[str]:
@@ -72,27 +76,40 @@ def _cuda_settings(environ: Mapping[str, str]) -> dict[str, str]:
     MLX compiles each kernel at its first use, more than a minute in all. By default the kernels are
     below /tmp and are lost when the machine or container restarts, so another folder is set.
     """
+    package = os.path.basename(_distribution("mlx_cuda_"))
+    if not package:
+        return {}
+    settings = {"MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
+    if cache := _cache_folder(environ):
+        folder = os.path.join(cache, "kernels", package.removesuffix(".dist-info"))
+        # If this folder cannot be used, MLX keeps its default.
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError:
+            return settings
+        if os.access(folder, os.W_OK):
+            settings["MLX_PTX_CACHE_DIR"] = folder
+    return settings
+
+
+def _distribution(prefix: str) -> str:
+    """The dist-info folder of an installed package that begins with `prefix`, or an empty text."""
     for packages in sys.path:
         try:
             names = os.listdir(packages)
         except OSError:
             continue
         for name in names:
-            if name.startswith("mlx_cuda_") and name.endswith(".dist-info"):
-                settings = {"MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
-                shared = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-                cache = environ.get("MLX_BACKEND_CACHE") or os.path.join(shared, "mlx-backend")
-                folder = os.path.join(cache, "kernels", name.removesuffix(".dist-info"))
-                # If this folder cannot be used, MLX keeps its default.
-                if not folder.startswith("~"):  # begins with ~ if the user has no home folder
-                    try:
-                        os.makedirs(folder, exist_ok=True)
-                    except OSError:
-                        return settings
-                    if os.access(folder, os.W_OK):
-                        settings["MLX_PTX_CACHE_DIR"] = folder
-                return settings
-    return {}
+            if name.startswith(prefix) and name.endswith(".dist-info"):
+                return os.path.join(packages, name)
+    return ""
+
+
+def _cache_folder(environ: Mapping[str, str]) -> str:
+    """This project's cache folder; empty if the user has no home folder."""
+    shared = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    cache = environ.get("MLX_BACKEND_CACHE") or os.path.join(shared, "mlx-backend")
+    return "" if cache.startswith("~") else cache
 
 
 def _sets(name: str) -> bool:
@@ -101,62 +118,92 @@ def _sets(name: str) -> bool:
 
 
 def openblas_folder() -> str | None:
-    """The folder of OpenBLAS and the libgfortran.so.5 that it needs; None if not installed.
+    """The folder of an OpenBLAS that computes correctly on this processor; None without one.
 
-    The mlx-cpu package contains a libgfortran, but under another name, so links to both make a
-    system package unnecessary. They are created at the first start, and are relative, so that the
-    environment can be moved.
+    openblas.py builds the library at the first start, and tries it at the first start on each kind
+    of processor.
     """
     folder = os.path.join(sys.prefix, "lib", "openblas")
-    if _complete(folder):
+    package = _distribution("scipy_openblas32-")
+    origin = _read(os.path.join(folder, "origin"))
+    if not (package or origin):
+        return None
+    problem = ""
+    name = os.path.basename(package).removesuffix(".dist-info")
+    if package and origin.partition(" ")[0] != name:
+        problem = _openblas("build", folder, package)
+        origin = _read(os.path.join(folder, "origin"))
+    if not problem:
+        mlx = os.path.basename(_distribution("mlx_cpu-"))
+        key = f"{origin.strip()} {mlx} {_processor()}"
+        stored = _stored(folder, key)
+        problem = _openblas("try", folder) if stored is None else stored
+        if stored is None:
+            _store(folder, key, problem)
+    if not problem:
         return folder
-    for packages in sys.path:
-        built = os.path.join(packages, "cmeel.prefix", "lib", _OPENBLAS)
-        if os.path.exists(built):
-            break
-    else:
-        return None
+    slow = "OpenBLAS is not used, so a CPU computes several times more slowly"
+    print(f"mlx-backend: {slow}: {problem}", file=sys.stderr)
+    return None
+
+
+def _openblas(*arguments: str) -> str:
+    """Run openblas.py; returns what it prints: why OpenBLAS cannot be used, or ""."""
+    import subprocess
+
+    command = [sys.executable, "-I", os.path.join(ROOT, "common", "openblas.py"), *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else "it could not be tried"
+
+
+def _processor() -> str:
+    """What decides which kernels OpenBLAS chooses on this processor, in one line."""
+    # The first of many equal parts of the file.
+    lines = _read("/proc/cpuinfo", 8192).partition("\n\n")[0].splitlines()
+    fields = (line.partition(":")[::2] for line in lines)
+    named = [value.strip() for name, value in fields if name.strip() in _PROCESSOR_FIELDS]
+    return " ".join([os.environ.get("OPENBLAS_CORETYPE", ""), *named])
+
+
+def _verdicts(folder: str, key: str) -> list[str]:
+    """The files that may hold the result for `key`: beside the library, and in the cache."""
+    import zlib
+
+    name = f"{zlib.crc32(key.encode()):08x}"
+    cache = _cache_folder(os.environ)
+    return [os.path.join(place, name) for place in (folder, *(cache and [f"{cache}/openblas"]))]
+
+
+def _stored(folder: str, key: str) -> str | None:
+    """The result of an earlier trial: why OpenBLAS cannot be used, or ""; None if there is none."""
+    for path in _verdicts(folder, key):
+        first, _, rest = _read(path).partition("\n")
+        if first == key:
+            return rest.strip()
+    return None
+
+
+def _store(folder: str, key: str, problem: str) -> None:
+    """Store the result of a trial, where this user may write."""
+    for path in _verdicts(folder, key):
+        fresh = f"{path}.{os.getpid()}"
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(fresh, "w") as file:
+                file.write(f"{key}\n{problem}\n")
+            os.replace(fresh, path)
+        except OSError:
+            continue
+        return
+
+
+def _read(path: str, most: int = -1) -> str:
+    """The contents of a file; empty if it cannot be read."""
     try:
-        _link(folder, built, os.path.join(packages, "mlx_cpu.libs"))
-    except OSError as problem:
-        print(
-            f"mlx-backend: OpenBLAS is not used, so a CPU computes several times more slowly:"
-            f" {folder} cannot be created ({problem.strerror}); start once as a user who may write"
-            " there",
-            file=sys.stderr,
-        )
-        return None
-    return folder
-
-
-def _complete(folder: str) -> bool:
-    """Whether the links exist and point to files."""
-    return all(os.path.exists(os.path.join(folder, name)) for name in (_OPENBLAS, _FORTRAN))
-
-
-def _link(folder: str, built: str, bundled: str) -> None:
-    """Create `folder` atomically, because other processes may start at the same time."""
-    import shutil
-
-    targets = {_OPENBLAS: built}
-    for name in os.listdir(bundled):
-        if name.startswith("libgfortran"):
-            targets[_FORTRAN] = os.path.join(bundled, name)
-        elif name.startswith("libquadmath"):
-            targets[name] = os.path.join(bundled, name)
-    fresh = f"{folder}.{os.getpid()}"
-    try:
-        os.makedirs(fresh)
-        place = os.path.realpath(fresh)
-        for name, target in targets.items():
-            os.symlink(os.path.relpath(os.path.realpath(target), place), os.path.join(fresh, name))
-        if not _complete(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-        os.rename(fresh, folder)
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(most)
     except OSError:
-        shutil.rmtree(fresh, ignore_errors=True)
-        if not _complete(folder):  # otherwise another process was faster
-            raise
+        return ""
 
 
 def hold_interrupts() -> None:

