@@ -135,10 +135,11 @@ def openblas_folder() -> str | None:
         origin = _read(os.path.join(folder, "origin"))
     if not problem:
         mlx = os.path.basename(_distribution("mlx_cpu-"))
-        key = f"{origin.strip()} {mlx} {_processor()}"
+        processor = _processor()
+        key = f"{origin.strip()} {mlx} {processor}"
         stored = _stored(folder, key)
         problem = _openblas("try", folder) if stored is None else stored
-        if stored is None:
+        if stored is None and processor:
             _store(folder, key, problem)
     if not problem:
         return folder
@@ -157,12 +158,12 @@ def _openblas(*arguments: str) -> str:
 
 
 def _processor() -> str:
-    """What decides which kernels OpenBLAS chooses on this processor, in one line."""
+    """What decides which kernels OpenBLAS chooses, in one line; empty if the system hides it."""
     # The first of many equal parts of the file.
     lines = _read("/proc/cpuinfo", 8192).partition("\n\n")[0].splitlines()
     fields = (line.partition(":")[::2] for line in lines)
     named = [value.strip() for name, value in fields if name.strip() in _PROCESSOR_FIELDS]
-    return " ".join([os.environ.get("OPENBLAS_CORETYPE", ""), *named])
+    return " ".join([os.environ.get("OPENBLAS_CORETYPE", ""), *named]) if named else ""
 
 
 def _verdicts(folder: str, key: str) -> list[str]:
