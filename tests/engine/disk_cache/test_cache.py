@@ -51,6 +51,16 @@ def restored(disk: DiskCache, model: Any, prompt: list[int]) -> tuple[kv.RowCach
     return row, stored.length
 
 
+def first(model: Any, tokens: list[int], length: int) -> kv.RowCache:
+    """The first `length` tokens of the row that was saved.
+
+    A pass of these tokens alone may round differently.
+    """
+    row = filled(model, tokens)
+    assert kv.trim(row, len(tokens) - length)
+    return row
+
+
 @pytest.mark.parametrize("copy", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prefix_survives_a_restart_bit_for_bit(kind: str, copy: bool, tmp_path: Path) -> None:
@@ -99,7 +109,7 @@ def test_trimmable_kv_serves_any_common_prefix(kind: str, tmp_path: Path) -> Non
     for prompt in ([*tokens[:90], 3, 1, 4], tokens[:91], tokens):
         row, length = restored(disk, model, prompt)
         assert length == (90 if len(prompt) < 100 else 149)
-        assert same(row, filled(model, prompt[:length]))
+        assert same(row, first(model, tokens, length))
 
 
 @pytest.mark.parametrize("kind", ["full", "quantised", "bfloat16"])
@@ -120,7 +130,7 @@ def test_a_row_from_a_longer_file_holds_no_more_than_its_own_tokens(
         held = mx.get_active_memory() - before
         assert reused == length
         assert held <= kv.cost(model).of(length + STEP - 1), kv.nbytes(row)
-        assert same(row, filled(model, tokens[:length]))
+        assert same(row, first(model, tokens, length))
         del row
 
 
