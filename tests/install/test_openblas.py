@@ -227,17 +227,66 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     assert backend.close() == 0
 
 
-@pytest.mark.skipif(not TEST_LONG, reason="emulates a processor: make test-long")
-@pytest.mark.skipif(not shutil.which("qemu-x86_64"), reason="needs qemu-user")
+emulates = pytest.mark.skipif(not TEST_LONG, reason="emulates a processor: make test-long")
+needs_qemu = pytest.mark.skipif(not shutil.which("qemu-aarch64"), reason="needs qemu-user")
+
+
+@emulates
+@needs_qemu
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="emulates x86 processors on x86")
 @pytest.mark.parametrize("processor", ["Nehalem", "Haswell"])
-def test_computes_on_an_emulated_processor(processor: str, environment: Path) -> None:
-    """The import, products and the launcher on processors that this machine does not have."""
+def test_computes_on_an_emulated_processor(processor: str) -> None:
+    """Imports, products and the launcher on processors that this machine does not have."""
     full = launch.environment(clean_environment())
     settings = [f"{name}={full[name]}" for name in ("LD_PRELOAD", "LD_LIBRARY_PATH")]
     emulated = ["qemu-x86_64", "-cpu", processor, "-U", "OPENBLAS_CORETYPE"]
     python = [*emulated, *(word for each in settings for word in ("-E", each)), sys.executable]
-    result = shell(*python, "-I", openblas.__file__, "compute", environment=clean_environment())
+    compute = (openblas.__file__, "compute", "preloaded")
+    result = shell(*python, "-I", *compute, environment=clean_environment())
     assert result.returncode == 0, result.stderr
     imports = "import mlx_lm, mlx_vlm, llguidance, grpc; print('imported')"
     result = shell(*python, "-I", "-c", imports, environment=clean_environment())
     assert result.stdout.strip() == "imported", result.stderr
+    # The launcher replaces its process by Python, which then runs on this machine's processor.
+    launcher = ("-I", "-S", launch.__file__, "-c", "print('launched')")
+    result = shell(*python, *launcher, environment=clean_environment())
+    assert result.stdout.strip() == "launched", result.stderr
+
+
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with Debian's Python for ARM (root/) and the locked wheels for ARM (packages/)."""
+    folder = tmp_path_factory.mktemp("arm")
+    fetch = ("debootstrap", "--arch=arm64", "--variant=minbase", "--foreign")
+    packages = "--include=python3-minimal,libpython3-stdlib,libstdc++6"
+    done = shell(*fetch, packages, "bookworm", folder / "root", "http://deb.debian.org/debian")
+    assert done.returncode == 0, done.stdout
+    for archive in (folder / "root/var/cache/apt/archives").glob("*.deb"):
+        shell("dpkg-deb", "-x", archive, folder / "root")
+    lock = (ROOT / "requirements/linux-cpu.lock").read_text()
+    wanted = re.findall(r"^((?:mlx|mlx-cpu|numpy|scipy-openblas32)==\S+)", lock, re.MULTILINE)
+    wheels = ("--no-deps", "--only-binary", ":all:", "--target", folder / "packages")
+    platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in (17, 27, 28, 35)]
+    pip = (sys.executable, "-m", "pip", "install", "--quiet", "--python-version=3.11")
+    done = shell(*pip, *platforms, *wheels, *wanted)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@emulates
+@needs_qemu
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("debootstrap"), reason="needs root and debootstrap"
+)
+@pytest.mark.parametrize("processor", ["cortex-a57", "neoverse-n1"])
+def test_computes_on_an_emulated_arm_processor(processor: str, arm: Path) -> None:
+    (package,) = (arm / "packages").glob("scipy_openblas32-*.dist-info")
+    openblas.build(arm / "openblas", package)
+    library = arm / "openblas" / openblas.LIBRARY
+    result = shell(
+        *("qemu-aarch64", "-L", arm / "root", "-cpu", processor, "-U", "OPENBLAS_CORETYPE"),
+        *("-E", f"LD_PRELOAD={library}", "-E", f"PYTHONPATH={arm / 'packages'}"),
+        *(arm / "root/usr/bin/python3.11", openblas.__file__, "compute", "preloaded"),
+        environment=clean_environment(),
+    )
+    assert (result.returncode, result.stdout) == (0, ""), result.stderr
