@@ -27,6 +27,7 @@ from tokenizers import (
     models,
     normalizers,
     pre_tokenizers,
+    processors,
     trainers,
 )
 
@@ -539,3 +540,47 @@ def _heap_bytes() -> int:
     ask.restype = _HeapInfo
     found: _HeapInfo = ask()
     return found.uordblks
+
+
+@pytest.mark.parametrize("prefix", ["<s>", "<unk> <s>", ""])
+def test_a_raw_prompt_has_the_tokens_before_a_text_but_no_end_token(
+    prefix: str, tmp_path: Path
+) -> None:
+    """After EOS, a model does not continue the text."""
+    tokenizer = _byte_level()
+    single = f"{prefix} $A </s>".strip()
+    special = [(name, tokenizer.token_to_id(name)) for name in SPECIAL if name in single]
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=special)
+    prompts = _prompts(_loaded(_folder(tmp_path / "it", tokenizer)))
+    first = [tokenizer.token_to_id(name) for name in prefix.split()]
+    text = "the quick brown fox"
+    tokens = [*first, *tokenizer.encode(text, add_special_tokens=False).ids]
+    assert prompts.build(RawPrompt(text)).tokens == tokens
+    assert prompts.encode_open(text) == tokens
+    if prefix == "<s>":  # which the text may already contain
+        assert prompts.build(RawPrompt("<s>" + text)).tokens == tokens
+
+
+TURN = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"chat_template.json": {"chat_template": TURN}},
+        {"chat_template.json": {"chat_template": [{"name": "default", "template": TURN}]}},
+        {"tokenizer": {"chat_template": None}, "chat_template.json": {"chat_template": TURN}},
+        {"tokenizer": {"chat_template": [{"name": "default", "template": TURN}]}},
+        # Names of modules that another version of mlx-lm has, or that lead out of the package.
+        {"tokenizer": {"chat_template": TURN, "chat_template_type": "gemma4"}},
+        {"tokenizer": {"chat_template": TURN, "chat_template_type": ".utils"}},
+        {"tokenizer": {"chat_template": TURN, "tool_parser_type": "gemma5"}},
+    ],
+    ids=lambda files: json.dumps(files)[:60],
+)
+def test_a_template_is_found_wherever_it_is(files: dict[str, Any], tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "it", _byte_level(), **files.pop("tokenizer", {}))
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    prompts = _prompts(_loaded(folder))
+    assert prompts.render(ChatPrompt(({"role": "user", "content": "Hello"},))) == "[Hello]"

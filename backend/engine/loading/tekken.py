@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from backend.engine.loading.chat_templates import has_template
 from backend.engine.loading.tekken_messages import settled_messages, settled_tools
 
 _NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -140,11 +141,3 @@ def _version(tekken: dict[str, Any]) -> int:
 
 def _is_written_here(path: Path, special: set[str]) -> bool:
     return "[INST]" in special and not has_template(path)
-
-
-def has_template(path: Path) -> bool:
-    """Whether a folder has a chat template."""
-    if (path / "chat_template.jinja").exists():
-        return True
-    settings = path / "tokenizer_config.json"
-    return settings.exists() and "chat_template" in json.loads(settings.read_bytes())

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.loading.chat_templates import template_arguments
 from backend.engine.loading.checkpoint import Checkpoint
-from backend.engine.loading.family_templates import of_family
 from backend.engine.loading.json_files import OF_TOKENIZER, BadFileError, read_object
-from backend.engine.loading.tekken import has_template, of_tekken, settle_chats
+from backend.engine.loading.tekken import of_tekken, settle_chats
 from backend.engine.prompting.template_limits import limit_templates
 from backend.engine.settings import Settings
 from common.wording import did_you_mean, shown
@@ -41,9 +41,8 @@ def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapp
         "local_files_only": True,
     }
     try:
+        extra |= template_arguments(checkpoint.path, checkpoint.config["model_type"])
         extra |= of_tekken(checkpoint.path)
-        if not has_template(checkpoint.path):
-            extra |= of_family(checkpoint.config["model_type"])
     except ValueError as fault:
         raise ModelRejected.because(
             checkpoint.name, f"{fault}: put the tokenizer.json of the same model into its folder"

@@ -150,8 +150,12 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._context_size = context_size
         self._vocabulary_size = max(tokenizer.get_vocab().values(), default=-1) + 1
-        bos = tokenizer.bos_token_id
-        self._adds_bos = bos is not None and tokenizer.encode("a")[:1] == [bos]
+        # What the tokenizer puts before a text. Some tokenizers also append EOS, after which a model
+        # would not continue the text.
+        plain = self._encode("a", special=False)
+        whole = self._encode("a", special=True)
+        starts = (at for at in range(len(whole)) if whole[at : at + len(plain)] == plain)
+        self._first = whole[: next(starts, 0)]
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._control = ControlTokens(
             tokenizer.added_tokens_decoder
@@ -212,7 +216,7 @@ class PromptBuilder:
             begun = bool(bos) and text.startswith(bos)
             if items and self._media is not None:
                 begun = begun or self._media.begins
-            tokens = self._encode(text, special=not begun)
+            tokens = [*(() if begun else self._first), *self._encode(text, special=False)]
         else:
             # Each step below copies the text, and the search for control strings blocks all other
             # threads, so messages that cannot fit are refused first. The prompt is at least as long
@@ -270,7 +274,7 @@ class PromptBuilder:
         texts = (prompt.prefix, prompt.suffix, *(text for _, text in prompt.files))
         self._require_short(sum(map(len, texts)), most)
         tokens = self.infill.tokens(prompt, self._quoted.literal)
-        return [self._tokenizer.bos_token_id, *tokens] if self._adds_bos else tokens
+        return [*self._first, *tokens]
 
     def _cuts(self, prompt: ChatPrompt, text: str, items: Sequence[MediaItem]) -> Iterator[int]:
         """The number of characters that each likely continuation shares with a rendered prompt."""
@@ -445,13 +449,12 @@ class PromptBuilder:
             return str(self._tokenizer.decode(tokens))
 
     def encode_open(self, text: str) -> list[int]:
-        """The tokens of a raw prompt: with the BOS token as in `build`, without an end token."""
+        """Tokenize a raw prompt as `build` does, including BOS."""
         self._require_short(len(text), self._context_size)
         tokens = self._encode(text, special=False)
         self._require_known(tokens)
-        if not self._adds_bos or text.startswith(self._tokenizer.bos_token):
-            return tokens
-        return [self._tokenizer.bos_token_id, *tokens]
+        begun = text.startswith(self._tokenizer.bos_token or "\0")
+        return tokens if begun else [*self._first, *tokens]
 
     def _require_known(self, tokens: list[int]) -> None:
         if (highest := max(tokens, default=0)) >= self._model_vocabulary:

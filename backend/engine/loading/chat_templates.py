@@ -1,0 +1,103 @@
+"""Finds a checkpoint's chat template, in each place where transformers or mlx-lm stores one.
+
+A few families have none, because their processors write the prompt around one question. Theirs are
+here.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+# PaliGemma has no roles. The image comes first, because mlx-vlm counts positions from there.
+_PALIGEMMA = r"""
+{%- set all = namespace(image="", texts=[]) %}
+{%- for message in messages %}
+  {%- if message.content is string %}
+    {%- set all.texts = all.texts + [message.content] %}
+  {%- else %}
+    {%- for part in message.content or [] %}
+      {%- if part.type == "image" %}
+        {%- set all.image = "<image>" %}
+      {%- elif part.type == "text" %}
+        {%- set all.texts = all.texts + [part.text] %}
+      {%- endif %}
+    {%- endfor %}
+  {%- endif %}
+{%- endfor %}
+{{- all.image + all.texts | join("\n") }}
+"""
+# GOT-OCR was trained with one question after this system message, and no line breaks between turns.
+_GOT = r"""
+{%- if messages[0].role != "system" %}
+  {{- "<|im_start|>system\n        You should follow the instructions carefully and explain" }}
+  {{- " your answers in detail.<|im_end|>" }}
+{%- endif %}
+{%- for message in messages %}
+  {{- "<|im_start|>" + message.role + "\n" }}
+  {%- if message.content is string %}
+    {{- message.content }}
+  {%- else %}
+    {%- for part in message.content or [] %}
+      {%- if part.type == "image" %}
+        {{- "<img><imgpad></img>\n" }}
+      {%- elif part.type == "text" %}
+        {{- part.text }}
+      {%- endif %}
+    {%- endfor %}
+  {%- endif %}
+  {{- "<|im_end|>" }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+  {{- "<|im_start|>assistant\n" }}
+{%- endif %}
+"""
+# Settings that name a module of mlx-lm, and the package of that module.
+_MODULES = {
+    "chat_template_type": "mlx_lm.chat_templates",
+    "tool_parser_type": "mlx_lm.tool_parsers",
+}
+_TEMPLATES = {"got": _GOT.strip(), "paligemma": _PALIGEMMA.strip()}
+
+
+def has_template(path: Path) -> bool:
+    """Return whether a folder has a chat template."""
+    return _tokenizer_has_template(path) or bool(_template_of_processor(path))
+
+
+def template_arguments(path: Path, model_type: str) -> dict[str, Any]:
+    """Return the arguments that give a tokenizer its template; empty if none are needed.
+
+    A module that a checkpoint names, but that this mlx-lm lacks, is ignored.
+    """
+    arguments: dict[str, Any] = {}
+    stated = _object_in(path / "tokenizer_config.json")
+    for key, package in _MODULES.items():
+        name = stated.get(key)
+        if name and not (str(name).isidentifier() and find_spec(f"{package}.{name}")):
+            arguments[key] = None
+    if not _tokenizer_has_template(path):
+        template = _template_of_processor(path) or _TEMPLATES.get(model_type.lower())
+        arguments |= {"chat_template": template} if template else {}
+    return arguments
+
+
+def _tokenizer_has_template(path: Path) -> bool:
+    if (path / "chat_template.jinja").exists() or (path / "additional_chat_templates").is_dir():
+        return True
+    return bool(_object_in(path / "tokenizer_config.json").get("chat_template"))
+
+
+def _template_of_processor(path: Path) -> Any:
+    """The template, or templates by name, that only transformers' processors read."""
+    template = _object_in(path / "chat_template.json").get("chat_template")
+    if isinstance(template, list):
+        return {one["name"]: one["template"] for one in template}
+    return template
+
+
+def _object_in(file: Path) -> dict[str, Any]:
+    found = json.loads(file.read_bytes()) if file.exists() else {}
+    return found if isinstance(found, dict) else {}
