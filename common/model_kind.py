@@ -52,7 +52,9 @@ def kind_of(config: Mapping[str, Any], files: frozenset[str], wanted: str) -> Mo
     architectures = [str(name) for name in config.get("architectures") or ()]
     if any(name.endswith("ForTokenClassification") for name in architectures):
         return ModelKind.TOKEN_CLASSIFY
-    if any(name.endswith("ForSequenceClassification") for name in architectures):
+    # A step of sentence-transformers that scores a generated token, as in Qwen3-Reranker.
+    scores = any("LogitScore" in name.partition("/")[0] for name in files)
+    if scores or any(name.endswith("ForSequenceClassification") for name in architectures):
         return ModelKind.RERANK
     if (
         config["model_type"] in _ONLY_ENCODERS

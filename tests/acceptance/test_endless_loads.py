@@ -126,6 +126,18 @@ def test_a_load_that_would_never_end_is_refused(
     assert text_answer(served, GREETING) == before
 
 
+def test_files_that_nothing_reads_may_be_of_any_kind_and_size(
+    served: Backend, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(TINY_TEXT, tmp_path / "model"))
+    for name in ("measurement.json", "train_log.txt", "dataset.jsonl"):
+        huge(model / name)
+    (model / ".git").mkdir()
+    os.mkfifo(model / ".git" / "fsmonitor--daemon.ipc")
+    os.mkfifo(model / "events")
+    assert served.load(model).success
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, zeros, huge])
 def test_an_endless_hostfile_is_refused(
     make: Callable[[Path], None], served: Backend, tmp_path: Path

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from backend.engine.loading.shards import PATTERN
+from common.version import VERSION
 
 _FORMAT = 1  # version of the entries; after a change, older files no longer match any model
-_PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")  # what computes the KV
+_PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")  # what computes the KV, with patches of this project
 _PIECE = 1024  # bytes read at the start, the middle and the end of each tensor
 _HEADER_LIMIT = 100_000_000  # the safetensors format's own bound
 
@@ -32,7 +33,7 @@ def model_digest(checkpoint: Path, *, dtype: str, kv_kind: str = "", adapter: st
     and keeps names and sizes. Reading everything would take as long as loading the model.
     """
     digest = hashlib.blake2b(digest_size=16)
-    facts = [_FORMAT, *map(version, _PACKAGES), dtype, kv_kind, adapter]
+    facts = [_FORMAT, VERSION, *map(version, _PACKAGES), dtype, kv_kind, adapter]
     _add(digest, json.dumps(facts).encode())
     for path in _texts(checkpoint):
         _add(digest, path.name.encode())

@@ -33,6 +33,7 @@ from backend.engine.embedding.pooling_rule import (
     pooling_of_checkpoint,
     pooling_of_text_model,
     reads_lower_case,
+    require_answers,
     sequence_limit,
 )
 from backend.engine.embedding.readers import (
@@ -227,6 +228,7 @@ def _read_kind(
         yes, no = (tokenizer.token_to_id(word) for word in ("yes", "no"))
         if yes is None or no is None:
             raise ModelRejected.because(loaded.name, 'its vocabulary has no tokens "yes" and "no"')
+        require_answers(checkpoint.path, checkpoint.name, yes, no)
         run = networks.yes_or_no(model, yes, no, pad)
         return run, PairReader(yes_no_prompt(tokenizer), limits)
     segments = "token_type_ids" in loaded.tokenizer.model_input_names

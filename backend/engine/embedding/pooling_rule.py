@@ -120,6 +120,23 @@ def dense_layers(path: Path, name: str, config: Mapping[str, Any]) -> tuple[Dens
     return tuple(found) if found or own else None
 
 
+def require_answers(path: Path, name: str, yes: int, no: int) -> None:
+    """Raise ModelRejected if a reranker's LogitScore step compares other tokens than yes and no.
+
+    Such a model was trained with another prompt.
+    """
+    for file in path.glob("*LogitScore/config.json"):
+        stated = _read(file, name)
+        if isinstance(stated, dict):
+            compared = (stated.get("true_token_id"), stated.get("false_token_id"))
+            if compared != (yes, no):
+                raise ModelRejected.because(
+                    name,
+                    f"its LogitScore step compares the tokens {compared[0]} and {compared[1]}, and"
+                    f' only rerankers that answer "yes" ({yes}) or "no" ({no}) are supported',
+                )
+
+
 def reads_lower_case(path: Path, name: str) -> bool:
     """Whether texts are turned into lower case before they are tokenised."""
     sentence = _read(path / "sentence_bert_config.json", name)

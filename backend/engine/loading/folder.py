@@ -2,7 +2,8 @@
 
 Opening a pipe waits for a writer that may never come. Devices have no end, and some files of the
 kernel, which look like regular files of size 0, have none either. A folder that contains such a
-file, or a text file far larger than any model's, is refused before anything is parsed.
+file, or a text file far larger than any model's, is refused before anything is parsed. Files that
+no library reads, such as logs and measurements, may be of any kind and size.
 """
 
 from __future__ import annotations
@@ -10,25 +11,30 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 from backend.engine.units import MIB
 
-# A vocabulary may be large; a separate limit keeps parsing short.
-_MOST_BYTES = {
+# The files that a load reads, by patterns of fnmatch(3), and their largest size; the first pattern
+# counts. A vocabulary may be large; a separate limit keeps parsing short.
+_MOST_BYTES: dict[str, int | None] = {
     "tokenizer.json": 256 * MIB,
     "tekken.json": 256 * MIB,
-    "model.safetensors.index.json": 64 * MIB,
+    "*.index.json": 64 * MIB,
     "vocab.json": 64 * MIB,
-}
-_MOST_BYTES_BY_SUFFIX = {
-    ".json": 16 * MIB,
-    ".jinja": 1 * MIB,
-    ".jsonl": 64 * MIB,
-    ".model": 256 * MIB,
-    ".py": 16 * MIB,
-    ".tiktoken": 256 * MIB,
-    ".txt": 64 * MIB,
+    "*config*.json": 16 * MIB,
+    "*token*.json": 16 * MIB,
+    "tokenizer*.jsonl": 64 * MIB,
+    "modules.json": 16 * MIB,
+    "chat_template*.json": 16 * MIB,
+    "*.jinja": 1 * MIB,
+    "*.model": 256 * MIB,
+    "*.py": 16 * MIB,
+    "*.tiktoken": 256 * MIB,
+    "vocab.txt": 64 * MIB,
+    "merges.txt": 64 * MIB,
+    "*.safetensors": None,
 }
 _MOST_COMMAS = 1_500_000
 """Commas in a tokenizer.json: one for each token and one or two for each merge. Published files
@@ -42,6 +48,9 @@ class UnsafeFileError(Exception):
 def require_regular_files(folder: Path) -> None:
     """Check a folder and its subfolders. Raises UnsafeFileError, OSError."""
     for path in _files(folder):
+        pattern = next((one for one in _MOST_BYTES if fnmatch(path.name, one)), None)
+        if pattern is None:
+            continue
         try:
             found = path.stat()
         except FileNotFoundError:  # a dangling link counts as missing
@@ -50,7 +59,7 @@ def require_regular_files(folder: Path) -> None:
             continue
         if not stat.S_ISREG(found.st_mode) or (found.st_size == 0 and _is_of_kernel(path)):
             raise UnsafeFileError(f"{path.name} is not a regular file")
-        most = _MOST_BYTES.get(path.name) or _MOST_BYTES_BY_SUFFIX.get(path.suffix)
+        most = _MOST_BYTES[pattern]
         if most is not None and found.st_size > most:
             raise UnsafeFileError(
                 f"{path.name} is {found.st_size // MIB} MiB large, and at most {most // MIB} MiB"
@@ -85,5 +94,5 @@ def _is_of_kernel(path: Path) -> bool:
 def _files(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
         yield path
-        if path.is_dir():
+        if path.is_dir() and not path.name.startswith("."):
             yield from path.iterdir()

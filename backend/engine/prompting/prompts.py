@@ -150,8 +150,8 @@ class PromptBuilder:
         self._tokenizer = tokenizer
         self._context_size = context_size
         self._vocabulary_size = max(tokenizer.get_vocab().values(), default=-1) + 1
-        # What the tokenizer puts before a text. Some tokenizers also append EOS, after which a model
-        # would not continue the text.
+        # What the tokenizer puts before a text. Some also append EOS, after which a model would not
+        # continue the text.
         plain = self._encode("a", special=False)
         whole = self._encode("a", special=True)
         starts = (at for at in range(len(whole)) if whole[at : at + len(plain)] == plain)

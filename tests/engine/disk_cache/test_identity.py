@@ -63,6 +63,15 @@ def test_another_version_of_a_library_makes_another_model(
     assert digest(TINY) != before
 
 
+def test_another_version_of_this_project_makes_another_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its patches change what the libraries compute."""
+    before = digest(TINY)
+    monkeypatch.setattr(identity, "VERSION", "9.9.9")
+    assert digest(TINY) != before
+
+
 def edit_json(name: str, key: str, value: Any) -> Callable[[Path], None]:
     def edit(checkpoint: Path) -> None:
         content = json.loads((checkpoint / name).read_bytes())

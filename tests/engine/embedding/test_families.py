@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.models import gemma3_text
+from tokenizers import Tokenizer
 
 from backend.engine import device
 from backend.engine.embedding.label_reader import LabelReader
@@ -295,6 +296,41 @@ async def test_scores_equal_the_references(family: str, tmp_path: Path) -> None:
             await embed(engine, "x")
     scores = [one.score for one in sorted(ranked, key=lambda one: one.index)]
     np.testing.assert_allclose(scores, SAID[family], atol=1e-4)
+
+
+def with_logit_score(folder: Path, yes: int | None, no: int | None) -> Path:
+    """Add the steps that sentence-transformers writes for a reranker that answers yes or no."""
+    steps = ["base.modules.transformer.Transformer", "cross_encoder.modules.LogitScore"]
+    modules = [
+        {"idx": at, "name": str(at), "path": path, "type": f"sentence_transformers.{step}"}
+        for at, (path, step) in enumerate(zip(("", "1_LogitScore"), steps, strict=True))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "1_LogitScore").mkdir()
+    stated = {"true_token_id": yes, "false_token_id": no, "module_input_name": "causal_logits"}
+    (folder / "1_LogitScore" / "config.json").write_text(json.dumps(stated))
+    return folder
+
+
+@pytest.mark.parametrize("reranking", [True, False])
+async def test_a_reranker_with_sentence_transformers_steps_is_served(
+    reranking: bool, tmp_path: Path
+) -> None:
+    folder = write("qwen3_rerank", tmp_path)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    yes, no = map(tokenizer.token_to_id, ("yes", "no"))
+    with_logit_score(folder, yes, no)
+    async with serving(folder, reranking=reranking) as engine:
+        ranked = await rerank(engine, QUERY, list(TEXTS))
+    scores = [one.score for one in sorted(ranked, key=lambda one: one.index)]
+    np.testing.assert_allclose(scores, SAID["qwen3_rerank"], atol=1e-4)
+
+
+async def test_a_reranker_that_compares_other_tokens_is_refused(tmp_path: Path) -> None:
+    folder = with_logit_score(write("qwen3_rerank", tmp_path), 5, None)
+    with pytest.raises(ModelRejected, match="LogitScore step compares the tokens 5 and None"):
+        async with serving(folder):
+            pass
 
 
 @pytest.mark.parametrize("family", LABELLERS)

@@ -183,6 +183,13 @@ def test_maximum_length_of_a_checkpoint(tmp_path: Path) -> None:
         ({"model_type": "qwen3"}, ("modules.json",), "", ModelKind.EMBEDDING),
         ({"model_type": "qwen3"}, (), "embedding", ModelKind.EMBEDDING),
         ({"model_type": "qwen3"}, (), "rerank", ModelKind.RERANK),
+        ({"model_type": "qwen3"}, ("modules.json", "1_LogitScore"), "", ModelKind.RERANK),
+        (
+            {"model_type": "qwen3"},
+            ("modules.json", "1_LogitScore/config.json"),
+            "",
+            ModelKind.RERANK,
+        ),
         ({"model_type": "bert"}, (), "", ModelKind.EMBEDDING),
         (
             {"model_type": "bert", "architectures": ["BertForSequenceClassification"]},
