@@ -41,8 +41,10 @@ def main(arguments: Sequence[str]) -> int:
         print(f"mlx-backend: {complaint}", file=sys.stderr)
         return 1
     if word != "backend" and rest and not rest[0].startswith("-"):
-        os.environ["MODEL"] = rest.pop(0)
-        os.environ.pop("MODELS", None)
+        if word == "serve":
+            rest = ["--model", *rest]
+        else:
+            os.environ["MODEL"] = rest.pop(0)
     if word == "serve" and {"-h", "--help"} & set(rest):
         from gateway.arguments import parser
 

@@ -1,19 +1,15 @@
-"""`make serve`: the gateway with a models folder that has at least one model.
+"""`make serve` and `mlx-backend serve`: the gateway with one model, or with a folder of models.
 
-`MODELS=` names the user's own folder, to which nothing is written. Otherwise the model, the default
-one or the one named by `MODEL=`, gets a folder of its own in the cache, with a file that may be
-edited.
+`MODEL=` names a folder or a hub id, and `MODELS=` the user's own folder of model files. Without
+both, the gateway serves the default model. Nothing is stored for later calls.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 import sys
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from common import inherited_signals, launch
@@ -23,39 +19,26 @@ from gateway.arguments import parser
 USAGE = 'make serve [MODEL=… or MODELS=FOLDER] [SERVE="OPTION…"]'
 
 
-def plain(text: str) -> str:
-    """A name without characters that are not allowed in URLs or file names."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+class Contradiction(Exception):
+    """Two settings name what to serve; the text says which."""
 
 
-def model_file(reference: str) -> tuple[str, str]:
-    """A file's name and text for a model named by a path or a hub id."""
-    local = Path(reference).expanduser()
-    place = str(local.absolute()) if local.exists() else reference
-    name = plain(place.rstrip("/").rpartition("/")[2]) or "model"
-    lines = [
-        f"name: {json.dumps(name)}",  # JSON is YAML
-        "parameters:",
-        f"  model: {json.dumps(place)}",
-    ]
-    return f"{name}.yaml", "\n".join([*lines, ""])
+def arguments_for(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """The gateway's arguments. Raises Contradiction, ModelUnavailable, OSError."""
+    named = [flag for flag in ("--models-dir", "--model") if _has(flag, given)]
+    variables = {name: value for name in ("MODELS", "MODEL") if (value := environ.get(name))}
+    chosen = [*named, *(f"{name}={value}" for name, value in variables.items())]
+    if len(chosen) > 1:
+        raise Contradiction(f"both {' and '.join(chosen)} say what to serve: give only one of them")
+    if named:
+        return list(given)
+    if "MODELS" in variables:
+        return ["--models-dir", variables["MODELS"], *given]
+    return ["--model", variables.get("MODEL") or str(default_model.ensure()), *given]
 
 
-def models_folder(environ: Mapping[str, str]) -> Path:
-    """The folder to serve, with a file for the requested model.
-
-    An existing file may have been edited by the user, so it is not changed. Raises
-    ModelUnavailable.
-    """
-    if own := environ.get("MODELS"):
-        return Path(own).expanduser()
-    reference = environ.get("MODEL") or str(default_model.ensure())
-    name, text = model_file(reference)
-    folder = default_model.cache_directory() / "gateway" / plain(reference).strip("-.")
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / name).exists():
-        (folder / name).write_text(text, "utf-8")
-    return folder
+def _has(flag: str, arguments: Sequence[str]) -> bool:
+    return any(argument.partition("=")[0] == flag for argument in arguments)
 
 
 def main() -> NoReturn:
@@ -64,12 +47,13 @@ def main() -> NoReturn:
     if {"-h", "--help"} & set(arguments):
         parser(USAGE).print_help()
         sys.exit(0)
-    if not any(argument.partition("=")[0] == "--models-dir" for argument in arguments):
-        try:
-            folder = models_folder(os.environ)
-        except (default_model.ModelUnavailable, OSError) as error:
-            sys.exit(f"error: {error}")
-        arguments = ["--models-dir", str(folder), *arguments]
+    try:
+        arguments = arguments_for(arguments, os.environ)
+    except Contradiction as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        sys.exit(2)
+    except (default_model.ModelUnavailable, OSError) as error:
+        sys.exit(f"error: {error}")
     launch.hold_interrupts()  # until the gateway accepts them
     os.execv(sys.executable, [sys.executable, "-m", "gateway", *arguments])
 

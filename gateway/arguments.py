@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields
+from dataclasses import Field, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -93,8 +93,7 @@ def parser(usage: str | None = None) -> argparse.ArgumentParser:
         else:
             how = {
                 "type": partial(_value, flag_of(row), rule),
-                "default": None if row.default is MISSING else row.default,
-                "required": row.default is MISSING,
+                "default": row.default,
                 "metavar": rule.kind.upper(),
             }
         meaning = rule.meaning.replace("%", "%%")
@@ -181,6 +180,13 @@ def _origin(text: str) -> str:
 
 
 def _check(settings: GatewaySettings) -> None:
+    if not (settings.models_dir or settings.model):
+        raise BadArgument("nothing to serve: give --models-dir FOLDER, or --model with a model")
+    if settings.models_dir and settings.model:
+        raise BadArgument(
+            f"--model is {settings.model!r} and --models-dir is {str(settings.models_dir)!r}: give"
+            " only one of them"
+        )
     if not settings.host:
         raise BadArgument("--host is empty: give an address, such as 127.0.0.1 for this machine")
     if not settings.api_keys:

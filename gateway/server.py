@@ -20,6 +20,7 @@ import psutil
 import uvicorn
 from fastapi import FastAPI
 
+from gateway.greeting import Greeting
 from gateway.http_protocol import BoundedProtocol
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
@@ -34,7 +35,12 @@ _MOST_FILES = 65_536
 
 class Server(uvicorn.Server):
     def __init__(
-        self, app: FastAPI, settings: GatewaySettings, supervisor: Supervisor, traffic: Traffic
+        self,
+        app: FastAPI,
+        settings: GatewaySettings,
+        supervisor: Supervisor,
+        traffic: Traffic,
+        greeting: Greeting,
     ) -> None:
         super().__init__(
             uvicorn.Config(
@@ -52,6 +58,7 @@ class Server(uvicorn.Server):
         self._settings = settings
         self._supervisor = supervisor
         self._traffic = traffic
+        self._greeting = greeting
         self._drain: asyncio.Task[None] | None = None
         self._echo_until = 0.0
 
@@ -69,7 +76,10 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called ten times a second. Returns whether to end."""
-        if self._traffic.draining and self._drain is None:
+        if not self._traffic.draining:
+            self._greeting.update()
+            self.should_exit = self.should_exit or self._greeting.failed
+        elif self._drain is None:
             self._drain = asyncio.create_task(self._end_when_drained())
         return await super().on_tick(counter)
 

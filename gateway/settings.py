@@ -32,8 +32,12 @@ def setting(
 class GatewaySettings:
     """One gateway's settings, from the command line and the environment."""
 
-    models_dir: Path = field(
-        metadata={"rule": Rule("path", "Folder of YAML files, one per model.")}
+    models_dir: Path | None = field(
+        default=None,
+        metadata={"rule": Rule("path", "Folder of YAML files, one per model; or give --model.")},
+    )
+    model: str = setting(
+        "", "text", "The only model to serve: a folder or a hub id. The gateway loads it at start."
     )
     host: str = setting("127.0.0.1", "text", "Address to listen on; any but loopback needs a key.")
     port: int = setting(8080, "count", "Port to listen on; 0 picks a free one.", 0, 65_535)
@@ -98,3 +102,8 @@ class GatewaySettings:
     max_image_bytes: int = setting(
         20 << 20, "bytes", "Largest image, video or sound in a request.", 1024
     )
+
+    @property
+    def folder(self) -> Path:
+        """The folder to which relative paths of checkpoints refer."""
+        return self.models_dir or Path.cwd()

@@ -69,6 +69,32 @@ def read_folder(folder: Path) -> ModelFolder:
     return found
 
 
+def single(reference: str) -> ModelFolder:
+    """The only model of a gateway: a folder or a hub id, loaded at start.
+
+    Raises ValueError for a folder of several models.
+    """
+    local = Path(reference).expanduser()
+    if not local.exists():
+        model = reference
+    elif local.is_dir() and not (local / "config.json").exists() and _serves_several(local):
+        raise ValueError(
+            f"{reference} is a folder of models: serve it with --models-dir {reference}"
+        )
+    else:
+        model = str(local.absolute())
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name).strip("-.") or "model"
+    aliases = [reference] if reference not in (name, model) else []
+    parameters = Parameters(model=model)
+    return ModelFolder(
+        [ModelConfig(name=name, aliases=aliases, parameters=parameters, preload=True)]
+    )
+
+
+def _serves_several(folder: Path) -> bool:
+    return any(_files(folder)) or any(_checkpoints(folder))
+
+
 def stamp_of(folder: Path) -> frozenset[tuple[str, int, int]]:
     """Changes whenever a model is added, removed or edited. Raises OSError."""
     stamp = set()

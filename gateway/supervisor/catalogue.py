@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from gateway.models.config import ModelConfig, Parameters
@@ -21,11 +22,11 @@ class Catalogue:
     A request's name reaches the file system only as the name of a folder in the models folder.
     """
 
-    def __init__(self, folder: ModelFolder, models_dir: Path, allow_unlisted: bool) -> None:
+    def __init__(self, folder: ModelFolder, models_dir: Path | None, allow_unlisted: bool) -> None:
         self._folder = folder
         self._models_dir = models_dir
         self._allow_unlisted = allow_unlisted
-        self._stamp = stamp_of(models_dir) if models_dir.is_dir() else frozenset()
+        self._stamp = stamp_of(models_dir) if models_dir and models_dir.is_dir() else frozenset()
 
     @property
     def models(self) -> list[ModelConfig]:
@@ -47,19 +48,21 @@ class Catalogue:
             if len(folder.models) != 1:
                 raise failures.not_named(len(folder.models))
             return folder.models[0]
-        for model in folder.models:
-            if name == model.name or name in model.aliases:
-                return model
+        if model := _named(name, folder.models):
+            return model
         if name in folder.broken:
             raise failures.broken_file(folder.broken[name])
         if name == UNNAMED:
             return self.resolve(None)
         if self._allow_unlisted and HUB_ID.fullmatch(name) and ".." not in name:
             return ModelConfig(name=name, parameters=Parameters(model=name))
-        raise failures.not_found(name)
+        known = [other for model in folder.models for other in (model.name, *model.aliases)]
+        raise failures.not_found(name, known)
 
     def reload(self, *, always: bool = True) -> bool:
         """Read the folder again; False if it is unchanged. If that fails, the old models stay."""
+        if self._models_dir is None:
+            return False
         try:
             if (stamp := stamp_of(self._models_dir)) == self._stamp and not always:
                 return False
@@ -68,3 +71,21 @@ class Catalogue:
         except OSError as problem:
             _log.error("the models folder could not be read again: %s", problem)
         return True
+
+
+def _named(name: str, models: Sequence[ModelConfig]) -> ModelConfig | None:
+    """The model of this name, alias or hub id; if there is none, of this name in another case."""
+    for fold in (str, str.casefold):
+        for of in (_names, _hub_id):
+            for model in models:
+                if fold(name) in map(fold, of(model)):
+                    return model
+    return None
+
+
+def _names(model: ModelConfig) -> list[str]:
+    return [model.name, *model.aliases]
+
+
+def _hub_id(model: ModelConfig) -> list[str]:
+    return [model.parameters.model]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Iterable
 
+from common.wording import did_you_mean
 from gateway.errors import SERVER, ApiError, bad_field, without_folders
 
 _CAUSE = re.compile(r'\bcause=(?:"((?:[^"\\]|\\.)*)"|(\S+))')
@@ -72,8 +74,9 @@ def stopping() -> ApiError:
     return ApiError(503, message, SERVER, "stopping", retry_after=BUSY_RETRY)
 
 
-def not_found(name: str) -> ApiError:
+def not_found(name: str, known: Iterable[str] = ()) -> ApiError:
     message = f"the model {name!r} does not exist: GET /v1/models lists those that do"
+    message += did_you_mean(name, known)
     return ApiError(404, message, code="model_not_found", param="model")
 
 

@@ -54,7 +54,7 @@ class Supervisor:
     def __init__(self, settings: GatewaySettings, folder: ModelFolder) -> None:
         self._settings = settings
         self._catalogue = Catalogue(folder, settings.models_dir, settings.allow_unlisted_models)
-        self.checkpoints = Checkpoints(settings.models_dir)
+        self.checkpoints = Checkpoints(settings.folder)
         self._instances: dict[Key, ModelInstance] = {}
         self._outdated: list[ModelInstance] = []  # instances of files that have changed since
         memory = settings.max_memory_bytes
@@ -204,7 +204,7 @@ class Supervisor:
         draft = draft if draft in config.draft_models and draft != config.draft_model else ""
         key = Key(config.name, adapter, draft)
         if key not in self._instances:
-            request = load_request(config, self._settings.models_dir, adapter, draft)
+            request = load_request(config, self._settings.folder, adapter, draft)
             timeout = self._settings.load_timeout
             self._instances[key] = ModelInstance(key, config, request, timeout, self._warden)
         return self._instances[key]

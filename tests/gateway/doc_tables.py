@@ -26,12 +26,11 @@ def settings_table() -> str:
 
 def _setting(row: Field[Any]) -> str:
     rule: Rule = row.metadata["rule"]
-    if row.default is MISSING:
-        return "required"
+    assert row.default is not MISSING
     if rule.kind == "switch":
         return "off"
     if row.default is None:
-        return "by device"
+        return "" if rule.kind == "path" else "by device"
     if rule.kind == "bytes":
         return f"{row.default >> 20} MiB" if row.default else "0"
     if rule.kind == "seconds":

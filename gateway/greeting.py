@@ -1,0 +1,84 @@
+"""What the gateway prints for the person who starts it: its address once it can be used."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from gateway.models.config import ModelConfig
+from gateway.settings import GatewaySettings
+from gateway.supervisor.status import State
+from gateway.supervisor.supervisor import Supervisor
+
+_FAILED = (State.FAILED, State.BACKING_OFF)
+
+
+class Greeting:
+    """Prints the address at once, or with --model after the model is loaded.
+
+    If the model cannot be loaded, the gateway ends.
+    """
+
+    def __init__(self, url: str, settings: GatewaySettings, supervisor: Supervisor) -> None:
+        self._url = url
+        self._settings = settings
+        self._supervisor = supervisor
+        self._started = time.monotonic()
+        self._shown = 0  # seconds that the progress line shows
+        self.failed = False
+        self._waiting = bool(settings.model)
+        if self._waiting:
+            say(f"loading {settings.model}")
+        else:
+            self._greet()
+
+    def update(self) -> None:
+        """Print what has changed; sets `failed` if there is no model to serve."""
+        if not self._waiting:
+            return
+        if self._supervisor.preloading:
+            self._show_progress()
+            return
+        self._waiting = False
+        (status, *_) = self._supervisor.status()
+        if status.state in _FAILED:
+            say(f"{self._settings.model} cannot be served: {status.error}")
+            self.failed = True
+        else:
+            say(f"loaded {status.name} in {time.monotonic() - self._started:.1f} s")
+            self._greet()
+
+    def _greet(self) -> None:
+        for line in lines(self._url, self._settings, self._supervisor.models):
+            say(line)
+
+    def _show_progress(self) -> None:
+        """Show on a terminal how long the load has taken, in a line that is overwritten."""
+        passed = int(time.monotonic() - self._started)
+        if passed == self._shown or not sys.stderr.isatty():
+            return
+        self._shown = passed
+        status = next(iter(self._supervisor.status()), None)
+        done = ""
+        if status and status.download:
+            done = f", downloaded {status.download[0]} of {status.download[1]} MiB"
+        print(f"\rgateway: loading … {passed} s{done}\033[K\r", end="", file=sys.stderr, flush=True)
+
+
+def say(line: str) -> None:
+    """Print a line for the person at the terminal."""
+    print(f"gateway: {line}", file=sys.stderr, flush=True)
+
+
+def lines(url: str, settings: GatewaySettings, models: list[ModelConfig]) -> list[str]:
+    """The gateway's address, and a command that shows that it works."""
+    first = [f"listening on {url}"]
+    if not models:
+        return [*first, "there is no model yet: put a YAML file into the models folder"]
+    key = " -H 'Authorization: Bearer '$KEY" if settings.api_keys else ""
+    question = {"model": models[0].name, "messages": [{"role": "user", "content": "Hello!"}]}
+    # A name may contain an apostrophe; JSON escapes it in a way that the shell leaves alone.
+    body = json.dumps(question).replace("'", "\\u0027")
+    curl = f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+    return [*first, f"chat page: {url}/", f"try: {curl}"]
