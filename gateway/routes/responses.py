@@ -20,7 +20,7 @@ from gateway.openai.response_models import CACHED, THOUGHT
 from gateway.openapi import documented
 from gateway.refusals import INTEGER, TEXT, TEXT_OR_NULL, list_of, one_of, schema_of
 from gateway.responses.answer import Answer
-from gateway.responses.items import ITEMS
+from gateway.responses.items import ITEMS, Item
 from gateway.responses.request import PromptRequest, ResponsesRequest
 from gateway.responses.store import Store, Stored, as_stored
 from gateway.responses.to_chat import chat_request
@@ -97,15 +97,16 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
         asyncio.get_running_loop().call_later(later, store.forget_old)
     else:
         body = body.model_copy(update={"store": False})
-    earlier, given = _earlier(body, store), store.resolved(body.input)
-    translation = chat_request(body, given, ITEMS.validate_python(list(earlier)))
+    previous = _previous(body, store)
+    given = store.resolved(body.input, previous)
+    translation = chat_request(body, given, _items_of(previous))
     question = await question_of(translation, gateway)
     reply = Answer(body, question.model, question.config.parameters)
 
     def take(event: Event) -> list[Json]:
         grown = reply.take(event)
         if isinstance(event, Done) and body.store is not False:
-            store.put(Stored(reply.response, earlier, as_stored(given)))
+            store.put(as_stored(reply.response, given, previous))
         return grown
 
     events = answer(question, gateway)
@@ -128,8 +129,9 @@ async def count_input_tokens(
     body: PromptRequest, gateway: GatewayDep, store: StoreDep
 ) -> JSONResponse:
     """How many tokens the prompt has, as the model's chat template renders it."""
-    earlier = ITEMS.validate_python(list(_earlier(body, store)))
-    translation = chat_request(body, store.resolved(body.input), earlier)
+    previous = _previous(body, store)
+    given = store.resolved(body.input, previous)
+    translation = chat_request(body, given, _items_of(previous))
     counted = await count_prompt(translation, gateway)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
 
@@ -193,6 +195,10 @@ async def list_input_items(
     )
 
 
-def _earlier(body: PromptRequest, store: Store) -> tuple[Json, ...]:
-    previous = body.previous_response_id
-    return store.get(previous, "previous_response_id").conversation() if previous else ()
+def _previous(body: PromptRequest, store: Store) -> Stored | None:
+    name = body.previous_response_id
+    return store.get(name, "previous_response_id") if name else None
+
+
+def _items_of(previous: Stored | None) -> list[Item]:
+    return ITEMS.validate_python(list(previous.conversation())) if previous else []
