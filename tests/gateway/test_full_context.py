@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.gateway_process import GatewayProcess, tiny
 
 CONTEXT = 1024  # of `tiny`
 LONG = [{"role": "user", "content": "tick " * 2_000}]  # its tokens are counted
@@ -50,18 +52,18 @@ def _body(path: str, prompt: list[dict[str, str]], *, stream: bool) -> dict[str,
     return {**body, "messages": prompt}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("prompt", [LONG, ENORMOUS], ids=["counted", "estimated"])
-@pytest.mark.parametrize("path", PATHS)
-def test_agents_recognise_a_full_context(
-    gateway: GatewayProcess, path: str, prompt: list[dict[str, str]], stream: bool
-) -> None:
-    answer = gateway.client.post(path, json=_body(path, prompt, stream=stream))
-    error = answer.json()["error"]
-    assert answer.status_code == 400, error
-    assert answer.headers["x-should-retry"] == "false"
+@pytest.fixture(scope="module")
+def own() -> Iterator[GatewayProcess]:
+    """A gateway whose model may be unloaded."""
+    process = GatewayProcess({"tiny": tiny()})
+    yield process
+    process.close()
+
+
+def _require_recognised(error: Any, path: str) -> None:
+    """Every program finds its words, and no words of another kind of error."""
     sentence = error if isinstance(error, str) else error["message"]
-    assert not re.search(OTHER_ERRORS, answer.text)
+    assert not re.search(OTHER_ERRORS, sentence)
     for program, pattern in RECOGNISERS.items():
         found = re.search(pattern, sentence)
         assert found, f"{program} does not recognise {sentence!r}"
@@ -72,7 +74,32 @@ def test_agents_recognise_a_full_context(
         assert error["type"] == "invalid_request_error"
     elif not path.startswith("/api"):
         assert error["code"] == "context_length_exceeded"  # what Codex, opencode and Cline look for
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("prompt", [LONG, ENORMOUS], ids=["counted", "estimated"])
+@pytest.mark.parametrize("path", PATHS)
+def test_agents_recognise_a_full_context(
+    gateway: GatewayProcess, path: str, prompt: list[dict[str, str]], stream: bool
+) -> None:
+    answer = gateway.client.post(path, json=_body(path, prompt, stream=stream))
+    error = answer.json()["error"]
+    assert answer.status_code == 400, error
+    assert answer.headers["x-should-retry"] == "false"
+    _require_recognised(error, path)
+    if not path.startswith("/api") and path != "/v1/messages":
         assert error["param"] in ("messages", "prompt", "input")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_agents_recognise_it_in_a_stream_that_has_begun(own: GatewayProcess, path: str) -> None:
+    """A stream begins before the prompt is read if the model has to be loaded first."""
+    own.client.post("/v1/models/unload", json={"model": "tiny"})
+    answer = own.client.post(path, json=_body(path, LONG, stream=True))
+    assert answer.status_code == 200
+    last = [line for line in answer.text.splitlines() if "prompt is too long" in line][-1]
+    event = json.loads(last.removeprefix("data: "))
+    _require_recognised(event["response"]["error"] if "response" in event else event["error"], path)
 
 
 @pytest.mark.parametrize("path", [path for path in PATHS if path != "/api/chat"])
