@@ -110,6 +110,10 @@ class Store:
         the gateway chose its id. A reference is also reasoning of which a client kept only the id,
         as LangChain does.
         """
+        names = [item.id for item in sent if isinstance(item, ItemReference)]
+        if len(names) > len(set(names)):
+            sentence = "input refers to the same item more than once: send each reference once"
+            raise bad_field("input", sentence, "duplicate_item")
         known = {item["id"]: item for item in previous.conversation()} if previous else {}
         return [self._known(item, f"input[{at}].id", known) for at, item in enumerate(sent)]
 

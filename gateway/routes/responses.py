@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
@@ -14,9 +15,10 @@ from gateway import exchange, sse
 from gateway.context import GatewayDep
 from gateway.errors import ApiError, bad_field
 from gateway.generation import Done, Event
-from gateway.limits import JsonRoute
+from gateway.limits import JsonRoute, apart
 from gateway.openai.answering import answer, count_prompt, question_of
 from gateway.openai.response_models import CACHED, THOUGHT
+from gateway.openai.translation import Translation
 from gateway.openapi import documented
 from gateway.refusals import INTEGER, TEXT, TEXT_OR_NULL, list_of, one_of, schema_of
 from gateway.responses.answer import Answer
@@ -99,7 +101,7 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
         body = body.model_copy(update={"store": False})
     previous = _previous(body, store)
     given = store.resolved(body.input, previous)
-    translation = chat_request(body, given, _items_of(previous))
+    translation = await apart(_translation, body, given, previous)
     question = await question_of(translation, gateway)
     reply = Answer(body, question.model, question.config.parameters)
 
@@ -131,7 +133,7 @@ async def count_input_tokens(
     """How many tokens the prompt has, as the model's chat template renders it."""
     previous = _previous(body, store)
     given = store.resolved(body.input, previous)
-    translation = chat_request(body, given, _items_of(previous))
+    translation = await apart(_translation, body, given, previous)
     counted = await count_prompt(translation, gateway)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
 
@@ -200,5 +202,8 @@ def _previous(body: PromptRequest, store: Store) -> Stored | None:
     return store.get(name, "previous_response_id") if name else None
 
 
-def _items_of(previous: Stored | None) -> list[Item]:
-    return ITEMS.validate_python(list(previous.conversation())) if previous else []
+def _translation(
+    body: PromptRequest, given: Sequence[Item], previous: Stored | None
+) -> Translation:
+    earlier = list(previous.conversation()) if previous else []
+    return chat_request(body, given, ITEMS.validate_python(earlier))

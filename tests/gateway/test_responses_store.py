@@ -131,6 +131,16 @@ def test_what_one_owner_stores_does_not_exist_for_another() -> None:
     begun()
 
 
+def test_an_item_is_referred_to_once() -> None:
+    """A short request with many references to a long item would become a very long one."""
+    store = Store()
+    store.put(Stored({"id": "a", "output": [_message("msg_a", "said")]}, (), ()))
+    twice = {"input": [{"type": "item_reference", "id": "msg_a"}] * 2}
+    with pytest.raises(ApiError, match="more than once") as caught:
+        store.resolved(ResponsesRequest.model_validate(twice).input)
+    assert (caught.value.status, caught.value.param) == (400, "input")
+
+
 def test_reasoning_of_which_only_the_id_came_back_is_the_stored_one() -> None:
     thought = {"type": "reasoning", "id": "rs_a", "content": [{"type": "text", "text": "hm"}]}
     store = Store()
