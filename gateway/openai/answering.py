@@ -11,6 +11,7 @@ from gateway.asking import ask
 from gateway.context import Gateway
 from gateway.errors import ApiError, Names
 from gateway.generation import Done, Event, generate_all
+from gateway.limits import apart
 from gateway.metrics import AnswerTimes
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_request import ChatCompletionRequest
@@ -39,7 +40,7 @@ async def events_of(
             options.ModelIdentity = lease.identity
         times = [AnswerTimes(gateway.metrics, lease.config.name, since) for _ in wanted]
         limit = gateway.settings.request_timeout
-        first = names_of(request)
+        first = await apart(names_of, request)
 
         def names(choice: int) -> Names:
             return names_of_choice(request, first, choice)

@@ -17,6 +17,7 @@ from typing import Literal
 
 from gateway import exchange, images
 from gateway.errors import ApiError, bad_field
+from gateway.limits import apart
 from gateway.openai.anthropic_parts import ThoughtPart
 from gateway.openai.chat_request import RoleMapping
 from gateway.openai.messages import ChatMessage, ContentPart, Part, ResultPart, ToolCall
@@ -81,7 +82,7 @@ async def wire_messages(
 ) -> WireMessages:
     """Write the messages one by one into `options`. Raises ApiError with the path at fault."""
     found = WireMessages(options.Messages)
-    turns = list(turns_of(messages))
+    turns = await apart(lambda: list(turns_of(messages)))
     _require_few_remote(turns)
     names: dict[str, str] = {}  # names of the called functions so far, by call id
     open_calls = _OpenCalls(())

@@ -55,8 +55,8 @@ def _split(message: ChatMessage, place: str) -> Iterator[Turn]:
         if isinstance(part, ToolUseBlock) and message.role == "assistant":
             if part.id not in ids:  # some clients send both
                 ids |= {part.id} - {""}
-                function = CalledFunction(name=part.name, arguments=part.input)
-                calls.append(ToolCall(id=part.id, function=function))
+                function = CalledFunction.model_construct(name=part.name, arguments=part.input)
+                calls.append(ToolCall.model_construct(id=part.id, function=function))
         elif isinstance(part, ResultPart) and message.role == "user":
             if parts:
                 yield Turn(message, place, parts)

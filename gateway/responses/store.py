@@ -179,15 +179,18 @@ _PREFIXES = {
 }
 
 
-def as_stored(response: Json, given: Sequence[Item], previous: Stored | None) -> Stored:
-    """A response and its input, which continue `previous`. Items without an id get one."""
+def as_stored(given: Sequence[Item], previous: Stored | None) -> Stored:
+    """What is stored for an input that continues `previous`, still without the response.
+
+    Items without an id get one.
+    """
     named = [f"{_PREFIXES[item.type]}_{uuid.uuid4().hex}" for item in given]
     items = [
         {"id": name, "status": "completed"} | _plain(item)
         for name, item in zip(named, given, strict=True)
     ]
     earlier, before = (previous.conversation(), previous.size) if previous else ((), 0)
-    return Stored(response, earlier, tuple(items), frozenset(named), before)
+    return Stored({}, earlier, tuple(items), frozenset(named), before)
 
 
 def _plain(value: Any) -> Any:

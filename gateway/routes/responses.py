@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -102,13 +103,14 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     previous = _previous(body, store)
     given = store.resolved(body.input, previous)
     translation = await apart(_translation, body, given, previous)
+    stored = await apart(as_stored, given, previous)
     question = await question_of(translation, gateway)
     reply = Answer(body, question.model, question.config.parameters)
 
     def take(event: Event) -> list[Json]:
         grown = reply.take(event)
         if isinstance(event, Done) and body.store is not False:
-            store.put(as_stored(reply.response, given, previous))
+            store.put(replace(stored, response=reply.response))
         return grown
 
     events = answer(question, gateway)
