@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from bench import (
+    bodies,
     constraints,
     cpu_install,
     drafting,
@@ -65,6 +66,7 @@ def measurements() -> dict[str, Measurement]:
         "drafters": lambda: drafting.drafters(TINY),
         "vision": lambda: vision.measure(TINY_VISION),
         "gateway": lambda: gateway.measure(model),
+        "bodies": bodies.measure,
         "parsing": lambda: parsing.measure(TINY),
         "growth": growth.measure,
         "simulation": simulation.measure,

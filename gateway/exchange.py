@@ -27,6 +27,8 @@ class Exchange:
     route: str = ""  # the declared path of the route; "" until one was found
     model: str = ""  # as requested, shortened; text from a client
     key: str = ""  # the name of the API key, if it has one
+    owner: str = ""  # of what the request stores: the same for the same key, or the same name
+    long: bool = False  # whether its body takes long to check and to translate
     status: int = 0  # 0 until the answer has begun
     streams: bool = False
     waits: asyncio.Event = field(default_factory=asyncio.Event)  # set while its model is loaded

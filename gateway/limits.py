@@ -7,10 +7,13 @@ finite numbers and valid text passes, which every layer below can encode.
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from types import NoneType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -22,7 +25,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway import exchange
 from gateway.errors import ApiError
 from gateway.leaving import run_until_left
-from gateway.refusals import response_of
+from gateway.problems import likeliest
+from gateway.refusals import invalid, response_of
 from gateway.settings import GatewaySettings
 
 # Nesting: the limit of pydantic's JSON parser, which counts only non-empty lists and objects.
@@ -30,11 +34,13 @@ DEEPEST = 200
 MOST_OBJECTS = 200_000
 _FAR_APART = 12  # bytes
 BODY_SECONDS = 30.0  # seconds of silence in the middle of a body
-_LONG = 1 << 20  # bytes
+_THREADED = 32 << 10  # bytes of a body whose check may take 10 ms
+_THREADS = ThreadPoolExecutor(2, "bodies")  # few, because they take turns with the event loop
 _NO_MARKS = bytes(set(range(256)) - set(b'"[{'))
 # The latter two are curl's default, and aiohttp's, as LiteLLM calls Ollama.
 _UNNAMED = ("", "application/x-www-form-urlencoded", "application/octet-stream")
 _KINDS = {list: "a list", str: "a text", NoneType: "null"}
+T = TypeVar("T")
 PARSED = "gateway.json"  # the key in a scope that has the parsed body
 
 
@@ -74,10 +80,32 @@ class JsonRoute(APIRoute):
 
         async def with_body(request: Request) -> Response:
             if PARSED in request.scope:
-                request._json = request.scope.pop(PARSED)
+                # FastAPI accepts an object that is valid already.
+                request._json = await apart(self._checked, request.scope.pop(PARSED))
             return await handle(request)
 
         return with_body
+
+    def _checked(self, body: dict[str, Any]) -> Any:
+        if self.body_field is None:
+            return body
+        checked, problems = self.body_field.validate(body, {}, loc=("body",))
+        if problems:
+            raise invalid(likeliest(problems))
+        return checked
+
+
+async def apart(work: Callable[..., T], *arguments: Any) -> T:
+    """The result of `work`, which runs on a thread if the body is long.
+
+    Many small entries take a second to check. On a thread, streams and other requests go on.
+    """
+    return await _threaded(work, *arguments) if exchange.current().long else work(*arguments)
+
+
+async def _threaded(work: Callable[..., T], *arguments: Any) -> T:
+    run = functools.partial(copy_context().run, work, *arguments)
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, run)
 
 
 def _require_plain(headers: Headers) -> None:
@@ -128,10 +156,15 @@ async def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
             f"Unsupported content type: {kind[:100]!r}. Send 'Content-Type: application/json'",
             code="unsupported_content_type",
         )
-    await _let_others(body)
+    if len(body) <= _THREADED:
+        return _parsed(body)
+    exchange.current().long = True
+    return await _threaded(_parsed, body)
+
+
+def _parsed(body: bytes | bytearray) -> dict[str, Any]:
     if _objects(body) > MOST_OBJECTS:
         raise ApiError(400, f"the body has more than {MOST_OBJECTS} lists and objects: send less")
-    await _let_others(body)
     try:
         parsed = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -143,14 +176,7 @@ async def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
         kind = _KINDS.get(type(parsed), "a number, true or false")
         raise ApiError(400, f"the body is {kind}: send a JSON object")
     _require_finite(parsed)
-    await _let_others(body)
     return parsed
-
-
-async def _let_others(body: bytes | bytearray) -> None:
-    """Let other streams continue between two steps, each of which is slow for a long body."""
-    if len(body) > _LONG:
-        await asyncio.sleep(0)
 
 
 def _objects(body: bytes | bytearray) -> int:

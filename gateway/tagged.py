@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
+    Field,
     GetCoreSchemaHandler,
     ValidationError,
     model_validator,
@@ -26,6 +27,7 @@ from gateway.images import PDF, type_of
 from gateway.tolerance import DROPPED, tolerable
 
 FILES = ("file", "input_file")
+MOST_ENTRIES = 10_000  # messages of a conversation, parts of a content
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,8 +145,9 @@ class TextAs:
         def expand(value: Any) -> Any:
             return [self.block(value)] if isinstance(value, str) else value
 
-        check = BeforeValidator(expand, json_schema_input_type=str | source)
-        return check.__get_pydantic_core_schema__(source, handler)
+        blocks: Any = Annotated[source, Field(max_length=MOST_ENTRIES)]
+        check = BeforeValidator(expand, json_schema_input_type=str | blocks)
+        return check.__get_pydantic_core_schema__(blocks, handler)
 
 
 def rather(form: Callable[[dict[str, Any]], Any], sentence: str, *, lossless: bool = True) -> Any:

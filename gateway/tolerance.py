@@ -21,7 +21,7 @@ from gateway.problems import place_of
 
 Place = tuple[str | int, ...]
 DROPPED: tuple[()] = ()  # replaces a removed value; a longer tuple replaces an entry by several
-MOST_REPAIRS = 10_000  # repairs in one round, which takes 0.2 s and delays all streams
+MOST_REPAIRS = 10_000  # repairs in one round, which takes 0.2 s
 _ROUNDS = 8  # rounds, because a repair may reveal others: a nested field, a kind inside a kind
 _FORMS: set[Place] = {("response_format",), ("structured_outputs",), ("output_format",)}
 _FORMS |= {("text", "format"), ("output_config", "format")}

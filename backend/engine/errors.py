@@ -43,9 +43,24 @@ class InvalidRequest(EngineError):
 
 
 class PromptTooLong(InvalidRequest):
-    """The prompt leaves no room for an answer in the context; `str()` names both lengths."""
+    """The prompt does not fit in the context.
+
+    Agents compact a conversation only after an error whose words they know, so the message contains
+    those of Anthropic and of OpenAI. tests/gateway/test_full_context.py lists what agents look for.
+
+    tokens: of the prompt. most: tokens that it may have. context: tokens of prompt and answer.
+    note: what the message says about `tokens`.
+    """
 
     code = CONTEXT_LENGTH
+
+    def __init__(self, tokens: int, most: int, context: int, note: str = "", *fields: str) -> None:
+        super().__init__(
+            f"prompt is too long: {tokens} tokens > {most} maximum{note and f' ({note})'}. This"
+            f" model's maximum context length is {context} tokens, prompt and answer together:"
+            " shorten the prompt, or load the model with a larger context_size",
+            *fields,
+        )
 
 
 class NotLoaded(EngineError):

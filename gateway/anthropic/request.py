@@ -15,7 +15,8 @@ from gateway.openai.anthropic_parts import ToolUseBlock
 from gateway.openai.base import Request, Strict
 from gateway.openai.refused import MESSAGES
 from gateway.openai.thinking_fields import ReasoningEffort
-from gateway.tagged import OneOf, drop, rather
+from gateway.openai.tools import MOST_TOOLS
+from gateway.tagged import MOST_ENTRIES, OneOf, drop, rather
 from gateway.tolerance import DROPPED
 
 
@@ -91,9 +92,9 @@ class CountTokensRequest(Request):
 
     refused = MESSAGES
 
-    messages: list[Turn] = Field(min_length=1)
+    messages: list[Turn] = Field(min_length=1, max_length=MOST_ENTRIES)
     system: SystemContent | None = None
-    tools: list[_Tool] | None = None
+    tools: list[_Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     thinking: Annotated[Thinking, OneOf("thinking", otherwise=drop)] | None = None
     output_config: OutputConfig | None = None

@@ -14,8 +14,9 @@ from gateway.openai.base import Request, Strict
 from gateway.openai.messages import ToolCall
 from gateway.openai.sampling_fields import Options
 from gateway.openai.thinking_fields import ReasoningEffort
-from gateway.openai.tools import AnyTool
+from gateway.openai.tools import MOST_TOOLS, AnyTool
 from gateway.openai.translation import Translation, translate
+from gateway.tagged import MOST_ENTRIES
 from gateway.tolerance import tolerable
 
 Json = dict[str, Any]
@@ -44,9 +45,9 @@ class Turn(Strict):
 
     role: Annotated[_Role, BeforeValidator(_known)] = "assistant"
     content: Annotated[str, BeforeValidator(_joined)] = ""
-    images: list[str] | None = None
+    images: list[str] | None = Field(default=None, max_length=MOST_ENTRIES)
     thinking: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall] | None = Field(default=None, max_length=MOST_ENTRIES)
     tool_name: _ToolName = None
     tool_call_id: str | None = None
 
@@ -67,8 +68,8 @@ class GenerationFields(Request):
 class ChatRequest(GenerationFields):
     """A conversation; without messages the model is only loaded."""
 
-    messages: list[Turn] = Field(default_factory=list)
-    tools: list[AnyTool] | None = None
+    messages: list[Turn] = Field(default_factory=list, max_length=MOST_ENTRIES)
+    tools: list[AnyTool] | None = Field(None, max_length=MOST_TOOLS)
 
     def turns(self) -> list[Turn]:
         return self.messages
@@ -79,7 +80,7 @@ class GenerateRequest(GenerationFields):
 
     prompt: str = ""
     system: str = ""
-    images: list[str] | None = None
+    images: list[str] | None = Field(default=None, max_length=MOST_ENTRIES)
     raw: bool | None = about("Send the prompt as it is, without a template.")
     suffix: str = about("Text after the answer, for fill-in-the-middle.", "")
     template: str = about("Refused: the model's own template is used.", "")

@@ -11,12 +11,13 @@ from gateway.asking import ask
 from gateway.context import Gateway
 from gateway.errors import ApiError, Names
 from gateway.generation import Done, Event, generate_all
+from gateway.limits import apart
 from gateway.metrics import AnswerTimes
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.completion_request import CompletionRequest
-from gateway.openai.field_names import names_of
+from gateway.openai.field_names import names_of, names_of_choice
 from gateway.openai.translation import Translation
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
@@ -39,10 +40,10 @@ async def events_of(
             options.ModelIdentity = lease.identity
         times = [AnswerTimes(gateway.metrics, lease.config.name, since) for _ in wanted]
         limit = gateway.settings.request_timeout
-        first = names_of(request)  # once: names_of reads the whole conversation
+        first = await apart(names_of, request)
 
         def names(choice: int) -> Names:
-            return names_of(request, choice) if isinstance(request, CompletionRequest) else first
+            return names_of_choice(request, first, choice)
 
         answers = generate_all(lease.stub, wanted, seconds=limit, names=names)
         async with aclosing(answers) as events:

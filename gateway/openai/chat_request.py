@@ -13,10 +13,14 @@ from gateway.openai.format_fields import FormatFields
 from gateway.openai.messages import ChatMessage
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, Options, SamplingFields
 from gateway.openai.thinking_fields import ThinkingFields
-from gateway.openai.tools import AnyTool, FunctionCallChoice, FunctionDefinition, ToolChoice
-
-MOST_MESSAGES = 10_000
-MOST_TOOLS = 1024
+from gateway.openai.tools import (
+    MOST_TOOLS,
+    AnyTool,
+    FunctionCallChoice,
+    FunctionDefinition,
+    ToolChoice,
+)
+from gateway.tagged import MOST_ENTRIES
 
 
 class RoleMapping(Strict):
@@ -34,7 +38,7 @@ class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRe
 
     refused = refused.CHAT
 
-    messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_ENTRIES)
     max_completion_tokens: int | None = about("The newer name of max_tokens.", ge=-1, le=2**31 - 1)
     tools: list[AnyTool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = about("`required` and a name are enforced by a grammar.")

@@ -17,7 +17,13 @@ from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.field_names import names_of
 from gateway.openai.format_to_wire import constraint_of, write_constraint
 from gateway.openai.messages_to_wire import prompt_of, wire_messages
-from gateway.openai.sampling_to_wire import agreed, most_tokens, seed_of, write_sampling
+from gateway.openai.sampling_to_wire import (
+    agreed,
+    most_tokens,
+    require_few,
+    seed_of,
+    write_sampling,
+)
 from gateway.openai.template_arguments import write_template_arguments
 from gateway.openai.tools_to_wire import is_single_call, offer_of, write_tools
 from wire import backend_pb2 as pb
@@ -49,6 +55,7 @@ async def options_of(
         place = names_of(request)[media[0]]
         raise bad_field(place, f"{place} is not text, and the model {config.name} takes only text")
     write_template_arguments(first, request, config)
+    require_few(first, request.n or 1)
     wanted = [first, *(copy.deepcopy(first) for _ in range(1, request.n or 1))]
     for choice, options in enumerate(wanted):
         options.Seed = seed_of(request, config, choice)

@@ -14,7 +14,7 @@ from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS, Sampl
 
 MOST_PROMPTS = 2048
 Token = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
-Tokens = Annotated[list[Token], Field(min_length=1)]
+Tokens = Annotated[list[Token], Field(min_length=1, fail_fast=True)]
 Prompts = Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS)]
 
 

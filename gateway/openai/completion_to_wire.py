@@ -13,7 +13,13 @@ from gateway.models.config import ModelConfig
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.format_to_wire import constraint_of, write_constraint
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES
-from gateway.openai.sampling_to_wire import agreed, most_tokens, seed_of, write_sampling
+from gateway.openai.sampling_to_wire import (
+    agreed,
+    most_tokens,
+    require_few,
+    seed_of,
+    write_sampling,
+)
 from wire import backend_pb2 as pb
 
 MOST_ANSWERS = 4096
@@ -55,6 +61,7 @@ def completion_plan(request: CompletionRequest, config: ModelConfig) -> Completi
     alternatives = None if off else 0 if asked is True else asked
     logprobs = agreed(("logprobs", alternatives), ("n_probs", request.n_probs or None))
     first = _common(request, config, logprobs)
+    require_few(first, count * len(prompts))
     options = request.stream_options
     return CompletionPlan(
         wanted=[

@@ -33,10 +33,8 @@ IgnoreEOS Logprobs".split()
 _PROMPT = ("Messages", "Prompt", "Images", "Videos", "Audios", "Metadata mlx.prompt_token_ids")
 
 
-def names_of(
-    request: ChatCompletionRequest | CompletionRequest, choice: int = 0
-) -> Mapping[str, str]:
-    """Field of the protocol → field of this request, for a refusal of one of its choices."""
+def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, str]:
+    """Field of the protocol → field of this request. This reads the whole request."""
     names = {
         wire: next((name for name in given if getattr(request, name, None) is not None), given[0])
         for wire, given in _NAMES.items()
@@ -47,10 +45,17 @@ def names_of(
     if isinstance(request, ChatCompletionRequest):
         return names | dict.fromkeys(_PROMPT, "messages") | _places(request)
     names["Metadata mlx.infill"] = "suffix" if request.suffix else "input_suffix"
-    place = "prompt"
-    if isinstance(request.prompt, list) and not isinstance(request.prompt[0], int):
-        place = f"prompt[{choice // (request.n or 1)}]"
-    return names | dict.fromkeys(_PROMPT, place)
+    return names | dict.fromkeys(_PROMPT, "prompt")
+
+
+def names_of_choice(
+    request: ChatCompletionRequest | CompletionRequest, names: dict[str, str], choice: int
+) -> dict[str, str]:
+    """The names for a refusal of one of the choices, from those of the request."""
+    given = request.prompt if isinstance(request, CompletionRequest) else ""
+    if not isinstance(given, list) or isinstance(given[0], int):
+        return names
+    return names | dict.fromkeys(_PROMPT, f"prompt[{choice // (request.n or 1)}]")
 
 
 def _places(request: ChatCompletionRequest) -> dict[str, str]:

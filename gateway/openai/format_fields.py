@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from gateway.described import about
 from gateway.openai.base import Strict
+from gateway.tagged import MOST_ENTRIES
 
 Schema = dict[str, Any] | str
 
@@ -32,7 +33,7 @@ class StructuredOutputs(Strict):
 
     json_: Schema | None = about("A JSON schema.", alias="json")
     regex: str | None = about("A regular expression.")
-    choice: list[str] | None = about("One of these texts.")
+    choice: list[str] | None = about("One of these texts.", max_length=MOST_ENTRIES)
     grammar: str | None = about("A grammar in GBNF or Lark.")
     json_object: bool | None = about("Any JSON object.")
 
@@ -45,6 +46,6 @@ class FormatFields(Strict):
     json_schema: Schema | None = about("llama.cpp: a JSON schema.")
     guided_json: Schema | None = about("vLLM: a JSON schema.")
     guided_regex: str | None = about("vLLM: a regular expression.")
-    guided_choice: list[str] | None = about("vLLM: the answer is one of these texts.")
+    guided_choice: list[str] | None = about("vLLM: one of these texts.", max_length=MOST_ENTRIES)
     guided_grammar: str | None = about("vLLM: a grammar, GBNF or Lark.")
     structured_outputs: StructuredOutputs | None = about("vLLM: one format, in one object.")

@@ -16,7 +16,7 @@ from gateway.described import about
 from gateway.openai.anthropic_parts import ImageSource, ThoughtPart, ToolUseBlock
 from gateway.openai.base import Strict
 from gateway.openai.pdf_part import PdfPart
-from gateway.tagged import OneOf, as_text
+from gateway.tagged import MOST_ENTRIES, OneOf, as_text
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -95,12 +95,16 @@ _INSTEAD = {"file": "send its text; only files of text and PDFs are read"}
 _PLAIN = OneOf("a part", "text", _INSTEAD, as_text("text", media=True))
 
 
+_LIMIT = Field(max_length=MOST_ENTRIES)
+_Plain = Annotated[ContentPart | PdfPart, _PLAIN]
+
+
 class ResultPart(Strict):
     """Anthropic's form of the result of a call, among the parts of a user's content."""
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[Annotated[ContentPart | PdfPart, _PLAIN]] | None = None
+    content: str | Annotated[list[_Plain], _LIMIT] | None = None
     is_error: bool | None = None
 
 
@@ -115,9 +119,9 @@ _Thought = Annotated[  # a text, or LobeChat's object with one
 
 class ChatMessage(Strict):
     role: Role
-    content: str | list[Annotated[Part, _PLAIN]] | None = None
+    content: str | Annotated[list[Annotated[Part, _PLAIN]], _LIMIT] | None = None
     name: str | None = None
-    tool_calls: list[Call] | None = about("Assistant: its calls of tools.")
+    tool_calls: list[Call] | None = about("Assistant: its calls.", max_length=MOST_ENTRIES)
     tool_call_id: str | None = about("Tool: the call whose result this is.")
     function_call: CalledFunction | None = about("Assistant, legacy: its only call.")
     reasoning_content: _Thought = about("Assistant: its reasoning before the answer.")

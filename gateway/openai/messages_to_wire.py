@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict, deque
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gateway import exchange, images
 from gateway.errors import ApiError, bad_field
+from gateway.limits import apart
 from gateway.openai.anthropic_parts import ThoughtPart
 from gateway.openai.chat_request import RoleMapping
 from gateway.openai.messages import ChatMessage, ContentPart, Part, ResultPart, ToolCall
@@ -31,7 +33,7 @@ _ROLES = {"developer": "system", "function": "tool"}
 _CALLS = ("tool_calls", "function_call")
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking_blocks", "reasoning_details")
 _OF_ROLE = dict.fromkeys((*_CALLS, *_THOUGHTS, "refusal"), "assistant") | {"tool_call_id": "tool"}
-_AT_ONCE = 500  # messages between two pauses for other tasks
+_AT_ONCE = 500  # messages and parts between two pauses for other tasks
 Kind = Literal["image", "video", "audio"]
 
 
@@ -51,6 +53,13 @@ class WireMessages:
     results: list[tuple[Kind, str]] = field(default_factory=list)
     fetched: int = 0  # bytes of fetched images and videos
     pdf_seconds: float = SECONDS  # that are left for reading PDFs
+    steps: int = 0
+
+    async def pause(self) -> None:
+        """Let other tasks run, such as streams, if it is time."""
+        self.steps += 1
+        if self.steps % _AT_ONCE == 0:
+            await asyncio.sleep(0)
 
     def give_to_user(self) -> None:
         """Attach the media of other messages to the user message that comes next."""
@@ -73,21 +82,20 @@ async def wire_messages(
 ) -> WireMessages:
     """Write the messages one by one into `options`. Raises ApiError with the path at fault."""
     found = WireMessages(options.Messages)
-    turns = list(turns_of(messages))
+    turns = await apart(lambda: list(turns_of(messages)))
     _require_few_remote(turns)
     names: dict[str, str] = {}  # names of the called functions so far, by call id
-    open_calls: dict[str, str] = {}  # those of the latest calls without a result yet
+    open_calls = _OpenCalls(())
     for index, turn in enumerate(turns):
-        if index % _AT_ONCE == _AT_ONCE - 1:
-            await asyncio.sleep(0)  # let other tasks run, such as streams
+        await found.pause()
         message = _fitting(turn.message, turn.place)
         if message.role == "user":
             found.give_to_user()
         calls = _calls(message, index)
         if calls:
-            open_calls = {call.id: call.function.name for call in calls}
-            names |= open_calls
-        answered = _answered_call(message, open_calls)
+            open_calls = _OpenCalls(calls)
+            names |= {call.id: call.function.name for call in calls}
+        answered = open_calls.answered_by(message)
         content = await _content(turn, found, settings)
         options.Messages.add(
             role=_ROLES.get(message.role, message.role),
@@ -142,6 +150,7 @@ async def _part(
     message: ChatMessage, part: Part, place: str, found: WireMessages, settings: GatewaySettings
 ) -> str:
     """The text of one part; its media are collected."""
+    await found.pause()
     if isinstance(part, PdfPart):
         text, found.pdf_seconds = await part.read(found.pdf_seconds)
         return text
@@ -205,15 +214,26 @@ def _calls(message: ChatMessage, index: int) -> list[ToolCall]:
     ]
 
 
-def _answered_call(message: ChatMessage, open_calls: dict[str, str]) -> str:
-    """The id of the call that a result answers: without one, the first of its function, if any."""
-    if message.role in RESULTS and not message.tool_call_id:
-        fitting = (at for at, name in open_calls.items() if message.name in (None, "", name))
-        found = next(fitting, "")
-    else:
+class _OpenCalls:
+    """The latest calls, as far as they have no result yet."""
+
+    def __init__(self, calls: Sequence[ToolCall]) -> None:
+        self._open = {call.id for call in calls}
+        self._queues: dict[str, deque[str]] = defaultdict(deque)  # by function, and of all under ""
+        for call in calls:
+            for name in {call.function.name, ""}:
+                self._queues[name].append(call.id)
+
+    def answered_by(self, message: ChatMessage) -> str:
+        """The id of the call that a result answers: without one, the first of its function."""
         found = message.tool_call_id or ""
-    open_calls.pop(found, None)
-    return found
+        if message.role in RESULTS and not found:
+            queue = self._queues[message.name or ""]
+            while queue and not found:
+                found = queue[0] if queue[0] in self._open else ""
+                queue.popleft()
+        self._open.discard(found)
+        return found
 
 
 def _call(call: ToolCall) -> dict[str, object]:

@@ -12,6 +12,7 @@ from wire import backend_pb2 as pb
 
 T = TypeVar("T")
 _WINDOW = 64  # llama.cpp's repeat_last_n
+_MOST_BYTES = 128 << 20
 _DRAW = -1  # the wire's value for a random seed
 
 
@@ -45,6 +46,14 @@ def most_tokens(default: int, *given: tuple[str, int | None]) -> int:
     """The limit, on which all its names must agree; 0 if there is none. Raises ApiError."""
     value = agreed(*given)
     return max(default if value is None else value, 0)
+
+
+def require_few(options: pb.PredictOptions, answers: int) -> None:
+    """Raise ApiError if so many copies of these options, one per answer, take too much memory."""
+    size = options.ByteSize()
+    if answers > 1 and answers * size > _MOST_BYTES:
+        sentence = f"{answers} answers to a request of {size} bytes are too many: ask for fewer"
+        raise bad_field("n", f"{sentence} at a time")
 
 
 def seed_of(fields: SamplingFields, config: ModelConfig, choice: int) -> int:

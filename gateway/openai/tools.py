@@ -11,6 +11,7 @@ from gateway.described import about
 from gateway.openai.base import Strict
 from gateway.tagged import OneOf, drop, rather
 
+MOST_TOOLS = 1024
 # OpenAI's name of a tool's schema, then Anthropic's, MCP's and Gemini's.
 _SCHEMA = AliasChoices("parameters", "input_schema", "inputSchema", "parametersJsonSchema")
 
@@ -102,7 +103,7 @@ class AllowedTools(Strict):
 
     mode: Literal["auto", "required"]
     tools: list[Annotated[NamedTool, OneOf("an allowed tool", otherwise=drop)]] = Field(
-        min_length=1
+        min_length=1, max_length=MOST_TOOLS
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +43,7 @@ def offer_of(request: ChatCompletionRequest) -> Offer:
     if choice.type == "allowed_tools":
         if choice.allowed_tools is None:
             raise bad_field("tool_choice.allowed_tools", "tool_choice.allowed_tools is missing")
-        names = [entry.name for entry in choice.allowed_tools.tools]
+        names = dict.fromkeys(entry.name for entry in choice.allowed_tools.tools)
         _require_known(tools, names, "tool_choice.allowed_tools.tools")
         allowed = tuple(tool for tool in tools if tool["function"]["name"] in names)
         return Offer(allowed, choice.allowed_tools.mode)
@@ -103,7 +104,7 @@ def _checked(offer: Offer, field: str) -> Offer:
     return offer
 
 
-def _require_known(tools: tuple[dict[str, Any], ...], names: list[str], field: str) -> None:
+def _require_known(tools: tuple[dict[str, Any], ...], names: Iterable[str], field: str) -> None:
     known = {tool["function"]["name"] for tool in tools}
     for name in names:
         if name not in known:

@@ -48,13 +48,15 @@ def _split(message: ChatMessage, place: str) -> Iterator[Turn]:
     """The message, with calls and results among its parts as chat templates know them."""
     content = message.content if isinstance(message.content, list) else []
     calls = list(message.tool_calls or ())
+    ids = {call.id for call in calls if call.id}
     parts: list[tuple[str, Part]] = []
     for at, part in enumerate(content):
         path = f"{place}.content[{at}]"
         if isinstance(part, ToolUseBlock) and message.role == "assistant":
-            if part.id not in [call.id for call in calls if call.id]:  # some clients send both
-                function = CalledFunction(name=part.name, arguments=part.input)
-                calls.append(ToolCall(id=part.id, function=function))
+            if part.id not in ids:  # some clients send both
+                ids |= {part.id} - {""}
+                function = CalledFunction.model_construct(name=part.name, arguments=part.input)
+                calls.append(ToolCall.model_construct(id=part.id, function=function))
         elif isinstance(part, ResultPart) and message.role == "user":
             if parts:
                 yield Turn(message, place, parts)

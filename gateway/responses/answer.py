@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from gateway.errors import ApiError
+from gateway.errors import CODES, ApiError
 from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage, is_whole
 from gateway.models.config import Parameters
 from gateway.openai.anthropic_parts import SEAL
@@ -86,7 +86,9 @@ class Answer:
         """The last events of a response that failed."""
         events = [] if self._number else self.beat()
         self._drop_open("incomplete")
-        described = {"code": _CODES.get(error.status, "server_error"), "message": error.message}
+        # OpenAI has few codes here. One that a backend sent beside its status is more exact.
+        code = error.code if error.code in CODES else _CODES.get(error.status, "server_error")
+        described = {"code": code, "message": error.message}
         self._last = self._response("failed", error=described)
         return [*events, self._event("response.failed", response=self._last)]
 

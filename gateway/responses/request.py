@@ -18,7 +18,7 @@ from gateway.openai.base import Request, Strict
 from gateway.openai.refused import RESPONSES
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS, CommonSampling
 from gateway.openai.thinking_fields import Budget, ReasoningEffort
-from gateway.openai.tools import CustomDefinition, FunctionDefinition
+from gateway.openai.tools import MOST_TOOLS, CustomDefinition, FunctionDefinition
 from gateway.responses.items import Input
 from gateway.tagged import OneOf, drop, rather
 from gateway.tolerance import known
@@ -54,7 +54,7 @@ class NamespaceTool(Strict):
     type: Literal["namespace"]
     name: str = Field(min_length=1, max_length=128)
     description: str | None = about("Shown to the model with the first tool.")
-    tools: list[OwnTool]
+    tools: list[OwnTool] = Field(max_length=MOST_TOOLS)
 
 
 Tool = Annotated[_Own | NamespaceTool, OneOf("a tool", default="function", otherwise=drop)]
@@ -112,7 +112,7 @@ class ChooseAmong(Strict):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: list[Annotated[ChooseFunction, OneOf("an allowed tool", otherwise=drop)]] = Field(
-        min_length=1
+        min_length=1, max_length=MOST_TOOLS
     )
 
 
@@ -169,7 +169,7 @@ class PromptRequest(Request):
     input: Input = Field(default_factory=list, description="Optional after previous_response_id.")
     instructions: str | None = about("A system message; the next response does not inherit it.")
     previous_response_id: str | None = about("The stored response to continue.")
-    tools: list[Tool] | None = Field(None, max_length=1024)
+    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -192,7 +192,7 @@ class ResponsesRequest(CommonSampling, PromptRequest):
     max_output_tokens: int | None = about("Default 0: no limit.", ge=-1, le=MOST_TOKENS)
     thinking_budget: Budget = about("As reasoning.max_tokens; not an OpenAI field.")
     top_logprobs: int | None = Field(None, ge=0, le=MOST_ALTERNATIVES)
-    include: list[Includable] | None = None
+    include: list[Includable] | None = Field(None, max_length=64)
     metadata: dict[_Key, _Value] | None = about("Returned with the response.", max_length=16)
     user: str | None = Field(None, description=_TOLD)
     safety_identifier: str | None = Field(None, description=_TOLD)

@@ -2,7 +2,7 @@
 
 A stored response contains its complete conversation, so it can be continued after earlier ones were
 removed. The least recently used ones are removed for new ones, and all expire; nothing outlives the
-process.
+process. For a request with another API key, a response does not exist.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import sys
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
 
+from gateway import exchange
 from gateway.errors import ApiError, bad_field
 from gateway.responses.items import ITEMS, Item, ItemReference, Reasoning, Sent
 
@@ -27,15 +28,28 @@ MOST_BYTES = 256 << 20  # of all conversations together
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A response, its input items, and the items of the responses before it."""
+    """A response, its input items, and the response that it continues."""
 
     response: Json
-    earlier: tuple[Json, ...]
+    earlier: tuple[Json, ...]  # the items of the responses before it
     given: tuple[Json, ...]
+    named: frozenset[str] = frozenset()  # the ids in `given` that the gateway chose
+    before: int = 0  # bytes of `earlier`
+    owner: str = field(default_factory=lambda: exchange.current().owner)
 
     def conversation(self) -> tuple[Json, ...]:
         """Every item up to and including this response's own."""
         return (*self.earlier, *self.given, *self.response["output"])
+
+    def named_here(self) -> list[Json]:
+        """The items of this response whose ids the gateway chose, so that no others have them."""
+        given = (item for item in self.given if item["id"] in self.named)
+        return [*given, *self.response["output"]]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the conversation."""
+        return self.before + sum(map(_size, (*self.given, *self.response["output"])))
 
 
 class Store:
@@ -52,30 +66,22 @@ class Store:
         self._clock = clock
         # The least recently used first, each with its size and the time of its last use.
         self._kept: OrderedDict[str, tuple[Stored, int, float]] = OrderedDict()
-        self._holders: dict[str, dict[str, None]] = {}  # the responses that contain each item
-        # By id, for an item that conversations share; clients may give others the same id.
-        self._sizes: dict[str, tuple[Json, int]] = {}
+        # The response of each item whose id the gateway chose. Clients may give the same id to
+        # several items, so those that they named are found only in their own conversation.
+        self._responses: dict[str, str] = {}
         self._bytes = 0
 
     def put(self, stored: Stored) -> None:
         """Store it and remove others if there is no room; one that can never fit is not stored."""
-        items = stored.conversation()
-        sizes = list(map(self._size_of, items))
-        size = sum(sizes)
+        size = stored.size
         if size > self._most_bytes or not self._seconds:
             return
         name = stored.response["id"]
         self._kept[name] = (stored, size, self._clock())
         self._bytes += size
-        for item, item_size in zip(items, sizes, strict=True):
-            self._holders.setdefault(item["id"], {})[name] = None
-            self._sizes[item["id"]] = item, item_size
+        self._responses |= {item["id"]: name for item in stored.named_here()}
         while len(self._kept) > self._most or self._bytes > self._most_bytes:
             self._drop(next(iter(self._kept)))
-
-    def _size_of(self, item: Json) -> int:
-        known, size = self._sizes.get(item["id"], (None, 0))
-        return size if known is item else _size(item)
 
     def forget_old(self) -> None:
         """Remove responses that have not been used for too long."""
@@ -84,54 +90,63 @@ class Store:
             self._drop(next(iter(self._kept)))
 
     def get(self, name: str, param: str) -> Stored:
-        """The response. Raises ApiError 404 about `param` if it is not stored (any more)."""
-        if name not in self._kept:
+        """The response. Raises ApiError 404 about `param` if this client has none of that name."""
+        stored, size, _ = self._kept.get(name, (None, 0, 0.0))
+        if stored is None or stored.owner != exchange.current().owner:
             raise _missing(name, param)
-        stored, size, _ = self._kept.pop(name)
         self._kept[name] = (stored, size, self._clock())
+        self._kept.move_to_end(name)
         return stored
 
     def delete(self, name: str) -> None:
-        """Remove a response. Raises ApiError 404 if it is not stored."""
-        if name not in self._kept:
-            raise _missing(name, "response_id")
+        """Remove a response. Raises ApiError 404 as `get` does."""
+        self.get(name, "response_id")
         self._drop(name)
 
-    def item(self, name: str, param: str) -> Json:
-        """An input or output item of a stored response. Raises ApiError about `param`."""
-        holders = self._holders.get(name)
-        if holders is None:
-            raise bad_field(
-                param,
-                f"there is no stored item {name[:64]!r}: items are kept with their responses, the "
-                "latest of them, unless store is false; send the item itself instead",
-                "item_not_found",
-            )
-        items = self.get(next(reversed(holders)), param).conversation()
-        return next(item for item in items if item["id"] == name)
-
-    def resolved(self, sent: Sequence[Sent]) -> list[Item]:
+    def resolved(self, sent: Sequence[Sent], previous: Stored | None = None) -> list[Item]:
         """The input with the stored items for references. Raises ApiError for an unknown one.
 
-        A reference is also reasoning of which a client kept only the id, as LangChain does.
+        An item is found in the conversation of `previous`, and in this client's other responses if
+        the gateway chose its id. A reference is also reasoning of which a client kept only the id,
+        as LangChain does.
         """
-        return [self._known(item, f"input[{index}].id") for index, item in enumerate(sent)]
+        names = [item.id for item in sent if isinstance(item, ItemReference)]
+        if len(names) > len(set(names)):
+            sentence = "input refers to the same item more than once: send each reference once"
+            raise bad_field("input", sentence, "duplicate_item")
+        known = {item["id"]: item for item in previous.conversation()} if previous else {}
+        return [self._known(item, f"input[{at}].id", known) for at, item in enumerate(sent)]
 
-    def _known(self, item: Sent, place: str) -> Item:
+    def _known(self, item: Sent, place: str, known: Mapping[str, Json]) -> Item:
         bare = isinstance(item, Reasoning) and not (item.content or item.encrypted_content)
-        if isinstance(item, ItemReference) or (bare and item.id in self._holders):
-            return ITEMS.validate_python([self.item(item.id or "", place)])[0]
-        return item
+        if not isinstance(item, ItemReference) and not (bare and item.id):
+            return item
+        try:
+            found = known.get(item.id or "") or self._item(item.id or "", place)
+        except ApiError:
+            if isinstance(item, ItemReference):
+                raise
+            return item
+        return ITEMS.validate_python([found])[0]
+
+    def _item(self, name: str, param: str) -> Json:
+        """An item of any of this client's responses. Raises ApiError about `param`."""
+        try:
+            items = self.get(self._responses.get(name, ""), param).named_here()
+        except ApiError:
+            sentence = (
+                f"there is no stored item {name[:64]!r}: items are stored with their responses,"
+                " unless store is false, and those with an id of your own are found only with"
+                " previous_response_id; send the item itself instead"
+            )
+            raise bad_field(param, sentence, "item_not_found") from None
+        return next(item for item in items if item["id"] == name)
 
     def _drop(self, name: str) -> None:
         stored, freed, _ = self._kept.pop(name)
         self._bytes -= freed
-        for item in {item["id"] for item in stored.conversation()}:
-            holders = self._holders[item]
-            del holders[name]
-            if not holders:
-                del self._holders[item]
-                del self._sizes[item]
+        for item in stored.named_here():
+            self._responses.pop(item["id"], None)
 
 
 def _size(value: Any) -> int:
@@ -164,11 +179,18 @@ _PREFIXES = {
 }
 
 
-def as_stored(items: Sequence[Item]) -> tuple[Json, ...]:
-    """The items as JSON."""
-    ids = (f"{_PREFIXES[item.type]}_{uuid.uuid4().hex}" for item in items)
-    fresh = ({"id": each, "status": "completed"} for each in ids)
-    return tuple(new | _plain(item) for new, item in zip(fresh, items, strict=True))
+def as_stored(given: Sequence[Item], previous: Stored | None) -> Stored:
+    """What is stored for an input that continues `previous`, still without the response.
+
+    Items without an id get one.
+    """
+    named = [f"{_PREFIXES[item.type]}_{uuid.uuid4().hex}" for item in given]
+    items = [
+        {"id": name, "status": "completed"} | _plain(item)
+        for name, item in zip(named, given, strict=True)
+    ]
+    earlier, before = (previous.conversation(), previous.size) if previous else ((), 0)
+    return Stored({}, earlier, tuple(items), frozenset(named), before)
 
 
 def _plain(value: Any) -> Any:

@@ -15,7 +15,7 @@ from pydantic_core import to_json
 from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.generation import Done, Piece, Usage
-from gateway.limits import JsonRoute
+from gateway.limits import JsonRoute, apart
 from gateway.openai import refused
 from gateway.openai.answering import events_of
 from gateway.openai.base import Strict
@@ -27,6 +27,7 @@ from gateway.openai.envelope import head_of
 from gateway.openai.response_models import COMPLETION
 from gateway.openapi import documented
 from gateway.sse import EventStream
+from gateway.tagged import MOST_ENTRIES
 
 router = APIRouter(tags=["completions"], route_class=JsonRoute)
 Json = dict[str, Any]
@@ -53,7 +54,7 @@ class InfillRequest(NativeRequest):
     prompt: str = about("The last part of the text before the gap.", "")
     input_prefix: str = ""
     input_suffix: str = ""
-    input_extra: list[ExtraFile] = Field(default_factory=list)
+    input_extra: list[ExtraFile] = Field(default_factory=list, max_length=MOST_ENTRIES)
 
     def before(self) -> str:
         return self.input_prefix + self.prompt
@@ -70,7 +71,7 @@ class InfillRequest(NativeRequest):
 async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
     """The continuation of a text, or of each of several, in one piece or as a stream."""
     config = gateway.supervisor.resolve(body.model)
-    plan = completion_plan(body, config)
+    plan = await apart(completion_plan, body, config)
     head = head_of("cmpl", "text_completion", body.model, config)
     events = events_of(body, plan.wanted, gateway)
     if body.stream:
@@ -105,7 +106,7 @@ async def _answer(body: NativeRequest, gateway: Gateway) -> AsyncGenerator[Json,
     """Parts of the text: an empty one once the request is accepted, the last with the totals."""
     config = gateway.supervisor.resolve(body.model)
     model = body.model or config.name
-    plan = completion_plan(body, config)
+    plan = await apart(completion_plan, body, config)
     limit = (body.t_max_predict_ms or 0) / 1000
     first, pieces, begun = 0.0, 0, False
     async with aclosing(events_of(body, plan.wanted, gateway)) as events:

@@ -13,7 +13,7 @@ from gateway.anthropic.answer import Answer
 from gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from gateway.anthropic.to_chat import chat_request
 from gateway.context import GatewayDep
-from gateway.limits import JsonRoute
+from gateway.limits import JsonRoute, apart
 from gateway.openai.answering import answer, count_prompt, question_of
 from gateway.openapi import documented
 from gateway.refusals import FORMS, INTEGER, TEXT, TEXT_OR_NULL, list_of, one_of, schema_of
@@ -50,7 +50,9 @@ _MESSAGE = schema_of(
 @router.post("/messages", responses=documented("AnthropicMessage", _MESSAGE, "Anthropic's events."))
 async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response:
     """The next message of a conversation, in one piece or as a stream of server-sent events."""
-    question = await question_of(chat_request(body), gateway, prompt_only=body.max_tokens == 0)
+    question = await question_of(
+        await apart(chat_request, body), gateway, prompt_only=body.max_tokens == 0
+    )
     reply = Answer(body, question.model)
     events = answer(question, gateway)
     if body.stream:
@@ -70,4 +72,6 @@ async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response
 @router.post("/messages/count_tokens", responses=documented("TokenCount", _COUNT))
 async def count_tokens(body: CountTokensRequest, gateway: GatewayDep) -> Response:
     """How many tokens the prompt has, as the model's chat template renders it."""
-    return JSONResponse({"input_tokens": await count_prompt(chat_request(body), gateway)})
+    return JSONResponse(
+        {"input_tokens": await count_prompt(await apart(chat_request, body), gateway)}
+    )

@@ -15,7 +15,7 @@ from pydantic import Field
 from gateway import sse
 from gateway.context import Gateway, GatewayDep
 from gateway.generation import Event
-from gateway.limits import JsonRoute
+from gateway.limits import JsonRoute, apart
 from gateway.models.config import ModelConfig
 from gateway.ollama.answer import ERRORS, Answer, Json, chat_part, error_line, text_part, written
 from gateway.ollama.request import ChatRequest, GenerateRequest, ModelName, chat_request
@@ -71,7 +71,8 @@ async def generate(body: GenerateRequest, gateway: GatewayDep) -> Response:
 @router.post("/api/embed")
 async def embed(body: EmbedRequest, gateway: GatewayDep) -> Response:
     """The vectors of texts."""
-    vectors, tokens = await vectors_of(EmbeddingRequest.model_validate(body.model_dump()), gateway)
+    asked = await apart(lambda: EmbeddingRequest.model_validate(body.model_dump()))
+    vectors, tokens = await vectors_of(asked, gateway)
     others = {"model": body.model, "prompt_eval_count": tokens}
     return in_parts("embeddings", map(list, vectors), others)
 
@@ -156,7 +157,7 @@ async def _answered(
 ) -> Response:
     streams = body.stream is not False
     reply = Answer(body.model, part, streams=streams)
-    if (translation := chat_request(body)) is None:
+    if (translation := await apart(chat_request, body)) is None:
         if body.keep_alive in (0, "0", "0s", "0m"):
             await gateway.supervisor.unload(body.model)
             return JSONResponse(reply.empty("unload"))
@@ -186,7 +187,7 @@ async def _raw(body: GenerateRequest, gateway: Gateway) -> AsyncGenerator[Event,
     given["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
     asked = CompletionRequest.model_validate(given)
     config = gateway.supervisor.resolve(body.model)
-    wanted = completion_plan(asked, config).wanted
+    wanted = (await apart(completion_plan, asked, config)).wanted
     async with aclosing(events_of(asked, wanted, gateway)) as events:
         async for _, event in events:
             yield event

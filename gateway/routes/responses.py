@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -14,13 +16,14 @@ from gateway import exchange, sse
 from gateway.context import GatewayDep
 from gateway.errors import ApiError, bad_field
 from gateway.generation import Done, Event
-from gateway.limits import JsonRoute
+from gateway.limits import JsonRoute, apart
 from gateway.openai.answering import answer, count_prompt, question_of
 from gateway.openai.response_models import CACHED, THOUGHT
+from gateway.openai.translation import Translation
 from gateway.openapi import documented
 from gateway.refusals import INTEGER, TEXT, TEXT_OR_NULL, list_of, one_of, schema_of
 from gateway.responses.answer import Answer
-from gateway.responses.items import ITEMS
+from gateway.responses.items import ITEMS, Item
 from gateway.responses.request import PromptRequest, ResponsesRequest
 from gateway.responses.store import Store, Stored, as_stored
 from gateway.responses.to_chat import chat_request
@@ -97,15 +100,17 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
         asyncio.get_running_loop().call_later(later, store.forget_old)
     else:
         body = body.model_copy(update={"store": False})
-    earlier, given = _earlier(body, store), store.resolved(body.input)
-    translation = chat_request(body, given, ITEMS.validate_python(list(earlier)))
+    previous = _previous(body, store)
+    given = store.resolved(body.input, previous)
+    translation = await apart(_translation, body, given, previous)
+    stored = await apart(as_stored, given, previous)
     question = await question_of(translation, gateway)
     reply = Answer(body, question.model, question.config.parameters)
 
     def take(event: Event) -> list[Json]:
         grown = reply.take(event)
         if isinstance(event, Done) and body.store is not False:
-            store.put(Stored(reply.response, earlier, as_stored(given)))
+            store.put(replace(stored, response=reply.response))
         return grown
 
     events = answer(question, gateway)
@@ -128,8 +133,9 @@ async def count_input_tokens(
     body: PromptRequest, gateway: GatewayDep, store: StoreDep
 ) -> JSONResponse:
     """How many tokens the prompt has, as the model's chat template renders it."""
-    earlier = ITEMS.validate_python(list(_earlier(body, store)))
-    translation = chat_request(body, store.resolved(body.input), earlier)
+    previous = _previous(body, store)
+    given = store.resolved(body.input, previous)
+    translation = await apart(_translation, body, given, previous)
     counted = await count_prompt(translation, gateway)
     return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
 
@@ -193,6 +199,13 @@ async def list_input_items(
     )
 
 
-def _earlier(body: PromptRequest, store: Store) -> tuple[Json, ...]:
-    previous = body.previous_response_id
-    return store.get(previous, "previous_response_id").conversation() if previous else ()
+def _previous(body: PromptRequest, store: Store) -> Stored | None:
+    name = body.previous_response_id
+    return store.get(name, "previous_response_id") if name else None
+
+
+def _translation(
+    body: PromptRequest, given: Sequence[Item], previous: Stored | None
+) -> Translation:
+    earlier = list(previous.conversation()) if previous else []
+    return chat_request(body, given, ITEMS.validate_python(earlier))

@@ -44,7 +44,7 @@ def healthy(served: Backend) -> Iterator[Backend]:
         ({"Prompt": "x", "Logprobs": -1}, "Logprobs"),
         ({"Prompt": "x", "TopLogprobs": 10_000}, "TopLogprobs"),
         ({"Prompt": "x", "Images": ["aGk="]}, "Images"),
-        ({"Prompt": "word " * 20_000}, "the context holds 4096"),
+        ({"Prompt": "word " * 20_000}, "tokens > 4095 maximum"),
     ],
     ids=lambda value: "" if isinstance(value, str) else str(sorted(value.items()))[:60],
 )
@@ -88,7 +88,7 @@ def test_a_prompt_of_almost_50_mib_is_refused_at_once(healthy: Backend) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         healthy.stub.Predict(pb.PredictOptions(Prompt="x " * (24 * 2**20)), timeout=WAIT)
     assert refused.value.code() is INVALID
-    assert "the context holds 4096" in (refused.value.details() or "")
+    assert "tokens > 4095 maximum" in (refused.value.details() or "")
 
 
 def test_bytes_that_are_not_utf8_are_refused(healthy: Backend) -> None:

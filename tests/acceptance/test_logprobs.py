@@ -151,7 +151,7 @@ def test_generated_tokens_are_the_same_with_and_without_prompt_logprobs(served: 
         ),
         (
             pb.PredictOptions(Metadata={"mlx.prompt_token_ids": str([1] * 5000)}),
-            "the prompt has 5000 tokens, but the context holds 4096",
+            "prompt is too long: 5000 tokens > 4095 maximum",
         ),
         (chat("x", Metadata={"mlx.prompt_logprobs": "true"}), "but Messages are given"),
     ],

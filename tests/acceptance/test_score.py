@@ -118,7 +118,7 @@ def test_a_prefix_is_prefilled_once_and_its_stable_part_is_cached(bare: Backend)
         (
             pb.ScoreRequest(prompt="x", candidates=["y", "word " * 4096]),
             grpc.StatusCode.INVALID_ARGUMENT,
-            "the context holds 4096",
+            "tokens > 4096 maximum (with candidates[1])",
         ),
     ],
 )

@@ -256,7 +256,7 @@ async def test_prompts_that_cannot_be_served_are_refused_with_the_reason(model: 
     async with _engine(model) as engine:
         size = engine.require_model().context_size
         long = GenerationRequest("1", RawPrompt("a b " * size))
-        with pytest.raises(InvalidRequest, match=f"the context holds {size}"):
+        with pytest.raises(InvalidRequest, match=f"tokens > {size - 1} maximum"):
             await _all(engine, long)
         with pytest.raises(InvalidRequest, match=r"tokens\[1\] is 999999"):
             await engine.detokenize([1, 999_999])

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from gateway.errors import ApiError
-from gateway.responses.items import Reasoning
+from gateway.responses.items import Message, Reasoning, Text
 from gateway.responses.request import ResponsesRequest
 from gateway.responses.store import Store, Stored
+from tests.gateway.requests_begun import begun
 
 Json = dict[str, Any]
+MISSING = "400 input[0].id item_not_found"
 
 
 def stored(name: str, earlier: tuple[Json, ...] = (), text: str = "") -> Stored:
@@ -74,19 +76,69 @@ def test_items_with_the_same_id_are_all_counted() -> None:
     assert kept(store, *"cdef") == [False, False, True, True]
 
 
-def test_an_item_exists_as_long_as_a_response_that_contains_it() -> None:
-    store = Store(most=2)
-    store.put(stored("a"))
-    store.put(stored("b", store.get("a", "response_id").conversation()))
+def _resolved(store: Store, name: str, previous: Stored | None = None) -> str:
+    """The text of the message that a reference stands for; the error's code if there is none."""
+    body = {"input": [{"type": "item_reference", "id": name}]}
+    try:
+        (item,) = store.resolved(ResponsesRequest.model_validate(body).input, previous)
+    except ApiError as error:
+        return f"{error.status} {error.param} {error.code}"
+    assert isinstance(item, Message)
+    return "".join(part.text for part in item.content if isinstance(part, Text))
+
+
+def _message(name: str, text: str) -> Json:
+    content = [{"type": "input_text", "text": text}]
+    return {"type": "message", "id": name, "role": "user", "content": content}
+
+
+def test_an_item_of_an_answer_exists_as_long_as_its_response_or_its_conversation() -> None:
+    store = Store()
+    first = Stored({"id": "a", "output": [_message("msg_a", "said")]}, (), ())
+    store.put(first)
+    second = Stored({"id": "b", "output": []}, first.conversation(), ())
+    store.put(second)
+    assert _resolved(store, "msg_a") == "said"
     store.delete("a")
-    assert store.item("msg_a", "input[0].id")["id"] == "msg_a"
-    assert store.item("in_b", "input[0].id")["id"] == "in_b"
-    store.put(stored("c"))
-    store.put(stored("d"))
-    for name in ("msg_a", "in_b"):
-        with pytest.raises(ApiError) as caught:
-            store.item(name, "input[0].id")
-        assert (caught.value.status, caught.value.param) == (400, "input[0].id")
+    assert _resolved(store, "msg_a") == MISSING
+    assert _resolved(store, "msg_a", second) == "said"
+
+
+def test_an_id_that_a_client_chose_means_an_item_of_the_same_conversation() -> None:
+    store = Store()
+    one, two = (Stored({"id": text, "output": []}, (), (_message("msg_1", text),)) for text in "ab")
+    store.put(one)
+    store.put(two)
+    assert [_resolved(store, "msg_1", each) for each in (one, two, None)] == [
+        "a",
+        "b",
+        MISSING,
+    ]
+
+
+def test_what_one_owner_stores_does_not_exist_for_another() -> None:
+    store = Store()
+    begun().owner = "alice"
+    store.put(Stored({"id": "a", "output": [_message("msg_a", "hers")]}, (), ()))
+    begun().owner = "bob"
+    assert kept(store, "a") == [False]
+    assert _resolved(store, "msg_a") == MISSING
+    with pytest.raises(ApiError, match="no stored response 'a'"):
+        store.delete("a")
+    begun().owner = "alice"
+    assert kept(store, "a") == [True]
+    assert _resolved(store, "msg_a") == "hers"
+    begun()
+
+
+def test_an_item_is_referred_to_once() -> None:
+    """A short request with many references to a long item would become a very long one."""
+    store = Store()
+    store.put(Stored({"id": "a", "output": [_message("msg_a", "said")]}, (), ()))
+    twice = {"input": [{"type": "item_reference", "id": "msg_a"}] * 2}
+    with pytest.raises(ApiError, match="more than once") as caught:
+        store.resolved(ResponsesRequest.model_validate(twice).input)
+    assert (caught.value.status, caught.value.param) == (400, "input")
 
 
 def test_reasoning_of_which_only_the_id_came_back_is_the_stored_one() -> None:

@@ -257,7 +257,7 @@ def test_a_refusal_of_the_prompt_keeps_its_status(gateway: GatewayProcess, path:
         body[key] = long
     answer = gateway.client.post(path, json=body)
     assert answer.status_code == 400, answer.text[:300]
-    assert "the context holds" in answer.text
+    assert "prompt is too long" in answer.text
 
 
 def test_each_of_several_choices_begins(gateway: GatewayProcess) -> None:

@@ -18,8 +18,13 @@ from wire.backend_pb2_grpc import BackendStub
 
 Code = grpc.StatusCode
 
+_TOO_LONG = (
+    "prompt is too long: 9 tokens > 7 maximum. This model's maximum context length is 8 tokens,"
+    " prompt and answer together: shorten the prompt, or load the model with a larger context_size"
+)
 CASES = [
     (errors.InvalidRequest("TopK is -5"), Code.INVALID_ARGUMENT, "top_k (TopK) is -5"),
+    (errors.PromptTooLong(9, 7, 8), Code.INVALID_ARGUMENT, _TOO_LONG),
     (errors.ModelRejected("no config.json"), Code.INVALID_ARGUMENT, "no config.json"),
     (errors.NotLoaded(), Code.FAILED_PRECONDITION, "model not loaded: call LoadModel first"),
     (errors.Overloaded("the queue is full"), Code.RESOURCE_EXHAUSTED, "the queue is full"),
@@ -59,7 +64,7 @@ def test_errors_before_and_within_a_generation(
             [("mlx-error-field", "Tokens"), ("mlx-error-field", "Metadata ?")],
         ),
         (
-            errors.PromptTooLong("the prompt", "Prompt"),
+            errors.PromptTooLong(9, 7, 8, "", "Prompt"),
             [("mlx-error-code", "context_length_exceeded"), ("mlx-error-field", "Prompt")],
         ),
         (errors.ShuttingDown(), [("mlx-error-code", "shutting_down")]),

@@ -127,11 +127,8 @@ def _encoded(
             return
         tokens = encode(request.prompt + candidate) if candidate else prompt
         if len(tokens) > context_size:
-            raise PromptTooLong(
-                f"prompt and candidates[{place}] have {len(tokens)} tokens, but the context holds"
-                f" {context_size}: shorten them, or load the model with a larger context_size",
-                "prompt",
-            )
+            note = f"with candidates[{place}]"
+            raise PromptTooLong(len(tokens), context_size, context_size, note, "prompt")
         yield tokens
 
 

@@ -256,7 +256,7 @@ class PromptBuilder:
         if not tokens:
             raise InvalidRequest("the prompt is empty: it has no tokens")
         if len(tokens) >= most:
-            raise self._too_long(f"{len(tokens)} tokens")
+            raise PromptTooLong(len(tokens), most - 1, self._context_size)
         self._require_known(tokens)
         if media is not None and media.spans[-1].stop == len(tokens):
             raise InvalidRequest(
@@ -476,10 +476,5 @@ class PromptBuilder:
         # far too long without tokenising it, which could take minutes.
         at_least = characters // self._longest_piece
         if at_least >= most:
-            raise self._too_long(f"at least {at_least} tokens")
-
-    def _too_long(self, length: str) -> PromptTooLong:
-        return PromptTooLong(
-            f"the prompt has {length}, but the context holds {self._context_size} with at least"
-            " one of output: shorten the prompt or load the model with a larger context_size"
-        )
+            note = f"the fewest that {characters} characters can be"
+            raise PromptTooLong(at_least, most - 1, self._context_size, note)

@@ -120,7 +120,7 @@ async def test_a_prompt_that_images_make_too_long_is_refused() -> None:
         path = str(TINY_VISION)
         await engine.load(LoadRequest("it", path, context_size=40))
         assert (await answer_to(engine, asking(ONE, shown("red")))).text == "The image is red."
-        with pytest.raises(InvalidRequest, match="but the context holds 40"):
+        with pytest.raises(InvalidRequest, match="tokens > 39 maximum"):
             await answer_to(engine, asking(MANY, shown("red", "blue", "green", "red")))
     finally:
         await engine.stop(10)

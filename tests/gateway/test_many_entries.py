@@ -1,0 +1,239 @@
+"""Bodies of many small entries: the work grows with their number, and streams go on meanwhile.
+
+`bench/bodies.py` measures how long the event loop is held.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import tolerance
+from gateway.app import create_app
+from gateway.models.reading import read_folder
+from gateway.openai import answering
+from gateway.openai.field_names import names_of
+from gateway.settings import GatewaySettings
+from gateway.supervisor.supervisor import Supervisor
+from gateway.traffic import Traffic
+from tests.gateway.many_entries import MODEL, Case, Schemas, Served, served
+
+Json = dict[str, Any]
+MANY = 4_000  # entries, less than the limit of 10,000
+LITTLE = 0.03  # CPU seconds: less cannot be compared, and harms nobody
+TIMES = 4  # a linear work takes 4 times as long for 4 times the entries, a quadratic one 16 times
+BOUND = 9.0  # less than 3 for each doubling
+ROUNDS = 6
+
+
+def _schemas() -> Schemas:
+    settings = GatewaySettings(Path(__file__).parent)  # without a model
+    supervisor = Supervisor(settings, read_folder(settings.models_dir))
+    return Schemas(create_app(settings, supervisor, Traffic()).openapi())
+
+
+SCHEMAS = _schemas()
+CASES = list(SCHEMAS.cases())
+# The requests that only count tokens are parts of others.
+PATHS = sorted({case.path for case in CASES if not case.path.endswith("_tokens")})
+
+
+@pytest.fixture
+async def gateway(tmp_path: Path) -> AsyncIterator[Served]:
+    async with served(tmp_path) as gateway:
+        yield gateway
+
+
+async def _growth(gateway: Served, path: str, few: bytes, many: bytes) -> float:
+    """How many times as much CPU time `many` takes: the least of several rounds, or 0 if little."""
+    least, most = [], []
+    for _ in range(ROUNDS):
+        least.append((await gateway.cost(path, few))[0])
+        most.append((await gateway.cost(path, many))[0])
+        if min(most) < LITTLE:
+            return 0
+        if min(most) / min(least) < BOUND:
+            break
+    return min(most) / min(least)
+
+
+def _bytes(body: Json) -> bytes:
+    return json.dumps(body).encode()
+
+
+def test_every_api_has_lists() -> None:
+    apis = "chat/completions completions messages responses embeddings rerank infill detokenize"
+    assert {f"/v1/{name}" for name in apis.split()} | {"/api/chat", "/api/embed"} <= set(PATHS)
+    assert len(CASES) > 250
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_the_work_grows_with_the_number_of_entries(gateway: Served, path: str) -> None:
+    for case in (case for case in CASES if case.path == path):
+        many = min(MANY, SCHEMAS.most(case) or MANY)
+        bodies = [_bytes(SCHEMAS.body(case, count)) for count in (many // TIMES, many)]
+        growth = await _growth(gateway, path, *bodies)
+        assert growth < BOUND, f"{case}: {TIMES} times the entries take {growth:.1f} times as long"
+
+
+def _called(count: int, name: str) -> list[Json]:
+    """Calls, and as many results that do not say whose they are."""
+    calls = [{"id": f"c{at}", "function": {"name": "look"}} for at in range(count)]
+    results = [{"role": "tool", "name": name, "content": "x"} for _ in range(count)]
+    return [{"role": "assistant", "tool_calls": calls}, *results]
+
+
+def _used(count: int) -> list[Json]:
+    """Calls among the parts of a content, of which the same message has some already."""
+    calls = [{"id": f"c{at}", "function": {"name": "look"}} for at in range(count)]
+    parts = [{"type": "tool_use", "id": f"c{at}", "name": "look"} for at in range(2 * count)]
+    return [{"role": "assistant", "content": parts, "tool_calls": calls}]
+
+
+def _anthropic(count: int) -> list[Json]:
+    parts = [{"type": "tool_use", "id": f"c{at}", "name": "look"} for at in range(count)]
+    return [{"role": "assistant", "content": parts}, {"role": "user", "content": "x"}]
+
+
+def _items(count: int) -> list[Json]:
+    called = {"type": "function_call", "name": "look", "arguments": "{}"}
+    calls = [{**called, "call_id": f"c{at}"} for at in range(count)]
+    return [*calls, *({"type": "function_call_output", "output": "x"} for _ in range(count))]
+
+
+def _tools(count: int) -> Json:
+    few = [{"type": "function", "function": {"name": f"t{at}"}} for at in range(count // 8)]
+    return {
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": few,
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto", "tools": few},
+        },
+    }
+
+
+SEVERAL: dict[str, tuple[str, Callable[[int], Json]]] = {
+    "results of other calls": (
+        "/v1/chat/completions",
+        lambda count: {"messages": _called(count, "other")},
+    ),
+    "results without an id": (
+        "/v1/chat/completions",
+        lambda count: {"messages": _called(count, "look")},
+    ),
+    "calls in both forms": ("/v1/chat/completions", lambda count: {"messages": _used(count // 2)}),
+    "calls and results": ("/v1/responses", lambda count: {"input": _items(count // 2)}),
+    "allowed tools": ("/v1/chat/completions", _tools),
+    "unknown fields": (
+        "/v1/chat/completions",
+        lambda count: (
+            {"messages": [{"role": "user", "content": "x"}]}
+            | {f"unknown{at}": 1 for at in range(count)}
+        ),
+    ),
+    "biases": (
+        "/v1/completions",
+        lambda count: {"prompt": "x", "logit_bias": {str(at): 1 for at in range(count)}},
+    ),
+    "calls of an earlier turn": (
+        "/v1/messages",
+        lambda count: {"messages": _anthropic(count), "max_tokens": 1},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+async def test_the_work_for_several_lists_grows_with_their_length(
+    gateway: Served, name: str
+) -> None:
+    path, body = SEVERAL[name]
+    few, many = (_bytes({"model": MODEL, **body(count)}) for count in (MANY // TIMES, MANY))
+    assert await gateway.post(path, few) == 200
+    growth = await _growth(gateway, path, few, many)
+    assert growth < BOUND, f"{TIMES} times the entries take {growth:.1f} times as long"
+
+
+def _case(path: str, place: str) -> Case:
+    return next(case for case in CASES if str(case).strip().startswith(f"{path} {place}"))
+
+
+LIMITED = [
+    ("/v1/chat/completions", "messages.[].content.[1] (0,) user", 10_000),
+    ("/v1/chat/completions", "messages.[].tool_calls.[0]  assistant", 10_000),
+    ("/v1/chat/completions", "messages  user", 10_000),
+    ("/v1/messages", "messages.[].content.[1] (0,) user", 10_000),
+    ("/v1/messages", "messages  user", 10_000),
+    ("/v1/messages", "tools.[0]", 1024),
+    ("/v1/responses", "input.[1].[].[0].content.[1] (0,) user", 10_000),
+    ("/v1/responses", "input.[1] (0,) user", 10_000),
+    ("/api/chat", "messages  user", 10_000),
+]
+
+
+@pytest.mark.parametrize(("path", "place", "most"), LIMITED)
+async def test_a_list_is_limited(gateway: Served, path: str, place: str, most: int) -> None:
+    case = _case(path, place)
+    statuses = [
+        await gateway.post(path, _bytes(SCHEMAS.body(case, count))) for count in (most, most + 1)
+    ]
+    assert statuses == [200, 400]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_long_body_is_checked_and_translated_on_a_thread(
+    gateway: Served, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short one is not, because a thread would only cost time."""
+    here = threading.get_ident()
+    places: list[bool] = []
+
+    def checked(body: Any, check: Callable[[Any], Any]) -> Any:
+        if isinstance(body, dict):  # not an object that is valid already
+            places.append(threading.get_ident() == here)
+        return unchanged(body, check)
+
+    unchanged = tolerance.checked
+    monkeypatch.setattr(tolerance, "checked", checked)
+    case = next(case for case in CASES if case.path == path)
+    body = _bytes(SCHEMAS.body(case, 2))
+    for given, on_the_loop in ((body, True), (body + b" " * (1 << 15), False)):
+        places.clear()
+        await gateway.post(path, given)
+        assert set(places) == {on_the_loop}
+
+
+async def test_the_names_of_fields_are_listed_once_for_all_answers(
+    gateway: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list takes as long as the request is: once for each answer would be too much."""
+    calls = []
+
+    def counted(request: Any) -> dict[str, str]:
+        calls.append(request)
+        return names_of(request)
+
+    monkeypatch.setattr(answering, "names_of", counted)
+    asked = {"model": MODEL, "prompt": ["x"] * 20, "n": 2}
+    assert await gateway.post("/v1/completions", _bytes(asked)) == 200
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/completions", {"prompt": ["x"] * 2048, "n": 2}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 128}),
+    ],
+)
+async def test_the_copies_of_a_long_request_are_limited(
+    gateway: Served, path: str, prompt: Json
+) -> None:
+    long = {"model": MODEL, "grammar": "x" * 1_100_000, **prompt}
+    assert await gateway.post(path, _bytes(long)) == 400
+    assert await gateway.post(path, _bytes({**long, "grammar": "x"})) == 200
