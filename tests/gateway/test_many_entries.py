@@ -15,7 +15,7 @@ import pytest
 
 from gateway import tolerance
 from gateway.app import create_app
-from gateway.models.reading import read_folder
+from gateway.models.reading import ModelFolder
 from gateway.openai import answering
 from gateway.openai.field_names import names_of
 from gateway.settings import GatewaySettings
@@ -33,7 +33,7 @@ ROUNDS = 6
 
 def _schemas() -> Schemas:
     settings = GatewaySettings(Path(__file__).parent)  # without a model
-    supervisor = Supervisor(settings, read_folder(settings.models_dir))
+    supervisor = Supervisor(settings, ModelFolder())
     return Schemas(create_app(settings, supervisor, Traffic()).openapi())
 
 
