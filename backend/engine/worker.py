@@ -22,6 +22,7 @@ from backend.engine.device import release_memory
 from backend.engine.errors import Cancelled, EngineError, EngineFailed, NotLoaded, ShuttingDown
 from backend.engine.gauges import Gauges
 from backend.engine.outbox import Outbox, Publication
+from common.machine_memory import return_freed_memory
 
 if TYPE_CHECKING:
     from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder
@@ -267,6 +268,7 @@ class Worker:
         if new_encoder is not None:
             self._encoder = new_encoder(self._outbox.publish, self._report, self.gauges)
         self._epoch = served.epoch
+        return_freed_memory()  # of the weights in their original type, among other things
         return served
 
     def _memory(self) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from backend.engine.loading import loader
 from backend.engine.loading.stages import Stages
 from backend.engine.request import GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
+from common.machine_memory import own_memory
 from tests.engine.loads import at_once
 from tests.engine.random_models import random_model
 from tests.engine.rounds import engine_model
@@ -172,6 +174,22 @@ async def test_a_load_that_fails_at_any_stage_affects_neither_streams_nor_limits
         assert not isinstance(await anext(events), Finished)
         assert engine.require_model().name == "first"
         assert limits == []
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc only")
+async def test_a_load_returns_freed_memory_between_blocks_in_use() -> None:
+    blocks = [bytearray(64 << 10) for _ in range(3000)]
+    kept = blocks[::32]
+    full = own_memory()
+    del blocks
+    engine = Engine()
+    engine.start()
+    try:
+        await engine.load(TEXT)
+        assert own_memory() < full - (100 << 20)
+    finally:
+        await engine.stop(10)
+    assert kept
 
 
 @pytest.mark.parametrize("kind", ["full", "window", "hybrid", "recurrent"])
