@@ -19,6 +19,7 @@ from backend.engine.embedding.readers import Limits
 from backend.engine.errors import ModelRejected
 from backend.engine.executing.warm_up import SHORT, warm_up
 from backend.engine.load_request import LoadOrder
+from backend.engine.loading.early_layers import only_building
 from backend.engine.loading.findings import findings_of
 from backend.engine.loading.row_masks import fit_row_masks
 from backend.engine.loading.serving_verdict import (
@@ -229,15 +230,16 @@ def build(
     engine.later = _later(engine, constraints, 0 if ranks else most)
     yield "engine"
     if ranks is None and stores:
-        engine.disk = open_disk_cache(
-            loaded.model,
-            order.checkpoint.path,
-            settings,
-            dtype=loaded.arithmetic,
-            kv_kind=repr(order.cache_kind),
-            adapter=loaded.adapter_digest,
-            copy=device.host_reads_disturb(here),
-        )
+        with only_building():
+            engine.disk = open_disk_cache(
+                loaded.model,
+                order.checkpoint.path,
+                settings,
+                dtype=loaded.arithmetic,
+                kv_kind=repr(order.cache_kind),
+                adapter=loaded.adapter_digest,
+                copy=device.host_reads_disturb(here),
+            )
     served = ServedModel(
         name=loaded.name,
         model_type=loaded.model_type,

@@ -18,6 +18,7 @@ from backend.engine.caching.cache_form import use_cache_kind
 from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.errors import EngineError, ModelRejected, NotFinite
 from backend.engine.executing.pass_cost import pass_cost
+from backend.engine.loading.early_layers import only_building
 from backend.engine.loading.stages import Stages, at_once
 from backend.engine.loading.weights import LoadedModel, reason_of
 from backend.engine.planning.plan import CacheCost, PassCost
@@ -152,7 +153,8 @@ def _figures(model: Any, form: _Form) -> Stages[_Figures]:
     yield "engine"
     together = form.batches and kv.can_prefill_together(model, tried=form.recurrent)
     yield "engine"
-    vocabulary = kv.vocabulary_size(model)
+    with only_building():
+        vocabulary = kv.vocabulary_size(model)
     head = LogitsHead(model, vocabulary)
     if not head.finite:
         raise NotFinite

@@ -149,7 +149,8 @@ class PromptBuilder:
         self._model_vocabulary = model_vocabulary
         self._tokenizer = tokenizer
         self._context_size = context_size
-        self._vocabulary_size = max(tokenizer.get_vocab().values(), default=-1) + 1
+        vocabulary = tokenizer.get_vocab()  # each call makes another copy
+        self._vocabulary_size = max(vocabulary.values(), default=-1) + 1
         bos = tokenizer.bos_token_id
         self._adds_bos = bos is not None and tokenizer.encode("a")[:1] == [bos]
         backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -159,8 +160,8 @@ class PromptBuilder:
             else backend.get_added_tokens_decoder()
         )
         self._quoted = QuotedText(self._control, backend, self.tokenize)
-        self._longest_piece = max(map(len, tokenizer.get_vocab()), default=1)
-        self.infill = infill_of(tokenizer.get_vocab())
+        self._longest_piece = max(map(len, vocabulary), default=1)
+        self.infill = infill_of(vocabulary)
 
     @property
     def control(self) -> ControlTokens:
