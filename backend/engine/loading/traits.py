@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from backend.engine.blas_threads import one_blas_thread
 from backend.engine.caching import kv
 from backend.engine.caching.cache_form import use_cache_kind
 from backend.engine.caching.cache_kind import CacheKind
@@ -24,9 +25,12 @@ from backend.engine.loading.weights import LoadedModel, reason_of
 from backend.engine.planning.plan import CacheCost, PassCost
 from backend.engine.ranks.member import Member, Value
 from backend.engine.sampling.logits_head import LogitsHead
+from backend.engine.units import GIB
 from common.wording import shown
 
 _log = logging.getLogger(__name__)
+
+_SMALL_BYTES = 2 * GIB  # weights that one thread reads in a fifth of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,8 @@ def measure(
                     " divided among ranks: serve it with one rank",
                 )
         figures = _figures(model, form) if known is None else _known_figures(model, known)
+        if loaded.weights_bytes < _SMALL_BYTES:
+            figures = _on_one_thread(figures)
         # Either all ranks compute it or none: if the load ended between two stages on one of them,
         # the others would wait in a collective for ever.
         cost, together, vocabulary, head, passes = (
@@ -133,6 +139,18 @@ def measure(
         raise ModelRejected.because(
             loaded.name, f"it failed on its first token: {reason_of(fault)}"
         ) from None
+
+
+def _on_one_thread(stages: Stages[_Figures]) -> Stages[_Figures]:
+    """Run each stage on one BLAS thread: the passes are too short to notice busy neighbours."""
+    while True:
+        with one_blas_thread():
+            try:
+                place = next(stages)
+            except StopIteration as end:
+                figures: _Figures = end.value
+                return figures
+        yield place
 
 
 _Figures = tuple[CacheCost, bool, int, LogitsHead, PassCost]
