@@ -102,8 +102,8 @@ class TokenTexts:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
-        parts = _parts(decoder)
+        decoder = getattr(backend, "decoder", None)
+        parts = _parts(None if decoder is None else json.loads(decoder.__getstate__()))
         self._bytes_of: Callable[[int], bytes] | None = None
         self._strip = False
         if [part["type"] for part in parts] == ["ByteLevel"]:

@@ -9,16 +9,19 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.engine.caching.cache_kind import CacheKind
+from backend.engine.device import Device
 from backend.engine.loading import findings, serving_verdict, traits
 from backend.engine.loading.findings import Findings
 from backend.engine.loading.serving_trial import ServingTrial
-from backend.engine.loading.serving_verdict import Verdict, kept_verdict
+from backend.engine.loading.serving_verdict import Verdict, family_verdict, kept_verdict
 from tests.architectures.shapes import configuration
 from tests.engine.loading_models import write_model
 from tests.engine.vision.seeing import answer_to, asking, seeing
@@ -188,3 +191,30 @@ def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_kept_verdict_in_another_form_does_not_count(kept: object) -> None:
     assert kept_verdict(kept) is None
     assert kept_verdict(Verdict("in turn").value) == Verdict("in turn")
+
+
+@pytest.mark.parametrize(
+    ("changes", "way"),
+    [
+        ({}, "shared"),
+        ({"config": {"model_type": "mistral"}}, "shared"),  # mlx-lm builds it as llama
+        ({"config": {"model_type": "gpt_bigcode"}}, "in turn"),
+        ({"config": {"model_type": "llama", "model_file": "own.py"}}, None),
+        ({"config": {"model_type": "unheard_of"}}, None),
+        ({"of_vlm": True}, None),
+        ({"bits": 8}, None),
+        ({"ranks": object()}, None),
+        ({"drafts": True}, None),
+        ({"device": "metal"}, None),
+    ],
+)
+def test_the_table_covers_text_models_on_a_cpu(changes: dict[str, Any], way: str | None) -> None:
+    values: dict[str, Any] = {"config": {"model_type": "llama"}, "of_vlm": False, **changes}
+    order: Any = SimpleNamespace(
+        checkpoint=SimpleNamespace(config=values["config"], of_vlm=values["of_vlm"]),
+        cache_kind=CacheKind(values.get("bits", 0)),
+        ranks=values.get("ranks"),
+    )
+    device = Device(values.get("device", "cpu"), "", 0, 0)
+    found = family_verdict(order, device, drafts=values.get("drafts", False))
+    assert found == (None if way is None else Verdict(way))

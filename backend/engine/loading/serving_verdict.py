@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from backend.engine.device import Device
+from backend.engine.loading.architectures import aliases
 from backend.engine.loading.family_verdicts import ON_CPU
 from backend.engine.ranks.member import Value
 from common.wording import shown
@@ -87,7 +88,8 @@ def family_verdict(order: LoadOrder, device: Device, *, drafts: bool) -> Verdict
     plain = not (drafts or order.ranks or order.checkpoint.of_vlm or order.cache_kind.bits)
     if not plain or device.kind != "cpu" or "model_file" in order.checkpoint.config:
         return None
-    way = ON_CPU.get(order.checkpoint.config["model_type"])
+    model_type = order.checkpoint.config["model_type"]
+    way = ON_CPU.get(aliases("mlx_lm").get(model_type, model_type))
     return None if way is None else Verdict(way)
 
 
