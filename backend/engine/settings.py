@@ -178,8 +178,7 @@ class Settings:
         "Whether a load ends with a few test requests, alone and batched, that are compared with"
         " plain forward passes of the model; a model that fails in a batch is then served one"
         " request at a time. auto means only the first load of a checkpoint, whose verdict is kept,"
-        " and on a CPU no text model of a family that was tested, unless it drafts or quantises its"
-        " KV.",
+        " and on a CPU no model of a family that was tested, unless it drafts or quantises its KV.",
     )
     parallelism: str = text(
         "auto",

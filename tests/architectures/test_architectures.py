@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 import pytest
 
-from backend.engine.loading.family_verdicts import ON_CPU
+from backend.engine.loading.family_verdicts import TEXT_ON_CPU
 from tests.architectures.comparison import compare, sensitive
 from tests.architectures.shapes import (
     DISAGREES,
@@ -51,7 +51,7 @@ def test_answers_equal_those_of_plain_forward_passes(
     for what, value in asdict(found).items():
         record_property(what, value)
     if not (of_vlm or TEST_LONG):  # `make test-models` makes the table
-        assert found.way == ON_CPU[architecture]
+        assert found.way == TEXT_ON_CPU[architecture]
     if why := DISAGREES.get(architecture):
         record_property("disagrees", why)
         assert found.alone, found

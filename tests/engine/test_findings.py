@@ -36,7 +36,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts measurements and trials. The table of families is empty, and findings are kept."""
     done: Counter[str] = Counter()
     monkeypatch.setattr(findings, "cache_folder", lambda: tmp_path / "cache")
-    monkeypatch.setattr(serving_verdict, "ON_CPU", {})
+    monkeypatch.setattr(serving_verdict, "TEXT_ON_CPU", {})
     for owner, name, what in ((traits, "pass_cost", "measured"), (ServingTrial, "run", "tried")):
         monkeypatch.setattr(owner, name, _counted(getattr(owner, name), done, what))
     return done
@@ -144,7 +144,7 @@ async def test_a_family_in_the_table_is_not_tried(
     work: Counter[str], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family = json.loads((model / "config.json").read_text())["model_type"]
-    monkeypatch.setattr(serving_verdict, "ON_CPU", {family: "shared"})
+    monkeypatch.setattr(serving_verdict, "TEXT_ON_CPU", {family: "shared"})
     assert (await _loaded(model, work))[0] == {"measured": 1, "tried": 0}
     assert (await _loaded(model, work, kv_bits=8))[0]["tried"] == 1
 
@@ -202,16 +202,23 @@ def test_a_kept_verdict_in_another_form_does_not_count(kept: object) -> None:
         ({"config": {"model_type": "llama", "model_file": "own.py"}}, None),
         ({"config": {"model_type": "unheard_of"}}, None),
         ({"of_vlm": True}, None),
+        ({"of_vlm": True, "media": True, "config": {"model_type": "qwen2_5_vl"}}, "shared"),
+        ({"of_vlm": True, "media": True, "config": {"model_type": "jvlm"}}, "in turn"),
+        ({"of_vlm": True, "media": True, "config": {"model_type": "unheard_of"}}, None),
         ({"bits": 8}, None),
         ({"ranks": object()}, None),
         ({"drafts": True}, None),
         ({"device": "metal"}, None),
     ],
 )
-def test_the_table_covers_text_models_on_a_cpu(changes: dict[str, Any], way: str | None) -> None:
+def test_the_tables_cover_plain_loads_on_a_cpu(changes: dict[str, Any], way: str | None) -> None:
     values: dict[str, Any] = {"config": {"model_type": "llama"}, "of_vlm": False, **changes}
     order: Any = SimpleNamespace(
-        checkpoint=SimpleNamespace(config=values["config"], of_vlm=values["of_vlm"]),
+        checkpoint=SimpleNamespace(
+            config=values["config"],
+            of_vlm=values["of_vlm"],
+            media=values.get("media", False),
+        ),
         cache_kind=CacheKind(values.get("bits", 0)),
         ranks=values.get("ranks"),
     )

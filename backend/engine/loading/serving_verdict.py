@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from backend.engine.device import Device
 from backend.engine.loading.architectures import aliases
-from backend.engine.loading.family_verdicts import ON_CPU
+from backend.engine.loading.family_verdicts import SEEING_ON_CPU, TEXT_ON_CPU
 from backend.engine.ranks.member import Value
 from common.wording import shown
 
@@ -80,16 +80,20 @@ class Verdict:
 
 
 def family_verdict(order: LoadOrder, device: Device, *, drafts: bool) -> Verdict | None:
-    """The verdict on the family of a model; None if the table does not cover this load.
+    """The verdict on the family of a model; None if the tables do not cover this load.
 
-    The table was made with mlx-lm's text models, on a CPU, with unquantised KV and without
-    drafting.
+    They were made on a CPU, with unquantised KV and without drafting.
     """
-    plain = not (drafts or order.ranks or order.checkpoint.of_vlm or order.cache_kind.bits)
-    if not plain or device.kind != "cpu" or "model_file" in order.checkpoint.config:
+    checkpoint = order.checkpoint
+    model_type = checkpoint.config["model_type"]
+    package, table = "mlx_lm", TEXT_ON_CPU
+    if checkpoint.media:
+        package, table, model_type = "mlx_vlm", SEEING_ON_CPU, model_type.lower()
+    elif checkpoint.of_vlm or "model_file" in checkpoint.config:
         return None
-    model_type = order.checkpoint.config["model_type"]
-    way = ON_CPU.get(aliases("mlx_lm").get(model_type, model_type))
+    if device.kind != "cpu" or drafts or order.ranks or order.cache_kind.bits:
+        return None
+    way = table.get(aliases(package).get(model_type, model_type))
     return None if way is None else Verdict(way)
 
 

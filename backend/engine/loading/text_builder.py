@@ -97,6 +97,7 @@ def build(
         member=ranks.member if ranks else None,
     )
     fit_row_masks(loaded.model)
+    yield "files"
     findings = findings_of(
         order.checkpoint.path,
         (here.kind, here.name, loaded.adapter_digest, f"{order.checkpoint.of_vlm}"),
@@ -104,6 +105,7 @@ def build(
         kv_kind=repr(order.cache_kind),
     )
     known = findings.read() if ranks is None else {}
+    yield "engine"
     blas = blas_threads(loaded.matrix_bytes) if here.kind == "cpu" else None
     traits = yield from measure(
         loaded,
