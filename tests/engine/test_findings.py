@@ -126,7 +126,17 @@ async def test_a_folder_that_cannot_be_used_is_no_error(
         assert (await _loaded(model, work))[0] == ALL
 
 
-@pytest.mark.usefixtures("work")
+async def test_a_checkpoint_that_cannot_be_identified_is_measured(
+    work: Counter[str], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable() -> str:
+        raise OSError("too many open files")
+
+    monkeypatch.setattr(findings, "_code", unreadable)
+    for _ in range(2):
+        assert (await _loaded(model, work))[0] == ALL
+
+
 async def test_a_kept_verdict_restricts_the_model(
     tmp_path: Path, work: Counter[str], caplog: pytest.LogCaptureFixture
 ) -> None:

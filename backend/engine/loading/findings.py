@@ -75,15 +75,13 @@ def findings_of(checkpoint: Path, facts: Sequence[str], *, dtype: str, kv_kind: 
     facts: what else they depend on, such as the device.
     """
     folder = cache_folder()
-    if folder is None:
-        return Findings(None, "")
     try:
         identity = model_digest(checkpoint, dtype=dtype, kv_kind=kv_kind)
-    except (OSError, ValueError):
+        text = json.dumps([identity, VERSION, _code(), *facts])
+    except (OSError, ValueError, ImportError):  # a file cannot be read, or a package has no version
         return Findings(None, "")
-    text = json.dumps([identity, VERSION, _code(), *facts])
     key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    return Findings(folder / "findings", key)
+    return Findings(None if folder is None else folder / "findings", key)
 
 
 @cache
