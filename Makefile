@@ -48,14 +48,16 @@ test-fast: install-dev ## run the quick tests: no browser, no client programs, n
 test-long: install-dev ## run the tests with every random schedule, fault and family (hours)
 	@TEST_LONG=1 $(PYTEST) --durations=20 $(TESTS)
 
-test-models: install-dev ## try every architecture in a small size, and write docs/models-known.md
+test-models: install-dev ## try every architecture in a small size, and write the tables of families
 	@mkdir -p build
 	@TEST_LONG=1 OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n auto --dist load \
 	  -o junit_family=xunit1 --junitxml=build/models.xml \
 	  tests/architectures tests/engine/vision/test_families.py; \
 	  failed=$$?; \
 	  $(PYTHON_ENV) -m tests.architectures.known build/models.xml >build/models-known.md && \
-	  mv build/models-known.md docs/ && exit $$failed
+	  mv build/models-known.md docs/ && \
+	  $(PYTHON_ENV) -m tests.architectures.known verdicts build/models.xml >build/verdicts.py && \
+	  mv build/verdicts.py backend/engine/loading/family_verdicts.py && exit $$failed
 
 lint: install-dev ## check style and types
 	@$(PYTHON_ENV) -m ruff check .

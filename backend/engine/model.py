@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from backend.engine.disk_cache.cache import DiskCache
     from backend.engine.embedding.encode_queue import NewEncoder
+    from backend.engine.loading.stages import Stages
     from backend.engine.ranks.leader import Leader
     from backend.engine.served_model import ServedModel
     from backend.engine.vision.media_prefill import MediaReader
@@ -36,7 +37,8 @@ class EngineModel:
     stream_interval_ms: how long text may be collected before it is sent. blas: the number of
     OpenBLAS threads on a CPU. repetition_guard: tokens of repetition after which an answer ends; 0
     means never. leader: the connections to the other ranks, if ranks divide the model. spread:
-    replaces tokens by those that rank 0 chose, inside the graph.
+    replaces tokens by those that rank 0 chose, inside the graph. later: work of the load that the
+    first answers do not need, for when nothing is running.
     """
 
     model: Any
@@ -65,6 +67,7 @@ class EngineModel:
     passes: PassCost = field(default_factory=PassCost)
     leader: Leader | None = None
     spread: Callable[[mx.array], mx.array] | None = None
+    later: Stages[None] | None = None
 
 
 Built: TypeAlias = "tuple[EngineModel | None, NewEncoder | None, ServedModel]"

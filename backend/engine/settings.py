@@ -173,13 +173,12 @@ class Settings:
         "Whether quantised weights are converted to dense ones at load if memory allows; auto means"
         " only on a CPU, where dense weights are faster.",
     )
-    load_trial: bool = flag(
-        True,
+    load_trial: bool | None = flag(
+        None,
         "Whether a load ends with a few test requests, alone and batched, that are compared with"
         " plain forward passes of the model; a model that fails in a batch is then served one"
-        " request at a time. The test takes at most a quarter of the load time, or 1.5 seconds"
-        " if that is more; the log then names what was correct and what was not tried. A fault"
-        " that it finds is followed up, however long that takes.",
+        " request at a time. auto means only the first load of a checkpoint, whose verdict is kept,"
+        " and on a CPU no model of a family that was tested, unless it drafts or quantises its KV.",
     )
     parallelism: str = text(
         "auto",

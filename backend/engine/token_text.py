@@ -1,9 +1,9 @@
 """Incremental detokenisation. A character of several tokens is held back until it is complete.
 
-The vocabulary is converted to bytes once per model, so streaming costs one table look-up per token.
-For the two common kinds of tokenizer, mlx-lm 0.32.2's detokenizers are not used, because they drop
-the leading space of a continuation, hold back a single space, and emit U+FFFD, at which LocalAI
-stops reading a stream's text.
+A token's bytes are looked up when it is written: a table of a whole vocabulary would take a fifth
+of a second of each load. For the two common kinds of tokenizer, mlx-lm 0.32.2's detokenizers are
+not used, because they drop the leading space of a continuation, hold back a single space, and emit
+U+FFFD, at which LocalAI stops reading a stream's text.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ class TextStream(Protocol):
 
 
 class ByteStream:
-    """Decoder over a table of token bytes; bytes that are not UTF-8 are dropped."""
+    """Decoder over the bytes of single tokens; bytes that are not UTF-8 are dropped.
 
-    def __init__(self, table: list[bytes], strip_first_space: bool) -> None:
-        self._table = table
+    bytes_of: returns the bytes of a token.
+    """
+
+    def __init__(self, bytes_of: Callable[[int], bytes], strip_first_space: bool) -> None:
+        self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
         self._strip = strip_first_space
 
     def add(self, token: int) -> str:
-        if token >= len(self._table):
-            return ""
-        text = self._decoder.decode(self._table[token])
+        text = self._decoder.decode(self._bytes_of(token))
         if self._strip and text:
             self._strip = False
             text = text.removeprefix(" ")
@@ -101,14 +102,14 @@ class TokenTexts:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
-        parts = _parts(decoder)
-        self._table: list[bytes] | None = None
+        decoder = getattr(backend, "decoder", None)
+        parts = _parts(None if decoder is None else json.loads(decoder.__getstate__()))
+        self._bytes_of: Callable[[int], bytes] | None = None
         self._strip = False
         if [part["type"] for part in parts] == ["ByteLevel"]:
-            self._table = _byte_level_table(backend)
+            self._bytes_of = _byte_level(backend)
         elif parts[:3] == _SENTENCEPIECE and parts[3:] in ([], [_FIRST_SPACE]):
-            self._table = _sentencepiece_table(backend)
+            self._bytes_of = _sentencepiece(backend)
             self._strip = len(parts) > 3
 
     def stream(self, continues: bool) -> TextStream:
@@ -117,18 +118,18 @@ class TokenTexts:
         SentencePiece puts a space before the first word. The continuation of a raw prompt keeps
         it; the answer in a chat does not.
         """
-        if self._table is None:
+        if self._bytes_of is None:
             return WindowStream(self._decode, self._context() if continues else ())
-        return ByteStream(self._table, strip_first_space=self._strip and not continues)
+        return ByteStream(self._bytes_of, strip_first_space=self._strip and not continues)
 
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token, which may be part of a character.
 
         If the kind of vocabulary is unknown: the bytes that the token adds after other text.
         """
-        if self._table is None:
+        if self._bytes_of is None:
             return WindowStream(self._decode, self._context()).add(token).encode()
-        return self._table[token] if token < len(self._table) else b""
+        return self._bytes_of(token)
 
     def _decode(self, tokens: list[int]) -> str:
         try:
@@ -149,32 +150,25 @@ def _parts(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
 
 
-def _pieces(backend: Any) -> list[str]:
-    """The piece of every id; '' for unused ids."""
-    vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
-    pieces = [""] * (max(vocabulary.values(), default=-1) + 1)
-    for piece, token in vocabulary.items():
-        pieces[token] = piece
-    return pieces
-
-
-def _byte_level_table(backend: Any) -> list[bytes]:
+def _byte_level(backend: Any) -> Callable[[int], bytes]:
     alphabet = byte_level_alphabet()
     added = backend.get_added_tokens_decoder()  # their text is literal
 
-    def encode(token: int, piece: str) -> bytes:
-        if token in added or any(character not in alphabet for character in piece):
-            return piece.encode()
+    def bytes_of(token: int) -> bytes:
+        piece = backend.id_to_token(token) or ""
+        if token in added or not alphabet.keys() >= set(piece):
+            return str(piece).encode()
         return bytes(alphabet[character] for character in piece)
 
-    return [encode(token, piece) for token, piece in enumerate(_pieces(backend))]
+    return bytes_of
 
 
-def _sentencepiece_table(backend: Any) -> list[bytes]:
-    def encode(piece: str) -> bytes:
+def _sentencepiece(backend: Any) -> Callable[[int], bytes]:
+    def bytes_of(token: int) -> bytes:
+        piece = backend.id_to_token(token) or ""
         if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
             return bytes([int(piece[3:5], 16)])
         # Added tokens too: Gemma's are runs of spaces.
-        return piece.replace("\u2581", " ").encode()
+        return str(piece).replace("\u2581", " ").encode()
 
-    return [encode(piece) for piece in _pieces(backend)]
+    return bytes_of

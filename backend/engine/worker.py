@@ -22,9 +22,11 @@ from backend.engine.device import release_memory
 from backend.engine.errors import Cancelled, EngineError, EngineFailed, NotLoaded, ShuttingDown
 from backend.engine.gauges import Gauges
 from backend.engine.outbox import Outbox, Publication
+from common.machine_memory import return_freed_memory
 
 if TYPE_CHECKING:
     from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder
+    from backend.engine.loading.stages import Stages
     from backend.engine.model import Built, EngineModel
     from backend.engine.scheduler import Scheduler
     from backend.engine.served_model import ServedModel
@@ -35,6 +37,7 @@ _GATHER_SECONDS = 0.025  # maximum time for which the first of several announced
 _LINGER_SECONDS = 0.01  # maximum time that a prompt waits for others that are not announced yet
 _LINGER_SHARE = 0.1  # maximum of the same wait, as a share of the prompt's prefill time
 _LEAST_LINGER = 0.002  # its minimum: long enough for the event loop to read another request
+_QUIET_SECONDS = 1.0  # time without a command before a load's remaining work goes on
 _CHECK_SECONDS = 0.002  # interval of checks for prompts that are being prepared
 
 
@@ -55,6 +58,7 @@ class Worker:
         self._epoch = 0
         self._scheduler: Scheduler | None = None
         self._encoder: EncodeQueue | None = None
+        self._later: Stages[None] | None = None
         self.gauges = Gauges()
         self._announced: set[int] = set()
         self._gather_until = self._linger_until = 0.0
@@ -141,10 +145,10 @@ class Worker:
         come: prefilling them together is faster than prefilling one alone and the others between
         its decode steps.
         """
-        try:
-            return self._inbox.get(block=block)
-        except queue.Empty:
-            pass
+        if block:
+            return self._wait()
+        with contextlib.suppress(queue.Empty):
+            return self._inbox.get(block=False)
         while self._only_waiting:
             now = time.monotonic()
             until = self._gather_until
@@ -155,6 +159,29 @@ class Worker:
             with contextlib.suppress(queue.Empty):
                 return self._inbox.get(timeout=min(until - now, _CHECK_SECONDS))
         return None
+
+    def _wait(self) -> Command:
+        """The next command. While none comes, a load's remaining work is done, stage by stage."""
+        quiet = _QUIET_SECONDS
+        while self._later is not None:
+            with contextlib.suppress(queue.Empty):
+                return self._inbox.get(timeout=quiet)
+            self._continue(self._later)
+            quiet = 0.0
+        return self._inbox.get()
+
+    def _continue(self, later: Stages[None]) -> None:
+        """Run a stage of a load's remaining work. A fault only ends that work."""
+        self.gauges.heartbeat.begin("work that a load has left", loads=True)
+        try:
+            next(later)
+        except StopIteration:
+            self._later = None
+            return_freed_memory()
+        except Exception:
+            _log.warning("work that a load has left failed", exc_info=True)
+            self._later = None
+        self.gauges.heartbeat.rest()
 
     @property
     def _only_waiting(self) -> bool:
@@ -261,12 +288,14 @@ class Worker:
         self._drop_model()
         if model is not None:
             self._outbox.interval = model.stream_interval_ms / 1e3
+            self._later, model.later = model.later, None
             self._scheduler = Scheduler(
                 model, self._outbox.publish, self._report, self.gauges, self._outbox.flush
             )
         if new_encoder is not None:
             self._encoder = new_encoder(self._outbox.publish, self._report, self.gauges)
         self._epoch = served.epoch
+        return_freed_memory()  # of the weights in their original type, among other things
         return served
 
     def _memory(self) -> dict[str, int]:
@@ -307,7 +336,7 @@ class Worker:
 
     def _drop_model(self) -> None:
         if self._scheduler is not None or self._encoder is not None:
-            self._scheduler = self._encoder = None
+            self._scheduler = self._encoder = self._later = None
             self.gauges.guessing = None
             release_memory()
 

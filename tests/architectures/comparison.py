@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -37,12 +36,13 @@ _AMONG_WORDS = Sampling(logit_bias=tuple((word, 1e3) for word in _WORDS))
 class Compared:
     """The results for a model: whether its answers are right, and which KV is reused.
 
-    batched: whether it is served in batches; otherwise the requests of `batch` run one at a time.
-    reused: a later turn starts from the KV of the earlier one, although the template drops the text
-    that opened the answer. kept: so does a repeated prompt whose first request was cancelled during
-    prefill.
+    way: the trial's verdict. batched: whether it is served in batches; otherwise the requests of
+    `batch` run one at a time. reused: a later turn starts from the KV of the earlier one, although
+    the template drops the text that opened the answer. kept: so does a repeated prompt whose first
+    request was cancelled during prefill.
     """
 
+    way: str
     batched: bool
     alone: bool
     batch: bool
@@ -58,9 +58,7 @@ class Compared:
 def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
     """Load the model as the backend would, and compare its answers."""
     served = engine_model(model, batches=kv.can_batch(kv.new_row(model)))
-    loaded: Any = SimpleNamespace(name=name)
-    words = list(_WORDS)
-    at_once(ServingTrial(loaded, plain_pass(model), words, (), 600).run(served))
+    verdict = at_once(ServingTrial(name, plain_pass(model), list(_WORDS), ()).run(served))
     if why_alone(name) or not served.batches:
         served.slots, served.batches = 1, False
     prompts = [_text(20, 1), _text(33, 2), _text(11, 3)]
@@ -71,6 +69,7 @@ def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
     ]
     answers = [_answers(rounds, at, prompt, _LATER) for at, prompt in enumerate(later, 10)]
     return Compared(
+        way=verdict.way,
         batched=served.slots > 1,
         alone=_all_right(model, prompts, alone),
         batch=_right_in_batch(model, served, prompts, tokens),

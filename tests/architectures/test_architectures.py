@@ -13,6 +13,7 @@ from dataclasses import asdict
 
 import pytest
 
+from backend.engine.loading.family_verdicts import TEXT_ON_CPU
 from tests.architectures.comparison import compare, sensitive
 from tests.architectures.shapes import (
     DISAGREES,
@@ -49,6 +50,8 @@ def test_answers_equal_those_of_plain_forward_passes(
     found = compare(model, architecture)
     for what, value in asdict(found).items():
         record_property(what, value)
+    if not (of_vlm or TEST_LONG):  # `make test-models` makes the table
+        assert found.way == TEXT_ON_CPU[architecture]
     if why := DISAGREES.get(architecture):
         record_property("disagrees", why)
         assert found.alone, found

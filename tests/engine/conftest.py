@@ -9,7 +9,14 @@ import mlx.core as mx
 import pytest
 
 from backend.engine import scheduler
+from backend.engine.loading import findings
 from backend.engine.planning.guess_width import GuessWidth
+
+
+@pytest.fixture(autouse=True)
+def no_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No load uses what an earlier one has found."""
+    monkeypatch.setattr(findings, "cache_folder", lambda: None)
 
 
 @pytest.fixture

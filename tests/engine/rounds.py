@@ -29,7 +29,7 @@ def engine_model(model: Any, **changes: Any) -> EngineModel:
         "head": LogitsHead(model, kv.vocabulary_size(model)),
         "vocabulary": kv.vocabulary_size(model),
         "end_tokens": frozenset({0}),
-        "new_text": lambda continues: ByteStream(table, strip_first_space=False),
+        "new_text": lambda continues: ByteStream(table.__getitem__, strip_first_space=False),
         "cost": kv.cost(model),
         "trims": kv.always_trims(kv.new_row(model)),
         "together": _together(model),

@@ -97,7 +97,7 @@ def test_only_a_new_answer_loses_its_leading_space(prompt: Prompt, goes_on: bool
     table = [f" {token}".encode() for token in range(4096)]
     model = engine_model(
         random_model("full"),
-        new_text=lambda continues: ByteStream(table, strip_first_space=not continues),
+        new_text=lambda continues: ByteStream(table.__getitem__, strip_first_space=not continues),
     )
     rounds = Rounds(model)
     rounds.received[1] = Received()

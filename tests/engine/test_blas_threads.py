@@ -11,6 +11,8 @@ import sys
 import threading
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +25,12 @@ from backend.engine.blas_threads import (
     blas_threads,
     busy_seconds,
     most_blas_threads,
+    one_blas_thread,
 )
+from backend.engine.caching.cache_kind import CacheKind
+from backend.engine.executing.pass_cost import pass_cost
+from backend.engine.loading import traits
+from tests.engine.random_models import random_model
 
 STAT = """cpu  900 0 0 9000 0 0 0 0 50 0
 cpu0 100 20 30 4000 500 6 7 8 9 0
@@ -159,3 +166,28 @@ def test_small_matrices_are_computed_on_one_thread() -> None:
             assert blas.openblas_get_num_threads() == threads
     finally:
         blas.openblas_set_num_threads(before)
+
+
+@pytest.mark.skipif(most_blas_threads({}) < 2, reason="no OpenBLAS, or a single core")
+def test_one_thread_is_used_for_a_while() -> None:
+    threads = ctypes.CDLL(None).openblas_get_num_threads
+    before = threads()
+    with one_blas_thread():
+        assert threads() == 1
+    assert threads() == before
+
+
+@pytest.mark.skipif(most_blas_threads({}) < 2, reason="no OpenBLAS, or a single core")
+def test_a_load_measures_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = ctypes.CDLL(None).openblas_get_num_threads
+    before, seen = threads(), []
+
+    def measured(*arguments: Any, **named: Any) -> Any:
+        seen.append(threads())
+        return pass_cost(*arguments, **named)
+
+    monkeypatch.setattr(traits, "pass_cost", measured)
+    loaded: Any = SimpleNamespace(model=random_model("full"), weights_bytes=1, name="it")
+    stages = traits.measure(loaded, CacheKind(), 1 << 30)
+    assert {threads() for _ in stages} == {before}
+    assert seen == [1]

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from backend.engine.caching import kv
-from backend.engine.loading.early_layers import start_layers_early
-from tests.engine.random_models import CONFIGS, random_model
+from backend.engine.disk_cache.layout import learn_layout
+from backend.engine.loading.early_layers import only_building, start_layers_early
+from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 
 PROMPT, LATER = [[5, 6, 7, 8, 9]], [[10], [11], [12]]
 
@@ -42,6 +43,19 @@ def test_only_what_follows_the_last_layer_is_left_to_compute(tmp_path: Path) -> 
     whole = left(model)
     start_layers_early(model)
     assert left(model) < whole / 4
+
+
+def test_a_pass_that_is_only_built_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr(mx, "async_eval", started.append)
+    model = random_model.__wrapped__("full")
+    start_layers_early(model)
+    with only_building():
+        assert kv.vocabulary_size(model) == VOCABULARY
+        assert learn_layout(model) is not None
+    assert not started
+    kv.vocabulary_size(model)
+    assert len(started) == len(model.layers)
 
 
 def test_a_layer_that_is_used_twice_starts_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -13,23 +14,39 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from backend.engine import worker
+from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.engine import Engine
 from backend.engine.errors import Cancelled, ModelRejected, Overloaded
 from backend.engine.events import Event, Finished, TextDelta
 from backend.engine.executing import warm_up
 from backend.engine.load_request import LoadRequest
-from backend.engine.loading import loader
+from backend.engine.loading import loader, text_builder
 from backend.engine.loading.stages import Stages
 from backend.engine.request import GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
+from common.machine_memory import own_memory
 from tests.engine.loads import at_once
 from tests.engine.random_models import random_model
 from tests.engine.rounds import engine_model
+from tests.engine.vision.seeing import answer_to, asking
 
 MODELS = Path(__file__).parents[1] / "models"
 TEXT, VISION = LoadRequest("text", str(MODELS / "tiny_text")), MODELS / "tiny_vision"
 DRAWN = Sampling(temperature=1.0, seed=1)
 ENDLESS = GenerationRequest("endless", RawPrompt("One"), DRAWN, ignore_eos=True)
+
+
+@asynccontextmanager
+async def loaded() -> AsyncIterator[Engine]:
+    """An engine with a model."""
+    engine = Engine()
+    engine.start()
+    try:
+        await engine.load(TEXT)
+        yield engine
+    finally:
+        await engine.stop(10)
 
 
 @asynccontextmanager
@@ -83,11 +100,11 @@ async def test_a_running_stream_gets_a_step_between_all_stages(
         monkeypatch.setattr(Scheduler, "step", counted)
         watch_stages(monkeypatch, lambda _: at_stage.append(steps[0]))
         await engine.load(LoadRequest("second", str(model)))
-        assert len(at_stage) > 10
+        assert len(at_stage) > 5
         assert all(one < following for one, following in pairwise(at_stage))
         first = await anext(events)  # all text that has not been read yet
         assert isinstance(first, TextDelta)
-        assert len(first.text) > len(at_stage)
+        assert len(first.joined) >= len(at_stage) - 1  # the first token was read before the load
         with pytest.raises(Cancelled, match="another model was loaded"):
             await anext(events)
 
@@ -174,6 +191,94 @@ async def test_a_load_that_fails_at_any_stage_affects_neither_streams_nor_limits
         assert limits == []
 
 
+async def test_what_a_load_leaves_for_later_is_done_only_while_nothing_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running: list[int] = []
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def later(*_: Any) -> Stages[None]:
+        for _step in range(3):
+            yield "engine"
+            running.append(engine.metrics().running)
+        loop.call_soon_threadsafe(ended.set)
+
+    monkeypatch.setattr(worker, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(text_builder, "_later", later)
+    engine = Engine()
+    engine.start()
+    try:
+        await engine.load(TEXT)
+        async with engine.submit(ENDLESS) as generation:
+            events = aiter(generation)
+            for _ in range(20):
+                await anext(events)
+        await asyncio.wait_for(ended.wait(), 60)
+    finally:
+        await engine.stop(10)
+    assert running == [0, 0, 0]
+
+
+async def test_a_fault_in_the_rest_of_a_load_ends_only_that(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def later(*_: Any) -> Stages[None]:
+        yield "engine"
+        loop.call_soon_threadsafe(ended.set)
+        raise ValueError("secret")
+
+    monkeypatch.setattr(worker, "_QUIET_SECONDS", 0.0)
+    monkeypatch.setattr(text_builder, "_later", later)
+    async with loaded() as engine:
+        await asyncio.wait_for(ended.wait(), 60)
+        assert (await answer_to(engine, asking("word"))).tokens
+    assert "work that a load has left failed" in caplog.text
+
+
+async def test_the_rest_of_a_load_ends_with_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def later(*_: Any) -> Stages[None]:
+        yield "engine"
+        raise AssertionError("the model is gone")
+
+    monkeypatch.setattr(text_builder, "_later", later)
+    async with loaded() as engine:
+        assert engine._worker._later is not None
+        await engine.free()
+        assert engine._worker._later is None
+
+
+async def test_grammars_are_ready_before_the_first_one_if_there_is_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ready = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    own = ConstraintCompiler.prepare
+
+    def prepare(self: ConstraintCompiler) -> None:
+        own(self)
+        loop.call_soon_threadsafe(ready.set)
+
+    monkeypatch.setattr(ConstraintCompiler, "prepare", prepare)
+    async with loaded():
+        assert not ready.is_set()
+        await asyncio.wait_for(ready.wait(), 60)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc only")
+async def test_a_load_returns_freed_memory_between_blocks_in_use() -> None:
+    blocks = [bytearray(64 << 10) for _ in range(3000)]
+    kept = blocks[::32]
+    full = own_memory()
+    del blocks
+    async with loaded():
+        assert own_memory() < full - (100 << 20)
+    assert kept
+
+
 @pytest.mark.parametrize("kind", ["full", "window", "hybrid", "recurrent"])
 @pytest.mark.parametrize(("seconds", "longest"), [(1e9, 128), (0.0, 8)])
 def test_the_warm_up_runs_a_prompt_a_token_and_a_batch_if_there_is_time(
@@ -198,17 +303,6 @@ def test_the_warm_up_runs_a_prompt_a_token_and_a_batch_if_there_is_time(
     else:
         assert {rows for rows, _ in seen} == {1}
         assert most <= longest
-
-
-def test_the_warm_up_does_not_repeat_what_the_trial_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_model("full")
-    engine = engine_model(model, prefill_chunk=256)
-
-    def called(*_: Any, **__: Any) -> Any:
-        raise AssertionError("a prompt was run")
-
-    monkeypatch.setattr(type(model), "__call__", called)
-    at_once(warm_up.warm_up(engine, 8, begun=True))
 
 
 def test_a_model_that_fails_in_its_warm_up_is_served(

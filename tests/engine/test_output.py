@@ -20,7 +20,7 @@ def test_text_grows_until_it_is_delivered(steps: list[tuple[int, bool]]) -> None
     request = GenerationRequest("1", RawPrompt(""), logprobs=0, stop=("stop",))
     sequence = ExecutorSequence(number=1, request=request, prompt=[1, 2, 3], limit=len(steps))
     output = Output(
-        sequence, ByteStream(TOKENS, strip_first_space=False), StopMatcher(request.stop)
+        sequence, ByteStream(TOKENS.__getitem__, strip_first_space=False), StopMatcher(request.stop)
     )
     output.started(2, 0.0)
     delivered: list[TextDelta] = []

@@ -275,7 +275,7 @@ def _thinking(most: int | None) -> ThinkingBudget | None:
     return ThinkingBudget(
         most,
         lambda: ChatParser(ChatFormat.named("hermes", "qwen3"), prompt_tail="<think>\n"),
-        lambda: ByteStream(texts, strip_first_space=False),
+        lambda: ByteStream(texts.__getitem__, strip_first_space=False),
         lambda _: [END],
         {},
     )

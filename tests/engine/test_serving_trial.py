@@ -1,4 +1,4 @@
-"""The trial at load: a model that fails in a batch or from stored KV is served another way.
+"""The trial: a model that fails in a batch or from stored KV is served another way.
 
 The references are plain forward passes of mlx-lm's models.
 """
@@ -10,7 +10,6 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -23,8 +22,8 @@ from backend.engine.drafting.drafter import LookupGuesser
 from backend.engine.drafting.speculation import Speculation
 from backend.engine.errors import ModelRejected
 from backend.engine.executing.executor_sequence import ExecutorSequence
-from backend.engine.loading import serving_trial
 from backend.engine.loading.serving_trial import ServingTrial, plain_pass
+from backend.engine.loading.serving_verdict import Verdict
 from backend.engine.model import EngineModel
 from tests.architectures.comparison import TOKENS, compare
 from tests.architectures.shapes import configuration, tiny_model
@@ -39,12 +38,10 @@ FAIL_IN_COMPANY = ["afm7", "gpt_bigcode", *(["phi3small"] if TEST_LONG else [])]
 WORDS = range(1, 60)
 
 
-def tried(model: Any, seconds: float = 300.0, **changes: Any) -> tuple[EngineModel, bool]:
-    """A model after its trial, and whether a lone row was right."""
-    loaded: Any = SimpleNamespace(name="it")
+def tried(model: Any, **changes: Any) -> tuple[EngineModel, Verdict]:
+    """A model after its trial, and the verdict."""
     served = engine_model(model, batches=kv.can_batch(kv.new_row(model)), **changes)
-    trial = ServingTrial(loaded, plain_pass(model), WORDS, (), seconds)
-    return served, at_once(trial.run(served))
+    return served, at_once(ServingTrial("it", plain_pass(model), WORDS, ()).run(served))
 
 
 @pytest.mark.parametrize("model_type", FAIL_IN_COMPANY)
@@ -73,8 +70,8 @@ def test_a_model_that_fails_where_no_trial_can_notice_is_listed_by_name() -> Non
 @pytest.mark.parametrize("kind", ["attention", "window", "gated delta", "state space", "latent"])
 def test_a_model_that_is_right_in_a_batch_loses_nothing(kind: str) -> None:
     before = engine_model(kv_model(kind))
-    served, right = tried(kv_model(kind))
-    assert right
+    served, verdict = tried(kv_model(kind))
+    assert verdict == Verdict()
     for what in ("slots", "batches", "together", "prompt_cache_bytes"):
         assert getattr(served, what) == getattr(before, what)
 
@@ -99,8 +96,8 @@ class _ForgetsOnReturn(_Around):
 
 
 def test_a_model_that_fails_with_stored_kv_prefills_whole_prompts() -> None:
-    served, right = tried(_ForgetsOnReturn(kv_model("attention")), together=False)
-    assert right
+    served, verdict = tried(_ForgetsOnReturn(kv_model("attention")), together=False)
+    assert verdict.right
     assert served.prompt_cache_bytes == 0
 
 
@@ -114,8 +111,8 @@ class _Repeats(_Around):
 
 
 def test_a_row_that_is_wrong_alone_is_reported() -> None:
-    served, right = tried(_Repeats(kv_model("attention")), slots=1)
-    assert not right
+    served, verdict = tried(_Repeats(kv_model("attention")), slots=1)
+    assert not verdict.right
     assert served.slots == 1
 
 
@@ -131,8 +128,8 @@ class _ForgetsAlone(_Around):
 
 
 def test_a_row_that_loses_its_generated_tokens_is_reported() -> None:
-    _, right = tried(_ForgetsAlone(kv_model("attention")))
-    assert not right
+    _, verdict = tried(_ForgetsAlone(kv_model("attention")))
+    assert not verdict.right
 
 
 class _NarrowOnly(_Around):
@@ -172,8 +169,8 @@ def test_a_model_that_takes_wrong_guesses_back_drafts(
         seen["wrong"] += proposed - accepted
 
     monkeypatch.setattr(Speculation, "record", record)
-    served, right = tried(kv_model(kind), drafting=LOOKING)
-    assert right
+    served, verdict = tried(kv_model(kind), drafting=LOOKING)
+    assert verdict.right
     assert served.drafting is LOOKING
     assert seen["right"]
     assert seen["wrong"]
@@ -183,42 +180,27 @@ def test_a_model_that_takes_wrong_guesses_back_drafts(
 def test_a_model_whose_answers_with_guesses_are_wrong_is_served_without_drafting(
     wrong: type[_Around], caplog: pytest.LogCaptureFixture
 ) -> None:
-    served, right = tried(wrong(kv_model("attention")), drafting=LOOKING, weights_bytes=107)
-    assert right
+    served, verdict = tried(wrong(kv_model("attention")), drafting=LOOKING, weights_bytes=107)
+    assert verdict.right
     assert served.drafting is None
     assert served.weights_bytes == 100
     assert "so it is served without drafting" in caplog.text
 
 
-class _Clock:
-    """Advances by one second at each call."""
-
-    def __init__(self) -> None:
-        self._now = 0.0
-
-    def __call__(self) -> float:
-        self._now += 1
-        return self._now
+def test_what_memory_does_not_suffice_to_try_is_not_done() -> None:
+    served, verdict = tried(kv_model("attention"), memory_limit=1)
+    assert verdict == Verdict("in turn, not stored", complete=False)
+    assert (served.slots, served.prompt_cache_bytes) == (1, 0)
 
 
-def test_a_trial_out_of_time_judges_the_answers_so_far(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(serving_trial, "time", SimpleNamespace(perf_counter=_Clock()))
-    with caplog.at_level(logging.INFO, serving_trial.__name__):
-        _, right = tried(kv_model("attention"), seconds=2.0)
-    assert right
-    assert "alone; not tried, for lack of time or memory: in a batch, from" in caplog.text
-    _, right = tried(_Repeats(kv_model("attention")), seconds=5.0)
-    assert not right
+def test_a_trial_that_fails_allows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise ValueError("secret")
 
-
-def test_a_trial_without_memory_blames_no_model(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, serving_trial.__name__):
-        served, right = tried(kv_model("attention"), memory_limit=1)
-    assert right
-    assert served.slots == engine_model(kv_model("attention")).slots
-    assert "correct answers: nothing; not tried, for lack of time or memory: alone" in caplog.text
+    monkeypatch.setattr(ServingTrial, "_all_right", broken)
+    served, verdict = tried(kv_model("attention"), drafting=LOOKING)
+    assert not verdict.complete
+    assert (served.slots, served.prompt_cache_bytes, served.drafting) == (1, 0, None)
 
 
 async def test_a_limit_without_room_beside_the_vision_cache_is_refused() -> None:
@@ -227,20 +209,6 @@ async def test_a_limit_without_room_beside_the_vision_cache_is_refused() -> None
             pass
     async with seeing(memory_limit_mib=80, vision_cache_mib=8) as engine:
         assert (await answer_to(engine, asking("word"))).tokens
-
-
-def test_a_trial_with_time_tries_everything(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, serving_trial.__name__):
-        tried(kv_model("attention"))
-    assert caplog.text.strip().endswith("correct answers: alone, in a batch, from stored KV")
-
-
-def test_a_trial_without_time_changes_nothing() -> None:
-    model = tiny_model("gpt_bigcode")
-    before = engine_model(model)
-    served, right = tried(model, seconds=0.0)
-    assert right
-    assert served.slots == before.slots
 
 
 async def test_a_checkpoint_that_cannot_be_batched_answers_many_at_once(tmp_path: Path) -> None:

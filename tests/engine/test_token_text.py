@@ -103,3 +103,30 @@ def test_streams_of_one_model_share_nothing(tokenizer: Tokenizer) -> None:
     first, second = new(False), new(False)
     first.add(len("half a character") + 200)
     assert second.finish() == ""
+
+
+class _Counted:
+    """A tokenizer that counts how many tokens are read from it. Only its look-ups are counted."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.read = 0
+
+    def id_to_token(self, token: int) -> str | None:
+        self.read += 1
+        return self._tokenizer.id_to_token(token)
+
+    def get_vocab(self, *_: object, **__: object) -> dict[str, int]:
+        raise AssertionError("the whole vocabulary was read")
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._tokenizer, name)
+
+
+@pytest.mark.parametrize("tokenizer", [_byte_level(), _sentencepiece()])
+def test_only_the_tokens_that_are_written_are_read(tokenizer: Tokenizer) -> None:
+    counted = _Counted(tokenizer)
+    stream = TokenTexts(_Wrapped(counted)).stream(False)  # type: ignore[arg-type]
+    assert counted.read == 0
+    stream.add(1)
+    assert counted.read == 1

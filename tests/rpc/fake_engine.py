@@ -39,7 +39,7 @@ FACTS = ServedModel(
     rendered_template="<rendered>",
     vocabulary_size=512,
     token_bytes=WRITTEN.__getitem__,
-    new_text=lambda continues: ByteStream(WRITTEN, strip_first_space=not continues),
+    new_text=lambda continues: ByteStream(WRITTEN.__getitem__, strip_first_space=not continues),
     prompts=cast(PromptBuilder, None),
     capacity=1,
     step_timeout=0,

@@ -512,7 +512,7 @@ def can_leave_holes(model: Any) -> bool:
     Attention that uses the mask of `make_mask` ignores them. Some models of mlx-vlm 0.7.10
     (Qwen3.5, inkling) compute a mask of their own from `left_padding`, which cannot tell where the
     holes are, so every model is tried on a few tokens. False for a model that fails in a batch,
-    which the trial at load detects.
+    which the trial detects.
     """
     rows = [new_row(model), new_row(model)]
     if not (can_batch(rows[0]) and can_remove_tokens(rows[0])):

@@ -10,7 +10,8 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from importlib.metadata import version
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +22,8 @@ _FORMAT = 1  # version of the entries; after a change, older files no longer mat
 _PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")  # what computes the KV, with patches of this project
 _PIECE = 1024  # bytes read at the start, the middle and the end of each tensor
 _HEADER_LIMIT = 100_000_000  # the safetensors format's own bound
+
+version = cache(metadata.version)  # it parses a long file
 
 
 def model_digest(checkpoint: Path, *, dtype: str, kv_kind: str = "", adapter: str = "") -> str:

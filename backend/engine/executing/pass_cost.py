@@ -1,8 +1,8 @@
 """Measures the temporary memory of a forward pass, on the device that will run it.
 
 Whether attention scores are materialised depends on the device, the head size and the kind of KV;
-what else a layer needs depends on its architecture. Two short passes measure it: one without
-earlier tokens, and one after a long KV filled with zeros.
+what else a layer needs depends on its architecture. Two short passes measure it: one after a single
+token, and one after a long KV filled with zeros.
 """
 
 from __future__ import annotations
@@ -32,9 +32,12 @@ def pass_cost(model: Any, vocabulary: int, *, all_logits: bool = False) -> PassC
 
     all_logits: whether the last pass of a prompt computes the logits of all its tokens, not of one.
     """
-    short = _temporary_bytes(model, 0)
+    row = kv.new_row(model)
+    kv.feed(model, row, 1)
+    short = _temporary_bytes(model, row)
     try:
-        long = _temporary_bytes(model, _SEEN)
+        _lengthen(row, _SEEN - 2 * _TOKENS - 1)
+        long = _temporary_bytes(model, row)
     except Exception:
         # A cache that cannot be filled with zeros: assume as much again for every 256 tokens.
         _log.debug("the memory of a pass after a long text could not be measured", exc_info=True)
@@ -48,12 +51,8 @@ def pass_cost(model: Any, vocabulary: int, *, all_logits: bool = False) -> PassC
     )
 
 
-def _temporary_bytes(model: Any, seen: int) -> int:
-    """Peak bytes of a pass of `_TOKENS` after `seen` tokens, without the KV that it adds."""
-    row = kv.new_row(model)
-    kv.feed(model, row, 1)
-    if seen:
-        _lengthen(row, seen - _TOKENS - 1)
+def _temporary_bytes(model: Any, row: kv.RowCache) -> int:
+    """Peak bytes of a pass of `_TOKENS` more tokens, without the KV that it adds."""
     mx.synchronize()
     mx.clear_cache()
     before = mx.get_active_memory()

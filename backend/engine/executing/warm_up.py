@@ -1,8 +1,9 @@
-"""Runs typical prompts at the end of a load, so that the first real request is not slow.
+"""Runs typical prompts, so that the first real requests are not slow.
 
-On a GPU the first use of a shape compiles kernels. So a load ends with prompts like those of first
-clients: one alone, two in a batch, then longer ones up to a whole prefill pass, as long as the next
-one is certain to fit in the time. They run like all prompts, in a scheduler of their own.
+On a GPU the first use of a shape compiles kernels. So prompts like those of first clients are run:
+one alone and two in a batch in the load, and later longer ones, up to a whole prefill pass, as long
+as the next one is certain to fit in the time. They run like all prompts, in a scheduler of their
+own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from backend.engine.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
 
-_SHORT, _USUAL = 8, 64  # tokens of a prompt
+SHORT, _USUAL = 8, 64  # tokens of a prompt
 _SECONDS = 2.0  # of all steps; the shortest prompt always runs
 _GENERATED = 2
 
@@ -48,7 +49,7 @@ def warm_up(model: EngineModel, most_tokens: int, *, begun: bool = False) -> Sta
     )
     rounds = [(_USUAL, 1), (_USUAL, 1), (most_tokens, 1)]
     if not begun:
-        rounds = [(_SHORT, 1), (_SHORT, 2), *rounds]
+        rounds = [(SHORT, 1), (SHORT, 2), *rounds]
     tickets = itertools.count(1)
     left = _SECONDS
     per_token = 0.0  # seconds, from the longest step

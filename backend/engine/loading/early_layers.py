@@ -7,10 +7,24 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
+
+_started_early = True  # for the engine thread
+
+
+@contextmanager
+def only_building() -> Iterator[None]:
+    """Let passes only build their graphs, for callers that need no more than the shapes."""
+    global _started_early
+    _started_early = False
+    try:
+        yield
+    finally:
+        _started_early = True
 
 
 def start_layers_early(model: Any) -> None:
@@ -26,7 +40,8 @@ def start_layers_early(model: Any) -> None:
 def _started(kind: Any) -> Callable[..., Any]:
     def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
         returned = kind.__call__(layer, *args, **kwargs)
-        mx.async_eval(returned)
+        if _started_early:
+            mx.async_eval(returned)
         return returned
 
     return call

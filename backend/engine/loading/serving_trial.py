@@ -1,8 +1,6 @@
-"""Checks, at the end of a load, that batching and stored KV do not change a model's answers.
+"""Tries whether batching and stored KV change a model's answers.
 
-Most models work with our batched caches as they do with mlx-lm's own. The others do not raise an
-error but answer wrongly, for example because they use one position for all rows of a batch. So a
-few requests go through a scheduler of their own: one that starts alone, two of other lengths that
+A few requests go through a scheduler of their own: one that starts alone, two of other lengths that
 join it, one with an image for models that accept images, and next turns that start from stored KV.
 Their log-probabilities are compared with those of one plain forward pass. The whole conversation
 costs about as much as twenty tokens.
@@ -11,7 +9,8 @@ If the model drafts, the same requests are answered once more with guesses in ev
 and some wrong, so that steps that take wrong guesses back are compared too.
 
 If an answer is wrong, the same requests are tried again while less and less is shared, until all
-answers are right; the model is then served in that way.
+answers are right. What could not be tried, because memory was short or a trial failed, counts as
+wrong.
 
 A difference counts as rounding if it is small compared to the change that another token in the
 prompt causes.
@@ -21,9 +20,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,6 +32,7 @@ from backend.engine.drafting.drafter import GuessRequest
 from backend.engine.errors import EngineError, Overloaded
 from backend.engine.events import Finished, GrowingText, TokenLogprob, Undelivered
 from backend.engine.gauges import Gauges
+from backend.engine.loading.serving_verdict import WAYS, Verdict, restrict
 from backend.engine.loading.stages import Stages
 from backend.engine.model import EngineModel
 from backend.engine.planning.guess_width import GuessWidth
@@ -46,7 +44,6 @@ from common.wording import shown
 
 if TYPE_CHECKING:
     from backend.engine.drafting.draft_loading import Drafting
-    from backend.engine.loading.weights import LoadedModel
 
 _log = logging.getLogger(__name__)
 
@@ -68,32 +65,7 @@ _OF_CHANGE, _OF_CHANGE_IN_HALF = 1 / 64, 1 / 6  # share of that effect that may 
 # number of epsilons.
 _ROUNDING, _EPSILONS_IN_HALF = 1e-5, 2
 _WRONG = 1 / 3  # share of an answer's positions at which rounding may have selected another expert
-_OF_TIME = 0.7  # share of the time for the requests; the rest is for the plain passes
-_OF_TIME_WITH_GUESSES = 0.35  # additional share, for the same requests with guesses
 _GUESSES = 2  # guesses of each row in a step that checks guesses
-
-_ALONE: Mapping[str, Any] = {"slots": 1, "batches": False}
-_NO_STORE: Mapping[str, Any] = {"prompt_cache_bytes": 0}
-_READ_ALONE = (
-    "prompts that share a prefill pass get other answers than alone%s, so each prompt is computed"
-    " by itself"
-)
-_NOT_STORED = (
-    "answers that start from stored KV are wrong%s, so every prompt is computed from its beginning"
-)
-_IN_TURN = "requests in one batch get other answers than alone%s, so they are served one at a time"
-_NEITHER = (
-    "requests in one batch, or from stored KV, get other answers than alone%s, so they are served"
-    " one at a time, and every prompt is computed from its beginning"
-)
-# Restrictions, with their log messages; the first that makes all answers right is used.
-_WAYS: Sequence[tuple[Mapping[str, Any], str]] = (
-    ({}, ""),
-    ({"together": False}, _READ_ALONE),
-    (_NO_STORE, _NOT_STORED),
-    (_ALONE, _IN_TURN),
-    ({**_ALONE, **_NO_STORE}, _NEITHER),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,92 +108,91 @@ class _Answer:
 
 
 class ServingTrial:
-    """The trial of one loaded model.
+    """The trial of one loaded model, for whose name messages have `name`.
 
     plain: computes the logits that the answers are compared with. words: tokens of plain text, for
-    prompts and answers. items: one image or sound of each kind that the model accepts. seconds:
-    time limit of the requests; after the step in progress, the answers so far are compared. Finding
-    the cause of a wrong answer has no limit. complete: whether every request was answered, and
-    correctly, at the first attempt.
+    prompts and answers. items: one image or sound of each kind that the model accepts.
     """
 
     def __init__(
         self,
-        loaded: LoadedModel,
+        name: str,
         plain: PlainPass,
         words: Sequence[int],
         items: Sequence[MediaItem],
-        seconds: float,
     ) -> None:
-        self._name = shown(loaded.name)
+        self._name = name
         self._plain = plain
         self._words = list(dict.fromkeys(words))
         self._items = items
-        self._seconds = seconds
-        self.complete = False
         self._fault = ""  # of the latest request that failed, for the log
         self._answered: Sequence[Sequence[int]] = ()  # prompts with the answers to them
 
-    def run(self, model: EngineModel) -> Stages[bool]:
-        """Restrict `model` to what it does correctly; returns whether a single row is correct.
+    def run(self, model: EngineModel) -> Stages[Verdict]:
+        """Restrict `model` to what it does correctly; returns the verdict.
 
-        Begins and ends on `engine`. What could not be tried in time stays allowed.
+        Begins and ends on `engine`.
         """
+        strictest = list(WAYS)[-1]
         try:
-            right = yield from self._run(model)
+            verdict = yield from self._run(model)
+            restrict(model, verdict, self._name, self._fault)
             if model.drafting is not None:
-                yield from self._draft(model, model.drafting)
-            return right
+                verdict = yield from self._draft(model, model.drafting, verdict)
         except Exception:
-            _log.warning("model %s: the load's trial failed", self._name, exc_info=True)
+            _log.warning("model %s: its trial failed", shown(self._name), exc_info=True)
+            verdict = Verdict(strictest, drafts=False, complete=False)
         finally:
             mx.clear_cache()
-        return True
+        restrict(model, verdict, self._name, self._fault)
+        return verdict
 
-    def _draft(self, model: EngineModel, drafting: Drafting) -> Stages[None]:
-        """Serve a model without `drafting` if its answers with guesses are wrong."""
+    def _draft(self, model: EngineModel, drafting: Drafting, verdict: Verdict) -> Stages[Verdict]:
+        """The verdict, with whether the answers with guesses are right."""
         guesser = _Recalling(self._answered, self._words)
         known = replace(drafting, most=_GUESSES, new_guessers=lambda: [guesser], cost=None)
-        seconds = self._seconds * _OF_TIME_WITH_GUESSES
-        talks = yield from self._converse(model, self._rows(1), seconds, known)
-        if (yield from self._all_right(talks, model)):
-            return
-        _log.warning(
-            "model %s: its answers with draft tokens differ from those without%s, so it is served"
-            " without drafting",
-            self._name,
-            self._fault,
+        talks = yield from self._converse(model, self._rows(1), known)
+        complete = _complete(talks)
+        right = yield from self._all_right(talks, model)
+        return replace(
+            verdict,
+            drafts=right and complete,
+            complete=verdict.complete and (complete or not right),
         )
-        model.drafting = None
-        model.weights_bytes -= drafting.weights_bytes
 
-    def _run(self, model: EngineModel) -> Stages[bool]:
-        started = time.perf_counter()
-        talks = yield from self._converse(model, self._rows(1), self._seconds * _OF_TIME)
+    def _run(self, model: EngineModel) -> Stages[Verdict]:
+        talks = yield from self._converse(model, self._rows(1))
         self._answered = [(*one.prompt, *one.tokens) for answers in talks for one in answers]
         if (yield from self._all_right(talks, wrong=0)):
-            self._report(model, talks, time.perf_counter() - started)
-            return True
+            return self._tried(talks)
         fault, rows = self._fault, self._rows(_SECOND_LOOK)
-        by_itself = replace(model, **_ALONE, **_NO_STORE)
+        by_itself = replace(model, **WAYS["in turn, not stored"])
         right = yield from self._all_right((yield from self._converse(by_itself, rows)))
         if not right:
             _log.warning(
                 "model %s: a request alone does not get the answer of a plain forward pass%s",
-                self._name,
+                shown(self._name),
                 self._fault,
             )
-        for changes, way in _WAYS:
+        verdict = Verdict(right=right)
+        for way, changes in WAYS.items():
             if changes and all(getattr(model, name) == value for name, value in changes.items()):
                 continue
+            verdict = replace(verdict, way=way)
             tried = replace(model, **changes)
             if (yield from self._all_right((yield from self._converse(tried, rows)), tried)):
-                if way:
-                    _log.warning("model %s: " + way, self._name, fault)
-                for name, value in changes.items():
-                    setattr(model, name, value)
                 break
-        return right
+        self._fault = fault
+        return verdict
+
+    def _tried(self, talks: Sequence[Sequence[_Answer]]) -> Verdict:
+        """The verdict on answers without a fault; what memory did not suffice for is not done."""
+        if _complete(talks):
+            return Verdict()
+        batched = all(answers[0].complete for answers in talks)
+        stored = len(talks[0]) > 1 and talks[0][1].complete
+        way = "not stored" if batched else "in turn" if stored else "in turn, not stored"
+        return Verdict(way, complete=False)
 
     def _rows(self, look: int) -> list[_Row]:
         """The requests of the trial.
@@ -252,16 +223,13 @@ class ServingTrial:
         self,
         model: EngineModel,
         rows: Sequence[_Row],
-        seconds: float = math.inf,
         drafting: Drafting | None = None,
     ) -> Stages[list[list[_Answer]]]:
-        """Each row's answer, and the answer of its next turn, as far as the time allows."""
+        """Each row's answer, and the answer of its next turn."""
         conversation = _Conversation(model, rows, self._words, self._failed, drafting)
-        while conversation.unfinished and seconds > 0:
+        while conversation.unfinished:
             yield "engine"
-            started = time.perf_counter()
             conversation.step()
-            seconds -= time.perf_counter() - started
         return conversation.answers
 
     def _all_right(
@@ -365,27 +333,6 @@ class ServingTrial:
         chosen = mx.take_along_axis(values, ids, axis=-1)
         return chosen, mx.abs(own).max() * share, exact
 
-    def _report(
-        self, model: EngineModel, talks: Sequence[Sequence[_Answer]], seconds: float
-    ) -> None:
-        """Log what was tried without finding a fault, and what could not be tried in time."""
-        self.complete = all(one.complete for answers in talks for one in answers)
-        first, *others = talks
-        parts = {"alone": any(one.logprobs for one in first)}
-        if model.batches and model.slots > 1:
-            parts["in a batch"] = any(one.logprobs for answers in others for one in answers)
-        if model.prompt_cache_bytes:
-            parts["from stored KV"] = any(one.logprobs for answers in talks for one in answers[1:])
-        tried = ", ".join(part for part, done in parts.items() if done)
-        untried = ", ".join(part for part, done in parts.items() if not done)
-        _log.info(
-            "model %s: tried for %.1f s, correct answers: %s%s",
-            self._name,
-            seconds,
-            tried or "nothing",
-            f"; not tried, for lack of time or memory: {untried}" if untried else "",
-        )
-
     def _failed(self, where: str, fault: BaseException) -> None:
         _log.debug("trial: %s failed", where, exc_info=fault)
         self._fault = f" ({type(fault).__name__})"
@@ -397,6 +344,10 @@ class ServingTrial:
         """
         words = self._words
         return tuple(words[(start + 7 * at * at + at) % len(words)] for at in range(count))
+
+
+def _complete(talks: Sequence[Sequence[_Answer]]) -> bool:
+    return all(one.complete for answers in talks for one in answers)
 
 
 class _Conversation:

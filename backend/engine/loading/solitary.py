@@ -1,4 +1,4 @@
-"""Families that answer wrongly in a batch, but only at lengths too long for the trial at load."""
+"""Families that answer wrongly in a batch, but only at lengths too long for the trial."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,14 +12,22 @@ from backend.engine.blas_threads import blas_threads
 from backend.engine.caching import kv
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.disk_cache.cache import open_disk_cache
+from backend.engine.disk_cache.identity import model_digest
 from backend.engine.drafting.draft_loading import load_drafting
 from backend.engine.embedding.embedding_builder import text_embedder
 from backend.engine.embedding.readers import Limits
 from backend.engine.errors import ModelRejected
-from backend.engine.executing.warm_up import warm_up
+from backend.engine.executing.warm_up import SHORT, warm_up
 from backend.engine.load_request import LoadOrder
+from backend.engine.loading.early_layers import only_building
+from backend.engine.loading.findings import findings_of
 from backend.engine.loading.row_masks import fit_row_masks
-from backend.engine.loading.serving_trial import PlainPass, ServingTrial, plain_pass
+from backend.engine.loading.serving_verdict import (
+    Verdict,
+    family_verdict,
+    kept_verdict,
+    restrict,
+)
 from backend.engine.loading.solitary import why_alone
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.traits import measure
@@ -37,16 +44,13 @@ from common.context_size import served_context
 from common.wording import shown
 
 if TYPE_CHECKING:
+    from backend.engine.loading.serving_trial import PlainPass
     from backend.engine.vision.media_plan import MediaItem
     from backend.engine.vision.media_prefill import MediaReader
     from backend.engine.vision.media_prompts import MediaPrompts
 
 _log = logging.getLogger(__name__)
 
-# The trial may take a third of the time that the load took before it, that is, a quarter of the
-# whole load, and always 1.5 s: a complete trial makes the warm-up a second shorter.
-_TRIAL_SHARE = 1 / 3
-_TRIAL_SECONDS = 1.5
 _FEW_WORDS = 16  # minimum; with fewer words, the vocabulary's first tokens are used instead
 _WORDS = "The quick brown fox jumps over the lazy dog, and 12 boxing wizards pack my jug quickly."
 
@@ -93,12 +97,22 @@ def build(
         member=ranks.member if ranks else None,
     )
     fit_row_masks(loaded.model)
+    yield "files"
+    findings = findings_of(
+        order.checkpoint.path,
+        (here.kind, here.name, loaded.adapter_digest, f"{order.checkpoint.of_vlm}"),
+        dtype=loaded.arithmetic,
+        kv_kind=repr(order.cache_kind),
+    )
+    known = findings.read() if ranks is None else {}
+    yield "engine"
     blas = blas_threads(loaded.matrix_bytes) if here.kind == "cpu" else None
     traits = yield from measure(
         loaded,
         order.cache_kind,
         device.memory_limit(here, settings),
         ranks.member if ranks else None,
+        known.get("figures"),
     )
     vocabulary, batches, trims = traits.vocabulary, traits.batches, traits.trims
     if batches and (why := why_alone(loaded.model_type)):
@@ -158,11 +172,7 @@ def build(
     ends |= prompts.infill.ends if prompts.infill else frozenset()
     end_tokens = frozenset(token for token in ends if token < vocabulary)
     constraints = ConstraintCompiler(loaded.tokenizer, vocabulary, end_tokens, calls or format_)
-    constraints.prepare()
     rendered = prompts.sample()
-    words = {token for token in prompts.tokenize(_WORDS) if 0 <= token < vocabulary}
-    if len(words) < _FEW_WORDS:
-        words |= set(range(min(vocabulary, _FEW_WORDS)))
     new_encoder, reader = None, None
     if ranks is None:
         new_encoder, reader = text_embedder(
@@ -202,36 +212,36 @@ def build(
         leader=ranks.leader if ranks else None,
         spread=spread if ranks else None,
     )
-    warm = False
-    if settings.load_trial:
-        plain = media_input.plain if media_input else plain_pass(loaded.model)
-        if ranks is not None:
-            plain = ranks.plain(plain)
-        seconds = max(_TRIAL_SHARE * (time.perf_counter() - order.started), _TRIAL_SECONDS)
-        trial = ServingTrial(
-            loaded, plain, sorted(words), media_input.tried if media_input else (), seconds
-        )
-        if not (yield from trial.run(engine)) and open_model is not None:
-            raise ModelRejected.because(
-                loaded.name,
-                "its answers differ from those of mlx-vlm's forward pass, so this version does not"
-                " serve it",
-            )
-        warm = trial.complete
+    verdicts = known.get("verdicts", {})
+    if settings.load_trial is not False:
+        form, verdict = _served_form(order, engine), None
+        if settings.load_trial is None:
+            verdict = family_verdict(order, here, drafts=drafting is not None)
+            verdict = verdict or kept_verdict(verdicts.get(form))
+        if verdict is None:
+            verdict = yield from _try(order, loaded, engine, prompts, media_input)
+            if verdict.complete:
+                verdicts = {**verdicts, form: verdict.value}
+        else:
+            restrict(engine, verdict, loaded.name)
         drafting = engine.drafting
+    if ranks is None:
+        findings.write({"figures": traits.figures, "verdicts": verdicts})
     most = min(device.warm_up_tokens(here, settings), context_size // 2)
-    yield from warm_up(engine, most, begun=warm)
+    yield from warm_up(engine, most if ranks else min(most, SHORT))
+    engine.later = _later(engine, constraints, 0 if ranks else most)
     yield "engine"
     if ranks is None and stores:
-        engine.disk = open_disk_cache(
-            loaded.model,
-            order.checkpoint.path,
-            settings,
-            dtype=loaded.arithmetic,
-            kv_kind=repr(order.cache_kind),
-            adapter=loaded.adapter_digest,
-            copy=device.host_reads_disturb(here),
-        )
+        with only_building():
+            engine.disk = open_disk_cache(
+                loaded.model,
+                order.checkpoint.path,
+                settings,
+                dtype=loaded.arithmetic,
+                kv_kind=repr(order.cache_kind),
+                adapter=loaded.adapter_digest,
+                copy=device.host_reads_disturb(here),
+            )
     served = ServedModel(
         name=loaded.name,
         model_type=loaded.model_type,
@@ -261,3 +271,48 @@ def build(
     )
     device.apply(plan)
     return engine, new_encoder, served
+
+
+def _try(
+    order: LoadOrder,
+    loaded: LoadedModel,
+    engine: EngineModel,
+    prompts: PromptBuilder,
+    media_input: MediaInput | None,
+) -> Stages[Verdict]:
+    """Try how the model may be served, and restrict it to that. Raises ModelRejected."""
+    from backend.engine.loading.serving_trial import ServingTrial, plain_pass
+
+    plain = media_input.plain if media_input else plain_pass(loaded.model)
+    if order.ranks is not None:
+        plain = order.ranks.plain(plain)
+    vocabulary = engine.vocabulary
+    words = {token for token in prompts.tokenize(_WORDS) if 0 <= token < vocabulary}
+    if len(words) < _FEW_WORDS:
+        words |= set(range(min(vocabulary, _FEW_WORDS)))
+    items = media_input.tried if media_input else ()
+    verdict = yield from ServingTrial(loaded.name, plain, sorted(words), items).run(engine)
+    if not verdict.right and order.checkpoint.of_vlm:
+        raise ModelRejected.because(
+            loaded.name,
+            "its answers differ from those of mlx-vlm's forward pass, so this version does not"
+            " serve it",
+        )
+    return verdict
+
+
+def _served_form(order: LoadOrder, engine: EngineModel) -> str:
+    """What a verdict depends on besides the checkpoint, as the key of the verdict."""
+    drafting, draft = engine.drafting, order.draft
+    drafter = model_digest(draft.path, dtype="") if draft is not None else ""
+    return (
+        f"slots {engine.slots > 1}, stored {engine.prompt_cache_bytes > 0}, together"
+        f" {engine.together}, drafts {drafting.names if drafting else ''} {drafter}"
+    )
+
+
+def _later(engine: EngineModel, constraints: ConstraintCompiler, most: int) -> Stages[None]:
+    """What the first answers do not need. most: maximum length of a prompt that is run."""
+    yield "engine"
+    constraints.prepare()
+    yield from warm_up(engine, most, begun=True)

@@ -1,5 +1,7 @@
 """Measures, on a model's first tokens, the figures on which scheduling depends.
 
+The figures of an earlier load of the same checkpoint are used again (`findings`).
+
 Ranks that divide a model measure together, because each of their forward passes needs all of them.
 They agree on one set of figures, because rank 0 plans for all.
 """
@@ -11,19 +13,24 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from backend.engine.blas_threads import one_blas_thread
 from backend.engine.caching import kv
 from backend.engine.caching.cache_form import use_cache_kind
 from backend.engine.caching.cache_kind import CacheKind
-from backend.engine.errors import EngineError, ModelRejected
+from backend.engine.errors import EngineError, ModelRejected, NotFinite
 from backend.engine.executing.pass_cost import pass_cost
+from backend.engine.loading.early_layers import only_building
 from backend.engine.loading.stages import Stages, at_once
 from backend.engine.loading.weights import LoadedModel, reason_of
 from backend.engine.planning.plan import CacheCost, PassCost
 from backend.engine.ranks.member import Member, Value
 from backend.engine.sampling.logits_head import LogitsHead
+from backend.engine.units import GIB
 from common.wording import shown
 
 _log = logging.getLogger(__name__)
+
+_SMALL_BYTES = 2 * GIB  # weights that one thread reads in a fifth of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,17 @@ class Traits:
     room: int = 0
     shards: tuple[Value, ...] = ()
 
+    @property
+    def figures(self) -> Value:
+        """What forward passes have shown, for later loads of the same checkpoint."""
+        return {
+            "vocabulary": self.vocabulary,
+            "head": self.head.path,
+            "cost": asdict(self.cost),
+            "passes": asdict(self.passes),
+            "together": self.together,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class _Form:
@@ -60,11 +78,16 @@ class _Form:
 
 
 def measure(
-    loaded: LoadedModel, kind: CacheKind, limit: int, member: Member | None = None
+    loaded: LoadedModel,
+    kind: CacheKind,
+    limit: int,
+    member: Member | None = None,
+    known: Value | None = None,
 ) -> Stages[Traits]:
     """Measure a loaded model, in several stages; ends on `engine`. limit: bytes that MLX may use.
 
-    Raises ModelRejected, InvalidRequest.
+    known: the `figures` of an earlier load, if there was one; then no pass is run. Raises
+    ModelRejected, InvalidRequest, and NotFinite for a model that could not answer any prompt.
     """
     model = loaded.model
     try:
@@ -82,7 +105,9 @@ def measure(
                     f"a model of type {loaded.model_type} keeps its KV in a form that is not"
                     " divided among ranks: serve it with one rank",
                 )
-        figures = _figures(model, form)
+        figures = _figures(model, form) if known is None else _known_figures(model, known)
+        if loaded.weights_bytes < _SMALL_BYTES:
+            figures = _on_one_thread(figures)
         # Either all ranks compute it or none: if the load ended between two stages on one of them,
         # the others would wait in a collective for ever.
         cost, together, vocabulary, head, passes = (
@@ -116,15 +141,41 @@ def measure(
         ) from None
 
 
-def _figures(model: Any, form: _Form) -> Stages[tuple[CacheCost, bool, int, LogitsHead, PassCost]]:
+def _on_one_thread(stages: Stages[_Figures]) -> Stages[_Figures]:
+    """Run each stage on one BLAS thread: the passes are too short to notice busy neighbours."""
+    while True:
+        with one_blas_thread():
+            try:
+                place = next(stages)
+            except StopIteration as end:
+                figures: _Figures = end.value
+                return figures
+        yield place
+
+
+_Figures = tuple[CacheCost, bool, int, LogitsHead, PassCost]
+
+
+def _known_figures(model: Any, known: Value) -> Stages[_Figures]:
+    """The figures of an earlier load."""
+    yield "engine"
+    head = LogitsHead(model, known["vocabulary"], known["head"])
+    cost, passes = _cost_of(known["cost"]), PassCost(**known["passes"])
+    return cost, known["together"], known["vocabulary"], head, passes
+
+
+def _figures(model: Any, form: _Form) -> Stages[_Figures]:
     """The figures that need forward passes."""
     yield "engine"
     cost = kv.cost(model)
     yield "engine"
     together = form.batches and kv.can_prefill_together(model, tried=form.recurrent)
     yield "engine"
-    vocabulary = kv.vocabulary_size(model)
+    with only_building():
+        vocabulary = kv.vocabulary_size(model)
     head = LogitsHead(model, vocabulary)
+    if not head.finite:
+        raise NotFinite
     yield "engine"
     passes = pass_cost(model, vocabulary, all_logits=not head.found)
     return cost, together, vocabulary, head, passes

@@ -149,7 +149,8 @@ class PromptBuilder:
         self._model_vocabulary = model_vocabulary
         self._tokenizer = tokenizer
         self._context_size = context_size
-        self._vocabulary_size = max(tokenizer.get_vocab().values(), default=-1) + 1
+        vocabulary = tokenizer.get_vocab()  # each call makes another copy
+        self._vocabulary_size = max(vocabulary.values(), default=-1) + 1
         # What the tokenizer puts before a text. Some also append EOS, after which a model would not
         # continue the text.
         plain = self._encode("a", special=False)
@@ -163,8 +164,8 @@ class PromptBuilder:
             else backend.get_added_tokens_decoder()
         )
         self._quoted = QuotedText(self._control, backend, self.tokenize)
-        self._longest_piece = max(map(len, tokenizer.get_vocab()), default=1)
-        self.infill = infill_of(tokenizer.get_vocab())
+        self._longest_piece = max(map(len, vocabulary), default=1)
+        self.infill = infill_of(vocabulary)
 
     @property
     def control(self) -> ControlTokens:

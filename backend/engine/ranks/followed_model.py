@@ -107,7 +107,7 @@ def load_followed(
             head=traits.head,
             vocabulary=traits.vocabulary,
             end_tokens=frozenset(),
-            new_text=lambda _: ByteStream([], strip_first_space=False),
+            new_text=lambda _: ByteStream(lambda _: b"", strip_first_space=False),
             cost=traits.cost,
             slots=settings.parallel,
             weights_bytes=loaded.weights_bytes,

@@ -25,16 +25,23 @@ _TOLERANCE = 1 / 16  # of the largest logit: different kernels round differently
 class LogitsHead:
     """The output projection of a model.
 
-    found: whether the layer was found; if not, all logits are computed. What a model does to the
-    logits after that layer (a softcap, a scale) still applies. project: the layer itself, from
-    states [..., size] to logits [..., vocabulary].
+    path: the name of the layer in the model; '' if it was not found, and all logits are computed.
+    What a model does to the logits after that layer (a softcap, a scale) still applies. finite:
+    whether the largest logits of a few tokens are numbers. project: the layer itself, from states
+    [..., size] to logits [..., vocabulary].
     """
 
     project: Callable[[mx.array], mx.array]
 
-    def __init__(self, model: Any, vocabulary: int) -> None:
+    def __init__(self, model: Any, vocabulary: int, path: str | None = None) -> None:
+        """path: the name that was found at an earlier load; None if the layer must be found."""
         self._places: mx.array | None = None
         self._seen: list[mx.array] | None = None
+        self.path, self.finite = path or "", True
+        if path is not None:
+            if path:
+                self._narrow(dict(model.named_modules())[path])
+            return
 
         def run() -> mx.array:
             logits: mx.array = model(mx.array([_TRIAL]), cache=kv.new_row(model))
@@ -42,9 +49,18 @@ class LogitsHead:
             return logits
 
         whole = run()
-        self.found = any(
-            self._narrows(layer, run, whole) for layer in _candidates(model, vocabulary)
+        self.finite = bool(mx.isfinite(whole.max(axis=-1)).all())
+        fitting = (
+            name
+            for name, layer in _candidates(model, vocabulary)
+            if self._narrows(layer, run, whole)
         )
+        self.path = next(fitting, "")
+
+    @property
+    def found(self) -> bool:
+        """Whether the layer was found."""
+        return bool(self.path)
 
     def last(self, run: Callable[[], mx.array], counts: Sequence[int]) -> mx.array:
         """The logits of each row's last token, [rows, vocabulary].
@@ -75,6 +91,22 @@ class LogitsHead:
     def _narrows(self, layer: Any, run: Callable[[], mx.array], whole: mx.array) -> bool:
         """Patch a layer; returns whether the model then computes only the selected logits."""
         kind = type(layer)
+        self._narrow(layer)
+        self._places = mx.array([1])
+        try:
+            found = run()
+            fits = found.shape == (1, 1, whole.shape[-1]) and _close(found[0, 0], whole[0, 1])
+        except ValueError:  # shapes that the model cannot process
+            fits = False
+        finally:
+            self._places = None
+        if not fits:
+            layer.__class__ = kind
+        return fits
+
+    def _narrow(self, layer: Any) -> None:
+        """Patch a layer, so that it projects only the selected tokens."""
+        kind = type(layer)
         name = "as_linear" if hasattr(kind, "as_linear") else "__call__"
         own = getattr(kind, name)
 
@@ -86,19 +118,7 @@ class LogitsHead:
             return own(of, states)
 
         layer.__class__ = type(kind.__name__, (kind,), {name: narrowed})
-        self._places = mx.array([1])
-        try:
-            found = run()
-            fits = found.shape == (1, 1, whole.shape[-1]) and _close(found[0, 0], whole[0, 1])
-        except ValueError:  # shapes that the model cannot process
-            fits = False
-        finally:
-            self._places = None
-        if fits:
-            self.project = lambda states: own(layer, states)
-        else:
-            layer.__class__ = kind
-        return fits
+        self.project = lambda states: own(layer, states)
 
 
 def _at(states: mx.array, places: mx.array) -> mx.array:
@@ -106,21 +126,23 @@ def _at(states: mx.array, places: mx.array) -> mx.array:
     return mx.take_along_axis(states, places[:, None, None], axis=1)
 
 
-def _candidates(model: Any, vocabulary: int) -> Iterator[Any]:
-    """Layers as wide as the vocabulary: linear layers first, then embeddings (tied weights).
+def _candidates(model: Any, vocabulary: int) -> Iterator[tuple[str, Any]]:
+    """Layers as wide as the vocabulary, with their names.
+
+    Linear layers come first, then embeddings (tied weights).
 
     Layers in lists (a model's blocks) are left out: ranks of a pipeline have different ones, and
     each trial is a pass of all ranks.
     """
     kinds = (Linear, QuantizedLinear, Embedding, QuantizedEmbedding)
     wide = [
-        layer
+        (path, layer)
         for path, layer in model.named_modules()
         if isinstance(layer, kinds)
         and layer.weight.shape[0] >= vocabulary
         and not any(map(str.isdigit, path.split(".")))
     ]
-    yield from sorted(wide, key=lambda layer: hasattr(layer, "as_linear"))
+    yield from sorted(wide, key=lambda one: hasattr(one[1], "as_linear"))
 
 
 def _close(one: mx.array, other: mx.array) -> bool:

@@ -53,7 +53,7 @@ def budget_of(
     return ThinkingBudget(
         most,
         lambda: ChatParser(chat_format, tools=tools, prompt_tail=tail),
-        lambda: ByteStream(table, strip_first_space=False),
+        lambda: ByteStream(table.__getitem__, strip_first_space=False),
         lambda text: encoded(tokenizer, text),
         openings(chat_format, lambda text: encoded(tokenizer, text), control),
         rule,

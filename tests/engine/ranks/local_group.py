@@ -121,7 +121,7 @@ def _loaded(
     assert built is not None
     return replace(
         built,
-        new_text=lambda _: ByteStream(_TABLE, strip_first_space=False),
+        new_text=lambda _: ByteStream(_TABLE.__getitem__, strip_first_space=False),
         end_tokens=frozenset({0}),
         disk=None,
         prefill_chunk=32,

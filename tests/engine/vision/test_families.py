@@ -21,6 +21,12 @@ from PIL import Image
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.loading.architectures import aliases
+from backend.engine.loading.family_verdicts import SEEING_ON_CPU
+from backend.engine.loading.serving_trial import ServingTrial
+from backend.engine.loading.serving_verdict import Verdict
+from backend.engine.loading.stages import Stages
+from backend.engine.model import EngineModel
 from backend.engine.request import (
     Attachments,
     ChatPrompt,
@@ -167,19 +173,37 @@ _TWO = _Dialogue([_QUESTION], ["blue", "green"])
 
 @pytest.mark.parametrize("family", FAMILIES if TEST_LONG else SAMPLE)
 async def test_a_family_chooses_what_its_plain_passes_choose(
-    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    family: str,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
 ) -> None:
     small_convolutions(monkeypatch)
     small_tower(monkeypatch)
     small_pyramid(monkeypatch)
     path = write_family(tmp_path / family, family)
     own_tokens(path, monkeypatch)
+    model_type = json.loads((path / "config.json").read_text())["model_type"].lower()
+    model_type = aliases("mlx_vlm").get(model_type, model_type)
+    run, ways = ServingTrial.run, list[str]()
+
+    def recorded(self: ServingTrial, model: EngineModel) -> Stages[Verdict]:
+        verdict = yield from run(self, model)
+        ways.append(verdict.way)
+        return verdict
+
+    monkeypatch.setattr(ServingTrial, "run", recorded)
     plain = PlainPasses(path, _IN_TEXT.get(family, ""))
     first = [_TEXT, _ONE, *([_TWO] if family not in _ONE_EACH else [])]
-    async with seeing(path, prefill_chunk=16) as engine:
+    async with seeing(path, prefill_chunk=16, load_trial=True) as engine:
         asked = [await answer_to(engine, one.request()) for one in first]
         second = [one.then(answer.text) for one, answer in zip(first, asked, strict=True)]
         continued = [await answer_to(engine, one.request()) for one in second]
+    (way,) = ways
+    record_property("model_type", model_type)
+    record_property("way", way)
+    if not TEST_LONG:  # `make test-models` makes the table
+        assert SEEING_ON_CPU[model_type] == way
     async with seeing(path, prefill_chunk=16) as engine:
         together = [*await asyncio.gather(*(answer_to(engine, one.request()) for one in first))]
         together += await asyncio.gather(*(answer_to(engine, one.request()) for one in second))

@@ -1,0 +1,105 @@
+"""What loads of a checkpoint have found by running it, in a file for the next load.
+
+Measuring a model and trying it take longer than reading its weights, and give the same results for
+the same files, versions and device. A file that is missing, damaged or made for something else only
+means that the load measures again. A folder that cannot be written to is no error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from backend.engine.disk_cache.identity import model_digest
+from backend.engine.ranks.member import Value
+from common.cache_folder import cache_folder
+from common.version import VERSION
+
+_MOST_BYTES = 1 << 16  # of a file
+_MOST_FILES = 256  # the oldest are deleted first
+_CODE = Path(__file__).parents[2]
+
+
+class Findings:
+    """The findings of one checkpoint. folder: None if there is no place for files."""
+
+    def __init__(self, folder: Path | None, key: str) -> None:
+        self._key = key
+        self._path = None if folder is None else folder / f"{key}.json"
+
+    def read(self) -> Value:
+        """What an earlier load found; {} if there is nothing."""
+        if self._path is None:
+            return {}
+        try:
+            with self._path.open("rb") as file:
+                stored = json.loads(file.read(_MOST_BYTES))
+            found: Value = stored["found"]
+            if stored["check"] == self._check(found) and isinstance(found, dict):
+                return found
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            pass
+        return {}
+
+    def write(self, found: Value) -> None:
+        """Replace what is stored; does nothing if the folder cannot be written to."""
+        if self._path is None:
+            return
+        text = json.dumps({"check": self._check(found), "found": found})
+        if len(text) > _MOST_BYTES:
+            return
+        fresh = self._path.with_suffix(f".{os.getpid()}")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            fresh.write_text(text)
+            fresh.replace(self._path)
+            for old in _by_age(self._path.parent)[_MOST_FILES:]:
+                old.unlink()
+        except OSError:
+            with suppress(OSError):
+                fresh.unlink()
+
+    def _check(self, found: Value) -> str:
+        text = self._key + json.dumps(found, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def findings_of(checkpoint: Path, facts: Sequence[str], *, dtype: str, kv_kind: str) -> Findings:
+    """The findings of a checkpoint. dtype, kv_kind: as for `model_digest`.
+
+    facts: what else they depend on, such as the device.
+    """
+    folder = cache_folder()
+    try:
+        identity = model_digest(checkpoint, dtype=dtype, kv_kind=kv_kind)
+        text = json.dumps([identity, VERSION, _code(), *facts])
+    except (OSError, ValueError, ImportError):  # a file cannot be read, or a package has no version
+        return Findings(None, "")
+    key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return Findings(None if folder is None else folder / "findings", key)
+
+
+@cache
+def _code() -> str:
+    """Identifies the code of this backend, which may change without a new version."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(_CODE.glob("**/*.py")):
+        state = path.stat()
+        digest.update(f"{path.relative_to(_CODE)} {state.st_size} {state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def _by_age(folder: Path) -> list[Path]:
+    """The files of a folder, the newest first."""
+
+    def aged() -> Iterator[tuple[float, Path]]:
+        for path in folder.iterdir():
+            with suppress(OSError):  # another process has deleted it
+                yield path.stat().st_mtime, path
+
+    return [path for _, path in sorted(aged(), reverse=True)]
