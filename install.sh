@@ -271,6 +271,8 @@ create_venv() {
     rm -rf "$venv"
     mkdir -p "$(dirname -- "$venv")"
     "$base" -m venv "$venv"
+    # Python 3.11 adds setuptools, which nothing here uses.
+    "$venv/bin/python" -m pip uninstall -qq --yes setuptools
 }
 
 # common/launch.py makes the links through which OpenBLAS is found at the first start.
