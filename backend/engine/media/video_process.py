@@ -143,7 +143,13 @@ def _opened(task: Task) -> tuple[InputContainer, Any]:
         "codec_whitelist": ",".join(_CODECS),
     }
     try:
-        video = av.open(sys.stdin.buffer, "r", demuxer, container_options=allowed)
+        video = av.open(
+            sys.stdin.buffer,
+            "r",
+            demuxer,
+            container_options=allowed,
+            metadata_errors="replace",  # titles are not always UTF-8
+        )
         stream: Any = video.streams.best("video")
     except av.FFmpegError:
         stream = None

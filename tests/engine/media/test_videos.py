@@ -131,6 +131,11 @@ def test_a_clip_is_turned_as_a_player_turns_it(turned: int) -> None:
     assert np.abs(pixels.astype(int) - known).mean() < CLOSE
 
 
+def test_a_clip_may_have_a_title_that_is_not_utf8() -> None:
+    assert b"Lavf" in CLIP
+    assert read(CLIP.replace(b"Lavf", b"L\xe4vf")).count == 20
+
+
 def test_the_frames_of_a_clip_without_a_stated_length_are_counted() -> None:
     content = bytearray(WEBM)
     at = content.index(DURATION)
