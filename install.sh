@@ -271,6 +271,8 @@ create_venv() {
     rm -rf "$venv"
     mkdir -p "$(dirname -- "$venv")"
     "$base" -m venv "$venv"
+    # Python 3.11 adds setuptools, which nothing here uses.
+    "$venv/bin/python" -m pip uninstall -qq --yes setuptools
 }
 
 # Computes products in a child process, and stores whether OpenBLAS may be preloaded on this machine.

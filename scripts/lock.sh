@@ -14,11 +14,11 @@ export MACOSX_DEPLOYMENT_TARGET=14.0
 pythons="3.11 3.12 3.13 3.14"
 
 # Dependencies that packages declare but that serving does not need: grpcio-tools never imports
-# setuptools, opencv-python-headless replaces opencv-python, and mlx-vlm and mlx-audio use the others only to train, to record, or to run their
-# own servers.
+# setuptools, and mlx-vlm and mlx-audio use the others only to train, to record, to run their own
+# servers, or for models that are not served.
 unneeded=(setuptools cryptography datasets pandas pyarrow dill multiprocess xxhash
     python-dateutil tzdata sounddevice miniaudio fastapi starlette uvicorn opentelemetry-api
-    python-multipart websockets opencv-python)
+    python-multipart websockets opencv-python scipy)
 without=("${unneeded[@]/#/--no-emit-package=}")
 
 resolve() { # IN LOCK PLATFORM [UV OPTION…]

@@ -152,7 +152,7 @@ def test_it_answers_about_a_video(sighted: Backend) -> None:
     [
         (b"It was a dark and stormy night.", "is not in a known video format"),
         (saved(plain([RED] * 8))[:-200], "cannot be decoded: it is broken or cut off"),
-        (saved(plain([RED], (16400, 90)), "clip.avi", "MJPG"), "a side may have at most 16384"),
+        (saved(plain([RED], (16400, 90)), "clip.avi", "mjpeg"), "a side may have at most 16384"),
         (lasting(saved(plain([RED] * 8)), 36_000), "lasts longer than 3600 seconds"),
         (H264[:8] + b"\xff" * 5000, "cannot be decoded"),
     ],

@@ -7,7 +7,9 @@ import contextlib
 import email
 import json
 import os
+import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,18 +17,27 @@ import sysconfig
 import urllib.request
 import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
 from common.version import VERSION
+from tests.engine.media.clips import BLUE, RED, in_base64, plain, saved
 from tests.install.shell import ROOT, clean_environment, shell
+from tests.models.tiny_omni_tasks import play, telling, wav
 
 PACKAGES = Path(sysconfig.get_path("purelib"))
 UV = Path(sys.prefix, "bin", "uv")
 TINY = ROOT / "tests" / "models" / "tiny_text"
+OMNI = ROOT / "tests" / "models" / "tiny_omni"
 EMPTY = os.environ.get("WHEEL_FROM_NOTHING") == "1"
+# As root, with debootstrap, the wheel is also installed in a Debian without any of its packages.
+DEBIAN = EMPTY and os.geteuid() == 0 and shutil.which("debootstrap") is not None
+CERTIFICATES = Path("etc/ssl/certs/ca-certificates.crt")
 
 
 @pytest.fixture(scope="module")
@@ -136,27 +147,101 @@ def test_without_an_extra_it_names_the_extras(wheel: Path, tmp_path: Path) -> No
     assert f"pipx install --force '{wheel.name}[cpu]'" in line
 
 
+def test_it_carries_what_requires_too_much(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(f"mlx_backend-{VERSION}.dist-info/METADATA").decode()
+    lock = (ROOT / "requirements" / "macos-metal.lock").read_text()
+    for name in ("mlx-vlm", "mlx-audio"):
+        (number,) = re.findall(rf"^{name}==(\S+)", lock, re.MULTILINE)
+        package = name.replace("-", "_")
+        assert f"mlx_backend/{package}/__init__.py" in names
+        assert f"mlx_backend/{package}-{number}.dist-info/licenses/LICENSE" in names
+        assert f"Requires-Dist: {name}" not in metadata
+    for line in email.message_from_string(metadata).get_all("Requires-Dist", []):
+        name = re.split(r"[=;[ ]", line)[0]
+        locks = (ROOT / "requirements" / f"{it}.lock" for it in ("linux-cpu", "gateway"))
+        assert name == "pip" or any(f"\n{name}==" in lock.read_text() for lock in locks), line
+
+
 def test_it_serves_a_model(environment: Path, tmp_path: Path) -> None:
     cache = clean_environment(MLX_BACKEND_CACHE=str(tmp_path), HF_HUB_OFFLINE="1")
-    with serving(environment, cache) as url:
-        question = {"model": "tiny_text", "temperature": 0, "messages": []}
-        question["messages"] = [{"role": "user", "content": "What is the capital of France?"}]
-        request = urllib.request.Request(
-            f"{url}/v1/chat/completions",
-            json.dumps(question).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            message = json.load(answer)["choices"][0]["message"]["content"]
-    assert "Paris" in message
+    with serving(environment / "bin" / "mlx-backend", "serve", TINY, environ=cache) as url:
+        assert "Paris" in answer(url, TINY, "What is the capital of France?")
+
+
+@pytest.mark.skipif(not DEBIAN, reason="needs WHEEL_FROM_NOTHING=1, root and debootstrap")
+@pytest.mark.timeout(1800)
+def test_a_bare_debian_reads_texts_images_videos_and_sounds(wheel: Path, tmp_path: Path) -> None:
+    with debian(tmp_path / "debian") as root:
+        assert not list((root / "usr").rglob("libGL.so*"))
+        shutil.copy(wheel, root)
+        shutil.copytree(OMNI, root / OMNI.name)
+        inside = ("env", "-u", "PIP_FIND_LINKS", "HOME=/root", "HF_HUB_OFFLINE=1", "chroot", root)
+        for command in (
+            ("python3", "-m", "venv", "/opt/mlx"),
+            ("/opt/mlx/bin/pip", "install", "--quiet", f"/{wheel.name}[cpu]"),
+        ):
+            result = shell(*inside, *command)
+            assert result.returncode == 0, result.stderr
+        listed = shell(*inside, "/opt/mlx/bin/pip", "list", "--format=freeze").stdout
+        assert not re.search(r"^(opencv|scipy|pandas|pyarrow|datasets)", listed, re.MULTILINE)
+        serve = (*inside, "/opt/mlx/bin/mlx-backend", "serve", f"/{OMNI.name}")
+        with serving(*serve, environ=clean_environment()) as url:
+            assert "Paris" in answer(url, OMNI, "What is the capital of France?")
+            image = BytesIO()
+            Image.new("RGB", (48, 48), BLUE).save(image, "PNG")
+            colour = "What colour is the image?"
+            url_of = {"url": f"data:image/png;base64,{in_base64(image.getvalue())}"}
+            seen = answer(url, OMNI, colour, {"type": "image_url", "image_url": url_of})
+            assert "blue" in seen
+            clip = {"url": f"data:video/mp4;base64,{in_base64(saved(plain([RED] * 8)))}"}
+            assert "red" in answer(url, OMNI, colour, {"type": "video_url", "video_url": clip})
+            sound = {"data": in_base64(wav(play(random.Random(0), "low", 0.7))), "format": "wav"}
+            heard = {"type": "input_audio", "input_audio": sound}
+            assert answer(url, OMNI, "What is the sound like?", heard) == telling(["low"])
 
 
 @contextlib.contextmanager
-def serving(environment: Path, environ: dict[str, str]) -> Iterator[str]:
-    """`mlx-backend serve` on the small model, and where it listens."""
+def debian(root: Path) -> Iterator[Path]:
+    """The root folder of a Debian with Python and nothing else that the wheel needs."""
+    packages = "--include=python3,python3-venv,ca-certificates"
+    result = shell("debootstrap", "--variant=minbase", packages, "bookworm", root)
+    assert result.returncode == 0, result.stdout + result.stderr
+    # for pip, which reaches the network as pip outside does
+    for file in (CERTIFICATES, Path("etc/resolv.conf")):
+        shutil.copy(Path("/", file), root / file)
+    assert shell("mount", "-t", "proc", "proc", root / "proc").returncode == 0
+    try:
+        yield root
+    finally:
+        assert shell("umount", root / "proc").returncode == 0
+        shutil.rmtree(root)
+
+
+def answer(url: str, model: Path, words: str, *parts: Mapping[str, Any]) -> str:
+    content = [*parts, {"type": "text", "text": words}]
+    body = {
+        "model": model.name,
+        "temperature": 0,
+        "max_tokens": 40,
+        "messages": [{"role": "user", "content": content}],
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), headers
+    )
+    with urllib.request.urlopen(request, timeout=120) as reply:
+        return str(json.load(reply)["choices"][0]["message"]["content"])
+
+
+@contextlib.contextmanager
+def serving(*command: str | Path, environ: Mapping[str, str]) -> Iterator[str]:
+    """`mlx-backend serve`, and where it listens."""
     process = subprocess.Popen(
-        [environment / "bin" / "mlx-backend", "serve", TINY, "--port", "0"],
-        cwd=environment.parent,
+        [*command, "--port", "0"],
+        cwd="/",
         env=environ,
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

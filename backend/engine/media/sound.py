@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from io import BytesIO
-from math import gcd
 from typing import Any
 
 import numpy as np
@@ -31,6 +30,8 @@ def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
     name = require_format(content, "sound", FORMATS)
     mixed, rate = _read(content, name, most, allowed)
     samples = resampled(mixed, rate)
+    if not len(samples):
+        raise BadItem(f"is too short: it has no sample at {SOUND_RATE} per second")
     if not np.isfinite(samples).all():
         raise BadItem("has samples that are not finite numbers or are too large to be mixed")
     digest = hashlib.sha256(f"{SOUND_RATE}:".encode())
@@ -100,12 +101,9 @@ def resampled(mixed: Any, rate: int, target_rate: int = SOUND_RATE) -> Any:
     """Samples of one channel at another rate, in float32."""
     if rate == target_rate:
         return mixed
-    from scipy.signal import resample_poly
+    import soxr
 
-    common = gcd(rate, target_rate)
-    with np.errstate(all="ignore"):
-        samples = resample_poly(mixed, target_rate // common, rate // common)
-    return np.ascontiguousarray(samples, dtype=np.float32)
+    return soxr.resample(mixed, rate, target_rate)
 
 
 def _why(fault: Exception) -> str:

@@ -5,34 +5,40 @@ writes one line of JSON: `refusal`, or the fields of `Found`, followed by the fr
 by row). If the video exceeds a limit, the process ends: by SIGXCPU (time), or with the exit code
 TOO_LARGE (memory); see `common.bounded_process`.
 
-OpenCV's FFmpeg may read only the containers and codecs listed here, and nothing over a network.
+FFmpeg (through PyAV) may use only the containers and codecs listed here, and opens nothing: it
+reads standard input through this process.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 from backend.engine.media.limits import VIDEO_MEMORY, shape_problem
 from common.bounded_process import limit_own_process
 
+if TYPE_CHECKING:
+    from av import VideoFrame
+    from av.container import InputContainer
+    from PIL.Image import Image
+
 _DEMUXERS = {
-    "MP4": "mov,mp4,m4a,3gp,3g2,mj2",
-    "QuickTime": "mov,mp4,m4a,3gp,3g2,mj2",
-    "WebM or Matroska": "matroska,webm",
+    "MP4": "mov",
+    "QuickTime": "mov",
+    "WebM or Matroska": "matroska",
     "AVI": "avi",
     "GIF": "gif",
 }
 FORMATS = tuple(_DEMUXERS)
-# The decoders that FFmpeg may use, and the codecs by OpenCV's names.
-_DECODERS = "h264,hevc,vp8,libvpx,vp9,libvpx-vp9,mpeg4,mpeg2video,h263,mjpeg,gif"
-_CODECS = {b"h264", b"hevc", b"VP80", b"VP90", b"FMP4", b"mpg2", b"h263", b"MJPG", b"gif "}
+_CODECS = ("h264", "hevc", "vp8", "vp9", "mpeg4", "mpeg2video", "h263", "mjpeg", "gif")
 _BROKEN = "cannot be decoded: its data is broken"
 # minimum share of the frames that the header states; with fewer, the video counts as truncated
 _WHOLE = 0.9
@@ -76,74 +82,88 @@ class _RefusedError(Exception):
 
 
 def main() -> None:
-    task = Task(**json.loads(sys.argv[1]))
-    os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = (
-        f"protocol_whitelist;file|format_whitelist;{_DEMUXERS[task.kind]}"
-        f"|codec_whitelist;{_DECODERS}"
-    )
-    import cv2
+    import av
+    import PIL.Image  # noqa: F401 # here, because what it needs is not the video's memory
 
-    cv2.setNumThreads(1)
+    task = Task(**json.loads(sys.argv[1]))
     limit_own_process(task.cpu_seconds, VIDEO_MEMORY)
     try:
         found, frames = _extract(task)
     except _RefusedError as refusal:
         print(json.dumps({"refusal": str(refusal)}), flush=True)
         return
-    except (cv2.error, MemoryError):
+    except (av.FFmpegError, MemoryError):
         print(json.dumps({"refusal": _BROKEN}), flush=True)
         return
     sys.stdout.buffer.write(json.dumps(asdict(found)).encode() + b"\n")
     for frame in frames:
-        sys.stdout.buffer.write(frame)
+        sys.stdout.buffer.write(frame.tobytes())
     sys.stdout.buffer.flush()
 
 
-def _extract(task: Task) -> tuple[Found, list[bytes]]:
+def _extract(task: Task) -> tuple[Found, list[Image]]:
     """Evenly spaced frames, including the first and the last. Raises _RefusedError."""
-    import cv2
-
-    video = _opened()
-    width, height = (
-        int(video.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
-    )
-    _require_size(width, height, task.pixels)
-    claimed, rate = video.get(cv2.CAP_PROP_FRAME_COUNT), video.get(cv2.CAP_PROP_FPS)
-    count = 0
-    if 0 < claimed < math.inf and 0 < rate < math.inf:
-        _require_short(claimed / rate, task.seconds)
-        count = int(claimed)
-        places = _even(count, task.frames)
-        frames = _frames(video, places, task.kept_pixels, seek=True)
-    if not count or len(frames) < len(places):
-        # The header of a live recording has no number of frames, and others only an estimate.
-        there, rate = _counted(_opened(), task.seconds)
-        if there < _WHOLE * count:
-            raise _RefusedError(f"is truncated: it has {there} of {count} frames")
-        count, places = there, _even(there, task.frames)
-        frames = _frames(_opened(), places, task.kept_pixels, seek=False)
-    if not frames or len(frames) < len(places):
-        raise _RefusedError(_BROKEN)
-    height, width = frames[0].shape[:2]
-    if any(frame.shape != (height, width, 3) for frame in frames):
-        raise _RefusedError("has frames of different sizes: encode it with one frame size")
-    found = Found(width, height, places, count, rate, time.process_time())
-    return found, [frame.tobytes() for frame in frames]
-
-
-def _opened() -> Any:
-    import cv2
-
-    os.lseek(0, 0, os.SEEK_SET)
-    video = cv2.VideoCapture("/dev/fd/0", cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])
-    if not video.isOpened():
-        raise _RefusedError("cannot be decoded: it is broken or cut off, or its codec is unusual")
-    codec = int(video.get(cv2.CAP_PROP_FOURCC)) & 0xFFFFFFFF
-    if codec.to_bytes(4, "little") not in _CODECS:
+    video, stream = _opened(task)
+    packets = _packets(video, stream)
+    times = sorted(packet.pts for packet in packets if not packet.is_discard)
+    count, seconds = len(times), float((times[-1] - times[0]) * stream.time_base) if times else 0.0
+    rate = (count - 1) / seconds if seconds > 0 else float(stream.guessed_rate or 1)
+    stated = float(stream.duration * stream.time_base) if stream.duration else 0.0
+    stated = stated or (video.duration or 0) / 1e6  # of the whole file, in microseconds
+    if max(stated, seconds) > task.seconds:
         raise _RefusedError(
-            "has a codec that is not decoded here: send H.264, HEVC, VP8, VP9 or MPEG-4"
+            f"lasts longer than {task.seconds} seconds: send a part of it, or load the model with"
+            " a larger max_video_seconds"
         )
-    return video
+    _require_whole(count, stream.frames or round(stated * rate))
+    places = _even(count, task.frames)
+    share = task.kept_pixels / len(places)
+    frames = [_image(frame, share) for frame in _at(stream, packets, [times[at] for at in places])]
+    if len(frames) < len(places):
+        # Some packets have no frame that is shown, or a damaged one: the frames are counted.
+        there = sum(1 for _ in _decoded(stream, packets))
+        _require_whole(there, count)
+        count, places = there, _even(there, task.frames)
+        taken, shown = set(places), enumerate(_decoded(stream, packets))
+        frames = [_image(frame, share) for at, frame in shown if at in taken]
+    width, height = frames[0].size
+    if any(frame.size != (width, height) for frame in frames):
+        raise _RefusedError("has frames of different sizes: encode it with one frame size")
+    return Found(width, height, places, count, rate, time.process_time()), frames
+
+
+def _opened(task: Task) -> tuple[InputContainer, Any]:
+    """The video of standard input, and its main stream. Raises _RefusedError."""
+    import av
+
+    demuxer = _DEMUXERS[task.kind]
+    allowed = {
+        "protocol_whitelist": "",  # files that the video names are not opened
+        "format_whitelist": demuxer,
+        "codec_whitelist": ",".join(_CODECS),
+    }
+    try:
+        video = av.open(
+            sys.stdin.buffer,
+            "r",
+            demuxer,
+            container_options=allowed,
+            metadata_errors="replace",  # titles are not always UTF-8
+        )
+        stream: Any = video.streams.best("video")
+    except av.FFmpegError:
+        stream = None
+    if stream is None:
+        raise _RefusedError("cannot be decoded: it is broken or cut off")
+    codec = stream.codec_context
+    if codec is None or codec.name not in _CODECS:
+        name = f"the codec {codec.codec.canonical_name}" if codec else "an unknown codec"
+        raise _RefusedError(
+            f"has {name}, which is not decoded here: send H.264, HEVC, VP8, VP9 or MPEG-4"
+        )
+    codec.thread_count = 1
+    _require_size(codec.width, codec.height, task.pixels)
+    return video, stream
 
 
 def _require_size(width: int, height: int, pixels: int) -> None:
@@ -156,14 +176,6 @@ def _require_size(width: int, height: int, pixels: int) -> None:
         )
 
 
-def _require_short(seconds: float, most: int) -> None:
-    if seconds > most:
-        raise _RefusedError(
-            f"lasts longer than {most} seconds: send a part of it, or load the model with a larger"
-            " max_video_seconds"
-        )
-
-
 def _even(count: int, most: int) -> list[int]:
     """The indices of at most `most` evenly spaced frames, from the first to the last of `count`."""
     taken = min(count, most)
@@ -172,43 +184,70 @@ def _even(count: int, most: int) -> list[int]:
     return [round(at * (count - 1) / (taken - 1)) for at in range(taken)]
 
 
-def _frames(video: Any, places: Sequence[int], most_pixels: int, *, seek: bool) -> list[Any]:
-    """The frames at these indices, RGB [height, width, 3]; fewer if one cannot be read.
+def _require_whole(there: int, count: int) -> None:
+    if not there:
+        raise _RefusedError(_BROKEN)
+    if there < _WHOLE * count:
+        raise _RefusedError(f"is truncated: it has {there} of {count} frames")
 
-    seek: jump to each frame, which OpenCV can do only if it knows the number of frames.
+
+def _packets(video: InputContainer, stream: Any) -> list[Any]:
+    """The stream's packets in the order in which they are decoded, as far as they can be read."""
+    import av
+
+    packets: list[Any] = []
+    with suppress(av.FFmpegError):
+        for packet in video.demux(stream):
+            packet.pts = packet.dts if packet.pts is None else packet.pts
+            if packet.pts is not None:
+                packets.append(packet)
+    return packets
+
+
+def _decoded(stream: Any, packets: Sequence[Any]) -> Iterator[VideoFrame]:
+    """The frames of these packets in the order in which they are shown, without damaged ones."""
+    import av
+
+    stream.codec_context.flush_buffers()
+    for packet in chain(packets, [None]):  # None: the frames that the decoder holds back
+        with suppress(av.FFmpegError):
+            yield from stream.decode(packet)
+
+
+def _at(stream: Any, packets: Sequence[Any], times: Sequence[int]) -> Iterator[VideoFrame]:
+    """The frames that are shown at these ascending times, up to the first that is not found.
+
+    Decodes only from the last key frame before each of them.
     """
-    import cv2
-
-    frames: list[Any] = []
-    at = 0
-    for place in places:
-        if place != at and seek:
-            video.set(cv2.CAP_PROP_POS_FRAMES, place)
-        while not seek and at < place and video.grab():
-            at += 1
-        there, frame = video.read()
-        if not there:
-            break
-        at = place + 1
-        height, width = frame.shape[:2]
-        scale = math.sqrt(most_pixels / (len(places) * width * height))
-        if scale < 1:
-            size = max(int(width * scale), 1), max(int(height * scale), 1)
-            frame = cv2.resize(frame, size, interpolation=cv2.INTER_AREA)
-        frames.append(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB))
-    return frames
+    keys = [(-math.inf, 0)]
+    keys += sorted((packet.pts, at) for at, packet in enumerate(packets) if packet.is_keyframe)
+    frames, last = _decoded(stream, packets), -math.inf
+    for wanted in times:
+        key, start = keys[bisect(keys, (wanted, len(packets))) - 1]
+        if key > last:
+            frames, last = _decoded(stream, packets[start:]), -math.inf
+        for frame in frames:
+            if frame.pts is None or frame.pts < last:
+                return  # the packets lack the times of frames, as those of H.264 in AVI
+            last = frame.pts
+            if last >= wanted:
+                break
+        if last != wanted:
+            return
+        yield frame
 
 
-def _counted(video: Any, most_seconds: int) -> tuple[int, float]:
-    """The number of frames, found by reading all of them, and frames per second."""
-    import cv2
+def _image(frame: Any, most_pixels: float) -> Image:
+    """A frame as it is shown: scaled down to this number of pixels, and rotated."""
+    from PIL.Image import Resampling, Transpose
 
-    count, seconds = 0, 0.0
-    while video.grab():
-        count += 1
-        seconds = video.get(cv2.CAP_PROP_POS_MSEC) / 1000
-        _require_short(seconds, most_seconds)
-    return count, (count - 1) / seconds if seconds > 0 and count > 1 else 1.0
+    image: Image = frame.to_image(interpolation="BICUBIC", threads=1)
+    scale = math.sqrt(most_pixels / (image.width * image.height))
+    if scale < 1:
+        size = max(int(image.width * scale), 1), max(int(image.height * scale), 1)
+        image = image.resize(size, Resampling.BOX)
+    turns = round(frame.rotation / 90) % 4
+    return image.transpose(Transpose[f"ROTATE_{90 * turns}"]) if turns else image
 
 
 if __name__ == "__main__":

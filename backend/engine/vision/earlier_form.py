@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from backend.engine.loading.rope_fields import earlier_fields
+from backend.engine.vision.opencv import opencv_replaced
 
 # Families that take the text part from the top level.
 _AT_TOP = ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "ernie4_5_moe_vl")
@@ -47,7 +48,8 @@ def in_earlier_form(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with the earlier fields added. Raises ValueError if that is impossible."""
     from mlx_vlm.utils import get_model_and_args
 
-    module, family = get_model_and_args({"model_type": config["model_type"]})
+    with opencv_replaced():  # where the family's module is first imported
+        module, family = get_model_and_args({"model_type": config["model_type"]})
     found = deepcopy(config)
     text = _fields_of(module, "TextConfig") or _fields_of(module, "ModelConfig")
     if family in _READ_IN_PART:

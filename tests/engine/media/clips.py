@@ -1,22 +1,20 @@
-"""Video clips, encoded here except one in H.264, for which no encoder is installed."""
+"""Video clips, encoded here."""
 
 from __future__ import annotations
 
 import base64
 import struct
-import tempfile
 from collections.abc import Sequence
+from fractions import Fraction
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
-import cv2
+import av
 import numpy as np
 from PIL import Image
 
 RED, GREEN, BLUE = (220, 30, 30), (30, 160, 60), (40, 70, 220)
-H264 = (Path(__file__).parent / "red_then_blue.mp4").read_bytes()
-"""An MP4 of a second of red and a second of blue, 64 x 64 pixels, 8 frames a second."""
+_PIXELS = {"mjpeg": "yuvj420p", "huffyuv": "yuv422p"}
 
 Colour = tuple[int, int, int]
 
@@ -27,19 +25,29 @@ def plain(colours: Sequence[Colour], size: tuple[int, int] = (64, 64)) -> list[A
 
 
 def saved(
-    frames: Sequence[Any], name: str = "clip.mp4", codec: str = "mp4v", rate: float = 8
+    frames: Sequence[Any],
+    name: str = "clip.mp4",
+    codec: str = "mpeg4",
+    rate: float = 8,
+    turned: int = 0,
+    **options: str,
 ) -> bytes:
-    """The file that OpenCV writes for these frames."""
-    height, width = frames[0].shape[:2]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / name
-        four = cv2.VideoWriter.fourcc(*codec)
-        writer = cv2.VideoWriter(str(path), cv2.CAP_FFMPEG, four, rate, (width, height))
-        assert writer.isOpened()
+    """The file that FFmpeg writes for these frames.
+
+    turned: degrees by which a player rotates them, counterclockwise. options: of the encoder.
+    """
+    file = BytesIO()
+    file.name = name  # its ending is the format
+    with av.open(file, "w") as video:
+        stream: Any = video.add_stream(codec, Fraction(rate), options=options)
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt = _PIXELS.get(codec, "yuv420p")
+        if turned:
+            stream.set_display_rotation(turned)
         for frame in frames:
-            writer.write(cv2.cvtColor(frame, cv2.COLOR_RGB2BGR))
-        writer.release()
-        return path.read_bytes()
+            video.mux(stream.encode(av.VideoFrame.from_ndarray(frame, "rgb24")))
+        video.mux(stream.encode(None))
+    return file.getvalue()
 
 
 def saved_as_gif(frames: Sequence[Any], milliseconds: int = 125) -> bytes:
@@ -49,9 +57,26 @@ def saved_as_gif(frames: Sequence[Any], milliseconds: int = 125) -> bytes:
     return file.getvalue()
 
 
+def held(content: bytes, count: int) -> bytes:
+    """An MP4 whose second frame is repeated so many times: small, with much to decode."""
+    source, file = av.open(BytesIO(content), "r"), BytesIO()
+    first: Any
+    second: Any
+    with source, av.open(file, "w", "mp4") as video:
+        stream = video.add_stream_from_template(source.streams.video[0])
+        first, second, *_ = source.demux(video=0)
+        step = second.pts - first.pts
+        first.stream = second.stream = stream
+        video.mux(first)
+        for at in range(1, count + 1):
+            second.pts = second.dts = first.pts + at * step
+            video.mux(second)
+    return file.getvalue()
+
+
 def lasting(content: bytes, seconds: int) -> bytes:
     """An MP4 whose headers say that its frames last that long."""
-    data = bytearray(content)
+    data = bytearray(content.replace(b"edts", b"free"))  # an edit list would cut them
     for box in (b"mvhd", b"mdhd"):
         at = data.index(box) + 4
         assert data[at] == 0, "its numbers have 32 bits"
@@ -69,3 +94,7 @@ def lasting(content: bytes, seconds: int) -> bytes:
 
 def in_base64(content: bytes) -> str:
     return base64.b64encode(content).decode()
+
+
+H264 = saved(plain([RED] * 8 + [BLUE] * 8), codec="libx264")
+"""An MP4 of a second of red and a second of blue, 64 x 64 pixels, 8 frames a second."""

@@ -110,6 +110,7 @@ def _refused() -> Iterator[BadSound]:
     )
     yield BadSound("half a FLAC", (whole := save(tone(), kind="FLAC"))[: len(whole) // 2], "FLAC")
     yield BadSound("no sample", save(tone()[:0]), "without any samples")
+    yield BadSound("one of 44,100 samples", save(tone(44100)[:1], 44100), "is too short")
     for name, value in {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}.items():
         yield BadSound(name, wav(_floats(0.0, value)), "not finite numbers")
     yield BadSound("sums beyond floats", wav(_floats(3e38), channels=2), "not finite|too large")

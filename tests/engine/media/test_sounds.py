@@ -10,7 +10,7 @@ import pytest
 from backend.engine.media.items import BadItem, Sound
 from backend.engine.media.limits import MediaLimits
 from backend.engine.media.sound import decode_sound
-from tests.engine.media.sound_corpus import BAD, GOOD, TONE, BadSound, GoodSound, save, tone
+from tests.engine.media.sound_corpus import BAD, GOOD, LEVEL, TONE, BadSound, GoodSound, save, tone
 
 MOST = MediaLimits().audio_seconds
 
@@ -28,6 +28,15 @@ def test_a_good_sound_keeps_its_length_its_tone_and_its_level(case: GoodSound) -
     spectrum = np.abs(np.fft.rfft(middle * np.hanning(len(middle))))
     assert np.argmax(spectrum) * sound.rate / len(middle) == pytest.approx(TONE, abs=5)
     assert np.abs(middle).max() == pytest.approx(case.level, rel=0.06)
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 44100, 48000, 192_000])
+def test_another_rate_has_the_same_wave(rate: int) -> None:
+    samples = read(save(tone(rate, 2), rate, subtype="FLOAT")).samples
+    assert len(samples) == 32_000
+    wave = LEVEL * np.sin(2 * np.pi * TONE * np.arange(32_000) / 16_000)
+    inner = slice(800, -800)  # a resampler knows nothing beyond the ends
+    assert np.abs(samples - wave)[inner].max() < 1e-4
 
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case.name)

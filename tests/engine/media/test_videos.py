@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 import subprocess
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.engine.errors import InvalidRequest
-from backend.engine.media import video_process
 from backend.engine.media.decoding import decode
 from backend.engine.media.items import BadItem, Video
 from backend.engine.media.limits import MediaLimits
@@ -26,6 +28,7 @@ from tests.engine.media.clips import (
     H264,
     RED,
     Colour,
+    held,
     in_base64,
     lasting,
     plain,
@@ -38,7 +41,7 @@ from tests.long import TEST_LONG
 LIMITS = MediaLimits()
 FRAMES = plain([RED] * 12 + [BLUE] * 8)
 CLIP = saved(FRAMES)
-WEBM = saved(FRAMES, "clip.webm", "VP80")
+WEBM = saved(FRAMES, "clip.webm", "libvpx")
 DURATION = b"\x44\x89\x88"  # the element, whose number has eight bytes
 CLOSE = 12  # of 256: the deviation that a codec causes in a plain colour
 
@@ -68,8 +71,8 @@ def even(count: int, taken: int) -> Sequence[int]:
         lambda: saved(FRAMES, "clip.mov"),
         lambda: saved(FRAMES, "clip.mkv"),
         lambda: WEBM,
-        lambda: saved(FRAMES, "clip.webm", "VP90"),
-        lambda: saved(FRAMES, "clip.avi", "MJPG"),
+        lambda: saved(FRAMES, "clip.webm", "libvpx-vp9"),
+        lambda: saved(FRAMES, "clip.avi", "mjpeg"),
         lambda: saved_as_gif(plain([RED, GREEN] * 10)),
     ],
     ids=["mp4", "mov", "mkv", "vp8", "vp9", "avi", "gif"],
@@ -90,6 +93,47 @@ def test_frames_are_taken_at_even_distances(make: Callable[[], bytes]) -> None:
 def test_h264_is_decoded() -> None:
     frames = [np.asarray(frame.pixels) for frame in read(H264, video_frames=4).frames]
     assert [int(frame.mean(axis=(0, 1)).argmax()) for frame in frames] == [0, 0, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "options"),
+    [
+        ("clip.mp4", "libx264", {"bf": "3", "g": "30"}),
+        ("clip.mkv", "libx265", {}),
+        ("clip.avi", "mpeg4", {"bf": "2", "qmax": "2"}),
+        # packets in AVI have no times of frames if their order is not that of the frames
+        ("clip.avi", "libx264", {"bf": "3"}),
+        # packets of frames that are never shown
+        ("clip.webm", "libvpx", {"auto-alt-ref": "1", "lag-in-frames": "16"}),
+        ("clip.webm", "libvpx-vp9", {"g": "30"}),
+    ],
+)
+@pytest.mark.parametrize("taken", [7, 100])
+def test_each_place_has_the_frame_that_is_shown_there(
+    name: str, codec: str, options: Mapping[str, Any], taken: int
+) -> None:
+    shades = [20 + 2 * at for at in range(100)]
+    content = saved(plain([(shade,) * 3 for shade in shades]), name, codec, 24, **options)
+    seen = read(content, video_frames=taken)
+    assert (seen.count, tuple(seen.places)) == (100, even(100, taken))
+    assert seen.rate == pytest.approx(24, rel=0.001)
+    for place, frame in zip(seen.places, seen.frames, strict=True):
+        assert np.asarray(frame.pixels).mean() == pytest.approx(shades[place], abs=1)
+
+
+@pytest.mark.parametrize("turned", [90, 180, 270])
+def test_a_clip_is_turned_as_a_player_turns_it(turned: int) -> None:
+    left = np.hstack(plain([RED, BLUE], (32, 32)))
+    (frame,) = read(saved([left], turned=turned)).frames
+    pixels = np.asarray(frame.pixels)
+    known = np.rot90(left, turned // 90)
+    assert pixels.shape == known.shape
+    assert np.abs(pixels.astype(int) - known).mean() < CLOSE
+
+
+def test_a_clip_may_have_a_title_that_is_not_utf8() -> None:
+    assert b"Lavf" in CLIP
+    assert read(CLIP.replace(b"Lavf", b"L\xe4vf")).count == 20
 
 
 def test_the_frames_of_a_clip_without_a_stated_length_are_counted() -> None:
@@ -144,18 +188,18 @@ def test_a_digest_covers_frames_and_times() -> None:
         (lambda: H264[:8] + b"\0" * 4000, "cannot be decoded"),
         (lambda: b"\x1aE\xdf\xa3" + b"\xff" * 4000, "cannot be decoded"),
         (
-            lambda: saved(plain([RED], (16400, 64)), "clip.avi", "MJPG"),
+            lambda: saved(plain([RED], (16400, 64)), "clip.avi", "mjpeg"),
             "a side may have at most 16384",
         ),
-        (lambda: saved(plain([RED], (8000, 32)), "clip.avi", "MJPG"), "200 times the other"),
+        (lambda: saved(plain([RED], (8000, 32)), "clip.avi", "mjpeg"), "200 times the other"),
         (
-            lambda: saved(plain([RED], (7000, 5000)), "clip.avi", "MJPG"),
+            lambda: saved(plain([RED], (7000, 5000)), "clip.avi", "mjpeg"),
             "a frame may have 33554432 in all",
         ),
         (lambda: lasting(CLIP, 36_000), "lasts longer than 3600 seconds"),
         (
-            lambda: saved(FRAMES, "clip.avi", "HFYU"),
-            "has a codec that is not decoded here: send H.264",
+            lambda: saved(FRAMES, "clip.avi", "huffyuv"),
+            "has the codec huffyuv, which is not decoded here: send H.264",
         ),
         (lambda: b"\x89PNG\r\n\x1a\n", "is in the format PNG, which is not decoded here"),
     ],
@@ -170,7 +214,7 @@ def test_an_invalid_clip_is_refused_with_its_reason(make: Callable[[], bytes], s
 
 @cache
 def heavy() -> bytes:
-    return saved(plain([RED, BLUE] * 40, (1920, 1080)))
+    return held(saved(plain([RED] * 2, (3840, 2160))), 1500)
 
 
 def test_a_clip_that_takes_too_long_ends_only_its_decoder_process() -> None:
@@ -184,20 +228,55 @@ def test_the_videos_of_a_request_share_the_time(monkeypatch: pytest.MonkeyPatch)
         decode([], [], LIMITS, [in_base64(heavy())] * 8)
 
 
-def test_a_clip_that_needs_too_much_memory_ends_only_its_decoder_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The child is a fresh process, so the lower limit is set in its program."""
-    low = "import backend.engine.media.limits as it; it.VIDEO_MEMORY = 1; "
-    run = f"{low}from {video_process.__name__} import main; main()"
+def with_child(monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """The child is a fresh process, so what it should do differently is a line of its program."""
+    names = "from backend.engine.media import video_process"
     real = subprocess.Popen
     monkeypatch.setattr(
         subprocess,
         "Popen",
-        lambda command, **rest: real([command[0], "-c", run, command[-1]], **rest),
+        lambda command, **rest: real(
+            [command[0], "-c", f"{names}; {change}; video_process.main()", command[-1]], **rest
+        ),
     )
+
+
+def test_a_clip_that_needs_too_much_memory_ends_only_its_decoder_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_child(monkeypatch, "video_process.VIDEO_MEMORY = 1")
     with pytest.raises(BadItem, match="MiB of memory to decode"):
         read(heavy())
+
+
+@pytest.mark.parametrize(
+    ("demuxer", "playlist"),
+    [
+        ("concat", "file {}\n"),
+        ("hls", "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\n{}.ts\n#EXT-X-ENDLIST\n"),
+    ],
+)
+def test_no_file_that_a_video_names_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demuxer: str, playlist: str
+) -> None:
+    """A thread that opens a pipe to write waits until somebody opens it to read."""
+    monkeypatch.chdir(tmp_path)
+    named = [tmp_path / "pipe", tmp_path / "pipe.ts"]
+    waiting = []
+    for path in named:
+        os.mkfifo(path)
+        waiting.append(threading.Thread(target=path.write_bytes, args=[b""]))
+        waiting[-1].start()
+    with_child(monkeypatch, f"video_process._DEMUXERS['MP4'] = '{demuxer}'")
+    monkeypatch.setattr("backend.engine.media.video.require_format", lambda *_: "MP4")
+    try:
+        with pytest.raises(BadItem, match="cannot be decoded"):
+            read(playlist.format("pipe").encode())
+        assert all(thread.is_alive() for thread in waiting)
+    finally:
+        for path, thread in zip(named, waiting, strict=True):
+            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+            thread.join()
 
 
 def test_videos_share_the_pixels_that_images_leave() -> None:

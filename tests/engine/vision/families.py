@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from backend.engine.vision.opencv import opencv_replaced
 from tests.engine.vision import further_families, llava_families, qwen_families, recent_families
 from tests.engine.vision.checkpoint_files import PIXELS, SIGLIP, TEXT, add_tokens, read, write
 from tests.engine.vision.ocr_families import (
@@ -730,7 +731,8 @@ def _write_weights(path: Path) -> None:
     config = read_config(path)
     text = config.get("language_config") or config.get("llm_config") or {}
     config.setdefault("text_config", text)
-    family, _ = utils.get_model_and_args(config)
+    with opencv_replaced():
+        family, _ = utils.get_model_and_args(config)
     settings = family.ModelConfig.from_dict(config)
     parts = ["text", "vision", "perceiver", "projector", "audio"]
     settings = utils.update_module_configs(settings, family, config, parts)

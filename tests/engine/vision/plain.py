@@ -13,10 +13,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import av
 import mlx.core as mx
 import numpy as np
 
 from backend.engine.request import Sampling
+from backend.engine.vision.opencv import opencv_replaced
 from backend.engine.vision.processor import (
     complete_tiles,
     compute_constants,
@@ -65,9 +67,8 @@ class PlainPasses:
         clip: tuple[Path, int] | None = None,
         sound: np.ndarray | None = None,
     ) -> None:
-        from mlx_vlm.utils import load_video
-
-        self._model, self._processor = load(path)
+        with opencv_replaced():
+            self._model, self._processor = load(path)
         compute_constants(self._processor)
         complete_tiles(self._processor)
         drop_arguments_for_text(self._processor)
@@ -77,7 +78,7 @@ class PlainPasses:
         self._marker = marker
         self._shown: dict[str, Any] = {}
         if clip is not None:
-            frames, metadata = load_video(str(clip[0]), nframes=clip[1])
+            frames, metadata = evenly(*clip)
             self._shown = {"videos": [frames], "video_metadata": [metadata]}
         if sound is not None:
             self._shown = {"audio": [sound]}
@@ -263,3 +264,24 @@ def _by_mlx_lm(path: Path, language: Any) -> Any:
             return SimpleNamespace(logits=model(tokens, cache or model.make_cache(), inputs_embeds))
 
     return Language()
+
+
+def evenly(path: Path, taken: int) -> tuple[np.ndarray, Any]:
+    """So many frames of a video as mlx-vlm's `load_video` returns them, which needs OpenCV."""
+    from mlx_vlm.utils import VideoMetadata
+
+    with av.open(path, "r") as video:
+        rate = float(video.streams.video[0].average_rate or 1)
+        frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
+    count = len(frames)
+    places = np.linspace(0, count - 1, taken).round().astype(int).tolist()
+    shown = np.stack([frames[place] for place in places]).transpose(0, 3, 1, 2)
+    height, width = shown.shape[2:]
+    return shown, VideoMetadata(
+        total_num_frames=count,
+        fps=rate,
+        frames_indices=places,
+        width=width,
+        height=height,
+        duration=count / rate,
+    )

@@ -18,7 +18,7 @@ from backend.engine.media.video import decode_video
 from backend.engine.request import Attachments, ChatPrompt, GenerationRequest, RawPrompt
 from tests.engine.media.clips import BLUE, GREEN, H264, RED, in_base64, plain, saved
 from tests.engine.vision.families import write_family
-from tests.engine.vision.plain import AMONG_SIGNS, Message, PlainPasses
+from tests.engine.vision.plain import AMONG_SIGNS, Message, PlainPasses, evenly
 from tests.engine.vision.seeing import (
     ONE,
     TINY_VISION,
@@ -104,11 +104,9 @@ async def test_a_family_with_video_input_gets_videos(tmp_path: Path, family: str
 
 @pytest.mark.parametrize("family", ["idefics3", *(["gemma3"] if TEST_LONG else [])])
 async def test_another_family_gets_the_frames_as_images(tmp_path: Path, family: str) -> None:
-    from mlx_vlm.utils import load_video
-
     path = write_family(tmp_path / family, family)
     (clip := tmp_path / "clip.mp4").write_bytes(CLIP)
-    frames, _ = load_video(str(clip), nframes=FRAMES)
+    frames, _ = evenly(clip, FRAMES)
     images = [Image.fromarray(frame.transpose(1, 2, 0)) for frame in frames]
     await _compare(path, PlainPasses(path), [{"type": "image"}] * FRAMES, images)
 
