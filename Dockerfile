@@ -17,6 +17,6 @@ WORKDIR /home/mlx
 ENV MLX_BACKEND_CACHE=/cache/mlx-backend HF_HOME=/cache/huggingface MLX_GATEWAY_HOST=0.0.0.0
 VOLUME /cache
 EXPOSE 8080
-HEALTHCHECK --start-period=30s CMD ["python3", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/health', timeout=5)"]
+HEALTHCHECK --start-period=30s CMD ["python3", "/opt/mlx-backend/scripts/healthy.py", "/proc/1/cmdline"]
 ENTRYPOINT ["/opt/mlx-backend/scripts/python", "-m", "demo.command"]
 CMD ["serve"]

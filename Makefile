@@ -8,7 +8,7 @@ FUZZ ?=
 SERVE ?=
 MODELS ?=
 MINUTES ?= 30
-CHECKED := backend bench common demo gateway scripts/package.py tests
+CHECKED := backend bench common demo gateway scripts/healthy.py scripts/package.py tests
 # Bytecode is kept: the tests start some hundred processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 FAST := tests/common tests/rpc tests/engine/constraints tests/engine/planning $(wildcard \
@@ -18,7 +18,7 @@ FAST := tests/common tests/rpc tests/engine/constraints tests/engine/planning $(
 export PROMPT MODEL MODELS
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-dev demo demo-distributed serve test test-fast test-long test-models lint fuzz soak doctor bench protogen package wheel lock vendor clean
+.PHONY: help install install-dev demo demo-distributed serve test test-fast test-long test-models lint fuzz soak doctor bench protogen package wheel lock outdated vendor clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,8 +86,11 @@ wheel: install ## build the wheel with the mlx-backend command, in build/
 	@$(PYTHON_ENV) -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build .
 	@ls build/mlx_backend-*.whl
 
-lock: ## resolve requirements/*.in again (needs uv)
+lock: ## resolve requirements/*.in again (needs uv: make install-dev)
 	@scripts/lock.sh
+
+outdated: ## list the locked packages that have a newer version
+	@scripts/lock.sh --outdated
 
 vendor: ## fetch the chat page's libraries again, as gateway/page/vendor/SOURCES.txt lists them
 	@scripts/vendor.sh

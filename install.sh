@@ -18,6 +18,7 @@ usage: ./install.sh [--gateway] [--dev] [--stubs] [--print-profile]
 environment:
   BUILD_TYPE               cublas or l4t (NVIDIA), mps or metal (Apple), cpu; empty: detect
   CUDA_MAJOR_VERSION       12 or 13, for cublas and l4t; empty: by the driver
+  CUDA_VISIBLE_DEVICES     the NVIDIA GPUs to consider; unset: all
   PYTHON                   the interpreter to use; empty: from PATH
   ENV_DIR                  the folder that gets venv/; empty: the folder of this file
   EXTRA_PIP_INSTALL_FLAGS  appended to every pip install
@@ -69,16 +70,99 @@ version_at_least() { # MAJOR.MINOR… MAJOR MINOR
     [ "$major" -gt "$2" ] || { [ "$major" -eq "$2" ] && [ "$minor" -ge "$3" ]; }
 }
 
-nvidia_driver() { # prints the driver's version, or nothing without an NVIDIA GPU
-    local answer
-    if answer=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null); then
-        answer=${answer%%$'\n'*}
-    elif [ -r /proc/driver/nvidia/version ]; then
-        answer=$(sed -n 's/^NVRM version:.* \([0-9][0-9]*\.[0-9][0-9.]*\) .*/\1/p' /proc/driver/nvidia/version)
+# The NVIDIA driver and its GPUs. Sets:
+#   driver  its version, or nothing
+#   gpus    a line for each GPU: INDEX|UUID|COMPUTE CAPABILITY|NAME; what is unknown is empty
+#   no_gpu  why a machine with a driver has no GPU, or nothing
+find_gpus() {
+    local smi answer index uuid version capability name node
+    driver=
+    gpus=
+    no_gpu=
+    if [ -r /proc/driver/nvidia/version ]; then
+        driver=$(sed -n 's/^NVRM version:.* \([0-9][0-9]*\.[0-9][0-9.]*\) .*/\1/p' /proc/driver/nvidia/version)
     fi
-    case $answer in
-        [0-9]*) echo "$answer" ;;
-    esac
+    # WSL2 has the program in a folder that services and sudo leave out of PATH.
+    if smi=$(PATH=$PATH:/usr/lib/wsl/lib command -v nvidia-smi); then
+        # Old versions do not know compute_cap.
+        answer=$(query_gpus compute_cap) || answer=$(query_gpus uuid) || true
+        while IFS=, read -r index uuid version capability name; do
+            case $index in '' | *[!0-9]*) continue ;; esac
+            case $version in ' '[0-9]*) driver=${version# } ;; esac
+            case $capability in ' '[0-9]*.[0-9]*) ;; *) capability= ;; esac
+            gpus="$gpus$index|${uuid# }|${capability# }|${name# }"$'\n'
+        done <<<"$answer"
+        [ -n "$gpus" ] || no_gpu="nvidia-smi finds no GPU (it says: ${answer%%$'\n'*})"
+    elif [ -n "$driver" ]; then
+        for node in /dev/nvidia[0-9]*; do
+            [ ! -e "$node" ] || gpus="$gpus${node##*/nvidia}|||an NVIDIA GPU"$'\n'
+        done
+        [ -n "$gpus" ] || no_gpu="NVIDIA driver $driver is loaded, but there is no GPU (no /dev/nvidia0; a container needs --gpus all)"
+    elif [ -e /etc/nv_tegra_release ]; then
+        no_gpu="this Jetson has no driver that MLX runs on (JetPack 7 has one)"
+    fi
+    gpus=${gpus%$'\n'}
+}
+
+query_gpus() { # FIELD: the fourth column
+    "$smi" --query-gpu="index,uuid,driver_version,$1,name" --format=csv,noheader 2>&1
+}
+
+# Prints the GPUs that CUDA_VISIBLE_DEVICES names, or all without it.
+visible_gpus() {
+    local name names
+    if [ -z "${CUDA_VISIBLE_DEVICES+set}" ]; then
+        echo "$gpus"
+        return
+    fi
+    IFS=, read -r -a names <<<"$CUDA_VISIBLE_DEVICES"
+    for name in "${names[@]}"; do
+        # CUDA ignores the rest of the list after a name that is no GPU's.
+        gpu_named "${name// /}" || return 0
+    done
+}
+
+gpu_named() { # AN ENTRY OF CUDA_VISIBLE_DEVICES
+    local wanted=$1 found='' count=0 gpu index uuid capability
+    # The older names of parts of a GPU contain the GPU's: MIG-GPU-UUID/3/0.
+    case $wanted in MIG-GPU-*) wanted=${wanted#MIG-} && wanted=${wanted%%/*} ;; esac
+    while IFS= read -r gpu; do
+        IFS='|' read -r index uuid capability _ <<<"$gpu"
+        case $wanted in
+            # Which GPU it is a part of is not said, but only those since 8.0 can be divided.
+            MIG-*) [ -z "$capability" ] || version_at_least "$capability" 8 0 || continue ;;
+            GPU-*) case ${uuid:-$wanted} in "$wanted"*) count=$((count + 1)) ;; *) continue ;; esac ;;
+            *) [ "$wanted" = "$index" ] || continue ;;
+        esac
+        found=${found:-$gpu}
+    done <<<"$gpus"
+    # CUDA refuses the beginning of a UUID that several GPUs share.
+    [ -n "$found" ] && [ "$count" -le 1 ] && echo "$found"
+}
+
+# MLX needs compute capability 7.5: GeForce RTX 20, Tesla T4, or newer.
+new_enough() { # prints those of the GPUs on its input that are, or are of unknown capability
+    local gpu capability
+    while IFS= read -r gpu; do
+        IFS='|' read -r _ _ capability _ <<<"$gpu"
+        [ -n "$capability" ] && ! version_at_least "$capability" 7 5 || echo "$gpu"
+    done
+}
+
+names_of() { # GPUS: "NAME (compute capability 7.0), …"
+    local capability name list=
+    while IFS='|' read -r _ _ capability name; do
+        list="$list, $name (compute capability $capability)"
+    done <<<"$(sort -u -t '|' -k 3 <<<"$1")"
+    echo "${list#, }"
+}
+
+uuids_of() { # GPUS
+    local uuid uuids=
+    while IFS='|' read -r _ uuid _; do
+        uuids="$uuids,$uuid"
+    done <<<"$1"
+    echo "${uuids#,}"
 }
 
 # The oldest drivers that the CUDA builds of MLX run on.
@@ -91,34 +175,69 @@ cuda_major_of_driver() { # DRIVER
     fi
 }
 
-cuda_profile() { # BUILD_TYPE
-    local major=${CUDA_MAJOR_VERSION:-}
-    [ -n "$major" ] || major=$(cuda_major_of_driver "$(nvidia_driver)0")
+# The profile for the GPUs that CUDA programs see, or for the CPU with a message that says why.
+detected_profile() {
+    local visible usable major why
+    find_gpus
+    visible=$(visible_gpus)
+    usable=$(new_enough <<<"$visible")
+    major=$(cuda_major_of_driver "${driver:-0}")
+    if [ -n "$no_gpu" ]; then
+        why=$no_gpu
+    elif [ -z "$gpus" ]; then
+        echo linux-cpu
+        return
+    elif [ -z "$visible" ]; then
+        why="CUDA_VISIBLE_DEVICES='$CUDA_VISIBLE_DEVICES' names no GPU of this machine"
+    elif [ -z "$usable" ]; then
+        why="MLX needs compute capability 7.5 or newer, and CUDA programs see only $(names_of "$visible")"
+    elif [ -z "$major" ]; then
+        why="NVIDIA driver $driver is too old for MLX (550 or newer; on a Jetson, JetPack 7)"
+    else
+        warn_of_gpus "$visible" "$usable"
+        echo "linux-cuda$major"
+        return
+    fi
+    say "$why: installing for CPU" >&2
+    echo linux-cpu
+}
+
+# CUDA may number the GPUs in another order than nvidia-smi, so a number may mean one that is too old.
+warn_of_gpus() { # VISIBLE GPUS, USABLE GPUS
+    local possible=$1
+    case "${CUDA_DEVICE_ORDER:-} ${CUDA_VISIBLE_DEVICES:-}" in
+        PCI_BUS_ID* | *' GPU-'* | *' MIG-'*) ;;
+        *) possible=$gpus ;;
+    esac
+    if [ "$(new_enough <<<"$possible")" != "$possible" ]; then
+        say "MLX cannot use every GPU of this machine: start it with CUDA_VISIBLE_DEVICES=$(uuids_of "$2")"
+    elif [[ $2 == *'||'* ]]; then
+        say "the GPU must have compute capability 7.5 or newer, which could not be checked: if no model loads, install with BUILD_TYPE=cpu"
+    fi
+} >&2
+
+cuda_profile() { # CUDA MAJOR VERSION, or nothing: by the driver
+    local major=$1 visible
+    find_gpus
+    visible=$(visible_gpus)
+    if [ -n "$visible" ] && [ -z "$(new_enough <<<"$visible")" ]; then
+        fail "BUILD_TYPE=$BUILD_TYPE needs a GPU of compute capability 7.5 or newer, and CUDA programs see only $(names_of "$visible"): use BUILD_TYPE=cpu or another GPU; to install for another machine, set CUDA_VISIBLE_DEVICES='' and CUDA_MAJOR_VERSION"
+    fi
+    [ -n "$major" ] || major=$(cuda_major_of_driver "${driver:-0}")
     case ${major%%.*} in
         12 | 13) echo "linux-cuda${major%%.*}" ;;
-        '') fail "BUILD_TYPE=$1 needs CUDA_MAJOR_VERSION=12 or 13: no NVIDIA driver 550 or newer was found" ;;
+        '') fail "BUILD_TYPE=$BUILD_TYPE needs CUDA_MAJOR_VERSION=12 or 13: no NVIDIA driver 550 or newer was found" ;;
         *) fail "CUDA_MAJOR_VERSION=$major is not supported: use 12 or 13" ;;
     esac
 }
 
 linux_profile() {
-    local driver major
     case ${BUILD_TYPE:-} in
-        '')
-            driver=$(nvidia_driver)
-            [ -n "$driver" ] || { echo linux-cpu && return; }
-            major=$(cuda_major_of_driver "$driver")
-            if [ -z "$major" ]; then
-                echo "install.sh: NVIDIA driver $driver is too old for MLX (550 or newer): installing for CPU" >&2
-                echo linux-cpu
-            else
-                echo "linux-cuda$major"
-            fi
-            ;;
+        '') detected_profile ;;
         cpu) echo linux-cpu ;;
-        cublas | l4t) cuda_profile "$BUILD_TYPE" ;;
-        cublas12 | l4t12) echo linux-cuda12 ;;
-        cublas13 | l4t13) echo linux-cuda13 ;;
+        cublas | l4t) cuda_profile "${CUDA_MAJOR_VERSION:-}" ;;
+        cublas12 | l4t12) cuda_profile 12 ;;
+        cublas13 | l4t13) cuda_profile 13 ;;
         *) fail "BUILD_TYPE=$BUILD_TYPE is not supported on Linux: use cpu, cublas, l4t, or leave it empty" ;;
     esac
 }

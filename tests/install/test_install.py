@@ -165,7 +165,9 @@ class TestInstallingFromNothing:
         assert_usable(installed)
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="changes the user")
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv"), reason="changes the user: root with setpriv"
+)
 def test_an_install_waits_for_one_by_another_user(tmp_path: Path) -> None:
     project = project_copy(tmp_path / "project")
     lock = project / "venv.lock"

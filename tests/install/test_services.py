@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import configparser
 import json
 import plistlib
 import re
 import shutil
+import sys
+import tomllib
+import urllib.parse
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,11 @@ import pytest
 
 from demo.command import MODULES
 from gateway.settings import GatewaySettings
+from tests.gateway.gateway_process import GatewayProcess
 from tests.install.shell import ROOT, clean_environment, shell
 
 SERVICES = ROOT / "scripts" / "services"
+HEALTHY = ROOT / "scripts" / "healthy.py"
 UNIT = SERVICES / "mlx-backend.service"
 PLIST = SERVICES / "mlx-backend.plist"
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(GatewaySettings)}
@@ -69,9 +74,49 @@ def test_the_image_starts_the_command_of_the_wheel() -> None:
 def test_the_image_is_healthy_if_the_gateway_answers() -> None:
     options, _, check = only("HEALTHCHECK").partition("CMD ")
     assert "--start-period" in options
-    ast.parse(json.loads(check)[-1])
-    assert f":{DEFAULTS['port']}/health'" in check
+    _, script, command_line = json.loads(check)
+    assert (ROOT / Path(script).relative_to("/opt/mlx-backend")) == HEALTHY
+    assert command_line == "/proc/1/cmdline"
     assert only("EXPOSE") == str(DEFAULTS["port"])
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[GatewayProcess]:
+    process = GatewayProcess({})
+    yield process
+    process.close()
+
+
+def health(folder: Path, *arguments: str, **environ: str) -> int:
+    """The exit code of the image's check in a container that was started with these arguments."""
+    command_line = folder / "cmdline"
+    command_line.write_text("\0".join(("python", "-m", "demo.command", "serve", *arguments, "")))
+    return shell(
+        sys.executable, HEALTHY, command_line, environment=clean_environment(**environ)
+    ).returncode
+
+
+def test_the_check_follows_the_port_and_the_address(
+    gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    port = str(urllib.parse.urlsplit(gateway.url).port)
+    assert health(tmp_path, "--port", port) == 0
+    assert health(tmp_path, f"--port={port}", "--host", "0.0.0.0") == 0
+    assert health(tmp_path, "owner/model", "--host=127.0.0.1", MLX_GATEWAY_PORT=port) == 0
+    assert health(tmp_path, MLX_GATEWAY_PORT=port, MLX_GATEWAY_HOST="0.0.0.0") == 0
+    assert health(tmp_path, "--port", "1", MLX_GATEWAY_PORT=port) == 1
+    assert health(tmp_path, "--port", port, "--host", "::") == 1
+
+
+def test_the_image_s_context_has_what_the_command_needs() -> None:
+    """.dockerignore leaves out of `bench` what the wheel leaves out too."""
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    kept = {line.removeprefix("!") for line in ignored if line.startswith("!")}
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert kept == {
+        path for path in wheel["targets"]["wheel"]["only-include"] if path.startswith("bench/")
+    }
+    assert {"docs", "tests", "venv", "bench/*", ".*"} <= set(ignored)
 
 
 def test_the_services_start_the_command_and_let_requests_end() -> None:

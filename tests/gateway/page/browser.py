@@ -17,6 +17,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
 from gateway.supervisor.warden import backend_environ
+from tests.clients.environments import Browser, packaged_browser
 
 BINARIES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 DRIVER = "chromedriver"
@@ -32,17 +33,23 @@ _Result = TypeVar("_Result")
 _NOT_OURS = ("network",)
 
 
-def missing() -> str:
-    """What this machine lacks for these tests; "" if nothing."""
-    if not any(map(shutil.which, BINARIES)):
-        return "no Chromium: apt-get install chromium chromium-driver"
-    return "" if shutil.which(DRIVER) else "no chromedriver: apt-get install chromium-driver"
+def find() -> Browser:
+    """The Chromium and driver on PATH or, on Linux x86, those of the clients' packages.
+
+    Skips the test if there are none.
+    """
+    binary = next(filter(None, map(shutil.which, BINARIES)), None)
+    driver = shutil.which(DRIVER)
+    if binary and driver:
+        return Browser(binary, driver)
+    return packaged_browser()
 
 
 def launch() -> webdriver.Chrome:
-    """A browser with an empty profile."""
+    """A browser with an empty profile. Skips the test if there is none."""
+    found = find()
     options = webdriver.ChromeOptions()
-    options.binary_location = next(filter(None, map(shutil.which, BINARIES)))
+    options.binary_location = found.binary
     flags = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server"]
     if os.geteuid() == 0:
         flags.append("--no-sandbox")  # Chromium's sandbox does not work for root
@@ -50,8 +57,8 @@ def launch() -> webdriver.Chrome:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     # OpenBLAS, preloaded for MLX, starts threads, with which Chromium's processes crash.
-    environment = dict(backend_environ(os.environ, {}))
-    service = Service(shutil.which(DRIVER), env=environment)
+    environment = dict(backend_environ(os.environ, {})) | found.environment
+    service = Service(found.driver, env=environment)
     return webdriver.Chrome(options=options, service=service)
 
 

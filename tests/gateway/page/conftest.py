@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from selenium.webdriver import Chrome
 
+from tests.clients.environments import PATIENCE
 from tests.gateway.gateway_process import GatewayProcess, roomy
 from tests.gateway.page import browser
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give every test the time to install the browser, because any of them may be the first."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(2 * PATIENCE))
 
 
 @pytest.fixture(scope="package")
 def chrome() -> Iterator[Chrome]:
     """Closed after this folder's tests, because others count the processes below them."""
-    if reason := browser.missing():
-        pytest.skip(reason)
     driver = browser.launch()
     yield driver
     driver.quit()
