@@ -14,6 +14,7 @@ REMEDIES = {
     "qemu": "qemu (apt-get install qemu-user)",
     "C++ compiler": "a C++ compiler (apt-get install g++)",
     "setpriv": "root and setpriv (apt-get install util-linux)",
+    "make test-long": "time (make test-long)",
     "could not be installed": "packages of PyPI or npm (is there a network?)",
 }
 
@@ -30,5 +31,5 @@ def left_out(reasons: Iterable[str]) -> str:
             lacking[remedy] += 1
     parts = [f"{count} for lack of {remedy}" for remedy, count in lacking.most_common()]
     if others:
-        parts.append(f"{others} that do not apply to this machine (reasons above)")
+        parts.append(f"{others} for other reasons (listed above)")
     return f"Skipped: {'; '.join(parts)}" if parts else ""

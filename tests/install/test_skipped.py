@@ -11,10 +11,12 @@ from tests.skipped import left_out
 def test_reasons_are_counted_by_what_is_missing() -> None:
     reasons = ["Skipped: no Chromium with chromedriver on PATH"] * 53
     reasons += ["Skipped: npm is not on PATH", "Skipped: a Mac needs no extra"]
+    reasons += ["Skipped: part of make test-long"]
     assert left_out(reasons) == (
         "Skipped: 53 for lack of a browser (apt-get install chromium chromium-driver);"
         " 1 for lack of npm (apt-get install npm);"
-        " 1 that do not apply to this machine (reasons above)"
+        " 1 for lack of time (make test-long);"
+        " 1 for other reasons (listed above)"
     )
 
 
