@@ -13,7 +13,7 @@ from tests.counted_work import instructions
 from tests.engine.kv_models import kv_model, words
 from tests.engine.rounds import Rounds, engine_model
 
-FEW, MANY = 40, 80
+FEW, MANY = 40, 200
 
 
 @dataclass
