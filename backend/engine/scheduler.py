@@ -43,6 +43,7 @@ from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.ranks.leading_executor import LeadingExecutor
 from backend.engine.repetition import RepetitionGuard
 from backend.engine.request import MOST_GUESSES
+from backend.engine.sampling.filters import search_all
 from backend.engine.units import MIB
 from common.stop_strings import StopMatcher
 
@@ -177,10 +178,18 @@ class Scheduler:
                 joins=joins,
                 scores=scoring is not None,
                 encodes=0 if media is None else self._reader.needs(media),
-                beside=0 if request.constraint is None else _MATCHER_BYTES,
+                beside=self._beside(command),
                 guesses=self._guesses(command),
             )
         )
+
+    def _beside(self, command: Submit) -> int:
+        """Bytes that a sequence needs in addition to its KV, for its grammar and its filters."""
+        request = command.request
+        nbytes = 0 if request.constraint is None else _MATCHER_BYTES
+        if search_all(request.sampling, self._model.vocabulary):
+            nbytes += (1 + self._guesses(command)) * self._model.passes.per_filter
+        return nbytes
 
     def _guesses(self, command: Submit) -> int:
         """Maximum number of guesses at a time for a sequence.

@@ -149,8 +149,8 @@ class FakeExecutor:
         """Bytes of a row, with what a decode step computes with for it."""
         passes = self.limits.passes
         longest = self._longest(one)
-        seen = passes.per_token + math.ceil(passes.per_pair * longest) + passes.per_choice
-        return self.limits.cost.of(longest) + seen
+        pairs = math.ceil((passes.per_pair + passes.per_mask) * longest)
+        return self.limits.cost.of(longest) + passes.per_token + pairs + passes.per_choice
 
     def _longest(self, one: FakeSequence) -> int:
         left = one.arrived.limit - len(one.generated)
@@ -168,14 +168,15 @@ class FakeExecutor:
                 nbytes += sum(one.width for one in members) * max(map(self._cost, members))
                 nbytes -= sum(rows)
             tokens = len(group) * max(part.end - part.start for part in group)
-            pairs = tokens * math.ceil(passes.per_pair * max(part.end for part in group))
+            per_pair = passes.per_pair + passes.per_mask * (len(group) > 1)
+            pairs = tokens * math.ceil(per_pair * max(part.end for part in group))
             first = self.sequences[group[0].sequence].arrived
             choices = tokens * passes.per_choice if first.fresh else 0
             encoded = first.encodes if any(group[0].start < end for _, end in first.spans) else 0
             nbytes += max(tokens * passes.per_token + pairs + choices, encoded)
         for score in plan.score:
             one = self.sequences[score.sequence]
-            pairs = math.ceil(passes.per_pair * self._longest(one))
+            pairs = math.ceil((passes.per_pair + passes.per_mask) * self._longest(one))
             assert score.budget >= one.width - 1, "a token of each continuation"
             nbytes += score.budget * (passes.per_token + pairs + passes.per_choice)
         return nbytes

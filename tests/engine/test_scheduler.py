@@ -12,7 +12,7 @@ import pytest
 
 from backend.engine.constraints.thinking_budget import ThinkingBudget
 from backend.engine.errors import Cancelled, EngineFailed, Overloaded
-from backend.engine.planning.plan import PlannerEvent, StepPlan
+from backend.engine.planning.plan import PassCost, PlannerEvent, StepPlan
 from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.request import Sampling
 from backend.engine.token_text import ByteStream
@@ -164,6 +164,24 @@ def test_a_row_that_can_never_fit_is_refused_with_both_sizes() -> None:
     assert isinstance(rounds.received[1].error, Overloaded)
     assert "400 tokens" in str(rounds.received[1].error)
     assert "the limit is 0 MiB" in str(rounds.received[1].error)
+
+
+def test_filters_of_the_whole_vocabulary_are_charged_to_the_rows_that_have_them() -> None:
+    passes = PassCost(per_filter=600 * MIB)
+    rounds = Rounds(engine_model(random_model("full"), passes=passes))
+    samplings = [
+        Sampling(),
+        Sampling(temperature=0.8, min_p=0.1),
+        Sampling(temperature=0.8, top_p=0.9, top_k=5),
+        Sampling(top_p=0.9),
+        Sampling(temperature=0.8, top_p=0.9),
+        Sampling(temperature=0.8, typical_p=0.9),
+    ]
+    for ticket, sampling in enumerate(samplings):
+        rounds.submit(ticket, [3, 1, 4], 2, sampling=sampling)
+    rounds.drain()
+    refused = [isinstance(received.error, Overloaded) for received in rounds.received.values()]
+    assert refused == [False, False, False, False, True, True]
 
 
 def test_rows_wait_for_memory_and_stored_prefixes_are_dropped_for_them() -> None:

@@ -68,13 +68,12 @@ class Executor:
         groups = {id(one.group): one.group for one in self.sequences.values() if one.group}
         nbytes = sum(group.cache.nbytes for group in groups.values())
         nbytes += sum(batch.nbytes for batch in self._batches.values())
-        stored = set(map(id, self._entries.snapshots()))
         for one in self.sequences.values():
             nbytes += one.scoring.nbytes if one.scoring is not None else 0
             nbytes += sum(
                 kv.snapshot_bytes(kept, latest=at == len(one.history))
                 for at, kept in one.snapshots.items()
-                if id(kept) not in stored
+                if not self._entries.has_snapshot(kept)
             )
         return nbytes
 
@@ -193,7 +192,7 @@ class Executor:
         elif source is not None and source.kind == "entry":
             entry = self._entries.by_number[source.number]
             if source.move:
-                del self._entries.by_number[source.number]
+                self._entries.take(source.number)
             row = entry.cache if source.move else kv.clone(entry.cache)
             return self._rewound(one, row, len(entry.tokens), start, entry.snapshots)
         elif source is not None and source.kind == "sequence":
@@ -424,7 +423,7 @@ class Executor:
             else:
                 self._entries.lose(number)
                 return
-            entry = KeptEntry(cache, one.history, len(one.prompt), one.snapshots)
+            entry = KeptEntry(cache, one.history, len(one.prompt), dict(one.snapshots))
         except Exception as fault:
             self.failures.append(Failure((), "prompt cache", fault))
             self._entries.lose(number)
@@ -432,7 +431,7 @@ class Executor:
         if self._files.want_answer(one):
             self._save(one, entry.tokens, entry.cache)
         if number is not None:
-            self._entries.by_number[number] = entry
+            self._entries.add(number, entry)
 
     def _preempt(self, one: ExecutorSequence, entry: int | None) -> None:
         """Store or drop the KV of a sequence. It keeps its tokens, and is started again later."""
@@ -477,7 +476,7 @@ class Executor:
     def clear(self) -> None:
         """Drop everything except the model."""
         self._batches.clear()
-        self._entries.by_number.clear()
+        self._entries.clear()
         self.sequences.clear()
         self._passes.clear()
         self._launched_batches = []

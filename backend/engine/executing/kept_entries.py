@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from backend.engine.caching import kv
@@ -27,26 +28,47 @@ class KeptEntry:
 class KeptEntries:
     """The stored entries, by the planner's numbers.
 
+    by_number: changed by methods only. nbytes: of all entries that have been computed.
     places: whether each entry lists the lengths at which it can be used even if its own layers can
     all be truncated, because those of other ranks may not.
     """
 
     def __init__(self, *, places: bool) -> None:
         self.by_number: dict[int, KeptEntry] = {}
+        self.nbytes = 0
         self._places = places
+        self._new: list[int] = []
         self._lost: list[int] = []
+        self._snapshots: Counter[int] = Counter()  # how many entries have a snapshot, by its id
 
-    @property
-    def nbytes(self) -> int:
-        return sum(entry.nbytes for entry in self.by_number.values())
+    def has_snapshot(self, snapshot: kv.Snapshot) -> bool:
+        """Whether an entry has this very snapshot."""
+        return id(snapshot) in self._snapshots
 
-    def snapshots(self) -> Iterator[kv.Snapshot]:
-        for entry in self.by_number.values():
-            yield from entry.snapshots.values()
+    def add(self, number: int, entry: KeptEntry) -> None:
+        """Store an entry; the next `settle` waits for its KV."""
+        self.by_number[number] = entry
+        self._new.append(number)
+        self._snapshots.update(map(id, entry.snapshots.values()))
+
+    def take(self, number: int) -> KeptEntry:
+        """Remove an entry and return it. Raises KeyError for an unknown number."""
+        entry = self.by_number.pop(number)
+        self.nbytes -= entry.nbytes
+        for known in map(id, entry.snapshots.values()):
+            self._snapshots[known] -= 1
+            if not self._snapshots[known]:
+                del self._snapshots[known]
+        return entry
 
     def evict(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self.by_number.pop(number, None)
+            if number in self.by_number:
+                self.take(number)
+
+    def clear(self) -> None:
+        self.evict(list(self.by_number))
+        self._new, self._lost = [], []
 
     def lose(self, number: int | None) -> None:
         """Forget an entry that could not be stored."""
@@ -57,18 +79,20 @@ class KeptEntries:
         events += [NotStored(number) for number in self._lost]
         self._lost.clear()
         failures: list[Failure] = []
-        for number, entry in list(self.by_number.items()):
-            if entry.nbytes:
+        new, self._new = self._new, []
+        for number in new:
+            if (entry := self.by_number.get(number)) is None:
                 continue
             try:
                 kv.evaluate(entry.cache)
                 kept = [kv.evaluated(snapshot) for snapshot in entry.snapshots.values()]
             except Exception as fault:
                 failures.append(Failure((), "prompt cache", fault))
-                del self.by_number[number]
+                self.take(number)
                 events.append(NotStored(number))
                 continue
             entry.nbytes = max(kv.nbytes(entry.cache) + sum(kept), 1)
+            self.nbytes += entry.nbytes
             length = len(entry.tokens)
             places = None
             if self._places or not kv.can_trim(entry.cache):

@@ -1,13 +1,18 @@
 """Measures the temporary memory of a forward pass, on the device that will run it.
 
-Whether attention scores are materialised depends on the device, the head size and the kind of KV;
-what else a layer needs depends on its architecture. Two short passes measure it: one after a single
-token, and one after a long KV filled with zeros.
+Whether attention scores are materialised depends on the device, the head size, the mask and the
+kind of KV; what else a layer needs depends on its architecture. Two short passes measure it: one
+after a single token, and one after a long KV filled with zeros. They need no array as mask, as
+passes of several rows do: what that adds is measured on the attention kernel alone. How much memory
+the choice of a token takes depends on how the device sorts, and is measured on zeros as well.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -15,6 +20,10 @@ import mlx.core as mx
 from backend.engine.caching import kv
 from backend.engine.caching.quantized_kv import QuantizedRow
 from backend.engine.planning.plan import PassCost
+from backend.engine.request import Sampling
+from backend.engine.sampling.logprobs import BatchLogprobs
+from backend.engine.sampling.penalties import Past
+from backend.engine.sampling.sampler import BatchSampler
 
 _log = logging.getLogger(__name__)
 
@@ -22,9 +31,11 @@ _TOKENS = 8
 _SEEN = 2048
 # Longer passes use other kernels and keep more arrays at once: at most this factor more memory.
 _MARGIN = 1.5
-# Copies of a row of float32 logits during sampling: from the model, biased, masked, filtered,
-# sorted, their ids, as weights, with noise.
-_CHOICE_COPIES = 8
+# What takes most memory without filters of the whole vocabulary, and with all of them.
+_CHOICE = Sampling(
+    temperature=1.0, logit_bias=((0, 1.0),), repetition=1.1, presence=0.1, frequency=0.1, min_p=0.1
+)
+_FILTERED = replace(_CHOICE, typical_p=0.5, top_p=0.5, xtc_probability=1.0)
 
 
 def pass_cost(model: Any, vocabulary: int, *, all_logits: bool = False) -> PassCost:
@@ -42,26 +53,82 @@ def pass_cost(model: Any, vocabulary: int, *, all_logits: bool = False) -> PassC
         # A cache that cannot be filled with zeros: assume as much again for every 256 tokens.
         _log.debug("the memory of a pass after a long text could not be measured", exc_info=True)
         long = short * _SEEN // 256
-    finally:
-        mx.clear_cache()
+    choice = _choice_bytes(_CHOICE, vocabulary)
+    filtered = _choice_bytes(_FILTERED, vocabulary)
+    mx.clear_cache()
     return PassCost(
         per_token=round(_MARGIN * short / _TOKENS) + all_logits * 2 * 4 * vocabulary,
         per_pair=_MARGIN * max(long - short, 0) / (_TOKENS * _SEEN),
-        per_choice=_CHOICE_COPIES * 4 * vocabulary,
+        per_mask=_MARGIN * _mask_bytes(model) / (_TOKENS * _SEEN),
+        per_choice=round(_MARGIN * choice),
+        per_filter=round(_MARGIN * max(filtered - choice, 0)),
     )
 
 
 def _temporary_bytes(model: Any, row: kv.RowCache) -> int:
     """Peak bytes of a pass of `_TOKENS` more tokens, without the KV that it adds."""
+
+    def run() -> None:
+        model(mx.zeros((1, _TOKENS), mx.int32), cache=row)  # its logits are not evaluated
+        kv.evaluate(row)
+
+    return _peak_bytes(run)
+
+
+def _choice_bytes(sampling: Sampling, vocabulary: int) -> int:
+    """Peak bytes of choosing the token of one row, with its log-probability."""
+
+    def run() -> None:
+        sampler = BatchSampler([sampling], [Past((), 0, _SEEN)], vocabulary)
+        logits = mx.zeros((1, vocabulary))
+        tokens = sampler(logits, mx.zeros(1, mx.int32), [0])
+        mx.eval(tokens, BatchLogprobs([1])(logits, tokens).arrays)
+
+    return _peak_bytes(run)
+
+
+def _peak_bytes(run: Callable[[], None]) -> int:
+    """Bytes that a computation holds at its peak, without those that it leaves."""
     mx.synchronize()
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    model(mx.zeros((1, _TOKENS), mx.int32), cache=row)  # its logits are not evaluated
-    kv.evaluate(row)
+    run()
     mx.synchronize()
-    grown = max(mx.get_active_memory() - before, 0)
-    return max(mx.get_peak_memory() - before - grown, 0)
+    return max(mx.get_peak_memory() - max(mx.get_active_memory(), before), 0)
+
+
+def _mask_bytes(model: Any) -> int:
+    """Peak bytes that an array as mask adds to attention of `_TOKENS` tokens to `_SEEN` tokens."""
+    attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention
+    kinds: set[tuple[int, int, int, int, mx.Dtype]] = set()
+
+    def noting(queries: mx.array, keys: mx.array, values: mx.array, **rest: Any) -> mx.array:
+        sizes = queries.shape[3], values.shape[3]
+        kinds.add((queries.shape[1], keys.shape[1], *sizes, queries.dtype))
+        return attend(queries, keys, values, **rest)
+
+    mx.fast.scaled_dot_product_attention = noting  # type: ignore[assignment]
+    try:
+        kv.feed(model, kv.new_row(model), 1)
+    finally:
+        mx.fast.scaled_dot_product_attention = attend
+    most = 0
+    for heads, kv_heads, size, value_size, dtype in kinds:
+        queries = mx.zeros((1, heads, _TOKENS, size), dtype)
+        keys = mx.zeros((1, kv_heads, _SEEN, size), dtype)
+        values = mx.zeros((1, kv_heads, _SEEN, value_size), dtype)
+        array = mx.ones((_TOKENS, _SEEN), mx.bool_)
+        mx.eval(queries, keys, values, array)
+
+        def run(
+            mask: mx.array | str, parts: tuple[mx.array, ...] = (queries, keys, values)
+        ) -> None:
+            mx.eval(attend(*parts, scale=1.0, mask=mask))
+
+        plain, masked = (_peak_bytes(partial(run, mask)) for mask in ("causal", array))
+        most = max(most, masked - plain)
+    return most
 
 
 def _lengthen(row: kv.RowCache, tokens: int) -> None:

@@ -203,8 +203,5 @@ def _largest_cost(costs: Sequence[CacheCost]) -> CacheCost:
 
 
 def _largest_pass(passes: Sequence[PassCost]) -> PassCost:
-    return PassCost(
-        max(one.per_token for one in passes),
-        max(one.per_pair for one in passes),
-        max(one.per_choice for one in passes),
-    )
+    figures = [asdict(one) for one in passes]
+    return PassCost(**{name: max(one[name] for one in figures) for name in figures[0]})

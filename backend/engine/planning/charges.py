@@ -16,6 +16,7 @@ class Charges:
     def __init__(self, limits: Limits) -> None:
         self._cost, self._draft = limits.cost, limits.draft
         self._passes, self._trims = limits.passes, limits.trims
+        self._window = max((most for _, most in limits.cost.windowed), default=0)
 
     def used(self, sequences: SequenceTable) -> int:
         """Bytes that the admitted sequences are charged for."""
@@ -79,7 +80,10 @@ class Charges:
         An image or a sound is encoded in a pass of its own; the pass that needs its features waits
         for that.
         """
-        nbytes = self._passes.of(rows * tokens, seen)
+        # Rows of different lengths, and long sequences in a sliding window, need an array as mask.
+        several = rows > 1 or one.arrived.scores
+        masked = seen if several else min(seen, self._window and self._window + tokens)
+        nbytes = self._passes.of(rows * tokens, seen, masked)
         if one.arrived.scores or one.arrived.fresh:
             nbytes += rows * tokens * self._passes.per_choice
         reads = any(one.filled < stop for _, stop in one.arrived.spans)

@@ -45,21 +45,29 @@ class PassCost:
     """Temporary bytes that a forward pass needs, in addition to KV, until it is done.
 
     per_token: for every token in it, including padding. per_pair: for every token and each token
-    that it attends to: masks, and attention scores if MLX has no fused kernel. per_choice: for
-    every token whose logits are computed.
+    that it attends to: attention scores, if MLX has no fused kernel. per_mask: for every such pair,
+    in addition, if the mask is an array: MLX's CUDA kernels need it as a number for every attention
+    head. per_choice: for every token whose logits are computed. per_filter: in addition, if filters
+    look at the whole vocabulary.
     """
 
     per_token: int = 0
     per_pair: float = 0.0
     per_choice: int = 0
+    per_mask: float = 0.0
+    per_filter: int = 0
 
-    def of(self, tokens: int, seen: int) -> int:
-        """Bytes of a pass over `tokens` tokens; its sequences are then up to `seen` tokens long."""
-        return tokens * (self.per_token + math.ceil(self.per_pair * seen))
+    def of(self, tokens: int, seen: int, masked: int = 0) -> int:
+        """Bytes of a pass over `tokens` tokens; its sequences are then up to `seen` tokens long.
+
+        masked: for how many of the `seen` tokens the mask is an array.
+        """
+        pairs = self.per_pair * seen + self.per_mask * min(masked, seen)
+        return tokens * (self.per_token + math.ceil(pairs))
 
     def chosen(self, rows: int, seen: int) -> int:
-        """Bytes of a decode step of `rows` rows."""
-        return self.of(rows, seen) + rows * self.per_choice
+        """Bytes of a decode step of `rows` rows, whose lengths may differ."""
+        return self.of(rows, seen, masked=seen) + rows * self.per_choice
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,19 @@
 """Finds the entry whose KV shares the longest prefix with a new prompt.
 
 The index stores ids, tokens and sizes; the owner of the KV frees the entries that the index evicts.
-Entries are sorted lexicographically by tokens, so the one that shares the longest prefix with a
-prompt is next to the prompt's insertion point, and a lookup is one binary search. Two sequences are
-compared by cumulative digests of their blocks, again with a binary search, and then token by token
-in the one block where they diverge.
+Entries are leaves and branches of a radix tree, so a lookup, an addition and a removal take as many
+steps as there are branches along the tokens, however many entries are stored. A lookup compares the
+prompt with a single entry. Two sequences are compared by cumulative digests of their blocks, with a
+binary search, and then token by token in the one block where they diverge.
 """
 
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +23,8 @@ Tokens = NDArray[np.int32]
 # Tokens per block. Smaller blocks mean more digests per key, larger ones more tokens to compare.
 BLOCK = 256
 _FEW = 16  # tokens; computing them is as fast as finding them
+# A new entry replaces others only among this many: thousands may share its first tokens.
+_MOST_COMPARED = 32
 
 
 class PrefixKey:
@@ -49,13 +50,6 @@ class PrefixKey:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    def __lt__(self, other: PrefixKey) -> bool:
-        """Lexicographic order of the tokens: a prefix comes before its continuations."""
-        shared = self.shared(other)
-        if shared == min(len(self), len(other)):
-            return len(self) < len(other)
-        return bool(self.tokens[shared] < other.tokens[shared])
 
     def extended(self, more: Sequence[int] | NDArray[np.integer]) -> PrefixKey:
         """The key of these tokens followed by `more`; only new blocks are hashed."""
@@ -117,9 +111,8 @@ class PrefixIndex:
         self._max_entries = max_entries
         self._nbytes = 0
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
-        self._whole = _Order()  # every entry, at its full length
-        self._trimmable = _Order()
-        self._marks = _Order()  # entries that cannot be truncated, once for each place
+        self._trimmable = _Node(0)  # entries that can be truncated, at their full length
+        self._places = _Node(0)  # the others, at each length at which they are usable
 
     @property
     def nbytes(self) -> int:
@@ -131,16 +124,18 @@ class PrefixIndex:
     def find(self, key: PrefixKey) -> Match:
         """The entry with the longest usable prefix of the prompt."""
         served = key.prefix(max(len(key) - 1, 0))
-        shared = self._whole.closest(served)[1]
-        best, length = self._trimmable.closest(served)
-        mark = next(_prefixes(*self._marks.closest(served)), None)
-        if mark is not None and len(mark.key) > length:
-            best, length = mark, len(mark.key)
+        best, length, _ = self._trimmable.closest(served)
+        _, shared, path = self._places.closest(served)
+        shared = max(length, shared)
+        for node in reversed(path):
+            if node.depth > length and node.newest is not None:
+                best, length = node.newest, node.depth
+                break
         return Match(best.id if best is not None and length else None, length, shared)
 
     def length(self, entry: int) -> int:
         """How many tokens an entry has. Raises KeyError for an id that is not stored."""
-        return len(self._entries[entry].whole.key)
+        return len(self._entries[entry].key)
 
     def size(self, entry: int) -> int:
         """The bytes of an entry. Raises KeyError as `length` does."""
@@ -151,8 +146,7 @@ class PrefixIndex:
 
         None means any. Raises KeyError as `length` does.
         """
-        marks = self._entries[entry].marks
-        return None if marks is None else tuple(len(mark.key) for mark in marks)
+        return self._entries[entry].places
 
     def touch(self, entry: int) -> None:
         """Mark an entry as used now. Raises KeyError for an id that is not stored."""
@@ -160,14 +154,13 @@ class PrefixIndex:
 
     def covers(self, key: PrefixKey, *, trimmable: bool) -> int | None:
         """A stored entry that makes an entry with this key superfluous, or None."""
-        entry, shared = self._trimmable.closest(key)
-        if entry is not None and shared == len(key):
-            return entry.id
-        if not trimmable:
-            mark = next(_prefixes(*self._marks.closest(key)), None)
-            if mark is not None and len(mark.key) == len(key):
-                return mark.id
-        return None
+        entry, shared, _ = self._trimmable.closest(key)
+        if entry is None or shared < len(key):
+            if trimmable:
+                return None
+            node = self._places.closest(key)[2][-1]
+            entry = node.newest if node.depth == len(key) else None
+        return None if entry is None else entry.id
 
     def add(
         self,
@@ -189,54 +182,57 @@ class PrefixIndex:
         """
         if entry in self._entries:
             raise ValueError(f"entry {entry} is already stored")
-        replaced, passed = self._replaced(key, places)
+        known = None if places is None else tuple(sorted({*places, len(key)}))
+        new = _Entry(entry, key, nbytes, known)
+        replaced, passed = self._replaced(new)
         replaced = [old for old in replaced if old not in pinned]
         for old in replaced:
             self.remove(old)
-        for old in [old for old in reversed(self._entries) if old in passed]:
+        for old in passed:
             self._entries.move_to_end(old, last=False)
-        whole = _Mark(entry, key)
-        marks = None
-        if places is not None:
-            marks = tuple(_Mark(entry, key.prefix(at)) for at in sorted({*places, len(key)}))
-        self._entries[entry] = _Entry(entry, whole, nbytes, marks)
-        self._whole.insert(whole)
-        if marks is None:
-            self._trimmable.insert(_Mark(entry, key))
-        for mark in marks or ():
-            self._marks.insert(mark)
+        self._entries[entry] = new
+        for tree, at in self._where(new):
+            tree.insert(new, at)
         self._nbytes += nbytes
         return replaced + self.shrink(self.max_bytes, {*pinned, entry})
 
-    def _replaced(
-        self, key: PrefixKey, places: Collection[int] | None
-    ) -> tuple[list[int], set[int]]:
-        """The entries that a new one replaces, and those that are then useful only at their end."""
-        known = {*places, len(key)} if places is not None else None
-        if known is None:
-            replaced = [mark.id for mark in _prefixes(*self._trimmable.closest(key))]
-        else:
-            replaced = []
-        passed: set[int] = set()
-        for old in {mark.id for mark in _prefixes(*self._marks.closest(key))}:
-            marks = self._entries[old].marks or ()
-            shared = self._entries[old].whole.key.shared(key)
-            *lengths, end = (len(mark.key) for mark in marks)
-            if all(_covers(key, known, shared, at) for at in lengths):
-                if _covers(key, known, shared, end):
-                    replaced.append(old)
+    def _replaced(self, new: _Entry) -> tuple[list[int], list[int]]:
+        """The entries that a new one replaces, and those that are then useful only at their end.
+
+        Of the entries that cannot be truncated, only those that share the longest prefixes with the
+        new one are looked at, and the newest of these first.
+        """
+        replaced: list[int] = []
+        passed: list[int] = []
+        if new.places is None:
+            replaced += [old.id for old in self._trimmable.prefixes(new.key)]
+        near: dict[int, _Entry] = {}
+        for old in self._places.prefixes(new.key):
+            near[old.id] = old
+            if len(near) == _MOST_COMPARED:
+                break
+        for old in near.values():
+            shared = old.key.shared(new.key)
+            *lengths, end = old.places or ()
+            if all(_covers(new, shared, at) for at in lengths):
+                if _covers(new, shared, end):
+                    replaced.append(old.id)
                 elif lengths:
-                    passed.add(old)
+                    passed.append(old.id)
         return replaced, passed
+
+    def _where(self, entry: _Entry) -> Iterator[tuple[_Node, int]]:
+        """The tree that holds an entry, with each length at which it is a node, longest first."""
+        if entry.places is None:
+            yield self._trimmable, len(entry.key)
+        for at in reversed(entry.places or ()):
+            yield self._places, at
 
     def remove(self, entry: int) -> None:
         """Remove an entry. Raises KeyError for an id that is not stored."""
         removed = self._entries.pop(entry)
-        self._whole.remove(entry, removed.whole.key)
-        if removed.marks is None:
-            self._trimmable.remove(entry, removed.whole.key)
-        for mark in removed.marks or ():
-            self._marks.remove(entry, mark.key)
+        for tree, at in self._where(removed):
+            tree.remove(removed, at)
         self._nbytes -= removed.nbytes
 
     def shrink(self, max_bytes: int, pinned: Collection[int] = ()) -> list[int]:
@@ -258,99 +254,126 @@ class PrefixIndex:
 
     def clear(self) -> list[int]:
         """Remove all entries; returns their ids."""
-        evicted = list(self._entries)
-        for old in evicted:
-            self.remove(old)
+        evicted, self._nbytes = list(self._entries), 0
+        self._entries.clear()
+        self._trimmable, self._places = _Node(0), _Node(0)
         return evicted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Entry:
-    """One stored sequence. marks: the lengths at which it is usable; None means any."""
-
-    id: int
-    whole: _Mark
-    nbytes: int
-    marks: tuple[_Mark, ...] | None
-
-
-@dataclass(eq=False, slots=True)
-class _Mark:
-    """An element of `_Order`: an entry at one length.
-
-    parent: the last mark before this one whose key is a prefix of this one's or equal to it.
-    """
+    """One stored sequence. places: the lengths at which it is usable, in order; None means any."""
 
     id: int
     key: PrefixKey
-    parent: _Mark | None = None
+    nbytes: int
+    places: tuple[int, ...] | None
 
 
-_key = attrgetter("key")
+class _Node:
+    """A node of a radix tree, and the tree below it: the first `depth` tokens of some entries.
 
+    here: the entries that the tree stores at this length, by id, oldest first; newest: the last of
+    them. sample: an entry here or below; None only in an empty tree. children: by the token after
+    the node's tokens. Every node except the root stores an entry or has at least two children.
 
-class _Order:
-    """Marks sorted by their tokens, equal ones by age.
-
-    Every change creates a new list, because other threads may be searching the old one.
+    Another thread may call `closest` during a change. So a node is complete before its parent shows
+    it, `depth` never changes, and that thread reads `children` only by key.
     """
 
-    def __init__(self) -> None:
-        self._marks: list[_Mark] = []
+    __slots__ = ("children", "depth", "here", "newest", "sample")
 
-    def closest(self, key: PrefixKey) -> tuple[_Mark | None, int]:
-        """The mark that shares the longest prefix with the key, and the length of that prefix."""
-        marks = self._marks
-        place = bisect_right(marks, key, key=_key)
-        beside = marks[max(place - 1, 0) : place + 1]
-        lengths = [(mark, mark.key.shared(key)) for mark in beside]
-        return max(lengths, key=lambda pair: pair[1], default=(None, 0))
+    def __init__(self, depth: int, sample: _Entry | None = None) -> None:
+        self.depth = depth
+        self.sample = sample
+        self.newest: _Entry | None = None
+        self.here: dict[int, _Entry] = {}
+        self.children: dict[int, _Node] = {}
 
-    def insert(self, mark: _Mark) -> None:
-        key, marks = mark.key, self._marks
-        mark.parent = next(_prefixes(*self.closest(key)), None)
-        place = bisect_right(marks, key, key=_key)
-        # The continuations of the new mark's key come right after it.
-        end = bisect_left(marks, True, lo=place, key=lambda later: later.key.shared(key) < len(key))
-        for later in marks[place:end]:
-            if later.parent is mark.parent:
-                later.parent = mark
-        self._marks = [*marks[:place], mark, *marks[place:]]
+    def _descend(self, key: PrefixKey, length: int) -> list[_Node]:
+        """The nodes from the root that the first `length` tokens lead to.
 
-    def remove(self, entry: int, key: PrefixKey) -> None:
-        marks = self._marks
-        place = bisect_left(marks, key, key=_key)
-        while marks[place].id != entry:
-            place += 1
-        mark = marks[place]
-        for later in marks[place + 1 :]:
-            if later.parent is mark:
-                later.parent = mark.parent
-        self._marks = [*marks[:place], *marks[place + 1 :]]
+        Only the tokens at which branches part are compared.
+        """
+        tokens, node, path = key.tokens, self, [self]
+        while node.depth < length:
+            child = node.children.get(tokens.item(node.depth))
+            if child is None:
+                break
+            node = child
+            path.append(node)
+        return path
+
+    def closest(self, key: PrefixKey) -> tuple[_Entry | None, int, list[_Node]]:
+        """An entry that shares the longest prefix with the key, and the length of that prefix.
+
+        Also returns the nodes, from the root, whose tokens are a prefix of the key.
+        """
+        path = self._descend(key, len(key))
+        entry = path[-1].sample
+        # All entries below the last node share equally much with the key.
+        shared = 0 if entry is None else min(entry.key.shared(key), path[-1].depth)
+        while path[-1].depth > shared:
+            path.pop()
+        return entry, shared, path
+
+    def prefixes(self, key: PrefixKey) -> Iterator[_Entry]:
+        """The entries that are stored at a length at which they are a prefix of the key.
+
+        The longest lengths come first, and of one length the newest entries.
+        """
+        for node in reversed(self.closest(key)[2]):
+            yield from reversed(node.here.values())
+
+    def insert(self, entry: _Entry, length: int) -> None:
+        """Store an entry at a length. Only for the root."""
+        key = entry.key.prefix(length)
+        _, shared, path = self.closest(key)
+        node = path[-1]
+        if node.depth < shared:
+            token = key.tokens.item(node.depth)
+            child = node.children[token]
+            assert child.sample is not None
+            branch = _Node(shared, entry)
+            branch.children[child.sample.key.tokens.item(shared)] = child
+            node.children[token] = node = branch
+        if node.depth < length:
+            leaf = _Node(length, entry)
+            node.children[key.tokens.item(node.depth)] = leaf
+            node = leaf
+        node.here[entry.id] = node.newest = entry
+        for above in path:
+            above.sample = entry
+
+    def remove(self, entry: _Entry, length: int) -> None:
+        """Remove an entry that is stored at this length. Only for the root."""
+        path = self._descend(entry.key, length)
+        del path[-1].here[entry.id]
+        path[-1].newest = next(reversed(path[-1].here.values()), None)
+        while len(path) > 1 and not path[-1].here and len(path[-1].children) < 2:
+            children = path.pop().children
+            token = entry.key.tokens.item(path[-1].depth)
+            if children:
+                (path[-1].children[token],) = children.values()
+                break
+            del path[-1].children[token]
+        for node in reversed(path):
+            if node.sample is not entry:
+                break
+            below = (child.sample for child in node.children.values())
+            node.sample = node.newest or next(below, None)
 
 
-def _covers(key: PrefixKey, places: Collection[int] | None, shared: int, at: int) -> bool:
+def _covers(entry: _Entry, shared: int, at: int) -> bool:
     """Whether an entry nearly replaces another one at the length `at`.
 
-    key, places: of the entry; None means usable at any length. shared: tokens that both share.
-    Nearly means that the tokens to recompute are at most half of those before or after that length,
-    or few.
+    shared: tokens that both share. Nearly means that the tokens to recompute are at most half of
+    those before or after that length, or few.
     """
     most = min(at, shared)
-    if places is not None:
-        most = max((place for place in places if place <= most), default=0)
-    return at - most <= max(_FEW, min(at, len(key) - at) // 2)
-
-
-def _prefixes(closest: _Mark | None, shared: int) -> Iterator[_Mark]:
-    """The marks whose keys are prefixes of a key, longest first, given the result of `closest`.
-
-    They are also prefixes of the closest mark, so its parents are followed and no tokens compared.
-    """
-    while closest is not None:
-        if len(closest.key) <= shared:
-            yield closest
-        closest = closest.parent
+    if entry.places is not None:
+        most = max((place for place in entry.places if place <= most), default=0)
+    return at - most <= max(_FEW, min(at, len(entry.key) - at) // 2)
 
 
 def _as_tokens(tokens: Sequence[int] | NDArray[np.integer]) -> Tokens:

@@ -106,6 +106,7 @@ class StoredEntries:
 
     def _unmatch(self, entries: Collection[int]) -> None:
         """Search again for the prompts for which these entries were the best match."""
-        for one in self._sequences.of("waiting") if entries else ():
-            if one.match is not None and one.match.entry in entries:
+        gone = set(entries)
+        for one in self._sequences.of("waiting") if gone else ():
+            if one.match is not None and one.match.entry in gone:
                 one.match = None

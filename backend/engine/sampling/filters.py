@@ -42,12 +42,12 @@ class Candidates:
 
 
 def reach(row: Sampling, vocabulary: int) -> int:
-    """The number of best tokens, sorted, that a row's filters see; 0 means all tokens, unsorted.
+    """The number of best tokens, sorted, that a row's filters see; 0 if no filter needs an order.
 
     It is exact for top_k. For top_p it is an estimate that is nearly always enough and is checked
     afterwards (`Candidates.complete`). For typical_p, and for top_p where the host cannot wait for
-    that check, it is the whole vocabulary. min_p and XTC need no order, but are faster on few
-    tokens if both are set.
+    that check, it is the whole vocabulary, of which only the logits are sorted. min_p and XTC need
+    no order, but are faster on few tokens if both are set.
     """
     if 0 < row.top_k < vocabulary:
         return min(max(_LEAST_REACH, 1 << (row.top_k - 1).bit_length()), vocabulary)
@@ -56,6 +56,13 @@ def reach(row: Sampling, vocabulary: int) -> int:
     if row.top_p < 1 or (row.min_p > 0 and row.xtc_probability > 0):
         return min(_NUCLEUS_REACH if may_wait_within_a_step() else vocabulary, vocabulary)
     return 0
+
+
+def search_all(row: Sampling, vocabulary: int) -> bool:
+    """Whether a row's filters may work on the whole vocabulary, or on much of it."""
+    if row.temperature <= 0 or 0 < row.top_k <= vocabulary // 16:
+        return False
+    return row.top_k > 0 or row.typical_p < 1 or row.top_p < 1 or row.xtc_probability > 0
 
 
 class BatchFilters:
@@ -78,7 +85,7 @@ class BatchFilters:
         """
         ids = complete = None
         left = logits
-        if self._reach:
+        if self._top_k is not None or self._guesses(logits):
             ids = best(logits, self._reach)
             left = mx.take_along_axis(logits, ids, axis=-1)
         if self._top_k is not None:
@@ -86,13 +93,8 @@ class BatchFilters:
         if self._typical_p is not None:
             left = _only(_typical(_shares(left), self._typical_p), left)
         if self._top_p is not None:
-            weight = likelihood(left)
-            upto = mx.cumsum(weight, axis=-1)
-            wanted = self._top_p * self._total(logits, upto)
-            # The first token is always kept, even if rounding or a tiny top_p would remove it. A
-            # row without top_p keeps all tokens, whatever their probabilities add up to.
-            before = upto - weight
-            left = _only((before < wanted) | (before <= 0) | (self._top_p >= 1), left)
+            total = mx.sum(likelihood(logits), -1, keepdims=True) if self._guesses(logits) else None
+            left = _only(_nucleus(left, self._top_p, total, in_order=ids is not None), left)
         if self._min_p is not None:
             least = mx.max(left, axis=-1, keepdims=True) + mx.log(self._min_p)
             left = _only(left >= least, left)
@@ -108,12 +110,6 @@ class BatchFilters:
     def _guesses(self, logits: mx.array) -> bool:
         """Whether a row's filters may keep tokens beyond the reach."""
         return self._top_k is None and 0 < self._reach < logits.shape[-1]
-
-    def _total(self, logits: mx.array, upto: mx.array) -> mx.array:
-        """The sum of the weights of all tokens that top_p chooses from, [rows, 1]."""
-        if self._guesses(logits):
-            return mx.sum(likelihood(logits), axis=-1, keepdims=True)
-        return upto[:, -1:]
 
 
 def likelihood(logits: mx.array, temperature: mx.array | float = 1.0) -> mx.array:
@@ -160,6 +156,31 @@ def _typical(share: mx.array, most: mx.array) -> mx.array:
     before = mx.cumsum(ordered, axis=-1) - ordered
     kept = (before < most) | (before <= 0) | (most >= 1)
     return mx.put_along_axis(mx.zeros(kept.shape, dtype=mx.bool_), order, kept, axis=-1)
+
+
+def _nucleus(left: mx.array, most: mx.array, total: mx.array | None, *, in_order: bool) -> mx.array:
+    """A mask of the best tokens, up to the one with which their probabilities reach `most`.
+
+    left: the logits to choose from, best first if `in_order`. Otherwise a copy of the logits is
+    sorted without their ids, with which it would take twice the memory: the mask is that of the
+    logits above the worst that is kept, and of the first ones equal to it. total: the sum of the
+    weights of all tokens, if `left` has only the best.
+    """
+    rising = left[:, ::-1] if in_order else mx.sort(left, axis=-1)
+    weight = likelihood(rising)
+    upto = mx.cumsum(weight, axis=-1, reverse=True)
+    before = upto - weight
+    # The first token is always kept, even if rounding or a tiny top_p would remove it. A row
+    # without top_p keeps all tokens, whatever their probabilities add up to.
+    wanted = most * (upto[:, :1] if total is None else total)
+    kept = (before < wanted) | (before <= 0) | (most >= 1)
+    if in_order:
+        return kept[:, ::-1]
+    count = mx.sum(kept, axis=-1, keepdims=True)
+    worst = mx.take_along_axis(rising, rising.shape[-1] - count, axis=-1)
+    above, equal = left > worst, left == worst
+    room = count - mx.sum(above, axis=-1, keepdims=True)
+    return above | (equal & (mx.cumsum(equal, axis=-1) <= room))
 
 
 def _excluded(logits: mx.array, threshold: mx.array) -> mx.array:

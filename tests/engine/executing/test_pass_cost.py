@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -10,6 +11,16 @@ import pytest
 
 from backend.engine.caching import kv
 from backend.engine.executing.pass_cost import pass_cost
+from backend.engine.planning.charges import Charges
+from backend.engine.planning.plan import Arrived, CacheCost, Limits, PassCost
+from backend.engine.planning.prefix_index import PrefixKey
+from backend.engine.planning.sequence_state import SequenceState
+from backend.engine.request import Sampling
+from backend.engine.sampling import filters
+from backend.engine.sampling.filters import search_all
+from backend.engine.sampling.logprobs import BatchLogprobs
+from backend.engine.sampling.penalties import Past
+from backend.engine.sampling.sampler import BatchSampler
 from tests.engine.kv_models import kv_model
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import MIB
@@ -30,16 +41,159 @@ def test_a_pass_takes_about_the_estimated_memory(kind: str, tokens: int, before:
 
 def _peak(model: Any, tokens: int, before: int) -> int:
     """Bytes at the peak of a pass over `tokens` behind `before`, without the KV that it adds."""
-    row = kv.new_row(model)
-    for start in range(0, before, 256):
-        model(mx.zeros((1, min(256, before - start)), mx.int32), cache=row)
+    row = _row(model, before)
+
+    def run() -> None:
+        model(mx.zeros((1, tokens), mx.int32), cache=row)
         kv.evaluate(row)
+
+    return _measured(run)
+
+
+def _row(model: Any, length: int) -> kv.RowCache:
+    row = kv.new_row(model)
+    for start in range(0, length, 256):
+        model(mx.zeros((1, min(256, length - start)), mx.int32), cache=row)
+        kv.evaluate(row)
+    return row
+
+
+def _measured(run: Callable[[], None]) -> int:
+    """Bytes at the peak of a computation, without those that it leaves."""
     gc.collect()
     mx.synchronize()
     mx.clear_cache()
     held = mx.get_active_memory()
     mx.reset_peak_memory()
-    model(mx.zeros((1, tokens), mx.int32), cache=row)
-    kv.evaluate(row)
+    run()
     mx.synchronize()
     return mx.get_peak_memory() - max(mx.get_active_memory(), held)
+
+
+# Attention as on CUDA: fused, but an array mask becomes a number for each head in a first step.
+
+
+def _attention_of_cuda(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | str | None = None,
+    sinks: None = None,
+) -> mx.array:
+    """Stand-in that allocates what the fused kernel does, and computes something else."""
+    heads = queries.shape[1] // keys.shape[1]
+    mean = mx.repeat(mx.mean(values, axis=2, keepdims=True), heads, axis=1)
+    if isinstance(mask, mx.array):
+        shape = (*queries.shape[:3], keys.shape[2])
+        bias = mx.where(mx.broadcast_to(mask, shape), mx.zeros(1), mx.array(-mx.inf))
+        mean = mean + mx.max(bias.astype(queries.dtype), axis=-1, keepdims=True)
+    return queries * scale + mean
+
+
+HEADS: dict[str, Any] = {"num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 16}
+
+
+def _charge(passes: PassCost, tokens: int, rows: int, seen: int, window: int = 0) -> int:
+    """Bytes that the planner charges for a pass of rows with `tokens` tokens each."""
+    cost = CacheCost(1, 0, ((1, window),) if window else ())
+    charges = Charges(Limits(cost, 8, 1 << 40, 0, 0, 512, 250, passes=passes))
+    prompt = [0] * seen
+    one = SequenceState(Arrived(1, PrefixKey(prompt), prompt, 1), 0.0, 1)
+    return charges.prefill_pass(one, tokens, seen, rows)
+
+
+@pytest.mark.parametrize("lengths", [[1310, 1290], [1300, 900, 700, 500], [1300]], ids=str)
+@pytest.mark.parametrize("tokens", [64, 220])  # for which the KV has room
+def test_masks_of_rows_with_different_lengths_are_charged(
+    lengths: Sequence[int], tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", _attention_of_cuda)
+    model = kv_model("attention", **HEADS)
+    batch = kv.BatchCache([_row(model, length) for length in lengths])
+
+    def run() -> None:
+        layers = batch.layers
+        model(mx.zeros((len(lengths), tokens), mx.int32), cache=layers)
+        kv.evaluate(layers)
+
+    peak = _measured(run)
+    charged = _charge(pass_cost(model, VOCABULARY), tokens, len(lengths), max(lengths) + tokens)
+    assert peak <= 1.5 * charged <= 18 * peak + MIB
+
+
+@pytest.mark.parametrize("window", [60, 3000])
+def test_the_mask_of_a_long_prompt_in_a_window_is_charged(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", _attention_of_cuda)
+    model = kv_model("window", **HEADS, sliding_window=window)
+    peak = _peak(model, 256, 3840)
+    charged = _charge(pass_cost(model, VOCABULARY), 256, 1, 4096, window)
+    assert peak <= 1.5 * charged <= 18 * peak + MIB
+
+
+# Choosing tokens
+
+
+def _as_on_cuda(sort: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """A sort that also holds what MLX's CUDA kernel does: its input, and two of values and ids."""
+
+    def sorted_(array: mx.array, axis: int = -1) -> mx.array:
+        first = mx.min(array)  # so that all exists at the same time
+        ids = [mx.broadcast_to(first, array.shape).astype(mx.uint32) for _ in range(2)]
+        done: list[mx.array] = mx.depends([sort(array, axis=axis)], [array, array * 1, *ids])
+        return done[0]
+
+    return sorted_
+
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "no filter": {},
+    "penalties": {"repetition": 1.2, "presence": 0.2, "frequency": 0.1, "logit_bias": ((3, 1.0),)},
+    "min_p": {"min_p": 0.1},
+    "top_k": {"top_k": 40, "top_p": 0.9, "typical_p": 0.5},
+    "large top_k": {"top_k": 10_000},
+    "top_p": {"top_p": 0.9},
+    "top_p of equal logits": {"top_p": 0.9, "min_p": 0.01},
+    "typical_p": {"typical_p": 0.5},
+    "XTC": {"xtc_probability": 1.0, "min_p": 0.1},
+    "all": {
+        "repetition": 1.2,
+        "frequency": 0.1,
+        "logit_bias": ((3, 1.0),),
+        "typical_p": 0.9,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "xtc_probability": 1.0,
+    },
+}
+
+
+@pytest.fixture(params=[True, False], ids=["CPU order", "GPU order"])
+def _order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(filters, "may_wait_within_a_step", lambda: request.param)
+    monkeypatch.setattr(mx, "sort", _as_on_cuda(mx.sort))
+    monkeypatch.setattr(mx, "argsort", _as_on_cuda(mx.argsort))
+
+
+@pytest.mark.usefixtures("_order")
+@pytest.mark.parametrize("name", CHOICES)
+def test_choosing_tokens_takes_no_more_than_the_estimated_memory(name: str) -> None:
+    rows, vocabulary = 8, 20_000
+    passes = pass_cost(kv_model("attention"), vocabulary)
+    row = Sampling(**({"temperature": 1.0} | CHOICES[name]))
+    source = mx.random.normal((rows, vocabulary), key=mx.random.key(1)) * (name[:6] != "top_p ")
+    mx.eval(source)
+
+    def run() -> None:
+        logits = source * 1
+        sampler = BatchSampler([row] * rows, [Past((), 0, 64)] * rows, vocabulary)
+        tokens = sampler(logits, mx.zeros(rows, mx.int32), [1] * rows)
+        logprobs = BatchLogprobs([3] * rows)(logits, tokens)
+        mx.eval(tokens, sampler.peaks(logits, tokens), logprobs.arrays)
+
+    charged = passes.per_choice + search_all(row, vocabulary) * passes.per_filter
+    assert max(_measured(run) for _ in range(3)) <= rows * charged

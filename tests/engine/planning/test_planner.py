@@ -236,7 +236,9 @@ def random_limits(dice: random.Random) -> Limits:
         stall_ms=dice.choice([20.0, 250.0]),
         together=slots > 1 and dice.random() < 0.8,
         trims=trims,
-        passes=dice.choice([FREE, FREE, PassCost(40, 0, 7), PassCost(3, 0.25, 20), PassCost(1, 2)]),
+        passes=dice.choice(
+            [FREE, FREE, PassCost(40, 0, 7), PassCost(3, 0.25, 20, 0.5), PassCost(1, 2)]
+        ),
         guesses=4,
     )
 
