@@ -114,7 +114,9 @@ class BackendProcess:
         if code is None:
             return "the backend was ended, because the process that starts backends was killed"
         ran_out = kills_for_memory() > self._kills
-        return self._killed or end_of("the backend", code, self._fault, out_of_memory=ran_out)
+        # Ranks that start again write the cause of an exit, and go on; a signal may come later.
+        line = self.last_line if code < 0 else self._fault
+        return self._killed or end_of("the backend", code, line, out_of_memory=ran_out)
 
     async def _read(self) -> None:
         stream = asyncio.StreamReader()

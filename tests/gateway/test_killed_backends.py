@@ -125,8 +125,22 @@ async def test_at_the_start(tmp_path: Any, number: signal.Signals, shell: str) -
         assert explains(status_of(supervisor, "tiny").error, number)
 
 
-async def test_an_innocent_last_line_is_no_cause(tmp_path: Any) -> None:
-    lines = "echo 'cannot open libfoo.so' >&2; echo 'level=info event=log message=ok' >&2; exit 1"
-    models = {"tiny": roomy(backend=script(tmp_path, lines))}
+OK = "level=info event=log message=ok"
+HANGS = 'level=error event=exit cause="it hangs"'
+
+
+@pytest.mark.parametrize(
+    ("lines", "end", "cause"),
+    [
+        (["cannot open libfoo.so", OK], "exit 1", "exit code 1: cannot open libfoo.so"),
+        ([OK, HANGS], "kill -9 $$", "SIGKILL: it hangs"),
+        ([HANGS, OK], "kill -9 $$", "shows whether the kernel killed it"),
+    ],
+)
+async def test_only_some_lines_of_the_log_are_the_cause(
+    tmp_path: Any, lines: list[str], end: str, cause: str
+) -> None:
+    written = "".join(f"echo '{line}' >&2; " for line in lines)
+    models = {"tiny": roomy(backend=script(tmp_path, written + end))}
     async with supervising(tmp_path, models) as supervisor:
-        assert (await refusal(supervisor, "tiny")).message.endswith("1: cannot open libfoo.so")
+        assert (await refusal(supervisor, "tiny")).message.endswith(cause)
