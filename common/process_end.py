@@ -22,7 +22,7 @@ _PROBABLY = (
     f"memory probably ran out: {_SMALLER}; on Linux, `dmesg` or `journalctl -k` shows"
     " whether the kernel killed it"
 )
-_MEANINGS: dict[int, str] = {
+MEANINGS: dict[int, str] = {
     signal.SIGILL: (
         "this CPU lacks an instruction that a library uses: start it again with"
         f" {_OPENBLAS}, and {_REPORT}"
@@ -51,7 +51,7 @@ def end_of(subject: str, code: int, line: str = "", *, out_of_memory: bool = Fal
     except ValueError:
         name = f"signal {number}"
     if not line.startswith(_FINAL):  # otherwise the process itself has written the cause
-        cause = _MEANINGS.get(number, "")
+        cause = MEANINGS.get(number, "")
         if out_of_memory and number == signal.SIGKILL:
             cause = _OUT_OF_MEMORY
     return f"{subject} was ended by {name}{cause and f': {cause}'}"
@@ -61,7 +61,7 @@ def _signal_of(code: int) -> int | None:
     """The number of the signal that ended a process; None for an exit of its own."""
     if code < 0:
         return -code
-    return code - _SHELL if code - _SHELL in _MEANINGS else None
+    return code - _SHELL if code - _SHELL in MEANINGS else None
 
 
 def tells_fault(line: str) -> bool:
