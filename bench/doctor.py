@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -25,6 +26,7 @@ import grpc
 
 from bench.process import environment_of, process, words
 from common.launch import ROOT, command
+from common.process_end import end_of
 from common.version import VERSION
 from demo.chat import chosen_model
 from demo.default_model import ModelUnavailable
@@ -51,6 +53,7 @@ TOGETHER = (4, 16)  # numbers of answers that run at once
 PREFILL_WORDS = 300
 NEAR_TIE = 0.25  # nats; smaller differences between two tokens may be rounding in half precision
 LEAVE_SECONDS = 10.0
+END_SECONDS = 2.0  # between a lost connection and the end of the backend
 STOP_SECONDS = 15.0
 CACHED_TOKENS = "mlx-cached-tokens"
 
@@ -93,29 +96,35 @@ def examine(options: pb.ModelOptions) -> Iterator[Finding]:
     """Run all checks; yields each finding as soon as it is known."""
     try:
         yield _machine()
-    except subprocess.CalledProcessError as unusable:
-        yield Finding("machine", "FAILED", unusable.stderr.strip().splitlines()[-1])
+    except subprocess.CalledProcessError as end:
+        last = end.stderr.strip().rpartition("\n")[2]
+        yield Finding("machine", "FAILED", end_of("Python with MLX", end.returncode, last))
     began = time.perf_counter()
-    with process() as (_, stub):
-        yield Finding("start", "ok", f"Health after {time.perf_counter() - began:.1f} s")
-        began = time.perf_counter()
+    with ExitStack() as running:
         try:
-            stub.LoadModel(_tried(options))
-        except grpc.RpcError as error:
-            failed: Any = error
-            yield Finding("load", "FAILED", f"{options.Model}: {failed.details()}")
+            child, stub = running.enter_context(process())
+        except RuntimeError as end_at_start:
+            yield Finding("start", "FAILED", str(end_at_start))
             return
-        seconds = time.perf_counter() - began
-        parts = dict(stub.Status(pb.HealthMessage()).memory.breakdown)
-        detail = f"{options.Model} in {seconds:.1f} s, weights {_mib(parts['weights'])}"
-        yield Finding("load", "ok", detail, {"seconds": seconds, **parts})
-        for check in (_answer, _grammar, _batching, _prefix, _cancel):
-            yield _guarded(check, stub)
-        ours = _speed(stub)
-        parts = dict(stub.Status(pb.HealthMessage()).memory.breakdown)
-        yield Finding("memory", "ok", f"MLX holds {_mib(parts['mlx_active'])}", parts)
+        yield Finding("start", "ok", f"Health after {time.perf_counter() - began:.1f} s")
+        ours: dict[str, float] = {}
+        checks: dict[str, Callable[[BackendStub], Finding]] = {
+            "load": partial(_load, _tried(options)),
+            "answer": _answer,
+            "grammar": _grammar,
+            "batching": _batching,
+            "prefix": _prefix,
+            "cancel": _cancel,
+            "memory": partial(_measured, ours),
+        }
+        for name, check in checks.items():
+            finding = _guarded(name, check, stub, child)
+            yield finding
+            if child.poll() is not None or (name == "load" and finding.verdict == "FAILED"):
+                return
         stub.Free(pb.HealthMessage(), timeout=STOP_SECONDS)
-    yield _compared(ours, _plain(options))
+    if ours:
+        yield _compared(ours, options)
 
 
 def _tried(options: pb.ModelOptions) -> pb.ModelOptions:
@@ -144,14 +153,30 @@ def _machine() -> Finding:
     return Finding("machine", "ok", detail, figures)
 
 
-def _guarded(check: Callable[[BackendStub], Finding], stub: BackendStub) -> Finding:
-    """Run a check; if the backend refuses its request, the check has failed."""
+def _guarded(
+    name: str,
+    check: Callable[[BackendStub], Finding],
+    stub: BackendStub,
+    child: subprocess.Popen[bytes],
+) -> Finding:
+    """Run a check; it has failed if the backend refuses its request, or ends."""
     try:
         return check(stub)
     except grpc.RpcError as error:
         failed: Any = error
-        name = check.__name__.removeprefix("_")
+        if failed.code() is grpc.StatusCode.UNAVAILABLE:
+            with suppress(subprocess.TimeoutExpired):
+                return Finding(name, "FAILED", end_of("the backend", child.wait(END_SECONDS)))
         return Finding(name, "FAILED", f"{failed.code().name}: {failed.details()}")
+
+
+def _load(options: pb.ModelOptions, stub: BackendStub) -> Finding:
+    began = time.perf_counter()
+    stub.LoadModel(options)
+    seconds = time.perf_counter() - began
+    parts = dict(stub.Status(pb.HealthMessage()).memory.breakdown)
+    detail = f"{options.Model} in {seconds:.1f} s, weights {_mib(parts['weights'])}"
+    return Finding("load", "ok", detail, {"seconds": seconds, **parts})
 
 
 def _answer(stub: BackendStub) -> Finding:
@@ -265,25 +290,28 @@ def _together(width: int) -> str:
     return f"{width} answers at once"
 
 
-def _plain(options: pb.ModelOptions) -> dict[str, float]:
-    """Speeds of mlx-lm, measured in a process of its own; {} if it fails."""
+def _measured(speeds: dict[str, float], stub: BackendStub) -> Finding:
+    """The memory that MLX holds after the measurement of the speeds, which are added."""
+    speeds |= _speed(stub)
+    parts = dict(stub.Status(pb.HealthMessage()).memory.breakdown)
+    return Finding("memory", "ok", f"MLX holds {_mib(parts['mlx_active'])}", parts)
+
+
+def _compared(ours: dict[str, float], options: pb.ModelOptions) -> Finding:
+    """The speeds beside those of mlx-lm, which are measured in a process of its own."""
     model = options.ModelFile or options.Model
     try:
-        return dict(json.loads(_child(["-m", "bench.doctor", "--plain", model])))
-    except subprocess.CalledProcessError:
-        return {}
-
-
-def _compared(ours: dict[str, float], theirs: dict[str, float]) -> Finding:
-    figures = {"backend": ours, "mlx_lm": theirs}
-    if not theirs:
+        theirs = dict(json.loads(_child(["-m", "bench.doctor", "--plain", model])))
+    except subprocess.CalledProcessError as end:
         parts = [f"{name} {speed:.1f} tokens/s" for name, speed in ours.items()]
-        return Finding("speed", "note", "; ".join([*parts, "mlx-lm failed to run"]), figures)
+        detail = "; ".join([*parts, end_of("mlx-lm", end.returncode)])
+        return Finding("speed", "note", detail, {"backend": ours, "mlx_lm": {}})
     parts = [
         f"{name} {speed:.1f} tokens/s, mlx-lm {theirs[name]:.1f} (ratio {speed / theirs[name]:.2f})"
         for name, speed in ours.items()
     ]
     slow = ours["decode"] < 0.8 * theirs["decode"]
+    figures = {"backend": ours, "mlx_lm": theirs}
     return Finding("speed", "note" if slow else "ok", "; ".join(parts), figures)
 
 
@@ -315,7 +343,7 @@ def _request(prompt: str, tokens: int, fields: dict[str, Any]) -> pb.PredictOpti
 
 
 def plain(model: str) -> dict[str, float]:
-    """Tokens per second of mlx-lm on the prompts of `_speed`; `_plain` starts a process for this.
+    """Tokens per second of mlx-lm on the prompts of `_speed`, in a process of `_compared`.
 
     `stream_generate` gives one answer, `batch_generate` several. On a CPU mlx-lm is set to compute
     as the backend does: in float32, without MLX's compiler.

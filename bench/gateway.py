@@ -23,6 +23,7 @@ import psutil
 
 from bench.process import ROOT, Run, free_port, stream, until_health
 from bench.report import Figure, at_least, at_most
+from common.process_end import end_of
 from wire import backend_pb2_grpc
 
 WIDTHS = (1, 8)
@@ -187,7 +188,7 @@ def _until_open(child: subprocess.Popen[bytes], port: int) -> None:
             return
         except ConnectionError:
             time.sleep(0.05)
-    raise RuntimeError(f"the gateway ended with {child.returncode}")
+    raise RuntimeError(end_of("the gateway", child.returncode))
 
 
 def _over_http(port: int, prompt: str, tokens: int) -> Run:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench.process import ROOT, Run, environment_of, free_port
+from common.process_end import end_of
 
 # With its default backlog of 5, some of 16 simultaneous connections are reset or a second late.
 _MAIN = """
@@ -36,7 +37,7 @@ def server(model: Path, threads: int | None = None) -> Iterator[int]:
     try:
         while not _healthy(port):
             if child.poll() is not None:
-                raise RuntimeError(f"mlx_lm.server ended with {child.returncode}")
+                raise RuntimeError(end_of("mlx_lm.server", child.returncode))
             time.sleep(0.05)
         yield port
     finally:

@@ -19,6 +19,7 @@ import grpc
 from grpc.experimental import ChannelOptions
 
 from common.launch import command
+from common.process_end import end_of
 from gateway.supervisor.warden import backend_environ
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
@@ -40,7 +41,7 @@ def until_health(child: subprocess.Popen[bytes], port: int) -> backend_pb2_grpc.
             break
         except OSError:
             if child.poll() is not None:
-                raise RuntimeError(f"the backend ended with {child.returncode}") from None
+                raise RuntimeError(end_of("the backend", child.returncode)) from None
             time.sleep(0.002)
     channel = grpc.insecure_channel(
         f"127.0.0.1:{port}",
@@ -68,8 +69,8 @@ def process(
     environment: Mapping[str, str] | None = None,
     stderr: IO[bytes] | None = None,
     port: int | None = None,
-) -> Iterator[tuple[int, backend_pb2_grpc.BackendStub]]:
-    """Start a backend, on a free port without `port`; yields its process id and a stub."""
+) -> Iterator[tuple[subprocess.Popen[bytes], backend_pb2_grpc.BackendStub]]:
+    """Start a backend, on a free port without `port`; yields its process and a stub."""
     port = port or free_port()
     child = subprocess.Popen(
         command("-m", "backend", "--addr", f"127.0.0.1:{port}"),
@@ -78,7 +79,7 @@ def process(
         stderr=stderr,
     )
     try:
-        yield child.pid, until_health(child, port)
+        yield child, until_health(child, port)
     finally:
         child.terminate()
         child.wait()

@@ -13,11 +13,17 @@ import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-# For each kind of cgroup hierarchy: its folder, and the files with a group's limit and use.
+# For each kind of cgroup hierarchy: its folder, and the files with a group's limit, use and events.
+_V2 = ("memory.max", "memory.current", "memory.events")
 _VERSIONS = {
-    "": ("sys/fs/cgroup", "memory.max", "memory.current"),
-    "hybrid": ("sys/fs/cgroup/unified", "memory.max", "memory.current"),
-    "memory": ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    "": ("sys/fs/cgroup", *_V2),
+    "hybrid": ("sys/fs/cgroup/unified", *_V2),
+    "memory": (
+        "sys/fs/cgroup/memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        "memory.oom_control",
+    ),
 }
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of glibc's malloc.h
 
@@ -47,6 +53,20 @@ def free_memory(root: Path = Path("/")) -> int:
 def own_memory(root: Path = Path("/")) -> int:
     """RAM in bytes that this process uses now; 0 if the system does not report it."""
     return _statm(root)[1]
+
+
+def kills_for_memory(root: Path = Path("/")) -> int:
+    """How many processes in this process's group the kernel has killed because memory ran out.
+
+    0 if the system does not count them.
+    """
+    for name, group in _groups(root):
+        folder, *_, events = _VERSIONS[name]
+        for part in (group, *group.parents):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                lines = (root / folder / str(part).lstrip("/") / events).read_text().splitlines()
+                return int(dict(line.split() for line in lines)["oom_kill"])
+    return 0
 
 
 def address_room(root: Path = Path("/")) -> int | None:
@@ -84,7 +104,7 @@ def _statm(root: Path) -> tuple[int, int]:
 def _group_limits(root: Path) -> Iterator[tuple[int, int]]:
     """The limit and the use of each limited group that contains this process."""
     for name, group in _groups(root):
-        folder, limit, used = _VERSIONS[name]
+        folder, limit, used, _ = _VERSIONS[name]
         for part in (group, *group.parents):
             place = root / folder / str(part).lstrip("/")
             try:

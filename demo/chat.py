@@ -1,7 +1,8 @@
 """`make demo`: one question to a real model, over the wire, as a host would ask it.
 
 Starts the backend through run.sh, waits for Health, loads a model, streams the answer, frees the
-model and stops the process. It shares no code with the backend except backend.proto.
+model and stops the process. It shares no code with the backend except backend.proto, and what says
+how a process ended.
 """
 
 import codecs
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -20,6 +22,8 @@ from typing import Any
 
 import grpc
 
+from common.machine_memory import kills_for_memory
+from common.process_end import end_of, tells_fault
 from demo import default_model
 from wire import backend_pb2, backend_pb2_grpc
 
@@ -32,10 +36,11 @@ START_SECONDS = 60.0
 STOP_SECONDS = 15.0
 # Longer than this, users want to see what is happening.
 PATIENCE_SECONDS = 2.0
+MOST_LINES = 20  # of the backend's log, if it fails
 
 
 class DemoFailed(Exception):
-    """What went wrong, in one line for the user."""
+    """What went wrong, in one line for the user; lines of the backend's log may follow it."""
 
 
 def say(line: str) -> None:
@@ -63,7 +68,8 @@ class Backend:
             )
         except OSError as error:
             raise DemoFailed(f"run.sh could not be started: {error}") from error
-        self.last_line = ""
+        self.faults: deque[str] = deque(maxlen=MOST_LINES)  # lines that may say what is wrong
+        self._kills = kills_for_memory()
         self.show_lines = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -73,7 +79,8 @@ class Backend:
         for raw in self.process.stderr:
             line = raw.decode("utf-8", "replace").rstrip()
             if line:
-                self.last_line = line
+                if tells_fault(line):
+                    self.faults.append(line)
                 if self.show_lines.is_set():
                     print(line, file=sys.stderr, flush=True)
 
@@ -93,9 +100,10 @@ class Backend:
         if code is None:
             return
         self._reader.join(timeout=STOP_SECONDS)
-        raise DemoFailed(
-            f"the backend ended with exit code {code}: {self.last_line or 'no output'}"
-        )
+        *before, last = [*self.faults] or [""]
+        ran_out = kills_for_memory() > self._kills
+        end = end_of("the backend", code, last, out_of_memory=ran_out)
+        raise DemoFailed("\n".join([end, *before, *([] if last in end else [last])]))
 
     def wait_a_moment(self) -> None:
         """Give the process a second to end: its connections break shortly before."""
@@ -138,9 +146,8 @@ def wait_for_health(stub: backend_pb2_grpc.BackendStub, backend: Backend) -> Non
         if answer.message == b"OK":
             return
         raise DemoFailed(f"the backend's Health answered {answer.message!r} instead of 'OK'")
-    raise DemoFailed(
-        f"the backend did not answer Health within {START_SECONDS:.0f} s: {backend.last_line}"
-    )
+    problem = f"the backend did not answer Health within {START_SECONDS:.0f} s"
+    raise DemoFailed("\n".join([problem, *backend.faults]))
 
 
 def chosen_model() -> backend_pb2.ModelOptions:

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from gateway.errors import BACKEND_GONE, NOT_LOADED, SERVER, ApiError
+from gateway.errors import BACKEND_GONE, NOT_LOADED, SERVER, ApiError, without_folders
 from gateway.supervisor.supervisor import Lease
 
 _LOST = (BACKEND_GONE, NOT_LOADED)
@@ -48,7 +48,7 @@ async def ask(
                     yield event
         except ApiError as error:
             if error.died:
-                SUSPECTS.note(request)
+                SUSPECTS.note(request, error.end)
                 SUSPECTS.check(request)
             unharmed = error.code == NOT_LOADED or (error.code in _LOST and not error.reached)
             if again or not silent or not unharmed:
@@ -72,29 +72,33 @@ async def ask_once(
 
 
 class Suspects:
-    """Requests that were running when a backend died: by digest, how often and until when."""
+    """Requests that were running when a backend died.
+
+    By digest: how often, until when that is remembered, and how the backend ended the last time.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: dict[bytes, tuple[int, float]] = {}
+        self._seen: dict[bytes, tuple[int, float, str]] = {}
 
-    def note(self, request: BaseModel) -> None:
+    def note(self, request: BaseModel, end: str) -> None:
         now = self._clock()
         self._seen = {key: seen for key, seen in self._seen.items() if seen[1] > now}
         key = _digest(request)
-        count, _ = self._seen.pop(key, (0, 0.0))
-        self._seen[key] = (count + 1, now + _REMEMBERED)
+        count = self._seen.pop(key, (0,))[0]
+        self._seen[key] = (count + 1, now + _REMEMBERED, end)
 
     def check(self, request: BaseModel) -> None:
         """Raise ApiError for a request that was running when two backends died."""
         if not self._seen:
             return
-        count, until = self._seen.get(_digest(request), (0, 0.0))
+        count, until, end = self._seen.get(_digest(request), (0, 0.0, ""))
         if count >= _DEATHS and until > self._clock():
             raise ApiError(
                 500,
                 f"the backend died {count} times while it worked on this request, so the request"
-                " is refused for now: change it, or look for the cause in the gateway's log",
+                " is refused for now: change it, or remove the cause, which is"
+                f" {f'this: {end}' if end else 'in the log'}",
                 SERVER,
                 "backend_killed",
             )
@@ -120,6 +124,8 @@ async def _checked_lease(
             # grpc.aio loses the initial metadata of a stream that ends before the event loop has
             # asked for it, so a broken connection counts too. A backend may refuse and stay alive.
             error.died = error.died and (error.reached or not lease.connected())
+            if error.died and (end := await lease.ending()):
+                error.message = error.end = without_folders(end)
             if error.code in _LOST:
                 lease.doubt(error.code == NOT_LOADED)
             raise

@@ -36,6 +36,7 @@ class ApiError(Exception):
     retry_after: int | None = None  # seconds
     reached: bool = False  # a backend had begun to work on the request
     died: bool = False  # the backend may have died while it worked on the request
+    end: str = ""  # how the backend ended, if that is known
     extra_headers: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:

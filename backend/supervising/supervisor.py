@@ -29,6 +29,8 @@ from backend.rpc import logs, parent_watch
 from backend.rpc.monitor import is_stopped
 from backend.supervising.command_line import Plan
 from common.launch import command
+from common.machine_memory import kills_for_memory
+from common.process_end import end_of
 
 LAST_LOAD = "MLX_BACKEND_LAST_LOAD"  # as in backend.rpc.last_load, which imports gRPC
 # Linux gives outgoing connections ports from 32,768 on, and macOS from 49,152 on.
@@ -53,6 +55,7 @@ class Supervisor:
         self._plan = plan
         self._environ = dict(environ)
         self._asked: signal.Signals | None = None
+        self._end = ""  # how a signal ended the ranks
         self._parent = os.getppid()
         self._watches = parent_watch.should_watch(environ, self._parent)
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
@@ -78,15 +81,20 @@ class Supervisor:
         while True:
             began = time.monotonic()
             code = self._run_once(self._start())
-            if self._asked is not None or code == _MISUSED or not self._plan.restarts:
+            if self._asked is not None or code == _MISUSED:
+                return code
+            if not self._plan.restarts:
+                if self._end:  # otherwise a rank has written the cause
+                    logs.error("exit", cause=self._end)
                 return code
             if code == 0 and not self._is_worker:  # somebody has asked rank 0 itself to stop
                 return code
             short_lives = short_lives + 1 if time.monotonic() - began < _SHORT_LIFE else 0
             if short_lives >= _MOST_SHORT_LIVES and not self._is_worker:
-                logs.error("exit", cause="the ranks ended again and again soon after they started")
+                cause = "the ranks ended again and again soon after they started"
+                logs.error("exit", cause=f"{cause}: {self._end}" if self._end else cause)
                 return code or _GIVEN_UP
-            logs.warning("ranks", restarted=True, after=f"exit code {code}")
+            logs.warning("ranks", restarted=True, after=self._end or f"exit code {code}")
 
     @property
     def _is_worker(self) -> bool:
@@ -134,6 +142,9 @@ class Supervisor:
         """Wait until a process ends, and end the others. Returns the exit code of the first one."""
         first, *others = processes
         stopped: dict[int, float] = {}
+        silent: set[int] = set()
+        kills = kills_for_memory()
+        self._end = ""
         try:
             while first.poll() is None:
                 if self._asked is not None:
@@ -142,19 +153,38 @@ class Supervisor:
                     # Rank 0 notices too, and reports the loss before it ends, unless rank 0 itself
                     # was silent.
                     grace = 0.0 if is_stopped(first.pid) else _REPORTS
-                    return _ended(first, grace) or _GIVEN_UP
+                    self._note_end(processes, silent, kills)
+                    # Negative if rank 0 had to be killed, which is not why the ranks end.
+                    return max(_ended(first, grace), 0) or _GIVEN_UP
                 self._pause(_CHECK_SECONDS)
                 if self._watches and os.getppid() != self._parent:
                     logs.error("exit", cause=f"the host process {self._parent} is gone")
                     self._asked = signal.SIGTERM
                 # A stop is noticed up to _CHECK_SECONDS late, so that is taken off the time-out.
                 most = max(rank_timeout.stored(self._rank_timeout), TIMEOUT) - _CHECK_SECONDS
-                _kill_stopped(processes, stopped, most)
+                silent |= _kill_stopped(processes, stopped, most)
+            self._note_end(processes, silent, kills)
             return first.returncode
         finally:
             until = time.monotonic() + _FOLLOWERS_GRACE
             for process in processes:
                 _ended(process, max(until - time.monotonic(), 0.0))
+
+    def _note_end(
+        self, processes: Sequence[subprocess.Popen[bytes]], silent: set[int], kills: int
+    ) -> None:
+        """Store which rank a signal has ended.
+
+        silent: those that this supervisor has killed. kills: `kills_for_memory` at their start.
+        """
+        first = 0 if self._plan.place is None else self._plan.place.rank
+        for rank, process in enumerate(processes, first):
+            code = process.poll() or 0
+            if process.pid in silent:
+                self._end = f"rank {rank} had been stopped for too long"
+            elif code < 0:
+                ran_out = kills_for_memory() > kills
+                self._end = end_of(f"rank {rank}", code, out_of_memory=ran_out)
 
     def _stop(self, first: subprocess.Popen[bytes]) -> int:
         assert self._asked is not None
@@ -175,18 +205,21 @@ class Supervisor:
 
 def _kill_stopped(
     processes: Sequence[subprocess.Popen[bytes]], since: dict[int, float], most: float
-) -> None:
-    """Kill a rank that a signal has stopped for longer than a rank may be silent.
+) -> set[int]:
+    """Kill the ranks that a signal has stopped for longer than a rank may be silent.
 
     The ranks cannot notice that themselves before they are connected. since: when each rank was
-    first seen stopped. most: in seconds.
+    first seen stopped. most: in seconds. Returns the process ids of those killed.
     """
+    killed = set()
     now = time.monotonic()
     for process in processes:
         if process.poll() is not None or not is_stopped(process.pid):
             since.pop(process.pid, None)
         elif now - since.setdefault(process.pid, now) >= most:
             process.kill()
+            killed.add(process.pid)
+    return killed
 
 
 def _ended(process: subprocess.Popen[bytes], grace: float) -> int:

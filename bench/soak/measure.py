@@ -54,13 +54,13 @@ class Sample:
 def measure(text: Path, vision: Path) -> Iterator[Figure | Table]:
     seconds = float(os.environ.get("BENCH_SECONDS", SECONDS))
     with tempfile.NamedTemporaryFile() as log:
-        with process({"MLX_BACKEND_LOG": "info"}, log.file) as (pid, stub):
+        with process({"MLX_BACKEND_LOG": "info"}, log.file) as (child, stub):
             ledger = Ledger()
-            samples = _rounds(Clients(stub, ledger), stub, pid, models(text, vision), seconds)
+            samples = _rounds(Clients(stub, ledger), stub, child.pid, models(text, vision), seconds)
             yield from _of_calls(ledger)
             yield _table(samples)
             yield from _of_samples(samples)
-            yield from _loads(stub, pid, (text, vision))
+            yield from _loads(stub, child.pid, (text, vision))
         yield _of_log(ledger, Path(log.name).read_text(errors="replace"))
 
 

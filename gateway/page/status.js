@@ -9,8 +9,8 @@ const WORDS = {
   starting: "starting …",
   loading: "loading …",
   stopping: "unloading …",
-  failed: "failed to load",
-  "backing off": "crashed, waits a moment",
+  failed: "failed",
+  "backing off": "failed again, waits a moment",
   broken: "has a file that cannot be used",
 };
 const CHANGING = ["starting", "loading", "stopping"];
@@ -68,7 +68,7 @@ export function sentence(model) {
   const { state, running, slots, tokens_per_second: rate, error } = model;
   const part = downloaded(model);
   if (part !== null) return `downloading: ${Math.floor(100 * part)} % of ${model.download_of_mib} MiB`;
-  if (error && state === "failed") return `failed: ${error}`;
+  if (error && ["failed", "backing off"].includes(state)) return `${WORDS[state]}: ${error}`;
   if (error && state === "broken") return `cannot be used: ${error}`;
   if (state !== "ready") return WORDS[state] ?? state;
   const used = slots ? `${Math.min(running, slots)} of ${slots} slots` : `${running} running`;

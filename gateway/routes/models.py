@@ -12,12 +12,12 @@ from pydantic import AliasChoices, BaseModel, Field
 from common.abilities import for_anthropic
 from gateway.context import Gateway, GatewayDep
 from gateway.described import about
-from gateway.errors import bad_field
+from gateway.errors import bad_field, without_folders
 from gateway.limits import JsonRoute
 from gateway.models.config import DEFAULTS, ModelConfig
 from gateway.openai.base import Request
 from gateway.routes.status import slots
-from gateway.supervisor.status import State
+from gateway.supervisor.status import ModelStatus, State
 
 router = APIRouter(tags=["models"], route_class=JsonRoute)
 _VALUES: Mapping[State, Literal["loaded", "loading"]] = {
@@ -43,6 +43,7 @@ class LoadState(BaseModel):
 
     value: Literal["loaded", "loading", "unloaded"]
     failed: bool = Field(description="The last load, or the backend, failed.")
+    error: str = Field(description="Why it failed; empty if it did not.")
 
 
 class ModelCard(BaseModel):
@@ -169,18 +170,19 @@ async def unload_model(body: Named, gateway: GatewayDep) -> dict[str, bool]:
     return {"success": True}
 
 
-def states_of(gateway: Gateway) -> dict[str, State]:
-    return {status.name: status.state for status in gateway.supervisor.status()}
+def states_of(gateway: Gateway) -> dict[str, ModelStatus]:
+    return {status.name: status for status in gateway.supervisor.status()}
 
 
-def load_state(states: Mapping[str, State], model: ModelConfig) -> LoadState:
-    state = states.get(model.name, State.STOPPED)
-    failed = state in (State.FAILED, State.BACKING_OFF)
-    return LoadState(value=_VALUES.get(state, "unloaded"), failed=failed)
+def load_state(states: Mapping[str, ModelStatus], model: ModelConfig) -> LoadState:
+    now = states.get(model.name, ModelStatus(model.name, State.STOPPED))
+    failed = now.state in (State.FAILED, State.BACKING_OFF)
+    error = without_folders(now.error) if failed else ""
+    return LoadState(value=_VALUES.get(now.state, "unloaded"), failed=failed, error=error)
 
 
 def _card(
-    gateway: Gateway, model: ModelConfig, name: str, states: Mapping[str, State]
+    gateway: Gateway, model: ModelConfig, name: str, states: Mapping[str, ModelStatus]
 ) -> ModelCard:
     able = gateway.supervisor.checkpoints.abilities(model)
     senses = {"image": "vision", "video": "vision", "audio": "audio"}

@@ -20,6 +20,7 @@ _PROBE_PAUSE = 0.05
 _FREE_LIMIT = 5.0
 _STOP_GRACE = 15.0  # seconds, as LocalAI waits
 _SILENT_GRACE = 1.0  # for a backend that has never answered
+_END_LIMIT = 1.0  # seconds between a lost connection and the end of the process
 
 
 class Backend:
@@ -72,7 +73,7 @@ class Backend:
             raise LoadFailed(self.process.exited.result())
 
     async def load(self, model: pb.ModelOptions) -> None:
-        """LoadModel. Raises LoadFailed, with the process's last line if the process has ended."""
+        """LoadModel. Raises LoadFailed, which says how the process ended if it has."""
         try:
             await self.connection.load(model)
         except ConnectionError:
@@ -114,7 +115,13 @@ class Backend:
         if self.process is None:
             lost = "has lost its model" if self.emptied else "no longer answers"
             return f"the backend {lost}"
-        ended_itself = not self.process.alive
-        self.process.kill()
-        await asyncio.wait((self.process.exited,))
-        return self.process.exited.result() if ended_itself else "the backend no longer answered"
+        self.process.kill("the backend no longer answered")
+        return await self.process.exited
+
+    async def ending(self) -> str:
+        """How the process ended; "" if it was not started here, or runs on after its connection."""
+        if self.process is not None:
+            await asyncio.wait((self.process.exited,), timeout=_END_LIMIT)
+            if self.process.exited.done():
+                return self.process.exited.result()
+        return ""

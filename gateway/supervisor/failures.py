@@ -2,43 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import signal
 from collections.abc import Iterable
 
 from common.wording import did_you_mean
 from gateway.errors import SERVER, ApiError, bad_field, without_folders
 
-_CAUSE = re.compile(r'\bcause=(?:"((?:[^"\\]|\\.)*)"|(\S+))')
 BUSY_RETRY = 2  # seconds
 
 
 class LoadFailed(Exception):
     """A backend could not be started, or refused the model; `str()` says why."""
-
-
-def cause_of(line: str) -> str:
-    """The cause that a backend's log line names, or the line."""
-    if (match := _CAUSE.search(line)) is None:
-        return line
-    quoted, plain = match.groups()
-    return plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
-
-
-def end_of(code: int | None, last_line: str) -> str:
-    """Why a process ended, from its exit code and its last line on stderr.
-
-    Without a code it was ended because the warden had been killed.
-    """
-    if code is None:
-        return "the backend was ended, because the process that starts backends was killed"
-    if code < 0:
-        try:
-            return f"the backend was ended by {signal.Signals(-code).name}"
-        except ValueError:
-            return f"the backend was ended by signal {-code}"
-    cause = f": {cause_of(last_line)}" if last_line else ""
-    return f"the backend ended with exit code {code}{cause}"
 
 
 def load_failed(name: str, sentence: str) -> ApiError:

@@ -13,7 +13,9 @@ from pathlib import Path
 import psutil
 
 from common.launch import command
-from gateway.supervisor.failures import LoadFailed, end_of
+from common.machine_memory import kills_for_memory
+from common.process_end import end_of, tells_fault
+from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.warden import Child, Warden
 
 OWN_RUN = Path(__file__).parents[2] / "run.sh"  # need not exist: a wheel has none
@@ -40,6 +42,9 @@ class BackendProcess:
         self.download: tuple[int, int] | None = None  # MiB downloaded so far, and in all
         self._child = child
         self._name = name
+        self._fault = ""  # the last line that tells a fault
+        self._killed = ""  # why this gateway ended it
+        self._kills = kills_for_memory()
         self._bound = asyncio.Event()
         self._reader = asyncio.ensure_future(self._read())
         self.exited = asyncio.ensure_future(self._until_gone())
@@ -86,24 +91,32 @@ class BackendProcess:
 
     async def stop(self, grace: float) -> None:
         """SIGTERM, `grace` seconds, SIGKILL; returns when the process has ended."""
+        why = "the gateway stopped the backend"
         try:
             if not self.exited.done():
+                self._killed = why if self.alive else ""
                 self._child.signal(signal.SIGTERM)
                 await asyncio.wait((self.exited,), timeout=grace)
         finally:  # also if this task is cancelled
-            self.kill()
+            self.kill(why)
         await asyncio.wait((self.exited,))
 
-    def kill(self) -> None:
-        """SIGKILL to the whole group, if it still exists."""
+    def kill(self, why: str) -> None:
+        """SIGKILL to the whole group, if it still exists; `exited` then says why."""
         if not self.exited.done():
+            self._killed = self._killed or (why if self.alive else "")
             self._child.signal(signal.SIGKILL)
 
     async def _until_gone(self) -> str:
         code = await self._child.wait()
         await asyncio.wait((self._reader,), timeout=_READ_SECONDS)
         self._reader.cancel()
-        return end_of(code, self.last_line)
+        if code is None:
+            return "the backend was ended, because the process that starts backends was killed"
+        ran_out = kills_for_memory() > self._kills
+        # Ranks that start again write the cause of an exit, and go on; a signal may come later.
+        line = self.last_line if code < 0 else self._fault
+        return self._killed or end_of("the backend", code, line, out_of_memory=ran_out)
 
     async def _read(self) -> None:
         stream = asyncio.StreamReader()
@@ -126,6 +139,8 @@ class BackendProcess:
         if not line:
             return
         self.last_line = line
+        if tells_fault(line):
+            self._fault = line
         if match := DOWNLOAD.search(line):
             self.download = int(match[1]), int(match[2])
         level = _LEVEL.match(line)

@@ -12,7 +12,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -46,6 +46,7 @@ class Lease:
     # next lease.
     doubt: Callable[[bool], None]
     connected: Callable[[], bool]  # whether the backend's connection is up
+    ending: Callable[[], Awaitable[str]]  # see `Backend.ending`
 
 
 class Supervisor:
@@ -167,7 +168,9 @@ class Supervisor:
                 backend.emptied = backend.emptied or emptied
 
             stub, identity = backend.connection.stub, config.parameters.model
-            yield Lease(config, stub, identity, doubt, lambda: backend.connection.up)
+            yield Lease(
+                config, stub, identity, doubt, lambda: backend.connection.up, backend.ending
+            )
         finally:
             self._release(instance)
 

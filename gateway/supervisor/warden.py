@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 
+from common.process_end import end_of
 from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.warden_process import BLOCKED, signal_group
 
@@ -117,7 +118,8 @@ class Warden:
     def _hand_over(self, *files: int) -> subprocess.Popen[bytes]:
         """Pass file descriptors to the warden; returns the warden's process. Raises OSError."""
         if self._process is not None and self._process.poll() is not None:
-            _log.warning("the warden has ended (%d): starting another", self._process.returncode)
+            end = end_of("the warden", self._process.returncode)
+            _log.warning("starting another warden: %s", end)
             self._process = None
         process = self._process or self._start()
         assert self._socket is not None

@@ -326,18 +326,26 @@ def test_ranks_end_in_order_when_their_terminal_is_closed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, 128 + signal.SIGKILL)]
+    ("rank", "number", "code"),
+    [(None, "SIGTERM", 0), (0, "SIGKILL", 128 + signal.SIGKILL), (1, "SIGILL", 1)],
 )
-def test_the_exit_code_if_rank_0_ends_while_it_starts(number: signal.Signals, code: int) -> None:
+def test_the_exit_code_and_the_last_line_if_a_rank_ends_while_it_starts(
+    rank: int | None, number: str, code: int
+) -> None:
     command = [str(ROOT / "run.sh"), "--addr", "127.0.0.1:0", "--ranks", "2", "--rank-loss", "exit"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as child:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         supervisor = psutil.Process(child.pid)
         until(lambda: len(supervisor.children()) == 2)
         processes = supervisor.children()
-        (child if number == signal.SIGTERM else processes[0]).send_signal(number)
-        assert child.wait(WAIT) == code
+        target = child if rank is None else sorted(processes, key=lambda one: one.pid)[rank]
+        target.send_signal(signal.Signals[number])
+        _, log = child.communicate(timeout=WAIT)
+        assert child.returncode == code
         _, alive = psutil.wait_procs(processes, WAIT)
         assert not alive
+    if rank is not None:
+        last = log.splitlines()[-1]
+        assert f'level=error event=exit cause="rank {rank} was ended by {number}: ' in last
 
 
 def test_rank_0_of_a_hostfile_stays_ended_if_it_is_asked_to_stop(tmp_path: Path) -> None:

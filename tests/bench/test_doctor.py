@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import doctor
+from bench import doctor, process
 from bench.doctor import NEAR_TIE, Answer, difference, judged
+from demo.chat import chosen_model
+from tests.common.test_process_end import ADVICE
 
 TINY = Path(__file__).parents[1] / "models" / "tiny_text"
 
@@ -95,7 +99,7 @@ def test_a_machine_that_mlx_cannot_use_is_a_failure(
     monkeypatch.setattr(doctor, "_child", fail)
     monkeypatch.setenv("MODEL", str(TINY))
     assert doctor.main([str(tmp_path / "report.json")]) == 1
-    assert re.search(r"FAILED +machine +ImportError: libcuda", capsys.readouterr().out)
+    assert re.search(r"FAILED +machine .* 1: ImportError: libcuda", capsys.readouterr().out)
 
 
 def test_a_model_that_cannot_be_loaded_is_a_failure(
@@ -105,3 +109,46 @@ def test_a_model_that_cannot_be_loaded_is_a_failure(
     monkeypatch.setenv("MODEL", str(tmp_path / "model"))
     assert doctor.main([str(tmp_path / "report.json")]) == 1
     assert "FAILED  load" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("step", "number"), [("start", signal.SIGILL), ("load", signal.SIGSEGV)])
+def test_a_signal_that_ends_the_backend_is_explained_and_ends_the_checks(
+    step: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODEL", str(TINY))
+    before = psutil.Process().children()
+    findings = []
+    for finding in doctor.examine(chosen_model()):
+        findings.append(finding)
+        if finding.name == step:
+            (backend,) = set(psutil.Process().children()) - set(before)
+            backend.send_signal(number)
+    last = findings[-1]
+    assert (findings[-2].name, last.verdict) == (step, "FAILED")
+    assert last.detail.startswith(f"the backend was ended by {number.name}: ")
+    assert all(words in last.detail for words in ADVICE[number])
+
+
+def test_a_signal_that_ends_another_process_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = doctor._child
+    monkeypatch.setattr(
+        doctor, "_child", lambda _: run(["-c", "import os; os.kill(os.getpid(), 4)"])
+    )
+    monkeypatch.setenv("MODEL", str(TINY))
+    machine = next(doctor.examine(chosen_model()))
+    assert machine.verdict == "FAILED"
+    assert machine.detail.startswith("Python with MLX was ended by SIGILL: this CPU lacks")
+    speed = doctor._compared({"decode": 1.0}, chosen_model())
+    assert speed.verdict == "note"
+    assert "mlx-lm was ended by SIGILL: this CPU lacks" in speed.detail
+
+
+def test_a_backend_that_a_signal_ends_at_its_start_is_explained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MODEL", str(TINY))
+    dying = ["sh", "-c", "kill -ILL $$"]
+    monkeypatch.setattr(process, "command", lambda *_: dying)
+    *_, start = doctor.examine(chosen_model())
+    assert (start.name, start.verdict) == ("start", "FAILED")
+    assert start.detail.startswith("the backend was ended by SIGILL: this CPU lacks")

@@ -1,20 +1,29 @@
 """`make demo` as a new user runs it, and its messages when something is wrong."""
 
 import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
+import psutil
+import pytest
+
 from demo import default_model
+from tests.common.test_process_end import ADVICE
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY_TEXT = ROOT / "tests" / "models" / "tiny_text"
 
 
+COMMAND = [str(ROOT / "scripts/python"), "-m", "demo.chat"]
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("PROMPT", "MODEL")}
+
+
 def demo(**changes: str) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k not in ("PROMPT", "MODEL")}
     return subprocess.run(
-        [str(ROOT / "scripts/python"), "-m", "demo.chat"],
-        env=environment | changes,
+        COMMAND,
+        env=ENVIRONMENT | changes,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -49,3 +58,40 @@ def test_a_missing_model_is_one_readable_line() -> None:
     assert line.startswith("error: ")
     assert "/no/such/model" in line
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("step", "number"),
+    [("starting the backend", signal.SIGILL), ("loading", signal.SIGKILL), ("> ", signal.SIGSEGV)],
+)
+def test_a_signal_that_ends_the_backend_is_explained(step: str, number: signal.Signals) -> None:
+    environment = ENVIRONMENT | {"MODEL": str(TINY_TEXT), "PROMPT": "Say tick forever."}
+    with subprocess.Popen(
+        COMMAND, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as running:
+        assert running.stdout is not None
+        while step.encode() not in running.stdout.readline():
+            assert running.poll() is None
+        while not (backends := psutil.Process(running.pid).children()):
+            pass
+        backends[0].send_signal(number)
+        *_, last = running.stdout.read().decode().splitlines()
+    assert running.returncode == 1
+    assert last.startswith(f"error: the backend was ended by {number.name}: ")
+    assert all(words in last for words in ADVICE[number])
+
+
+def test_the_lines_that_explain_a_failed_start_are_shown() -> None:
+    environment = ENVIRONMENT | {"MODEL": str(TINY_TEXT), "ENV_DIR": "/nowhere"}
+    result = subprocess.run(
+        [sys.executable, "-m", "demo.chat"],
+        cwd=ROOT,
+        env=environment | {"LD_PRELOAD": "/nowhere.so"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    error, *others = result.stderr.partition("error: the backend ended")[2].splitlines()
+    assert error.startswith(" with exit code 1: run.sh: no virtual environment at /nowhere")
+    assert others
+    assert all("/nowhere.so" in line for line in others)

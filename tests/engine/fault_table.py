@@ -8,8 +8,10 @@ the test that proves it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from signal import Signals
 from typing import NamedTuple
 
+from common.process_end import MEANINGS
 from tests.engine.executing import test_executor_faults as executor
 from tests.engine.executing.test_executor_faults import Action
 
@@ -29,6 +31,16 @@ fails: sequences that lost their KV are recomputed once, one after the other.
 | where | which requests fail, with INTERNAL |
 |---|---|
 """
+_SIGNALS = """
+## A process that a signal ends
+
+The message is `the backend was ended by SIGILL: …`, also if a shell returned 128 plus the signal's
+number. If the log of the process itself ends with a cause, the message has that cause instead. If
+the kernel counted a process of the control group that it killed because memory ran out, the message
+for SIGKILL is without `probably`.
+
+| signal | message |
+|---|---|"""
 _WHO = {
     executor.NOBODY: "none; the KV is not stored",
     executor.ONE: "the one request concerned",
@@ -349,6 +361,22 @@ EDGES: dict[str, list[Edge]] = {
             "gateway/test_supervisor_warden.py::test_a_killed_warden_ends_the_backend_and_is_replaced",
         ),
         Edge(
+            "a signal ends a backend during an answer",
+            "503, or the stream's error event, with the message below; the page, `/models` and the"
+            " log have it too",
+            "gateway/test_killed_backends.py::test_during_an_answer",
+        ),
+        Edge(
+            "a signal ends a backend that starts or loads a model",
+            "500 with the message below; the page, `/models` and the log have it too",
+            "gateway/test_killed_backends.py::test_during_a_load",
+        ),
+        Edge(
+            "a signal ends the backend of the demo or of doctor, or a rank",
+            "the message below",
+            "demo/test_chat.py::test_a_signal_that_ends_the_backend_is_explained",
+        ),
+        Edge(
             "a backend is killed in the middle of a stream",
             "the stream ends with the API's error event; the next request is served",
             "gateway/test_crowd.py::test_a_killed_backend_is_an_error_and_then_a_new_backend_serves",
@@ -385,7 +413,7 @@ EDGES: dict[str, list[Edge]] = {
 
 def render() -> str:
     """The complete document."""
-    return _HEAD + "\n".join((*_inside(), *_edges())) + "\n"
+    return _HEAD + "\n".join((*_inside(), *_edges(), *_signals())) + "\n"
 
 
 def _inside() -> Iterator[str]:
@@ -410,6 +438,13 @@ def _edges() -> Iterator[str]:
         yield f"\n## {title}\n\n| fault | effect | test |\n|---|---|---|"
         for edge in edges:
             yield f"| {edge.fault} | {edge.outcome} | `{edge.test.rpartition('::')[2]}` |"
+
+
+def _signals() -> Iterator[str]:
+    yield _SIGNALS
+    for meaning in dict.fromkeys(MEANINGS.values()):
+        names = (Signals(number).name for number, said in MEANINGS.items() if said == meaning)
+        yield f"| {', '.join(names)} | {meaning} |"
 
 
 if __name__ == "__main__":

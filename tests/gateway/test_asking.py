@@ -24,11 +24,16 @@ class Fake:
         self.asked = 0
         self.doubts: list[bool] = []
         self.survives = False
+        self.end = "the backend was ended by SIGILL"
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Lease]:
         config: Any = None
-        yield Lease(config, config, "", self.doubts.append, lambda: self.survives)
+
+        async def ending() -> str:
+            return self.end
+
+        yield Lease(config, config, "", self.doubts.append, lambda: self.survives, ending)
 
     def dying(
         self,
@@ -71,11 +76,13 @@ async def failure_of(fake: Fake, send: Any, request: Asked = DEADLY) -> ApiError
 
 async def test_a_request_during_two_deaths_is_refused_with_a_message() -> None:
     fake = Fake()
-    assert (await failure_of(fake, fake.dying())).status == 503
+    error = await failure_of(fake, fake.dying())
+    assert (error.status, error.message) == (503, fake.end)
     error = await failure_of(fake, fake.dying())
     assert (fake.asked, error.status, error.code) == (2, 500, "backend_killed")
     assert error.headers()["x-should-retry"] == "false"
     assert "died 2 times" in error.message
+    assert error.message.endswith(f"this: {fake.end}")
     await failure_of(fake, fake.dying())
     assert fake.asked == 2
 
@@ -125,7 +132,7 @@ def test_a_deadly_request_may_have_parts() -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": [part]}]}
     suspects = Suspects()
     for _ in range(2):
-        suspects.note(ChatCompletionRequest.model_validate(body))
+        suspects.note(ChatCompletionRequest.model_validate(body), "")
     with pytest.raises(ApiError, match="died 2 times"):
         suspects.check(ChatCompletionRequest.model_validate(body))
 
@@ -143,7 +150,7 @@ def test_a_suspicion_expires() -> None:
     now = 0.0
     suspects = Suspects(clock=lambda: now)
     for _ in range(2):
-        suspects.note(DEADLY)
+        suspects.note(DEADLY, "")
     with pytest.raises(ApiError):
         suspects.check(Asked(prompt="deadly", seed=7))
     now = 601.0

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +13,6 @@ from gateway.errors import ApiError
 from gateway.models.reading import ModelFolder
 from gateway.supervisor import policy
 from gateway.supervisor.catalogue import Catalogue
-from gateway.supervisor.failures import cause_of, end_of
 from gateway.supervisor.policy import Failures, Limits, Loaded
 
 _MODELS = st.lists(
@@ -122,29 +120,6 @@ def test_no_name_in_a_request_leaves_the_models_folder(name: str) -> None:
         assert repository[0].isalnum()
         assert ".." not in name
         assert (models / name).resolve().is_relative_to(models)
-
-
-@pytest.mark.parametrize(
-    ("code", "line", "sentence"),
-    [
-        (1, 'level=error event=exit cause="no \\"room\\""', '1: no "room"'),
-        (1, "level=error event=exit cause=misuse", "1: misuse"),
-        (127, "sh: exec: /x: not found", "127: sh: exec: /x: not found"),
-        (3, "", "3"),
-    ],
-)
-def test_an_exit_is_explained_by_the_last_line(code: int, line: str, sentence: str) -> None:
-    assert end_of(code, line) == f"the backend ended with exit code {sentence}"
-
-
-def test_an_end_by_a_signal_is_named() -> None:
-    assert end_of(-9, "level=info event=call") == "the backend was ended by SIGKILL"
-    assert end_of(-250, "") == "the backend was ended by signal 250"
-
-
-@given(st.text())
-def test_any_line_has_a_cause(line: str) -> None:
-    assert isinstance(cause_of(line), str)
 
 
 @given(st.permutations(range(4)))

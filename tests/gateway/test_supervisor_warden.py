@@ -43,7 +43,7 @@ async def test_a_killed_warden_ends_the_backend_and_is_replaced(
         assert "the process that starts backends was killed" in status_of(supervisor, "tiny").error
 
         assert await ask(supervisor, "tiny") == text
-        assert "the warden has ended (-9): starting another" in caplog.text
+        assert "starting another warden: the warden was ended by SIGKILL" in caplog.text
 
 
 async def test_a_warden_killed_while_idle_is_replaced(tmp_path: Path) -> None:

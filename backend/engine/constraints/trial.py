@@ -45,6 +45,7 @@ from backend.engine.errors import (
     Overloaded,
 )
 from backend.engine.units import MIB
+from common.process_end import end_of
 from common.unnamed_file import unnamed_file
 
 _ROOT = Path(__file__).parents[3]
@@ -133,7 +134,7 @@ def answer_of(
     if code == NO_PROCESS:
         raise Overloaded(REFUSED)
     if code not in _CAUSES:
-        raise EngineFailed(f"the process that tries grammars ended with the code {code}")
+        raise EngineFailed(end_of("the process that tries grammars", code))
     raise InvalidRequest(
         f"{subject} cannot be enforced: {_CAUSES[code]}; make it smaller or simpler"
     )

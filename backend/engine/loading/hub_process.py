@@ -20,6 +20,7 @@ from backend.engine.errors import Cancelled, EngineError, ModelNotFound, ModelRe
 from backend.engine.loading.model_reference import HubModel
 from backend.engine.units import MIB
 from common.hub_cache import NoHome, hub_cache
+from common.process_end import end_of
 from common.wording import shown
 
 _log = logging.getLogger(__name__)
@@ -99,7 +100,8 @@ def _follow(child: Child, model: HubModel, cancel: threading.Event) -> Path:
             continue
         received = os.read(output, 65536)
         if not received:
-            raise _failure(model, {"kind": "failed", "detail": "the download process ended"})
+            end = end_of("the download process", child.wait(_END_SECONDS))
+            raise _failure(model, {"kind": "failed", "detail": end})
         *lines, buffer = (buffer + received).split(b"\n")
         for line in lines:
             message = _decoded(line)

@@ -29,6 +29,7 @@ from backend.engine.media.picture import picture_of
 from backend.engine.media.video_process import FORMATS, Found, Task
 from backend.engine.units import MIB
 from common.bounded_process import TOO_LARGE, output_of
+from common.process_end import end_of
 
 _PROGRAM = "backend.engine.media.video_process"
 _SLOW = (
@@ -75,10 +76,10 @@ def _answer(content: bytes, task: Task) -> bytes:
     ended = output_of(_PROGRAM, asdict(task), content, VIDEO_WALL_SECONDS, os.environ)
     if ended.code is None:
         raise BadItem(_SLOW)
-    if ended.code in _CAUSES or ended.code < 0:
+    if ended.code in _CAUSES or (ended.code < 0 and ended.code != -signal.SIGILL):
         raise BadItem(_CAUSES.get(ended.code, "cannot be decoded: it crashes the decoder"))
     if ended.code:
-        raise EngineFailed(f"the process that decodes videos ended with the code {ended.code}")
+        raise EngineFailed(end_of("the process that decodes videos", ended.code))
     return ended.output
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tests.gateway.gateway_process import GatewayProcess
@@ -299,6 +300,17 @@ def test_the_progress_of_a_download_is_shown(page: Page) -> None:
     page.run(DOWNLOADING, 2048, 2048)
     page.until(lambda: page.text("#models-list .state").startswith("loading …"))
     assert not page.find("#download").is_displayed()
+
+
+@pytest.mark.parametrize("state", ["failed", "backing off"])
+def test_why_a_backend_ended_is_shown(page: Page, state: str) -> None:
+    end = "the backend was ended by SIGILL: this CPU lacks an instruction"
+    words = page.driver.execute_async_script(
+        "import('/page/status.js').then(({sentence}) => arguments[1](sentence(arguments[0])))",
+        {"name": "tiny", "state": state, "error": end},
+    )
+    assert words.startswith("failed")
+    assert words.endswith(f": {end}")
 
 
 def test_many_pieces_are_shown_at_most_once_a_frame(page: Page) -> None:

@@ -1,0 +1,77 @@
+"""Says how a process ended, what that means, and what a person can do about it.
+
+The demo, the gateway, the supervisor of ranks, doctor and the processes that start children all
+describe an end with `end_of`.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+
+_CAUSE = re.compile(r'\bcause=(?:"((?:[^"\\]|\\.)*)"|(\S+))')
+_FINAL = "level=error event=exit "  # how the last line of our own processes begins
+_HARMLESS = re.compile(r"level=(info|warning|debug)\b")
+_SHELL = 128  # a shell's exit code for a command that a signal ended: this plus the number
+_OPENBLAS = "MLX_BACKEND_OPENBLAS=0, which turns OpenBLAS off"
+_REPORT = "report it with the output of `make doctor` (`mlx-backend doctor`)"
+_FAULT = f"a native library has a fault: {_REPORT}; you can also try {_OPENBLAS}"
+_SMALLER = "choose a smaller model or context_size"
+_OUT_OF_MEMORY = f"memory ran out: {_SMALLER}"
+_PROBABLY = (
+    f"memory probably ran out: {_SMALLER}; on Linux, `dmesg` or `journalctl -k` shows"
+    " whether the kernel killed it"
+)
+MEANINGS: dict[int, str] = {
+    signal.SIGILL: (
+        "this CPU lacks an instruction that a library uses: start it again with"
+        f" {_OPENBLAS}, and {_REPORT}"
+    ),
+    signal.SIGBUS: (
+        "a file of the model was cut short while it was in use, or the disk failed: check the"
+        " files and the disk, and download the model again"
+    ),
+    signal.SIGKILL: _PROBABLY,
+    **dict.fromkeys((signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGTRAP), _FAULT),
+}
+
+
+def end_of(subject: str, code: int, line: str = "", *, out_of_memory: bool = False) -> str:
+    """How a process ended and why, as one message for a person.
+
+    subject: the process, with which the message begins. code: its exit code, negative for a signal,
+    or 128 plus the signal's number, as shells return it. line: the last line of its log that tells
+    a fault (see `tells_fault`). out_of_memory: the kernel has killed a process for lack of memory.
+    """
+    cause = cause_of(line)
+    if (number := _signal_of(code)) is None:
+        return f"{subject} ended with exit code {code}{cause and f': {cause}'}"
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    if not line.startswith(_FINAL):  # otherwise the process itself has written the cause
+        cause = MEANINGS.get(number, "")
+        if out_of_memory and number == signal.SIGKILL:
+            cause = _OUT_OF_MEMORY
+    return f"{subject} was ended by {name}{cause and f': {cause}'}"
+
+
+def _signal_of(code: int) -> int | None:
+    """The number of the signal that ended a process; None for an exit of its own."""
+    if code < 0:
+        return -code
+    return code - _SHELL if code - _SHELL in MEANINGS else None
+
+
+def tells_fault(line: str) -> bool:
+    """Whether a log line may say why a process ended: an error, or output in another format."""
+    return _HARMLESS.match(line) is None
+
+
+def cause_of(line: str) -> str:
+    """The cause that a log line names, or the line."""
+    if (match := _CAUSE.search(line)) is None:
+        return line
+    quoted, plain = match.groups()
+    return plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
