@@ -135,8 +135,8 @@ def _import() -> float:
 
 def _loaded(model: Path, cache: str) -> Load:
     """Load a model in a new backend. cache: the folder for what loads find out."""
-    with process({"MLX_BACKEND_CACHE": cache}) as (pid, stub):
-        observed = psutil.Process(pid)
+    with process({"MLX_BACKEND_CACHE": cache}) as (child, stub):
+        observed = psutil.Process(child.pid)
         began, before = time.perf_counter(), _used(observed)
         load(stub, model)
         after = _used(observed)
