@@ -40,7 +40,7 @@ def test_work_does_not_grow_with_the_stored_prompts(kind: str) -> None:
 def _work(kind: str, entries: int) -> Work:
     rounds = Rounds(engine_model(kv_model(kind), max_cache_entries=entries))
     for ticket in range(1, entries + 1):
-        rounds.submit(ticket, [ticket, *words(30, ticket)], 1)
+        rounds.submit(ticket, _prompt(ticket), 1)
     rounds.drain()
     stored = rounds.scheduler.planner.entries.index
     assert len(stored) == entries == len(rounds.scheduler.executor._entries.by_number)
@@ -52,7 +52,7 @@ def _work(kind: str, entries: int) -> Work:
     status = instructions(rounds.scheduler.memory)
 
     # The next prompt's entry takes the place of the oldest.
-    rounds.submit(1002, [entries + 1, *words(30, entries + 1)], 1)
+    rounds.submit(1002, _prompt(entries + 1), 1)
     for _ in range(10):
         rounds.step()
         if rounds.received[1002].finished:
@@ -65,3 +65,8 @@ def _work(kind: str, entries: int) -> Work:
     dropping = instructions(rounds.step) - step
     assert len(stored) == 0 == rounds.scheduler.executor.entry_bytes
     return Work(step, status, ending, dropping)
+
+
+def _prompt(number: int) -> list[int]:
+    """A prompt of its own for each number, of tokens in the small vocabulary."""
+    return [number % 64 + 1, number // 64 + 1, *words(30, number)]
