@@ -11,6 +11,7 @@ import pytest
 
 from tests.counted_work import instructions
 from tests.engine.kv_models import kv_model, words
+from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import Rounds, engine_model
 
 FEW, MANY = 40, 200
@@ -37,13 +38,19 @@ def test_work_does_not_grow_with_the_stored_prompts(kind: str) -> None:
     assert many.dropping <= 1.2 * MANY / FEW * few.dropping
 
 
+def _prompt(number: int) -> list[int]:
+    return [*divmod(number, VOCABULARY), *words(30, number)]
+
+
 def _work(kind: str, entries: int) -> Work:
     rounds = Rounds(engine_model(kv_model(kind), max_cache_entries=entries))
     for ticket in range(1, entries + 1):
         rounds.submit(ticket, _prompt(ticket), 1)
     rounds.drain()
     stored = rounds.scheduler.planner.entries.index
-    assert len(stored) == entries == len(rounds.scheduler.executor._entries.by_number)
+    kept = rounds.scheduler.executor._entries.by_number
+    assert len(stored) == entries == len(kept)
+    before = set(kept)
 
     rounds.submit(1001, words(20, 7), 400, ignore_eos=True)
     for _ in range(10):
@@ -51,22 +58,17 @@ def _work(kind: str, entries: int) -> Work:
     step = min(instructions(rounds.step) for _ in range(10))
     status = instructions(rounds.scheduler.memory)
 
-    # The next prompt's entry takes the place of the oldest.
+    # The next prompt's entry takes the place of another.
     rounds.submit(1002, _prompt(entries + 1), 1)
     for _ in range(10):
         rounds.step()
         if rounds.received[1002].finished:
             break
     ending = sum(instructions(rounds.step) for _ in range(3))
-    assert len(stored) == entries
-    assert 1 not in rounds.scheduler.executor._entries.by_number
+    assert len(stored) == entries == len(kept)
+    assert len(before - kept.keys()) == 1
 
     rounds.scheduler.shed()
     dropping = instructions(rounds.step) - step
     assert len(stored) == 0 == rounds.scheduler.executor.entry_bytes
     return Work(step, status, ending, dropping)
-
-
-def _prompt(number: int) -> list[int]:
-    """A prompt of its own for each number, of tokens in the small vocabulary."""
-    return [number % 64 + 1, number // 64 + 1, *words(30, number)]
