@@ -41,7 +41,7 @@ def test_a_model_is_loaded_and_unloaded_by_request(gateway: GatewayProcess) -> N
     def post(path: str, model: str) -> int:
         return gateway.client.post(f"/v1/models/{path}", json={"model": model}).status_code
 
-    assert cards(gateway)["tiny"]["status"] == {"value": "unloaded", "failed": False}
+    assert cards(gateway)["tiny"]["status"] == {"value": "unloaded", "failed": False, "error": ""}
     assert post("load", "absent") == 404
     assert post("load", "other") == 200
     until(lambda: cards(gateway)["tiny"]["status"]["value"] == "loaded")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import struct
 import subprocess
 import threading
@@ -17,11 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend.engine.errors import InvalidRequest
+from backend.engine.errors import EngineFailed, InvalidRequest
+from backend.engine.media import video, video_process
 from backend.engine.media.decoding import decode
 from backend.engine.media.items import BadItem, Video
 from backend.engine.media.limits import MediaLimits
 from backend.engine.media.video import decode_video
+from common import bounded_process
 from tests.engine.media.clips import (
     BLUE,
     GREEN,
@@ -307,3 +310,26 @@ def test_a_damaged_clip_gives_frames_or_a_refusal(content: bytes, seed: int) -> 
     except BadItem as bad:
         sentence = str(bad)
     assert len(sentence) < 300
+
+
+@pytest.mark.parametrize(
+    ("number", "error", "words"),
+    [
+        (signal.SIGSEGV, BadItem, "crashes the decoder"),
+        (signal.SIGILL, EngineFailed, "videos was ended by SIGILL: this CPU lacks"),
+    ],
+)
+def test_only_an_instruction_that_the_cpu_lacks_is_not_the_clips_fault(
+    number: signal.Signals,
+    error: type[Exception],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run: Any = bounded_process.output_of
+
+    def run_and_kill(*given: Any) -> Any:
+        return run(*given, lambda child: os.kill(child.pid, number))
+
+    monkeypatch.setattr(video, "output_of", run_and_kill)
+    with pytest.raises(error, match=words):
+        decode_video(CLIP, 1 << 20, LIMITS)
