@@ -28,6 +28,7 @@ from backend.engine.output import Output
 from backend.engine.planning.guess_width import GuessReport
 from backend.engine.planning.plan import (
     Arrived,
+    DecodeTimed,
     Ended,
     Generated,
     Limits,
@@ -235,7 +236,11 @@ class Scheduler:
         for one in sampled:
             self._deliver(one)
         self._flush()
-        self._learn(self.executor.settle(idle=not plan.decode), began)
+        events = self.executor.settle(idle=not plan.decode)
+        decoded = [event.seconds for event in events if isinstance(event, DecodeTimed)]
+        if sampled and sum(decoded):
+            self._gauges.tokens_per_second = len(sampled) * len(decoded) / sum(decoded)
+        self._learn(events, began)
         for one in self.executor.take_early():
             self._deliver(one)
         self._flush()
@@ -243,8 +248,6 @@ class Scheduler:
         self._finish_unstarted()
         self._report_progress()
         self._steps += 1
-        if sampled:
-            self._gauges.tokens_per_second = len(sampled) / (time.perf_counter() - began)
         self._settle()
 
     def _now(self) -> float:
