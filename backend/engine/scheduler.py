@@ -112,7 +112,8 @@ class Scheduler:
                 passes=model.passes,
                 guesses=MOST_GUESSES if model.drafting is not None else 0,
                 draft=model.drafting.cost if model.drafting is not None else None,
-            )
+            ),
+            model.pace,
         )
         self._show_guessing()
 
@@ -127,11 +128,11 @@ class Scheduler:
 
     def prefill_seconds(self, command: Submit) -> float:
         """Estimated time for the prompt's tokens that are not in the prompt cache."""
-        speed = self.planner.pace.tokens_per_second
-        if speed is None:
+        pace = self.planner.pace
+        if not pace.known:
             return 0.0
         key = command.key or PrefixKey(command.prompt)
-        return (len(command.prompt) - self.planner.entries.index.find(key).length) / speed
+        return pace.seconds(len(command.prompt) - self.planner.entries.index.find(key).length)
 
     def submit(self, command: Submit) -> None:
         """Add a sequence; the next step may start it."""
@@ -216,7 +217,7 @@ class Scheduler:
         self._unstarted.clear()
         self._watched.clear()
         self.executor.clear()
-        self.planner = Planner(self.planner.limits)
+        self.planner = Planner(self.planner.limits, self.planner.pace)
         self._settle()
 
     def step(self) -> None:
