@@ -12,7 +12,8 @@ from backend.engine.planning.guess_width import GuessReport
 class Gauges:
     """Plain numbers, written on the engine thread and read on any.
 
-    The totals count from the start of the thread. tokens_per_second: of the latest step.
+    The totals count from the start of the thread. tokens_per_second: of the latest
+    decode step, without the time of prefill.
     preemptions: sequences that were preempted to free memory. unstored: answers whose KV was larger
     than the whole prompt cache. guessing: what drafting does, if the model drafts. heartbeat: the
     record of the current step.

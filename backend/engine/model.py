@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from backend.engine.blas_threads import BlasThreads
 from backend.engine.drafting.draft_loading import Drafting
+from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import CacheCost, PassCost
 from backend.engine.sampling.logits_head import LogitsHead
 from backend.engine.token_text import TextStream
@@ -36,9 +37,10 @@ class EngineModel:
     model drafts. disk: the prompt cache on disk. media: encodes images and sounds.
     stream_interval_ms: how long text may be collected before it is sent. blas: the number of
     OpenBLAS threads on a CPU. repetition_guard: tokens of repetition after which an answer ends; 0
-    means never. leader: the connections to the other ranks, if ranks divide the model. spread:
-    replaces tokens by those that rank 0 chose, inside the graph. later: work of the load that the
-    first answers do not need, for when nothing is running.
+    means never. pace: how long prefill passes take; all schedulers of the model share it, so that
+    the load's own prompts measure it. None: each has one. leader: the connections to the other
+    ranks, if ranks divide the model. spread: replaces tokens by those that rank 0 chose, inside the
+    graph. later: work of the load that the first answers do not need, for when nothing is running.
     """
 
     model: Any
@@ -65,6 +67,7 @@ class EngineModel:
     blas: BlasThreads | None = None
     repetition_guard: int = 0
     passes: PassCost = field(default_factory=PassCost)
+    pace: Pace | None = None
     leader: Leader | None = None
     spread: Callable[[mx.array], mx.array] | None = None
     later: Stages[None] | None = None

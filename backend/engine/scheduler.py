@@ -28,6 +28,7 @@ from backend.engine.output import Output
 from backend.engine.planning.guess_width import GuessReport
 from backend.engine.planning.plan import (
     Arrived,
+    DecodeTimed,
     Ended,
     Generated,
     Limits,
@@ -112,7 +113,8 @@ class Scheduler:
                 passes=model.passes,
                 guesses=MOST_GUESSES if model.drafting is not None else 0,
                 draft=model.drafting.cost if model.drafting is not None else None,
-            )
+            ),
+            model.pace,
         )
         self._show_guessing()
 
@@ -127,11 +129,11 @@ class Scheduler:
 
     def prefill_seconds(self, command: Submit) -> float:
         """Estimated time for the prompt's tokens that are not in the prompt cache."""
-        speed = self.planner.pace.tokens_per_second
-        if speed is None:
+        pace = self.planner.pace
+        if not pace.known:
             return 0.0
         key = command.key or PrefixKey(command.prompt)
-        return (len(command.prompt) - self.planner.entries.index.find(key).length) / speed
+        return pace.seconds(len(command.prompt) - self.planner.entries.index.find(key).length)
 
     def submit(self, command: Submit) -> None:
         """Add a sequence; the next step may start it."""
@@ -224,7 +226,7 @@ class Scheduler:
         self._unstarted.clear()
         self._watched.clear()
         self.executor.clear()
-        self.planner = Planner(self.planner.limits)
+        self.planner = Planner(self.planner.limits, self.planner.pace)
         self._settle()
 
     def step(self) -> None:
@@ -244,7 +246,11 @@ class Scheduler:
         for one in sampled:
             self._deliver(one)
         self._flush()
-        self._learn(self.executor.settle(idle=not plan.decode), began)
+        events = self.executor.settle(idle=not plan.decode)
+        decoded = [event.seconds for event in events if isinstance(event, DecodeTimed)]
+        if sampled and sum(decoded):
+            self._gauges.tokens_per_second = len(sampled) * len(decoded) / sum(decoded)
+        self._learn(events, began)
         for one in self.executor.take_early():
             self._deliver(one)
         self._flush()
@@ -252,8 +258,6 @@ class Scheduler:
         self._finish_unstarted()
         self._report_progress()
         self._steps += 1
-        if sampled:
-            self._gauges.tokens_per_second = len(sampled) / (time.perf_counter() - began)
         self._settle()
 
     def _now(self) -> float:

@@ -101,7 +101,7 @@ class SimulatedDevice:
         self._prefilling: dict[int, DeviceSequence] = {}
         self._snapshots: Counter[int] = Counter()
         self._latest_snapshot = 0
-        self._timed = False
+        self._shapes: set[tuple[int, int, int]] = set()  # of prefill passes
         self.sequences: dict[int, DeviceSequence] = {}
         self.peak = 0
 
@@ -296,6 +296,10 @@ class SimulatedDevice:
         ran.computed += width * len(group)
         behind = max(part.start for part in group)
         seconds = self._setup.prefill_seconds(len(group), width, behind)
+        shape = len(group), width, behind
+        if shape not in self._shapes:
+            self._shapes.add(shape)
+            seconds += self._setup.machine.shape
         ran.events.append(PrefillTimed(width * len(group), seconds, behind))
         return seconds
 

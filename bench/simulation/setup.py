@@ -28,6 +28,7 @@ class Machine:
     bandwidth_share: float
     flops_share: float
     launch: float
+    shape: float = 0.0
 
     @property
     def device(self) -> Device:

@@ -8,9 +8,22 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
-from backend.engine import scheduler
+from backend.engine import device, scheduler
 from backend.engine.loading import findings
 from backend.engine.planning.guess_width import GuessWidth
+
+# A GPU has only its own order of waiting; a CPU can take either.
+_ORDERS = ["cpu", "gpu"] if mx.default_device() == mx.Device(mx.cpu) else ["gpu"]
+
+
+@pytest.fixture(params=[f"{order} order" for order in _ORDERS])
+def each_order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test once as on a CPU, where a step waits for results, and once as on a GPU.
+
+    It applies to engines and schedulers that are made after it.
+    """
+    waits = request.param.startswith("cpu")
+    monkeypatch.setattr(device, "may_wait_within_a_step", lambda: waits)
 
 
 @pytest.fixture(autouse=True)

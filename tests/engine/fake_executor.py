@@ -36,6 +36,7 @@ from backend.engine.planning.prefill_turns import UNEVEN
 
 WINDOW = 40  # a cache of at most this many tokens can be cut to any length, as with sliding windows
 PREFILL_SECONDS = 0.001  # of a token
+PASS_SECONDS = 0.03  # of a pass, besides those of its tokens
 DECODE_SECONDS = 0.01  # of a step
 
 
@@ -399,7 +400,7 @@ class FakeExecutor:
             if end == one.target and one.arrived.joins and self.dice.random() < 0.5:
                 self._deliver(one)
                 one.first_delivered = True
-        seconds = width * len(group) * PREFILL_SECONDS
+        seconds = PASS_SECONDS + width * len(group) * PREFILL_SECONDS
         self.seconds += seconds
         self._events.append(PrefillTimed(width * len(group), seconds))
 

@@ -88,6 +88,15 @@ async def test_prompts_that_arrive_together_start_in_one_step(
     assert starts == [len(PROMPTS)]
 
 
+async def test_the_load_has_measured_how_long_passes_take(plans: list[StepPlan]) -> None:
+    """The first prompt is therefore cut no shorter than later ones."""
+    async with loaded() as engine:
+        plans.clear()
+        await _answer(engine, "word " * 300)
+    sizes = [part.end - part.start for plan in plans for group in plan.prefill for part in group]
+    assert sizes[0] > 64
+
+
 async def test_a_refused_or_cancelled_prompt_delays_no_other(
     plans: list[StepPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:

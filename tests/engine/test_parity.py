@@ -143,7 +143,7 @@ def check_schedule(
         return order
 
     arranged = BatchCache.arrange
-    with patch("backend.engine.executing.step_times.may_wait_within_a_step", return_value=waits):
+    with patch("backend.engine.device.may_wait_within_a_step", return_value=waits):
         rounds = Rounds(model)
     requests: dict[int, Request] = {}
     answers: dict[int, Received] = {}

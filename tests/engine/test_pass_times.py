@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
-import mlx.core as mx
 import pytest
 
+from backend.engine import device
+from backend.engine.executing.choosing import Sampled
 from backend.engine.executing.executor import Executor
 from backend.engine.executing.executor_sequence import ExecutorSequence
-from backend.engine.planning.plan import Prefill, PrefillTimed, Start, StepPlan
+from backend.engine.planning.plan import (
+    DecodeTimed,
+    PlannerEvent,
+    Prefill,
+    PrefillTimed,
+    Start,
+    StepPlan,
+)
 from backend.engine.request import GenerationRequest, RawPrompt
+from tests.engine.modelled_device import ModelledDevice, modelled
 from tests.engine.random_models import random_model
-from tests.engine.rounds import engine_model
+from tests.engine.rounds import Rounds, engine_model
+
+_STREAMS = range(1, 5)
 
 
 class Ticking:
@@ -29,12 +41,24 @@ class Ticking:
         return self._model(*arguments, **named)
 
 
-@pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="a GPU computes later")
-def test_each_of_two_passes_in_a_step_is_timed_separately() -> None:
-    """The CPU has computed the first one by the time the second one is launched."""
-    model = engine_model(random_model("full"))
-    model.model = ticking = Ticking(model.model)
-    executor = Executor(model, clock=lambda: ticking.seconds)
+@pytest.mark.parametrize("order", ["cpu", "gpu"])
+def test_each_of_two_passes_in_a_step_is_timed_separately(
+    order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU has computed the first one by the time the second one is launched."""
+    monkeypatch.setattr(device, "may_wait_within_a_step", lambda: True)
+    gpu = ModelledDevice(lambda rows, tokens, behind: 1.0, ahead=0.0)
+    with modelled(gpu) if order == "gpu" else nullcontext():
+        model = engine_model(random_model("full"))
+        model.model = ticking = gpu.slow(model.model) if order == "gpu" else Ticking(model.model)
+        executor = Executor(model, clock=lambda: ticking.seconds)
+        timed = _two_passes(executor)
+    assert [tokens for tokens, _ in timed] == [4, 40]
+    assert [seconds for _, seconds in timed] == pytest.approx([1.0, 1.0], rel=0.01)
+
+
+def _two_passes(executor: Executor) -> list[tuple[int, float]]:
+    """The tokens and the reported seconds of two passes in one step."""
     prompts = {1: [1, 2, 3, 4], 2: [5] * 40}
     for number, prompt in prompts.items():
         request = GenerationRequest(str(number), RawPrompt(""))
@@ -45,4 +69,120 @@ def test_each_of_two_passes_in_a_step_is_timed_separately() -> None:
     executor.read()
     events = executor.settle(idle=True)
     timed = [event for event in events if isinstance(event, PrefillTimed)]
-    assert [(one.tokens, one.seconds) for one in timed] == [(4, 1.0), (40, 1.0)]
+    return [(one.tokens, one.seconds) for one in timed]
+
+
+def _seconds(rows: int, tokens: int, behind: int) -> float:
+    """Of a pass on a slow GPU: 10 ms, and 4 ms for each token of a prompt."""
+    return 0.01 + (0.004 * rows * tokens if tokens > 1 else 0.001 * rows)
+
+
+def _streams(gpu: ModelledDevice) -> Rounds:
+    """Four streams that decode, on this device; call it within `modelled`."""
+    model = engine_model(random_model("full"), prefill_chunk=512)
+    model.model = gpu.slow(model.model)
+    rounds = Rounds(model)
+    for number in _STREAMS:
+        rounds.submit(number, [number] * 12, 10_000, ignore_eos=True)
+    while not all(rounds.received[number].text for number in _STREAMS):
+        rounds.step()
+        assert not rounds.faults
+    for _ in range(4):
+        rounds.step()
+    gpu.passes.clear()
+    return rounds
+
+
+@pytest.fixture(scope="module")
+def beside_streams() -> tuple[ModelledDevice, list[PlannerEvent], float]:
+    """Prompts of many lengths, one after the other, beside four streams.
+
+    Returns the device, all events, and the streams' longest gap in seconds of the device's clock.
+    """
+    gpu = ModelledDevice(_seconds)
+    with modelled(gpu):
+        rounds = _streams(gpu)
+        events: list[PlannerEvent] = []
+        settle = rounds.scheduler.executor.settle
+
+        def watched(*, idle: bool) -> list[PlannerEvent]:
+            found = settle(idle=idle)
+            events.extend(found)
+            return found
+
+        rounds.scheduler.executor.settle = watched  # type: ignore[method-assign]
+        longest, since = 0.0, dict.fromkeys(_STREAMS, gpu.now)
+        texts = {number: rounds.received[number].text for number in _STREAMS}
+        for number, length in enumerate((199, 37, 300, 1500, 120), 5):
+            rounds.submit(number, [number] * length, 6, ignore_eos=True)
+            while rounds.received[number].finished is None:
+                rounds.step()
+                assert not rounds.faults
+                for stream in _STREAMS:
+                    if rounds.received[stream].text != texts[stream]:
+                        texts[stream] = rounds.received[stream].text
+                        longest = max(longest, gpu.now - since[stream])
+                        since[stream] = gpu.now
+    return gpu, events, longest
+
+
+def test_every_pass_beside_streams_is_reported_with_its_own_time(
+    beside_streams: tuple[ModelledDevice, list[PlannerEvent], float],
+) -> None:
+    gpu, events, longest = beside_streams
+    passes = [(tokens, seconds) for rows, tokens, seconds in gpu.passes if tokens > 1]
+    reported = [(one.tokens, one.seconds) for one in events if isinstance(one, PrefillTimed)]
+    assert [tokens for tokens, _ in reported] == [tokens for tokens, _ in passes]
+    assert [seconds for _, seconds in reported] == [
+        pytest.approx(seconds, rel=0.2) for _, seconds in passes
+    ]
+    assert longest < 3 * 0.25  # `stall_ms` of the model
+
+
+def test_the_time_of_decode_steps_beside_prompts_contains_no_prefill(
+    beside_streams: tuple[ModelledDevice, list[PlannerEvent], float],
+) -> None:
+    gpu, events, _ = beside_streams
+    steps = [seconds for _, tokens, seconds in gpu.passes if tokens == 1]
+    reported = [one.seconds for one in events if isinstance(one, DecodeTimed)]
+    assert max(reported) < 1.5 * max(steps)
+    assert sum(reported) == pytest.approx(sum(steps), rel=0.2)
+
+
+def test_the_reported_speed_contains_no_prefill() -> None:
+    gpu = ModelledDevice(_seconds)
+    speeds: set[float] = set()
+    with modelled(gpu):
+        rounds = _streams(gpu)
+        rounds.submit(5, [5] * 300, 1, ignore_eos=True)
+        while rounds.received[5].finished is None:
+            rounds.step()
+            speeds.add(rounds.gauges.tokens_per_second)
+    decode = 4 / _seconds(4, 1, 0)
+    assert [min(speeds), max(speeds)] == [pytest.approx(decode, rel=0.2)] * 2
+
+
+@pytest.mark.parametrize("change", ["join", "leave"])
+def test_the_step_after_a_change_of_the_batch_waits_for_no_later_step(change: str) -> None:
+    """The tokens that it reads are computed before the step that was launched meanwhile."""
+    gpu = ModelledDevice(_seconds)
+    with modelled(gpu):
+        rounds = _streams(gpu)
+        read = rounds.scheduler.executor.read
+        left: list[float] = []  # seconds of work that the device has after each read
+
+        def reading() -> list[Sampled]:
+            sampled = read()
+            left.append(gpu.free - gpu.now)
+            return sampled
+
+        rounds.scheduler.executor.read = reading  # type: ignore[method-assign]
+        if change == "join":
+            rounds.submit(5, [5] * 20, 100, ignore_eos=True)
+            while rounds.tickets("decode") != [*_STREAMS, 5]:
+                rounds.step()
+        else:
+            rounds.scheduler.cancel(1)
+            rounds.step()
+    assert not rounds.faults
+    assert min(left) > 0.0

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from backend.engine.planning.plan import PlannerEvent, StepPlan
-from bench.simulation.device import BrokenPlanError
+from backend.engine.planning.plan import PlannerEvent, Prefill, Start, StepPlan
+from backend.engine.planning.prefix_index import PrefixKey
+from bench.simulation.device import BrokenPlanError, DeviceSequence, SimulatedDevice
 from bench.simulation.measure import POLICIES, Present, replay
 from bench.simulation.replay import Replay
 from bench.simulation.setup import Setup, setups
@@ -78,3 +79,18 @@ def test_an_invalid_plan_is_found(change: str) -> None:
     policy.change = change
     with pytest.raises(BrokenPlanError):
         Replay(setup, policy, conversations(1, 30, setup.load)).run()
+
+
+def test_only_the_first_pass_of_a_shape_pays_for_it() -> None:
+    """As on CUDA, where the attention of each shape is prepared at its first use."""
+    (setup,) = (one for one in SETUPS if one.machine.shape)
+    device = SimulatedDevice(setup, setup.limits, bounded=True)
+    seconds = []
+    for number in range(3):
+        prompt = (number,) * (10 if number < 2 else 11)
+        device.add(DeviceSequence(number, PrefixKey(prompt), ()))
+        start = (Start(number, prompt, None),)
+        prefill = ((Prefill(number, 0, len(prompt)),),)
+        seconds.append(device.run(StepPlan(number + 1, start=start, prefill=prefill)).seconds)
+    assert seconds[0] == pytest.approx(seconds[1] + setup.machine.shape)
+    assert seconds[2] == pytest.approx(seconds[0], rel=0.1)

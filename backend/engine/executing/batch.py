@@ -13,7 +13,7 @@ to where it was before the step, and the next step feeds it the right tokens aga
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -130,9 +130,10 @@ class PrefillGroup:
 class DecodeBatch:
     """The sequences of one rectangle of KV; the last token of each has not been fed yet.
 
-    reported: whether the planner learns from the latest step. width: maximum number of guesses per
-    sequence in it. proposed: guesses of all sequences. right: per sequence, how many guesses were
-    right. behind: sequences without guesses because their guesser has yet to catch up.
+    reported: whether the planner learns from the latest step. ahead: the tokens that a launched
+    step computes and a later one reads, [sequences]; None if there are none. width: maximum number
+    of guesses per sequence in it. proposed: guesses of all sequences. right: per sequence, how many
+    guesses were right. behind: sequences without guesses because their guesser has yet to catch up.
     """
 
     def __init__(self, model: EngineModel) -> None:
@@ -140,6 +141,7 @@ class DecodeBatch:
         self._model = model.model
         self.sequences: list[ExecutorSequence] = []
         self.reported = False
+        self.ahead: mx.array | None = None
         self.width = self.proposed = self.behind = 0
         self.right: list[int] = []
         self._cache = kv.BatchCache(holes=model.drafting is None or model.drafting.holes)
@@ -195,6 +197,8 @@ class DecodeBatch:
             {at: fault for chosen in known for at, fault in chosen.faults.items()},
             [peaks for chosen in known for peaks in chosen.peaks],
         )
+        # Started now, because a read would otherwise wait for the whole pass that computes them.
+        mx.async_eval(self._chosen.tokens)
         self._chooser = None
         for one in joining:
             one.batch, one.group, one.first, one.media_prefill = self, None, None, None
@@ -203,17 +207,23 @@ class DecodeBatch:
         """Set `rows` and `gaps` of the `BatchCache`."""
         self._cache.rows, self._cache.gaps = rows, gaps
 
-    def launch(self, width: int | None = None) -> None:
+    def launch(
+        self, width: int | None = None, before_start: Callable[[], None] = lambda: None
+    ) -> None:
         """Start the next forward pass, on the tokens that `read` then returns.
 
         width: maximum number of guesses after each token. None: no guesses, and the planner does
         not learn from the step. With guesses the tokens are read before the pass starts.
+        before_start: is called when the graph is built, before the device gets any of it.
         """
         self._cache.arrange()
         self.reported, self.width = width is not None, width or 0
         self.proposed, self.behind, self.right = 0, 0, []
+        self.ahead = None
+        if width:
+            before_start()
         if not (width and self._guess(width)):
-            self._launch()
+            self._launch(before_start)
 
     def read(self) -> list[Sampled]:
         """Wait for the tokens that the launched step was fed, and for its guesses' results."""
@@ -272,9 +282,10 @@ class DecodeBatch:
             return
         assert self._chosen is not None
         self._chosen.tokens = self._chosen.tokens[mx.array(stay)]
+        mx.async_eval(self._chosen.tokens)  # as in `join`
         self._chosen.sequences = self.sequences
 
-    def _launch(self) -> None:
+    def _launch(self, before_start: Callable[[], None]) -> None:
         assert self._chosen is not None
         chosen = self._chosen
         step = self._fed = _Fed(chosen, not self._last_for_all(), self._again)
@@ -287,6 +298,7 @@ class DecodeBatch:
             logits = self._run_again(chosen.tokens)
         else:
             logits = self._run(chosen.tokens[:, None], self._cache.layers_for(1))[:, -1, :]
+        before_start()
         if any(step.again):
             self._remember([(len(own), len(own) + 1) for own in step.again])
         elif self._passed is not None:
@@ -294,6 +306,7 @@ class DecodeBatch:
             self._passed = None
         steps = [one.delivered + 1 for one in self.sequences]
         self._chosen = self._chooser(logits, chosen.tokens, steps, chosen.faults, new=True)
+        self.ahead = self._chosen.tokens
 
     def _run(self, tokens: mx.array, layers: list[Any]) -> mx.array:
         """The logits, [sequences, tokens, vocabulary]."""

@@ -52,6 +52,7 @@ class Executor:
         self._entries = KeptEntries(places=model.leader is not None and not model.trims)
         self._batches: dict[int, DecodeBatch] = {}
         self._launched_batches: list[DecodeBatch] = []
+        self._prefills: Sequence[Sequence[Prefill]] = ()
         self._scores: Sequence[Score] = ()
         self._early: list[Sampled] = []
         self._guessed: list[PlannerEvent] = []
@@ -108,7 +109,10 @@ class Executor:
     # Launching a step.
 
     def launch(self, plan: StepPlan) -> list[PlannerEvent]:
-        """Start everything in the plan; returns the events that are known immediately."""
+        """Start everything in the plan except prefill and scores, which `settle` starts.
+
+        Returns the events that are known immediately.
+        """
         if self._model.blas is not None:
             self._model.blas.follow()
         self._times.begin()
@@ -135,12 +139,10 @@ class Executor:
         for number in plan.decode:
             if number in self._batches:
                 self._decode(number, plan)
-        self._times.decode_launched()
+        launched = [batch.ahead for batch in self._launched_batches if batch.ahead is not None]
+        self._times.decode_launched(launched)
         self._only_decodes = plan.only_decodes and not (plan.join or plan.score)
-        for group in plan.prefill:
-            self._passes.grammar_seconds = self._delaying_seconds()
-            self._prefill(group, events)
-        self._scores = plan.score
+        self._prefills, self._scores = plan.prefill, plan.score
         return events
 
     def _delaying_seconds(self) -> float | None:
@@ -258,10 +260,14 @@ class Executor:
         batch = self._batches[number]
         try:
             self._allow(batch, number, plan)
-            batch.launch(plan.guess.get(number))
+            batch.launch(plan.guess.get(number), self._before_decode)
             self._launched_batches.append(batch)
         except Exception as fault:
             self._break(batch, fault)
+
+    def _before_decode(self) -> None:
+        self._passes.wait_for_earlier()
+        self._times.decode_starts()
 
     def _break(self, batch: DecodeBatch, fault: Exception) -> None:
         """End a batch whose decode step failed: the KV of all its sequences is undefined."""
@@ -296,7 +302,9 @@ class Executor:
                 sampled += batch.read()
             except Exception as fault:
                 self._break(batch, fault)
-        self._times.decode_read(any_tokens=bool(sampled))
+        if self._launched_batches:
+            ahead = any(batch.ahead is not None for batch in self._launched_batches)
+            self._times.decode_read(ahead=ahead)
         if self._model.drafting is not None:
             self._count_guesses()
         return sampled
@@ -324,13 +332,16 @@ class Executor:
                 )
 
     def settle(self, *, idle: bool) -> list[PlannerEvent]:
-        """Wait for what does not delay tokens: prefill, scores, stored entries.
+        """Start the step's prefill, and wait for what delays no tokens: earlier prefill, scores.
 
+        Prefill starts only here, because the tokens that `read` returns need not wait for it.
         idle: nothing decodes.
         """
         events, self._guessed = self._guessed, []
-        if seconds := self._times.take_decoded():
-            events.append(DecodeTimed(seconds))
+        for group in self._prefills:
+            self._passes.grammar_seconds = self._delaying_seconds()
+            self._prefill(group, events)
+        events += map(DecodeTimed, self._times.take_decoded())
         for one in self.sequences.values():
             if one.mask_seconds or one.postponed:
                 events.append(Masked(one.number, one.mask_seconds, one.postponed))
@@ -361,8 +372,8 @@ class Executor:
         for one in launched.sequences if launched.logits is not None else ():
             if any(math.isnan(each.logprob) for each in one.prompt_logprobs):
                 self.failures.append(Failure((one.number,), "prefill", NotFinite()))
-        seconds = self._times.finished(launched.at, launched.done)
-        events.append(PrefillTimed(launched.tokens, seconds, launched.behind))
+        self._passes.time(launched)
+        events.append(PrefillTimed(launched.tokens, launched.seconds, launched.behind))
         self.prompt_tokens += launched.read
         for one, tokens, row in launched.saves:
             self._save(one, tokens, row)
@@ -376,6 +387,7 @@ class Executor:
         one = self.sequences.get(score.sequence)
         if one is None or one.scoring is None or one.group is None or one.scoring.done:
             return
+        self._passes.wait_for_earlier()
         began = self._times.clock()
         try:
             ran, read = one.scoring.step(
@@ -480,7 +492,7 @@ class Executor:
         self.sequences.clear()
         self._passes.clear()
         self._launched_batches = []
-        self._early, self._scores = [], ()
+        self._early, self._prefills, self._scores = [], (), ()
         if self._model.media is not None:
             self._model.media.features.clear()
 

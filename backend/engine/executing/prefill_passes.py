@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,8 +34,9 @@ class PrefillPass:
     """A prefill pass that was launched but not waited for.
 
     tokens: number of tokens that it computes, including padding; read: of these, tokens of prompts.
-    behind: tokens before them, in the longest prompt. at: time of the launch; done: time when it
-    was computed, if that happened within the launch. marks: small arrays that are available when it
+    behind: tokens before them, in the longest prompt. at: time when it was started; done: time when
+    it was computed, if that happened within the launch. seconds: how long the device took for it;
+    negative until that is known. marks: small arrays that are available when it
     is done. chosen: the first tokens of the sequences whose prompts it completes. saves: what is
     written to disk when it is done.
     """
@@ -45,6 +47,7 @@ class PrefillPass:
     sequences: tuple[ExecutorSequence, ...]
     at: float
     done: float = math.inf
+    seconds: float = -1.0
     marks: list[mx.array] = field(default_factory=list)
     chosen: Chosen | None = None
     logits: mx.array | None = None
@@ -124,6 +127,25 @@ class PrefillPasses:
         for _ in range(waiting):
             yield self._earlier.pop(0)
 
+    def wait_for_earlier(self) -> None:
+        """On a GPU, wait for everything that was started, so that the time of each pass is known.
+
+        To be called when the graph of the next pass is built, because the device is idle until that
+        pass is started.
+        """
+        if self._times.in_order:
+            return
+        self._times.wait_for_decode()
+        for launched in self._in_flight():
+            with contextlib.suppress(Exception):  # raised again by the pass's own `wait`
+                mx.eval(launched.marks)
+            self.time(launched)
+
+    def time(self, launched: PrefillPass) -> None:
+        """Record how long a pass took that has just ended, unless that is known."""
+        if launched.seconds < 0:
+            launched.seconds = self._times.finished(launched.at, launched.done)
+
     def forget(self, one: ExecutorSequence) -> None:
         """Ignore the sequence in all passes in flight."""
         for launched in self._in_flight():
@@ -149,6 +171,7 @@ class PrefillPasses:
             end = min(end, start + prompt_logprobs.longest_chunk(self._model.vocabulary))
             end = end if one.media_prefill is None else one.media_prefill.uncut(start, end)
         media = one.media_prefill if start < len(one.prompt) else None
+        self.wait_for_earlier()
         if media is not None:
             if media.get_features(start, end):
                 return  # Encoding an image or a sound is a pass of its own: it cannot be cut.
@@ -162,7 +185,7 @@ class PrefillPasses:
             return logits
 
         launched = PrefillPass(len(tokens), len(tokens), start, (one,), self._times.clock())
-        run = self._keeping_states(run, [one], [len(tokens)])
+        run = self._keeping_states(run, [len(tokens)], launched)
         last: mx.array | None = None
         if alternatives is not None:
             logits = run()
@@ -196,7 +219,10 @@ class PrefillPasses:
                 logits: mx.array = self._model.model(padded, cache=layers)
             return logits
 
-        run = self._keeping_states(run, group.sequences, counts)
+        behind = max(part.start for _, part, _ in ends)
+        together = tuple(group.sequences)
+        launched = PrefillPass(width * len(ends), sum(counts), behind, together, began)
+        run = self._keeping_states(run, counts, launched)
         whole = [at for at, (one, _, end) in enumerate(ends) if end == len(one.tokens)]
         last: mx.array | None = None
         if whole:
@@ -206,13 +232,10 @@ class PrefillPasses:
             run()
         for (one, _, _), text in zip(ends, texts, strict=True):
             one.history += text
-        behind = max(part.start for _, part, _ in ends)
-        together = tuple(group.sequences)
-        launched = PrefillPass(width * len(ends), sum(counts), behind, together, began)
         self._finish_launch(launched, group, ends, last, events)
 
     def _keeping_states(
-        self, run: Callable[[], mx.array], sequences: Sequence[ExecutorSequence], counts: list[int]
+        self, run: Callable[[], mx.array], counts: list[int], launched: PrefillPass
     ) -> Callable[[], mx.array]:
         """`run`, which also keeps the hidden states that guessers read.
 
@@ -221,7 +244,7 @@ class PrefillPasses:
         drafting = self._model.drafting
         if drafting is None or drafting.states is None:
             return run
-        states = drafting.states
+        states, sequences = drafting.states, launched.sequences
 
         def watched() -> mx.array:
             with states.watched() as seen:
@@ -229,13 +252,12 @@ class PrefillPasses:
             passed = latest(seen, len(sequences))
             if passed is None:
                 return logits
-            kept: list[mx.array] = []
             for row, (one, count) in enumerate(zip(sequences, counts, strict=True)):
                 after = len(one.tokens) - len(one.history) - count
                 if one.media is None and after < MOST_STATES:
-                    kept.append(mx.contiguous(passed[row, max(count - MOST_STATES, 0) : count]))
-                    one.states.add(kept[-1])
-            mx.async_eval(kept)
+                    kept = mx.contiguous(passed[row, max(count - MOST_STATES, 0) : count])
+                    one.states.add(kept)
+                    launched.marks.append(kept)
             return logits
 
         return watched
@@ -267,6 +289,9 @@ class PrefillPasses:
 
         last: logits of [sequences, vocabulary] for the prompts that this pass completes.
         """
+        if not self._times.in_order:
+            self.wait_for_earlier()
+            launched.at = self._times.clock()
         whole = [one for one, _, end in ends if end == len(one.tokens)]
         if last is not None and whole:
             chosen = first_tokens(whole, last, self._model, spent=self.grammar_seconds)
@@ -288,6 +313,7 @@ class PrefillPasses:
                 launched.saves.append((one, one.tokens[:last_token], row))
             events.append(Prefilled(one.number, end, kept))
         launched.marks.append(group.cache.marker(snapshots))
+        mx.async_eval(launched.marks)
         if launched.logits is not None:
             mx.async_eval(launched.logits)
         if self._times.in_order:

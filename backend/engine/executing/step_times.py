@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 
-from backend.engine.device import may_wait_within_a_step
+import mlx.core as mx
+
+from backend.engine import device
 
 
 class StepTimes:
     """The times of decode steps and passes.
+
+    A GPU works while the host goes on, so the end of a pass is known only if the host waits for it
+    before it starts anything else. The host therefore builds the graph of the next pass, waits, and
+    only then starts that pass: the device is idle for little more than a launch. Decode steps
+    without a pass between them are not separated.
 
     clock: seconds. in_order: whether the device computes within the call that launches, as a CPU
     does, so that work ends in the order of the launches.
@@ -16,11 +24,12 @@ class StepTimes:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.in_order = may_wait_within_a_step()
+        self.in_order = device.may_wait_within_a_step()
         self._began = 0.0  # of this step
-        self._decode_began = 0.0  # of the step that is read next
-        self._decode_launched = 0.0
-        self._decoded = 0.0  # seconds of the latest decode step that were not reported yet
+        self._starts: float | None = None  # when the device got the first pass of this decode step
+        # decode steps in flight: when each started, and the arrays that it computes
+        self._steps: list[tuple[float, Sequence[mx.array]]] = []
+        self._decoded: list[float] = []  # seconds of decode steps that were not reported yet
         self._ready = 0.0  # when the device was last known to have finished something
         # what the latest step did; empty if it did more than decode
         self._latest_kind: tuple[object, ...] = ()
@@ -28,24 +37,33 @@ class StepTimes:
 
     def begin(self) -> None:
         """Record that a step is about to be launched."""
-        self._began = self.clock()
+        self._began, self._starts = self.clock(), None
 
-    def decode_launched(self) -> None:
-        self._decode_launched = self.clock()
+    def decode_starts(self) -> None:
+        """Record that a pass of the decode step is about to be started."""
+        if self._starts is None:
+            self._starts = self.clock()
 
-    def decode_read(self, *, any_tokens: bool) -> None:
-        """Record that the tokens of the previous step have been read."""
-        if any_tokens:
-            now, began = self.clock(), max(self._ready, self._decode_began)
-            if self.in_order:
-                now, began = self._decode_launched, self._began
-            self._decoded = now - began
-            self._ready = now
-        self._decode_began = self._began
+    def decode_launched(self, arrays: Sequence[mx.array]) -> None:
+        """Record that the decode step has been started. arrays: small ones that it computes."""
+        if self.in_order and arrays:
+            self._ready = self.clock()
+            self._decoded.append(self._ready - self._began)
+        elif arrays:
+            self._steps.append((self._began if self._starts is None else self._starts, arrays))
 
-    def take_decoded(self) -> float:
-        """Seconds of the decode step that was read since the last call; 0 if none was."""
-        decoded, self._decoded = self._decoded, 0.0
+    def decode_read(self, *, ahead: bool) -> None:
+        """Record that tokens have been read. ahead: whether the latest step may be in flight."""
+        while len(self._steps) > ahead:
+            self._end_decode()
+
+    def wait_for_decode(self) -> None:
+        """Wait until the device has computed all decode steps that were started."""
+        self.decode_read(ahead=False)
+
+    def take_decoded(self) -> list[float]:
+        """The seconds of each decode step that has ended since the last call."""
+        decoded, self._decoded = self._decoded, []
         return decoded
 
     def since_same_step(self, step: tuple[object, ...]) -> float:
@@ -71,3 +89,9 @@ class StepTimes:
         """Seconds that work took while this thread waited for it."""
         self._ready = self.clock()
         return self._ready - began
+
+    def _end_decode(self) -> None:
+        started, arrays = self._steps.pop(0)
+        with contextlib.suppress(Exception):  # raised again when the tokens are read
+            mx.eval(arrays)
+        self._decoded.append(self.finished(started, self.clock()))

@@ -33,6 +33,7 @@ from backend.engine.loading.stages import Stages
 from backend.engine.loading.traits import measure
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
 from backend.engine.model import Built, EngineModel
+from backend.engine.planning.pace import Pace
 from backend.engine.prompting.chat import chat_format
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.prompting.tool_support import call_format
@@ -185,6 +186,7 @@ def build(
         )
 
     yield "engine"
+    prefill_chunk = device.prefill_chunk(here, settings)
     engine = EngineModel(
         model=loaded.model,
         head=traits.head,
@@ -202,7 +204,8 @@ def build(
         memory_limit=plan.limit,
         prompt_cache_bytes=plan.prompt_cache if stores else 0,
         max_cache_entries=settings.max_cache_entries,
-        prefill_chunk=device.prefill_chunk(here, settings),
+        prefill_chunk=prefill_chunk,
+        pace=Pace(prefill_chunk, settings.stall_ms),
         stall_ms=settings.stall_ms,
         stream_interval_ms=settings.stream_interval_ms,
         drafting=drafting,

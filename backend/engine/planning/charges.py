@@ -106,11 +106,11 @@ class Charges:
 
     def fitting(self, one: SequenceState, tokens: int, left: int) -> int:
         """How many of the tokens a pass of at most `left` bytes can process; 0 if none."""
-        seen = one.charged if one.arrived.scores else min(one.filled + tokens, one.target)
         least = one.fewest
+        tokens = max(tokens, least)
+        seen = one.charged if one.arrived.scores else min(one.filled + tokens, one.target)
         if self.prefill_pass(one, least, seen) > left:
             return 0
-        tokens = max(tokens, least)
         while self.prefill_pass(one, tokens, seen) > left:
             tokens = max(tokens // 2, least)
         return tokens

@@ -1,52 +1,103 @@
 """Decides how many tokens each prefill step has, so that streams never wait for a whole prompt.
 
 A prefill step runs between two decode steps and delays every running stream by its own duration.
-The pace measures the time per token and gives each step as many tokens as fit in the allowed pause.
-While no stream is running the pause may be longer, but it still limits how long a cancel or a new
-request waits.
+The pace learns how long passes take, and gives each step as many tokens as fit in the allowed
+pause. While no stream is running the pause may be longer, but it still limits how long a cancel or
+a new request waits.
 
-Because of attention, the time per token grows linearly with the number of tokens before it. The
-line is fitted to the latest passes.
+The time of a pass has a part that does not depend on its tokens, because every pass reads all
+weights and starts all kernels. The rest grows with the tokens and, because of attention, with the
+tokens before them:
+
+    seconds = fixed + each * tokens + context * tokens * (tokens before)
+
+The three numbers are fitted to the latest passes: first the fixed part and the time per token to
+passes with little context, and then, given the fixed part, the effect of the context to all passes.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from statistics import median_low
+
+import numpy as np
+
 SMALLEST_STEP = 8
-PASS_TOKENS = 32  # a shorter pass takes about as long, because it reads all weights too
+_FIRST = 64  # tokens of a step before any pass has been timed
+_WIDTH = 32.0  # `Pace.width` that is assumed until passes of different lengths have been timed
 _IDLE_PAUSE = 4.0  # factor of the allowed pause while no stream is running
 _MEMORY = 0.7  # weight of earlier passes in the current speed
-_SHAPE_MEMORY = 0.95  # weight of earlier passes in the line, which needs very different lengths
+_SHAPE_MEMORY = 0.95  # weight of earlier passes in the fit, which needs very different passes
 _LEAST_SPEED = 50.0  # tokens per second that ageing assumes until a pass has been timed
-_NEAR = 1024.0  # tokens; passes at lengths closer than this show mostly noise
+_NEAR = 1024.0  # tokens; a context of fewer has little effect, and nearer ones show mostly noise
+_LEAST_SHARE = 16  # at least 1/16 of a pass's seconds, and of a token's, are taken to grow with it
+_DOUBT = 0.01  # weight of the assumed width, as a share of that of the timed passes
+_CREDIBLE = 4.0  # factor by which a single pass may be faster than predicted, and count as it is
 
 
 class Pace:
-    """How many prompt tokens the next prefill step may take."""
+    """How long prefill passes take, and how many tokens the next prefill step may take.
+
+    known: whether a pass has been timed. Before that, _FIRST tokens are assumed to take as long as
+    a step may.
+
+    Passes may be slow for reasons that do not repeat, such as the compilation of kernels, so a
+    single slow pass changes little. None is faster than the device, so fast passes count more.
+    """
 
     def __init__(self, most_tokens: int, stall_ms: float) -> None:
         self._most = max(most_tokens, SMALLEST_STEP)
         self._stall = stall_ms / 1e3
-        self._latest: float | None = None  # seconds per token of the latest pass
-        self._moment = 1.0  # ratio of the times of the latest passes to the line's predictions
-        self._weight = self._behind = self._time = self._spread = self._common = 0.0
+        # Sums of the normal equations: of [1, tokens] over passes with little context, and of
+        # [tokens, tokens * behind] over all. Rows are divided by the pass's seconds, so that errors
+        # are relative.
+        self._near, self._near_sums = np.zeros((2, 2)), np.zeros(2)
+        self._all, self._all_sums = np.zeros((2, 2)), np.zeros(2)
+        self._nearest = float("inf")  # the least context until there are passes with little
+        self.known = False
+        self._each = self._stall / (_FIRST + _WIDTH)
+        self._fixed, self._context = self._each * _WIDTH, 0.0
+        self._tokens = self._seconds = 0.0  # of the latest passes together
+        self._moment = 1.0  # ratio of the times of the latest passes to the fit's predictions
+        self._latest: deque[float] = deque(maxlen=3)  # the same ratio of single passes
 
-    def tokens(self, *, running: bool, behind: int = 0) -> int:
-        """The number of tokens of the next step, from SMALLEST_STEP to the configured maximum.
+    @property
+    def fixed_seconds(self) -> float:
+        """Seconds that a pass takes whatever its tokens."""
+        return self._moment * self._fixed
 
-        running: whether streams wait for the step. behind: tokens of the prompt that are already
-        computed.
-        """
-        if self._latest is None:
-            return min(2 * PASS_TOKENS, self._most)
-        pause = self._stall if running else self._stall * _IDLE_PAUSE
-        seconds = self._moment * self._line(behind)
-        fitting = int(pause / seconds) // SMALLEST_STEP * SMALLEST_STEP
-        return min(max(fitting, SMALLEST_STEP), self._most)
+    @property
+    def width(self) -> int:
+        """The tokens that take as long as `fixed_seconds`: a pass of fewer is mostly overhead."""
+        return round(min(max(self._fixed / self._each, 1.0), self._most))
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The measured speed; None before the first measurement."""
-        return 1 / self._latest if self._latest else None
+        """The speed of the latest passes; None before the first measurement."""
+        return self._tokens / self._seconds if self.known else None
+
+    def seconds(self, tokens: int, behind: int = 0) -> float:
+        """Predicted duration of a pass.
+
+        tokens: with padding. behind: tokens of the prompt that are already computed.
+        """
+        return self._moment * (self._fixed + tokens * (self._each + behind * self._context))
+
+    def pause(self, *, running: bool) -> float:
+        """Maximum seconds of a step. running: whether streams wait for it."""
+        return self._stall if running or not self.known else self._stall * _IDLE_PAUSE
+
+    def tokens(self, *, running: bool, behind: int = 0) -> int:
+        """The number of tokens of the next step, from SMALLEST_STEP to the configured maximum."""
+        return self.fitting(self.pause(running=running), behind)
+
+    def fitting(self, seconds: float, behind: int = 0) -> int:
+        """The number of tokens of a pass that takes so long, in the limits of `tokens`."""
+        token = self._moment * (self._each + behind * self._context)
+        # Less than the maximum before the division, which could otherwise overflow.
+        left = min(max(seconds - self.fixed_seconds, 0.0), self._most * token)
+        fitting = int(left / token) // SMALLEST_STEP * SMALLEST_STEP
+        return min(max(fitting, SMALLEST_STEP), self._most)
 
     def urgency(self, left: int, waited: float) -> float:
         """Tokens left to prefill, minus the tokens that could have been prefilled while it waited.
@@ -59,36 +110,52 @@ class Pace:
         return max(left, 0) - rate * waited
 
     def measured(self, tokens: int, seconds: float, behind: int = 0) -> None:
-        """Learn from a timed pass.
-
-        Very short passes are ignored: they do not predict longer ones.
-        """
-        if tokens < min(PASS_TOKENS, self.tokens(running=True, behind=behind)):
-            return
-        each = max(seconds / tokens, 1e-9)
-        first = self._latest is None
+        """Learn from a timed pass. tokens: with padding, at least one."""
+        seconds = max(seconds, 1e-9)
+        self._nearest = min(self._nearest, max(behind, _NEAR))
+        first = not self.known
+        self._tokens = _MEMORY * self._tokens + tokens
+        self._seconds = _MEMORY * self._seconds + seconds
+        expected = seconds if first else self.seconds(tokens, behind)
+        scale = max(seconds, expected / _CREDIBLE)
+        if behind <= self._nearest:
+            row = np.array([1.0, tokens]) / scale
+            self._near = _SHAPE_MEMORY * self._near + np.outer(row, row)
+            self._near_sums = _SHAPE_MEMORY * self._near_sums + row * (seconds / scale)
+            self._fixed = self._fit_fixed()
+        row = np.array([tokens, tokens * behind]) / scale
+        growing = max(seconds - self._fixed, seconds / _LEAST_SHARE)
+        self._all = _SHAPE_MEMORY * self._all + np.outer(row, row)
+        self._all_sums = _SHAPE_MEMORY * self._all_sums + row * (growing / scale)
+        self._fit_context()
+        self.known = True
+        # The fit is slow to follow a machine whose speed has changed; the moment follows at once.
+        moment, self._moment = self._moment, 1.0
+        self._latest.append(seconds / self.seconds(tokens, behind))
         memory = 0.0 if first else _MEMORY
-        self._latest = memory * (self._latest or 0.0) + (1 - memory) * each
-        self._learn(each, behind)
-        off = each / self._line(behind)
-        self._moment = memory * self._moment + (1 - memory) * off
+        self._moment = memory * moment + (1 - memory) * median_low(self._latest)
 
-    def _line(self, behind: int) -> float:
-        """Predicted seconds per token after `behind` tokens."""
-        slope = max(self._common / (self._spread + self._weight * _NEAR**2), 0.0)
-        # Passes after many tokens predict little about passes after none, so the prediction has a
-        # minimum.
-        return max(self._time + slope * (behind - self._behind), self._time / 16)
+    def _fit_fixed(self) -> float:
+        """The fixed seconds. Passes of one length do not tell them: they are those of _WIDTH then.
 
-    def _learn(self, each: float, behind: int) -> None:
-        """Incremental weighted least squares (https://doi.org/10.1145/359146.359153).
-
-        The weights make errors relative, because long passes vary more.
+        Weighted least squares, with neither part negative.
         """
-        own = each**-2
-        self._weight = _SHAPE_MEMORY * self._weight + own
-        further, slower = behind - self._behind, each - self._time
-        self._behind += further * own / self._weight
-        self._time += slower * own / self._weight
-        self._spread = _SHAPE_MEMORY * self._spread + own * further * (behind - self._behind)
-        self._common = _SHAPE_MEMORY * self._common + own * further * (each - self._time)
+        doubt = _DOUBT * self._near[0, 0] * np.array([[1.0, -_WIDTH], [-_WIDTH, _WIDTH**2]])
+        fixed, each = map(float, np.linalg.solve(self._near + doubt, self._near_sums))
+        if each <= 0:
+            return float(self._near_sums[0] / self._near[0, 0])
+        return max(fixed, 0.0)
+
+    def _fit_context(self) -> None:
+        """Fit the seconds per token and the effect of the context, given the fixed seconds.
+
+        The effect counts from the mean context, because passes after many tokens predict little
+        about passes after none, and it is drawn to none, because near contexts show mostly noise.
+        """
+        (weight, first), (_, second) = self._all
+        mean = first / weight
+        each = self._all_sums[0] / weight
+        spread = second - mean * first + weight * _NEAR**2
+        slope = max((self._all_sums[1] - mean * self._all_sums[0]) / spread, 0.0)
+        self._each = float(max(each - mean * slope, each / _LEAST_SHARE))
+        self._context = float((each - self._each) / mean) if mean else 0.0

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from backend.engine.planning.charges import Charges
 from backend.engine.planning.guess_width import GuessWidth
 from backend.engine.planning.mask_share import MaskShare
-from backend.engine.planning.pace import PASS_TOKENS, SMALLEST_STEP, Pace
+from backend.engine.planning.pace import SMALLEST_STEP, Pace
 from backend.engine.planning.plan import (
     Arrived,
     DecodeTimed,
@@ -63,19 +63,20 @@ class Planner:
     """The decisions for one loaded model.
 
     sequences: all that wait or run. entries: the prompt cache. pace, widths, masks: decide how long
-    a prefill pass may be, how many guesses save time, and whose grammars are too costly.
+    a prefill pass may be, how many guesses save time, and whose grammars are too costly. A pace
+    that has been measured may be given.
     preemptions: number of sequences that were preempted to free memory. unused: bytes of the room
     that the latest plan charges to no sequence; a prompt cache file may be read into them, because
     entries are then evicted. lendable: bytes that texts to embed may use beside the latest plan.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, pace: Pace | None = None) -> None:
         self.limits = limits
+        self.pace = pace or Pace(limits.prefill_chunk, limits.stall_ms)
         self.sequences = SequenceTable()
         self._charges = Charges(limits)
         self.entries = StoredEntries(limits, self._charges, self.sequences)
-        self._sources = PrefixSource(limits, self.sequences, self.entries)
-        self.pace = Pace(limits.prefill_chunk, limits.stall_ms)
+        self._sources = PrefixSource(limits, self.sequences, self.entries, self.pace)
         self._turns = PrefillTurns(limits, self._charges, self.pace)
         self.widths = GuessWidth(limits.guesses)
         self.masks = MaskShare(limits.stall_ms / 1e3)
@@ -419,23 +420,22 @@ class Planner:
     def _waits_for_slots(self, waiting: Sequence[SequenceState], free: int) -> bool:
         """Whether to leave the free slots unused until the next sequence ends.
 
-        The prompts that start then share one pass, and a pass of few tokens takes about as long as
-        one of PASS_TOKENS. So this saves time if more prompts wait than slots are free, and if the
-        free slots would be unused for less time than a pass takes.
+        The prompts that start then share one pass, and a pass of few tokens is mostly overhead. So
+        this saves time if more prompts wait than slots are free, and if the free slots would be
+        unused for less time than that overhead.
 
         waiting: in the order in which they would start. free: slots.
         """
-        speed = self.pace.tokens_per_second
         running = self.sequences.of("decode")
-        if not (self.limits.together and speed and running) or len(waiting) <= free:
+        if not (self.limits.together and self.pace.known and running) or len(waiting) <= free:
             return False
         if len(running) < len(self.sequences.admitted):
             return False  # a prompt that is being prefilled can share its pass now
         steps = min(one.arrived.limit - len(one.generated) for one in running)
-        if steps * self._step_seconds * free / self.limits.slots >= PASS_TOKENS / speed:
+        if steps * self._step_seconds * free / self.limits.slots >= self.pace.fixed_seconds:
             return False
         return all(
-            one.target - self._sources.match(one).length < PASS_TOKENS
+            one.target - self._sources.match(one).length < self.pace.width
             for one in waiting[: free + 1]
         )
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from backend.engine.planning.charges import Charges
-from backend.engine.planning.pace import PASS_TOKENS, SMALLEST_STEP, Pace
+from backend.engine.planning.pace import SMALLEST_STEP, Pace
 from backend.engine.planning.plan import Limits, Prefill, Score
 from backend.engine.planning.sequence_state import SequenceState
 
 UNEVEN = 1024  # tokens by which the lengths in a pass may always differ, whatever the padding costs
 _SHARE = 0.75  # maximum share of the device's time for prefill while sequences decode
-_LAST_STEP = 1.5  # factor on the usual length of a step, if that completes all prefills
+_LAST_STEP = 1.5  # factor on the usual tokens of a step, if that completes all prefills
 
 
 class PrefillTurns:
@@ -52,19 +52,17 @@ class PrefillTurns:
         if self._owed_to_decode > 0:
             return [], [], 0
         order = self._order(filling, now)
-        # share of the usual length of a step
-        pause = self._longer(order) if order and not running else 1.0
+        seconds = self._pace.pause(running=running)
+        if order and not running:
+            seconds = self._longer(order)
         self._scored = False
         halved = self._prefer_shortest(order, running=running)
         passes: list[tuple[Prefill, ...]] = []
         scores: list[Score] = []
         left = room
-        while order:
+        while order and seconds > 0:
             one = order.pop(0)
-            whole = self._pace.tokens(running=running, behind=one.filled)
-            budget = round(pause * whole)
-            if budget <= 0:
-                break
+            budget = self._pace.fitting(seconds, one.filled)
             if one.filled >= one.target:
                 if fitting := self._charges.fitting(one, budget, left):
                     left -= self._charges.prefill_pass(one, fitting, one.charged)
@@ -74,14 +72,15 @@ class PrefillTurns:
             most = budget // 2 if halved else budget
             halved = False
             fitting = self._charges.fitting(one, max(most, SMALLEST_STEP), left)
-            if fitting < (min(PASS_TOKENS, one.target - one.filled) if passes else 1):
+            least = min(self._pace.width, one.target - one.filled) if passes else 1
+            if fitting < least or (passes and self._pace.seconds(least, one.filled) > seconds):
                 continue
             group = self._group(one, fitting, order, budget, left)
             members = [member for member, _ in group]
             order = [other for other in order if other not in members]
             parts = [part for _, part in group]
             passes.append(tuple(parts))
-            pause -= max(_padded(parts), PASS_TOKENS) / whole
+            seconds -= self._seconds(parts)
             left -= self._bytes(group)
             self._formed += len(group) > 1
             for member in members:
@@ -101,17 +100,18 @@ class PrefillTurns:
         return sorted(able, key=urgency)
 
     def _longer(self, able: Sequence[SequenceState]) -> float:
-        """The factor by which a step without streams may be longer if that completes all prefills.
+        """Maximum seconds of a step without streams; more than usual if that ends all prefills.
 
         Otherwise a few remaining tokens would be prefilled much later, beside the others' decode
         steps.
         """
         remaining = [one.target - one.filled for one in able]
-        whole = self._pace.tokens(running=False, behind=max(one.filled for one in able))
-        most = min(_LAST_STEP * whole, self._longest)
+        behind = max(one.filled for one in able)
+        whole = self._pace.tokens(running=False, behind=behind)
+        most = min(round(_LAST_STEP * whole), self._longest)
         if whole < sum(remaining) <= most:
-            return min(len(remaining) * max(remaining), most) / whole
-        return 1.0
+            return self._pace.seconds(min(len(remaining) * max(remaining), most), behind)
+        return self._pace.pause(running=False)
 
     def _prefer_shortest(self, order: list[SequenceState], *, running: bool) -> bool:
         """Give half of the step to the shortest prompt, if a long one has waited for its turn.
@@ -125,7 +125,7 @@ class PrefillTurns:
         order.remove(shortest)
         self._shortest_next = not self._shortest_next
         half = self._pace.tokens(running=running, behind=order[0].filled) // 2
-        first = half < PASS_TOKENS and self._shortest_next
+        first = half < self._pace.width and self._shortest_next
         order.insert(0 if first else 1, shortest)
         return True
 
@@ -139,8 +139,8 @@ class PrefillTurns:
     ) -> list[tuple[SequenceState, Prefill]]:
         """The next chunk of a prompt, and chunks of others that share its pass.
 
-        All take as long as the longest, so none may be more than twice as long as another, and
-        padding is limited. tokens: of the first. budget: tokens of all. left: bytes.
+        All take as long as the longest, so a chunk shares the pass only if its padding takes less
+        time than a pass of its own. tokens: of the first. budget: tokens of all. left: bytes.
         """
         group = [(first, stretch(first, tokens))]
         if not self._together or first.arrived.alone:
@@ -153,17 +153,22 @@ class PrefillTurns:
         for added in sorted(able, key=lambda pair: _size(pair[1])):
             more = [*group, added]
             parts = [part for _, part in more]
-            sizes = list(map(_size, parts))
             ends = [part.end for part in parts]
-            # After few tokens, a pass of this many takes about as long as that of the first alone.
-            free = PASS_TOKENS if max(ends) <= UNEVEN else 0
-            if max(sizes) > 2 * min(sizes) or _padded(parts) > max(budget, free):
+            # A pass of so few tokens takes about as long as that of the first alone.
+            free = self._pace.width if max(ends) <= UNEVEN else 0
+            if _padded(parts) > max(budget, free):
+                continue
+            if self._seconds(parts) > self._seconds(parts[:-1]) + self._seconds(parts[-1:]):
                 continue
             if max(ends) - min(ends) > UNEVEN:
                 continue  # The shorter KV would be copied into rows of the longest one's length.
             if self._bytes(more) <= left:
                 group = more
         return group
+
+    def _seconds(self, parts: Sequence[Prefill]) -> float:
+        """Predicted duration of a pass."""
+        return self._pace.seconds(_padded(parts), max(part.start for part in parts))
 
     def _bytes(self, group: Sequence[tuple[SequenceState, Prefill]]) -> int:
         members = [one for one, _ in group]

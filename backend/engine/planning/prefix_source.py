@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from backend.engine.planning.pace import PASS_TOKENS
+from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import Limits, Source
 from backend.engine.planning.prefix_index import Match
 from backend.engine.planning.sequence_state import SequenceState
@@ -16,8 +16,11 @@ from backend.engine.planning.stored_entries import StoredEntries
 class PrefixSource:
     """Finds the longest prefix of a prompt that has KV, or will have it soon."""
 
-    def __init__(self, limits: Limits, sequences: SequenceTable, entries: StoredEntries) -> None:
+    def __init__(
+        self, limits: Limits, sequences: SequenceTable, entries: StoredEntries, pace: Pace
+    ) -> None:
         self._limits, self._sequences, self._entries = limits, sequences, entries
+        self._pace = pace
 
     def match(self, one: SequenceState) -> Match:
         """The best entry for a prompt.
@@ -60,7 +63,7 @@ class PrefixSource:
             if other.filled >= length or other.width > 1:
                 continue
             own = source is not None and source.kind == "sequence" and source.number == other.number
-            if length < PASS_TOKENS + (0 if source is None or own else source.length):
+            if length < self._pace.width + (0 if source is None or own else source.length):
                 continue
             if not self._limits.trims and length not in other.places:
                 if self._limits.cost.snapshot(other.prompt) > free:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from backend.engine.device import may_wait_within_a_step
+from backend.engine import device
 from backend.engine.request import Sampling
 from backend.engine.sampling.ranking import best
 
@@ -54,7 +54,7 @@ def reach(row: Sampling, vocabulary: int) -> int:
     if row.typical_p < 1:
         return vocabulary
     if row.top_p < 1 or (row.min_p > 0 and row.xtc_probability > 0):
-        return min(_NUCLEUS_REACH if may_wait_within_a_step() else vocabulary, vocabulary)
+        return min(_NUCLEUS_REACH if device.may_wait_within_a_step() else vocabulary, vocabulary)
     return 0
 
 

@@ -21,13 +21,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from backend.engine import device
 from backend.engine.caching import kv
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import LookupGuesser
 from backend.engine.errors import Cancelled, EngineFailed
 from backend.engine.executing import batch as decode_batch
-from backend.engine.executing import choosing, prefill_passes, prompt_logprobs, step_times
+from backend.engine.executing import choosing, prefill_passes, prompt_logprobs
 from backend.engine.executing.batch import DecodeBatch, PrefillGroup
 from backend.engine.executing.choosing import Chooser
 from backend.engine.executing.score_plan import Continuation, ScorePlan
@@ -301,7 +302,7 @@ def assert_nothing_is_left(rounds: Rounds) -> None:
 @pytest.mark.parametrize("kind", ["full", "hybrid"])
 def test_the_course_takes_every_path(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # With the order of steps on a GPU, these rounds preempt too seldom.
-    monkeypatch.setattr(step_times, "may_wait_within_a_step", lambda: True)
+    monkeypatch.setattr(device, "may_wait_within_a_step", lambda: True)
     rounds = Rounds(model_of(kind))
     run(rounds)
     assert not rounds.faults
@@ -562,7 +563,7 @@ def test_a_pass_in_flight_may_fail_after_one_of_its_requests_was_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """On a GPU, a pass is waited for in a later step than that in which it was launched."""
-    monkeypatch.setattr(step_times, "may_wait_within_a_step", lambda: False)
+    monkeypatch.setattr(device, "may_wait_within_a_step", lambda: False)
     rounds = Rounds(model_of("full"))
     rounds.submit(1, spread(24, 7), 40, ignore_eos=True)
     while len(rounds.received[1].tokens) < 3:

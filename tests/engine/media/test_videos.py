@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.engine.errors import EngineFailed, InvalidRequest
-from backend.engine.media import video, video_process
+from backend.engine.media import video
 from backend.engine.media.decoding import decode
 from backend.engine.media.items import BadItem, Video
 from backend.engine.media.limits import MediaLimits

@@ -13,8 +13,9 @@ from backend.engine.planning.pace import SMALLEST_STEP, Pace
 
 def test_a_slow_model_gets_short_steps_while_streams_run() -> None:
     pace = Pace(512, stall_ms=250)
-    for _ in range(20):
-        pace.measured(64, 64 * 0.005)
+    for _ in range(10):
+        for tokens in (32, 64, 128):
+            pace.measured(tokens, tokens * 0.005)
     assert pace.tokens(running=True) == 48
     assert pace.tokens(running=False) == 200
 
@@ -77,8 +78,42 @@ def test_short_and_very_long_prompts_take_turns_within_the_stall_limit(
 def test_a_slower_machine_is_noticed_at_any_length() -> None:
     pace = Pace(100_000, stall_ms=250)
     for slower in (1, 8):
-        for behind in (0, 500, 40_000) * 10:
-            pace.measured(128, 128 * slower * (1e-4 + 1e-8 * behind), behind)
+        for at, behind in enumerate((0, 500, 40_000) * 10):
+            tokens = (64, 128, 512, 256)[at % 4]
+            pace.measured(tokens, tokens * slower * (1e-4 + 1e-8 * behind), behind)
         for behind in (0, 40_000):
             expected = 0.25 / (slower * (1e-4 + 1e-8 * behind))
             assert abs(pace.tokens(running=True, behind=behind) - expected) < 32 + 0.1 * expected
+
+
+@pytest.mark.parametrize(("fixed", "each"), [(0.008, 1 / 60_000), (0.02, 1 / 900), (0.05, 0.005)])
+def test_the_fixed_part_of_a_pass_is_learned(fixed: float, each: float) -> None:
+    dice, pace = random.Random(2), Pace(2048, stall_ms=250)
+    for _ in range(40):
+        tokens = dice.choice([16, 64, 300, 1000])
+        pace.measured(tokens, (fixed + tokens * each) * dice.uniform(0.97, 1.03))
+    assert pace.fixed_seconds == pytest.approx(fixed, rel=0.2)
+    for tokens in (16, 300, 1000):
+        assert pace.seconds(tokens) == pytest.approx(fixed + tokens * each, rel=0.15)
+    assert pace.width == pytest.approx(fixed / each, rel=0.3)
+
+
+def test_until_lengths_differ_a_pass_is_assumed_to_cost_a_few_tokens_more() -> None:
+    pace = Pace(512, stall_ms=250)
+    for _ in range(5):
+        pace.measured(64, 0.096)
+    assert pace.width == 32
+    assert pace.fixed_seconds == pytest.approx(0.032, rel=0.05)
+
+
+@pytest.mark.parametrize("slower", [1.0, 20.0])
+def test_passes_that_compile_kernels_do_not_count_for_long(slower: float) -> None:
+    """As in the warm-up: first uses of a shape take long, and then two passes do not."""
+    pace = Pace(2048, stall_ms=250)
+    for tokens, factor in ((8, slower), (16, slower), (64, slower), (64, 1), (2048, 1)):
+        pace.measured(tokens, factor * (0.02 + tokens / 10_000))
+    assert pace.seconds(1000) == pytest.approx(0.12, rel=0.5)
+    for _ in range(10):
+        pace.measured(500, 0.07)
+    pace.measured(500, 3.0)
+    assert pace.seconds(500) == pytest.approx(0.07, rel=0.2)

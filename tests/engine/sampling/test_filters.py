@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from backend.engine import device
 from backend.engine.request import Sampling
-from backend.engine.sampling import filters
 from backend.engine.sampling.filters import BatchFilters, Candidates, reach
 from tests.engine.filter_definitions import Undecided, kept
 
@@ -99,14 +99,14 @@ def test_they_keep_what_their_definitions_keep(
 def test_only_the_best_tokens_are_sorted(
     row: Sampling, looks_at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filters, "may_wait_within_a_step", lambda: True)
+    monkeypatch.setattr(device, "may_wait_within_a_step", lambda: True)
     assert reach(row, 150_000) == looks_at
 
 
 def test_without_waiting_for_the_device_all_tokens_are_sorted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(filters, "may_wait_within_a_step", lambda: False)
+    monkeypatch.setattr(device, "may_wait_within_a_step", lambda: False)
     assert reach(Sampling(top_p=0.95), 150_000) == 150_000
     assert reach(Sampling(top_k=40, top_p=0.95), 150_000) == 64
 
@@ -114,7 +114,7 @@ def test_without_waiting_for_the_device_all_tokens_are_sorted(
 def test_a_row_that_needed_more_tokens_than_were_sorted_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(filters, "may_wait_within_a_step", lambda: True)
+    monkeypatch.setattr(device, "may_wait_within_a_step", lambda: True)
     logits = np.zeros((3, 3000), dtype=np.float32)
     logits[0, 5] = 20.0
     rows = [Sampling(top_p=0.5), Sampling(top_p=0.5), Sampling(top_p=0.3)]

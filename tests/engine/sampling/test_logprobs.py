@@ -9,9 +9,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from backend.engine import device
 from backend.engine.caching import kv
 from backend.engine.events import TokenLogprob
-from backend.engine.executing import prompt_logprobs, step_times
+from backend.engine.executing import prompt_logprobs
 from backend.engine.request import Sampling
 from backend.engine.sampling.logprobs import BatchLogprobs
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
@@ -164,7 +165,7 @@ def test_those_of_the_prompt_are_whole_though_the_first_token_ends_the_answer(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU, a prefill pass stays in flight behind the next decode step of the others."""
-    monkeypatch.setattr(step_times, "may_wait_within_a_step", lambda: False)
+    monkeypatch.setattr(device, "may_wait_within_a_step", lambda: False)
     rounds = Rounds(engine_model(model))
     rounds.submit(1, [1, 2, 3], 1000, ignore_eos=True)
     while len(rounds.received[1].tokens) < 2:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backend.engine import device
 from backend.engine.request import WHOLE, Sampling
-from backend.engine.sampling import filters
 from backend.engine.sampling.penalties import Past
 from backend.engine.sampling.sampler import BatchSampler, row_keys, row_uniforms
 from tests.engine.filter_definitions import kept
@@ -141,7 +141,7 @@ def test_waiting_for_the_device_does_not_change_the_draw(monkeypatch: pytest.Mon
     logits[::2] *= 0.1
     rows = [Sampling(temperature=1.0, top_p=0.9, seed=at) for at in range(64)]
     waited = _sample(rows, [0] * 64, logits)
-    monkeypatch.setattr(filters, "may_wait_within_a_step", lambda: False)
+    monkeypatch.setattr(device, "may_wait_within_a_step", lambda: False)
     assert _sample(rows, [0] * 64, logits) == waited
 
 
