@@ -22,6 +22,8 @@ from backend.engine.request import GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
 from backend.engine.worker import Worker
 
+pytestmark = pytest.mark.usefixtures("each_order")
+
 MODEL = Path(__file__).parents[1] / "models" / "tiny_text"
 PROMPTS = [f"{word} is a word" for word in ("One", "Two", "Three", "Four", "Five")]
 

@@ -14,6 +14,8 @@ from common.prefixes import common_prefix
 from tests.engine.random_models import CONFIGS, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
 
+pytestmark = pytest.mark.usefixtures("each_order")
+
 HEADER = [91, 92]  # opens a message
 TAIL = [93, 94, 95, 93, 94, 95, 93, 94, 95, 90]  # opens reasoning, which the next prompt drops
 ANSWER = 16

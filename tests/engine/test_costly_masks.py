@@ -26,6 +26,8 @@ from tests.engine.random_models import random_model
 from tests.engine.rounds import MIB, Rounds, alone, engine_model
 from tests.engine.test_parity import check_schedule
 
+pytestmark = pytest.mark.usefixtures("each_order")
+
 SECONDS = 0.02
 
 

@@ -19,6 +19,8 @@ from tests.engine.kv_models import kv_model, words
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import Rounds, engine_model
 
+pytestmark = pytest.mark.usefixtures("each_order")
+
 # So wide that MLX's rounding to whole pages hardly matters.
 WIDE: dict[str, dict[str, Any]] = {
     "attention": {"num_key_value_heads": 4, "head_dim": 128},

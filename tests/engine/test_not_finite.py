@@ -24,7 +24,7 @@ from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
 from tests.engine.test_parity import Strides
 
-pytestmark = pytest.mark.usefixtures("small_grammars")
+pytestmark = pytest.mark.usefixtures("each_order", "small_grammars")
 POISON = 90
 DRAWN = Sampling(temperature=1.0, top_p=0.9, seed=4)
 WELL: dict[int, tuple[list[int], dict[str, Any]]] = {

@@ -23,6 +23,8 @@ from tests.engine.rounds import MIB, Rounds, alone, engine_model
 from tests.engine.test_parity import Strides
 from tests.long import TEST_LONG
 
+pytestmark = pytest.mark.usefixtures("each_order")
+
 END = 7
 LONG = [token % 90 + 1 for token in range(400)]
 

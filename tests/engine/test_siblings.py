@@ -8,6 +8,8 @@ from backend.engine.request import Sampling
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
 
+pytestmark = pytest.mark.usefixtures("each_order")
+
 PROMPT = [(place * place + 5 * place) % (VOCABULARY - 1) + 1 for place in range(300)]
 DRAWN = [Sampling(temperature=1.0, seed=seed) for seed in range(8)]
 

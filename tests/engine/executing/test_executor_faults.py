@@ -44,7 +44,7 @@ from tests.engine.rounds import Received, Rounds, engine_model
 from tests.engine.test_parity import Strides
 from tests.long import TEST_LONG
 
-pytestmark = pytest.mark.usefixtures("small_grammars")
+pytestmark = pytest.mark.usefixtures("each_order", "small_grammars")
 DEFECT = "injected"
 NO_MEMORY = "[malloc] Unable to allocate 123456 bytes."
 CALLS = (0, 1, 4)  # of an action that fail, each in a course of its own

@@ -16,6 +16,8 @@ from backend.engine.executing.score_plan import Continuation, ScorePlan
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 from tests.engine.rounds import MIB, Received, Rounds, alone, engine_model
 
+pytestmark = pytest.mark.usefixtures("each_order")
+
 
 def _tokens(seed: int, count: int) -> list[int]:
     dice = random.Random(seed)
