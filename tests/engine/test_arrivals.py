@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from backend.engine import worker
+from backend.engine import device, worker
 from backend.engine.engine import Engine
 from backend.engine.events import Finished
 from backend.engine.load_request import LoadRequest
@@ -21,6 +21,7 @@ from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
 from backend.engine.worker import Worker
+from tests.polling import until
 
 pytestmark = pytest.mark.usefixtures("each_order")
 
@@ -90,9 +91,13 @@ async def test_prompts_that_arrive_together_start_in_one_step(
     assert starts == [len(PROMPTS)]
 
 
-async def test_the_load_has_measured_how_long_passes_take(plans: list[StepPlan]) -> None:
-    """The first prompt is therefore cut no shorter than later ones."""
+async def test_the_load_has_measured_how_long_passes_take(
+    plans: list[StepPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a load runs prompts, the first request is cut no shorter than later ones."""
+    monkeypatch.setattr(device, "warm_up_tokens", lambda *_: 512)
     async with loaded() as engine:
+        await asyncio.to_thread(until, lambda: engine._worker._later is None)
         plans.clear()
         await _answer(engine, "word " * 300)
     sizes = [part.end - part.start for plan in plans for group in plan.prefill for part in group]

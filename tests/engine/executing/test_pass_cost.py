@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from backend.engine import device
 from backend.engine.caching import kv
 from backend.engine.executing.pass_cost import pass_cost
 from backend.engine.planning.charges import Charges
@@ -16,7 +17,6 @@ from backend.engine.planning.plan import Arrived, CacheCost, Limits, PassCost
 from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.planning.sequence_state import SequenceState
 from backend.engine.request import Sampling
-from backend.engine.sampling import filters
 from backend.engine.sampling.filters import search_all
 from backend.engine.sampling.logprobs import BatchLogprobs
 from backend.engine.sampling.penalties import Past
@@ -174,7 +174,7 @@ CHOICES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=[True, False], ids=["CPU order", "GPU order"])
 def _order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(filters, "may_wait_within_a_step", lambda: request.param)
+    monkeypatch.setattr(device, "may_wait_within_a_step", lambda: request.param)
     monkeypatch.setattr(mx, "sort", _as_on_cuda(mx.sort))
     monkeypatch.setattr(mx, "argsort", _as_on_cuda(mx.argsort))
 
