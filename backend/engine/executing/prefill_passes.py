@@ -130,8 +130,7 @@ class PrefillPasses:
     def wait_for_earlier(self) -> None:
         """On a GPU, wait for everything that was started, so that the time of each pass is known.
 
-        To be called when the graph of the next pass is built, because the device is idle until that
-        pass is started.
+        Call it when the graph of the next pass is built: the device is idle until that pass starts.
         """
         if self._times.in_order:
             return

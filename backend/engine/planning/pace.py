@@ -29,8 +29,8 @@ _IDLE_PAUSE = 4.0  # factor of the allowed pause while no stream is running
 _MEMORY = 0.7  # weight of earlier passes in the current speed
 _SHAPE_MEMORY = 0.95  # weight of earlier passes in the fit, which needs very different passes
 _LEAST_SPEED = 50.0  # tokens per second that ageing assumes until a pass has been timed
-_NEAR = 1024.0  # tokens; a context of fewer has little effect, and nearer ones show mostly noise
-_LEAST_SHARE = 16  # at least 1/16 of a pass's seconds, and of a token's, are taken to grow with it
+_NEAR = 1024.0  # tokens; a shorter context has little effect, and a smaller difference is noise
+_LEAST_SHARE = 16  # at least 1/16 of a pass's time grows with its tokens, whatever the fit says
 _DOUBT = 0.01  # weight of the assumed width, as a share of that of the timed passes
 _CREDIBLE = 4.0  # factor by which a single pass may be faster than predicted, and count as it is
 
@@ -94,7 +94,7 @@ class Pace:
     def fitting(self, seconds: float, behind: int = 0) -> int:
         """The number of tokens of a pass that takes so long, in the limits of `tokens`."""
         token = self._moment * (self._each + behind * self._context)
-        # Less than the maximum before the division, which could otherwise overflow.
+        # At most what the maximum takes, because the division could otherwise overflow.
         left = min(max(seconds - self.fixed_seconds, 0.0), self._most * token)
         fitting = int(left / token) // SMALLEST_STEP * SMALLEST_STEP
         return min(max(fitting, SMALLEST_STEP), self._most)
@@ -110,7 +110,9 @@ class Pace:
         return max(left, 0) - rate * waited
 
     def measured(self, tokens: int, seconds: float, behind: int = 0) -> None:
-        """Learn from a timed pass. tokens: with padding, at least one."""
+        """Learn from a timed pass. tokens: with padding; a pass without any is ignored."""
+        if tokens < 1:
+            return
         seconds = max(seconds, 1e-9)
         self._nearest = min(self._nearest, max(behind, _NEAR))
         first = not self.known
@@ -136,9 +138,9 @@ class Pace:
         self._moment = memory * moment + (1 - memory) * median_low(self._latest)
 
     def _fit_fixed(self) -> float:
-        """The fixed seconds. Passes of one length do not tell them: they are those of _WIDTH then.
+        """Return the fixed seconds: weighted least squares, with neither part negative.
 
-        Weighted least squares, with neither part negative.
+        As far as the passes have one length, the fixed part is assumed to be that of _WIDTH tokens.
         """
         doubt = _DOUBT * self._near[0, 0] * np.array([[1.0, -_WIDTH], [-_WIDTH, _WIDTH**2]])
         fixed, each = map(float, np.linalg.solve(self._near + doubt, self._near_sums))

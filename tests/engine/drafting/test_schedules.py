@@ -117,5 +117,5 @@ def test_every_row_gets_the_same_tokens_as_without_guesses(
         except BaseException as fault:
             fault.add_note(f"seed {seed}")
             raise
-    assert recorded["right"] > 10 * len(SEEDS)
-    assert recorded["wrong"] > 10 * len(SEEDS)
+    assert recorded["right"] > 5 * len(SEEDS)
+    assert recorded["wrong"] > 5 * len(SEEDS)

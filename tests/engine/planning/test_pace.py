@@ -117,3 +117,23 @@ def test_passes_that_compile_kernels_do_not_count_for_long(slower: float) -> Non
         pace.measured(500, 0.07)
     pace.measured(500, 3.0)
     assert pace.seconds(500) == pytest.approx(0.07, rel=0.2)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 4096), st.floats(0, 1e4, allow_subnormal=False), st.integers(0, 200_000)
+        ),
+        max_size=30,
+    )
+)
+def test_whatever_was_measured_predictions_are_finite_and_grow_with_the_tokens(
+    passes: list[tuple[int, float, int]],
+) -> None:
+    pace = Pace(2048, stall_ms=250)
+    for tokens, seconds, behind in passes:
+        pace.measured(tokens, seconds, behind)
+    for behind in (0, 1000, 100_000):
+        assert SMALLEST_STEP <= pace.tokens(running=True, behind=behind) <= 2048
+        assert 0 < pace.seconds(8, behind) <= pace.seconds(64, behind) < float("inf")
+    assert 1 <= pace.width <= 2048
