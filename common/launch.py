@@ -80,7 +80,7 @@ def _cuda_settings(environ: Mapping[str, str]) -> dict[str, str]:
     if not package:
         return {}
     settings = {"MLX_ENABLE_CACHE_THRASHING_CHECK": "0"}
-    if cache := _cache_folder(environ):
+    if cache := cache_folder(environ):
         folder = os.path.join(cache, "kernels", package.removesuffix(".dist-info"))
         # If this folder cannot be used, MLX keeps its default.
         try:
@@ -105,11 +105,12 @@ def _distribution(prefix: str) -> str:
     return ""
 
 
-def _cache_folder(environ: Mapping[str, str]) -> str:
+def cache_folder(environ: Mapping[str, str]) -> str:
     """This project's cache folder; empty if the user has no home folder."""
-    shared = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    cache = environ.get("MLX_BACKEND_CACHE") or os.path.join(shared, "mlx-backend")
-    return "" if cache.startswith("~") else cache
+    shared = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    named = environ.get("MLX_BACKEND_CACHE") or os.path.join(shared, "mlx-backend")
+    found = os.path.expanduser(named)
+    return "" if found.startswith("~") else os.path.abspath(found)
 
 
 def _sets(name: str) -> bool:
@@ -171,7 +172,7 @@ def _verdicts(folder: str, key: str) -> list[str]:
     import zlib
 
     name = f"{zlib.crc32(key.encode()):08x}"
-    cache = _cache_folder(os.environ)
+    cache = cache_folder(os.environ)
     return [os.path.join(place, name) for place in (folder, *(cache and [f"{cache}/openblas"]))]
 
 
