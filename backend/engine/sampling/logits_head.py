@@ -18,7 +18,7 @@ from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from backend.engine.caching import kv
 
-_TRIAL = (1, 2, 3)
+FIRST_TOKENS = (1, 2, 3)
 _TOLERANCE = 1 / 16  # of the largest logit: different kernels round differently
 
 
@@ -33,8 +33,18 @@ class LogitsHead:
 
     project: Callable[[mx.array], mx.array]
 
-    def __init__(self, model: Any, vocabulary: int, path: str | None = None) -> None:
-        """path: the name that was found at an earlier load; None if the layer must be found."""
+    def __init__(
+        self,
+        model: Any,
+        vocabulary: int,
+        path: str | None = None,
+        *,
+        first: mx.array | None = None,
+    ) -> None:
+        """path: the name that was found at an earlier load; None if the layer must be found.
+
+        first: the logits of FIRST_TOKENS, [1, tokens, vocabulary], if they are already computed.
+        """
         self._places: mx.array | None = None
         self._seen: list[mx.array] | None = None
         self.path, self.finite = path or "", True
@@ -44,11 +54,11 @@ class LogitsHead:
             return
 
         def run() -> mx.array:
-            logits: mx.array = model(mx.array([_TRIAL]), cache=kv.new_row(model))
+            logits: mx.array = model(mx.array([FIRST_TOKENS]), cache=kv.new_row(model))
             mx.eval(logits)  # before the next pass, because all ranks need the same order
             return logits
 
-        whole = run()
+        whole = run() if first is None else first
         self.finite = bool(mx.isfinite(whole.max(axis=-1)).all())
         fitting = (
             name
