@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +20,11 @@ from hypothesis import strategies as st
 
 from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.device import Device
-from backend.engine.loading import findings, serving_verdict, traits
+from backend.engine.loading import findings, serving_verdict, text_builder, traits
 from backend.engine.loading.findings import Findings
 from backend.engine.loading.serving_trial import ServingTrial
 from backend.engine.loading.serving_verdict import Verdict, family_verdict, kept_verdict
+from backend.engine.loading.stages import Stages
 from tests.architectures.shapes import configuration
 from tests.engine.loading_models import write_model
 from tests.engine.vision.seeing import answer_to, asking, seeing
@@ -37,9 +40,21 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     done: Counter[str] = Counter()
     monkeypatch.setattr(findings, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(serving_verdict, "TEXT_ON_CPU", {})
-    for owner, name, what in ((traits, "pass_cost", "measured"), (ServingTrial, "run", "tried")):
+    for owner, name, what in ((traits, "FirstPass", "measured"), (ServingTrial, "run", "tried")):
         monkeypatch.setattr(owner, name, _counted(getattr(owner, name), done, what))
+    monkeypatch.setattr(text_builder, "_later", _announced(text_builder._later))
     return done
+
+
+_left = threading.Event()  # set when the work that a load has left is done
+
+
+def _announced(later: Callable[..., Stages[None]]) -> Callable[..., Stages[None]]:
+    def announced(*arguments: Any) -> Stages[None]:
+        yield from later(*arguments)
+        _left.set()
+
+    return announced
 
 
 def _counted(function: Callable[..., Any], done: Counter[str], what: str) -> Callable[..., Any]:
@@ -56,11 +71,13 @@ def model(tmp_path: Path) -> Path:
 
 
 async def _loaded(path: Path, work: Counter[str], **settings: Any) -> tuple[dict[str, int], Any]:
-    """The work that a load has done, and an answer of the model."""
+    """The work that a load has done, and an answer. Then the load's remaining work is done."""
     work.clear()
+    _left.clear()
     async with seeing(path, **settings) as engine:
         done = {what: work[what] for what in NONE}
         answer = await answer_to(engine, asking("What is your name?", max_tokens=12))
+        assert await asyncio.to_thread(_left.wait, 60)
     return done, answer.tokens
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from backend.engine.caching import kv
 from backend.engine.caching.quantized_kv import QuantizedRow
@@ -33,6 +34,9 @@ _TOKENS = 8
 _SEEN = 2048
 # Longer passes use other kernels and keep more arrays at once: at most this factor more memory.
 _MARGIN = 1.5
+# Bytes of a head for a pair of tokens without a fused kernel: scores and weights in float32, their
+# mask, and half as much again.
+_UNFUSED = 18
 # What takes most memory without filters of the whole vocabulary, and with all of them.
 _CHOICE = Sampling(
     temperature=1.0, logit_bias=((0, 1.0),), repetition=1.1, presence=0.1, frequency=0.1, min_p=0.1
@@ -53,7 +57,8 @@ class _Attention(NamedTuple):
 class FirstPass:
     """The first pass of a model, whose results several measurements share.
 
-    row: the KV of FIRST_TOKENS. logits: of all of them, [1, tokens, vocabulary].
+    row: the KV of FIRST_TOKENS. logits: of all of them, [1, tokens, vocabulary]. attention: the
+    forms of attention of the calls of MLX's kernel, in order.
     """
 
     def __init__(self, model: Any) -> None:
@@ -62,16 +67,28 @@ class FirstPass:
         with _noted_attention() as self.attention:
             self.logits = kv.feed_tokens(model, self.row, [FIRST_TOKENS])
 
+    @property
+    def ordinary(self) -> bool:
+        """Whether each layer passes its stored keys and values, and nothing more, to MLX's kernel.
+
+        Layers that store something shorter, or choose what to attend to, need more memory.
+        """
+        layers = [*kv.leaves(self.row)]
+        if any(type(layer) not in (KVCache, RotatingKVCache) for layer in layers):
+            return False
+        stored = [(*layer.keys.shape[1::2], layer.values.shape[3]) for layer in layers]
+        return stored == [form[1:4] for form in self.attention]
+
 
 @contextmanager
-def _noted_attention() -> Iterator[set[_Attention]]:
-    """Collect the forms of attention that a model uses meanwhile."""
+def _noted_attention() -> Iterator[list[_Attention]]:
+    """Collect the forms of the calls of MLX's attention kernel."""
     attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention
-    forms: set[_Attention] = set()
+    forms: list[_Attention] = []
 
     def noting(queries: mx.array, keys: mx.array, values: mx.array, **rest: Any) -> mx.array:
         sizes = queries.shape[3], values.shape[3]
-        forms.add(_Attention(queries.shape[1], keys.shape[1], *sizes, queries.dtype))
+        forms.append(_Attention(queries.shape[1], keys.shape[1], *sizes, queries.dtype))
         return attend(queries, keys, values, **rest)
 
     mx.fast.scaled_dot_product_attention = noting  # type: ignore[assignment]
@@ -82,33 +99,48 @@ def _noted_attention() -> Iterator[set[_Attention]]:
 
 
 def pass_cost(
-    model: Any, vocabulary: int, first: FirstPass | None = None, *, all_logits: bool = False
+    model: Any,
+    vocabulary: int,
+    first: FirstPass | None = None,
+    *,
+    all_logits: bool = False,
+    bounded: bool = False,
 ) -> PassCost:
     """The memory cost of the model's passes. Raises what the model raises on its first tokens.
 
     first: its row gets more tokens. all_logits: whether the last pass of a prompt computes the
-    logits of all its tokens, not of one.
+    logits of all its tokens, not of one. bounded: the model is ordinary (`FirstPass`), and an upper
+    bound of `per_pair` is enough, which takes no pass after a long KV.
     """
     first = first or FirstPass(model)
     row = first.row
     short = _temporary_bytes(model, row)
-    try:
-        _lengthen(row, _SEEN - 2 * _TOKENS - len(FIRST_TOKENS))
-        long = _temporary_bytes(model, row)
-    except Exception:
-        # A cache that cannot be filled with zeros: assume as much again for every 256 tokens.
-        _log.debug("the memory of a pass after a long text could not be measured", exc_info=True)
-        long = short * _SEEN // 256
+    if bounded:
+        pair = float(max(form.heads for form in first.attention) * _UNFUSED)
+    else:
+        long = _bytes_after_long_kv(model, row, short)
+        pair = _MARGIN * max(long - short, 0) / (_TOKENS * _SEEN)
     choice = _choice_bytes(_CHOICE, vocabulary)
     filtered = _choice_bytes(_FILTERED, vocabulary)
     mx.clear_cache()
     return PassCost(
         per_token=round(_MARGIN * short / _TOKENS) + all_logits * 2 * 4 * vocabulary,
-        per_pair=_MARGIN * max(long - short, 0) / (_TOKENS * _SEEN),
+        per_pair=pair,
         per_mask=_MARGIN * _mask_bytes(first.attention) / (_TOKENS * _SEEN),
         per_choice=round(_MARGIN * choice),
         per_filter=round(_MARGIN * max(filtered - choice, 0)),
     )
+
+
+def _bytes_after_long_kv(model: Any, row: kv.RowCache, short: int) -> int:
+    """As `_temporary_bytes`, after `_SEEN` tokens in all. short: the bytes after a few tokens."""
+    try:
+        _lengthen(row, _SEEN - 2 * _TOKENS - len(FIRST_TOKENS))
+        return _temporary_bytes(model, row)
+    except Exception:
+        # A cache that cannot be filled with zeros: assume as much again for every 256 tokens.
+        _log.debug("the memory of a pass after a long text could not be measured", exc_info=True)
+        return short * _SEEN // 256
 
 
 def _temporary_bytes(model: Any, row: kv.RowCache) -> int:
@@ -147,7 +179,7 @@ def _peak_bytes(run: Callable[[], None]) -> int:
 def _mask_bytes(forms: Iterable[_Attention]) -> int:
     """Peak bytes that an array as mask adds to attention of `_TOKENS` tokens to `_SEEN` tokens."""
     most = 0
-    for heads, kv_heads, size, value_size, dtype in forms:
+    for heads, kv_heads, size, value_size, dtype in set(forms):
         queries = mx.zeros((1, heads, _TOKENS, size), dtype)
         keys = mx.zeros((1, kv_heads, _SEEN, size), dtype)
         values = mx.zeros((1, kv_heads, _SEEN, value_size), dtype)

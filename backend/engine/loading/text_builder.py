@@ -30,7 +30,7 @@ from backend.engine.loading.serving_verdict import (
 )
 from backend.engine.loading.solitary import why_alone
 from backend.engine.loading.stages import Stages
-from backend.engine.loading.traits import measure
+from backend.engine.loading.traits import measure, measure_passes
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
 from backend.engine.model import Built, EngineModel
 from backend.engine.planning.pace import Pace
@@ -228,11 +228,19 @@ def build(
         else:
             restrict(engine, verdict, loaded.name)
         drafting = engine.drafting
-    if ranks is None:
+
+    def finish() -> None:
+        if traits.bounded:
+            measure_passes(loaded.model, traits)
         findings.write({"figures": traits.figures, "verdicts": verdicts})
+
+    if ranks is None and not traits.bounded:
+        finish()
     most = min(device.warm_up_tokens(here, settings), context_size // 2)
     yield from warm_up(engine, most if ranks else min(most, SHORT))
-    engine.later = _later(engine, constraints, 0 if ranks else most)
+    engine.later = _later(
+        engine, constraints, 0 if ranks else most, finish if traits.bounded else None
+    )
     yield "engine"
     if ranks is None and stores:
         with only_building():
@@ -314,8 +322,19 @@ def _served_form(order: LoadOrder, engine: EngineModel) -> str:
     )
 
 
-def _later(engine: EngineModel, constraints: ConstraintCompiler, most: int) -> Stages[None]:
-    """What the first answers do not need. most: maximum length of a prompt that is run."""
+def _later(
+    engine: EngineModel,
+    constraints: ConstraintCompiler,
+    most: int,
+    finish: Callable[[], None] | None,
+) -> Stages[None]:
+    """What the first answers do not need.
+
+    most: maximum length of a prompt that is run. finish: what the load left to measure.
+    """
     yield "engine"
     constraints.prepare()
+    if finish is not None:
+        yield "engine"
+        finish()
     yield from warm_up(engine, most, begun=True)

@@ -37,7 +37,8 @@ class Traits:
     """The fields of `EngineModel` with these names.
 
     room: bytes left after the weights, on the rank with the least. shards: for each rank, the
-    fields of its `Shard`, and `bytes` of its weights.
+    fields of its `Shard`, and `bytes` of its weights. bounded: whether `passes` are an upper bound,
+    which `measure_passes` replaces.
     """
 
     vocabulary: int
@@ -49,6 +50,7 @@ class Traits:
     together: bool
     room: int = 0
     shards: tuple[Value, ...] = ()
+    bounded: bool = False
 
     @property
     def figures(self) -> Value:
@@ -74,6 +76,11 @@ class _Form:
     trims: bool
     recurrent: bool
     known: bool
+
+
+def measure_passes(model: Any, traits: Traits) -> None:
+    """Replace an upper bound of the cost of passes, while no sequence is charged."""
+    traits.passes.become(pass_cost(model, traits.vocabulary, all_logits=not traits.head.found))
 
 
 def measure(
@@ -104,12 +111,16 @@ def measure(
                     f"a model of type {loaded.model_type} keeps its KV in a form that is not"
                     " divided among ranks: serve it with one rank",
                 )
-        figures = _figures(model, form) if known is None else _known_figures(model, known)
+        figures = (
+            _known_figures(model, known)
+            if known is not None
+            else _figures(model, form, hurried=member is None)
+        )
         if loaded.weights_bytes < _SMALL_BYTES:
             figures = _on_one_thread(figures)
         # Either all ranks compute it or none: if the load ended between two stages on one of them,
         # the others would wait in a collective for ever.
-        cost, together, vocabulary, head, passes = (
+        cost, together, vocabulary, head, passes, bounded = (
             at_once(figures) if member is not None else (yield from figures)
         )
         room, shards = limit - loaded.weights_bytes, ()
@@ -129,7 +140,16 @@ def measure(
             cost = _largest_cost([_cost_of(one["cost"]) for one in reports])
             passes = _largest_pass([PassCost(**one["passes"]) for one in reports])
         return Traits(
-            vocabulary, head, cost, passes, form.batches, form.trims, together, room, shards
+            vocabulary,
+            head,
+            cost,
+            passes,
+            form.batches,
+            form.trims,
+            together,
+            room,
+            shards,
+            bounded,
         )
     except EngineError:
         raise
@@ -152,7 +172,7 @@ def _on_one_thread(stages: Stages[_Figures]) -> Stages[_Figures]:
         yield place
 
 
-_Figures = tuple[CacheCost, bool, int, LogitsHead, PassCost]
+_Figures = tuple[CacheCost, bool, int, LogitsHead, PassCost, bool]
 
 
 def _known_figures(model: Any, known: Value) -> Stages[_Figures]:
@@ -160,11 +180,11 @@ def _known_figures(model: Any, known: Value) -> Stages[_Figures]:
     yield "engine"
     head = LogitsHead(model, known["vocabulary"], known["head"])
     cost, passes = _cost_of(known["cost"]), PassCost(**known["passes"])
-    return cost, known["together"], known["vocabulary"], head, passes
+    return cost, known["together"], known["vocabulary"], head, passes, False
 
 
-def _figures(model: Any, form: _Form) -> Stages[_Figures]:
-    """The figures that need forward passes."""
+def _figures(model: Any, form: _Form, *, hurried: bool) -> Stages[_Figures]:
+    """The figures that need forward passes. hurried: whether a bound is enough for some."""
     yield "engine"
     first = FirstPass(model)
     vocabulary = first.logits.shape[-1]
@@ -176,8 +196,9 @@ def _figures(model: Any, form: _Form) -> Stages[_Figures]:
     if not head.finite:
         raise NotFinite
     yield "engine"
-    passes = pass_cost(model, vocabulary, first, all_logits=not head.found)
-    return cost, together, vocabulary, head, passes
+    bounded = hurried and first.ordinary
+    passes = pass_cost(model, vocabulary, first, all_logits=not head.found, bounded=bounded)
+    return cost, together, vocabulary, head, passes, bounded
 
 
 def _agreed(reports: Sequence[Value]) -> _Form:

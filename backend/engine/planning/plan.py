@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from backend.engine.heartbeat import counted
@@ -40,9 +40,11 @@ class CacheCost:
         return self.fixed + bounded
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PassCost:
     """Temporary bytes that a forward pass needs, in addition to KV, until it is done.
+
+    An upper bound may be replaced by what was measured, while no sequence is charged (`become`).
 
     per_token: for every token in it, including padding. per_pair: for every token and each token
     that it attends to: attention scores, if MLX has no fused kernel. per_mask: for every such pair,
@@ -64,6 +66,11 @@ class PassCost:
         """
         pairs = self.per_pair * seen + self.per_mask * min(masked, seen)
         return tokens * (self.per_token + math.ceil(pairs))
+
+    def become(self, other: PassCost) -> None:
+        """Take the values of another cost, wherever this one is used."""
+        for one in fields(self):
+            setattr(self, one.name, getattr(other, one.name))
 
     def chosen(self, rows: int, seen: int) -> int:
         """Bytes of a decode step of `rows` rows, whose lengths may differ."""

@@ -11,7 +11,7 @@ import pytest
 
 from backend.engine import device
 from backend.engine.caching import kv
-from backend.engine.executing.pass_cost import pass_cost
+from backend.engine.executing.pass_cost import FirstPass, pass_cost
 from backend.engine.planning.charges import Charges
 from backend.engine.planning.plan import Arrived, CacheCost, Limits, PassCost
 from backend.engine.planning.prefix_index import PrefixKey
@@ -37,6 +37,25 @@ def test_a_pass_takes_about_the_estimated_memory(kind: str, tokens: int, before:
     workspace = 32 * MIB if mx.cuda.is_available() else 0
     assert peak <= 1.5 * foreseen + workspace
     assert foreseen <= 12 * peak
+
+
+@pytest.mark.parametrize("kind", ["attention", "window"])
+@pytest.mark.parametrize(("tokens", "before"), [(64, 0), (256, 768), (32, 3000)])
+def test_a_pass_takes_no_more_than_the_bound(kind: str, tokens: int, before: int) -> None:
+    model = kv_model(kind, **WIDE.get(kind, {}))
+    first = FirstPass(model)
+    assert first.ordinary
+    bound = pass_cost(model, VOCABULARY, first, bounded=True)
+    assert _peak(model, tokens, before) <= bound.of(tokens, before + tokens)
+    measured = pass_cost(model, VOCABULARY)
+    assert measured.per_pair <= bound.per_pair
+    bound.become(measured)
+    assert bound == measured
+
+
+@pytest.mark.parametrize("kind", ["state space", "quantised", "latent"])
+def test_models_with_layers_of_other_kinds_are_measured_at_once(kind: str) -> None:
+    assert not FirstPass(kv_model(kind)).ordinary
 
 
 def _peak(model: Any, tokens: int, before: int) -> int:
