@@ -17,6 +17,7 @@ from typing import Literal
 
 from backend.engine.errors import EngineFailed
 from backend.engine.settings import Settings
+from backend.engine.step_limits import StepTimeout
 from backend.engine.units import GIB, MIB
 from common.machine_memory import (
     address_room,
@@ -31,6 +32,8 @@ WeightType = Literal["float32", "float16", "bfloat16"]
 
 KEEP_HALF_ON_CPU = "MLX_BACKEND_CPU_CAST"  # 0: no cast to float32
 COMPILE_ON_CPU = "MLX_BACKEND_CPU_COMPILE"  # 1: let mx.compile build kernels
+
+LEAST_STEP_TIMEOUT = 60  # seconds for which a step is not called hung, unless the user says so
 
 # Maximum prompt tokens of one prefill step: a data-centre GPU needs more to be fully used.
 _PREFILL_CHUNK: dict[Kind, int] = {"cpu": 512, "metal": 512, "cuda": 2048}
@@ -295,12 +298,14 @@ def encode_tokens(device: Device, settings: Settings) -> int:
     return prefill_chunk(device, settings) * (4 if device.kind == "cpu" else 16)
 
 
-def step_timeout(device: Device, settings: Settings) -> int:
-    """Seconds after which a step counts as hung; 0 means never.
+def step_timeout(device: Device, settings: Settings) -> StepTimeout:
+    """The bounds of the time after which a step counts as hung.
 
     Most steps take less than a second, but not the first of its kind, which compiles kernels, nor
     the encoding of an image, which on a CPU may take almost an hour.
     """
     if settings.step_timeout is not None:
-        return settings.step_timeout
-    return 3600 if device.kind == "cpu" else 600
+        return StepTimeout(settings.step_timeout, settings.step_timeout)
+    if device.kind == "cpu":
+        return StepTimeout(LEAST_STEP_TIMEOUT, 3600)
+    return StepTimeout(LEAST_STEP_TIMEOUT, 600, compiles=True)

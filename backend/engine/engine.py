@@ -37,6 +37,7 @@ from backend.engine.preparing import Preparer, Work
 from backend.engine.prompting.text_calls import TextCalls
 from backend.engine.request import GenerationRequest
 from backend.engine.served_model import ServedModel
+from backend.engine.step_limits import StepLimits
 from backend.engine.threads import require_threads, reserved_threads
 from backend.engine.worker import Worker
 from common.model_kind import ModelKind
@@ -191,7 +192,7 @@ class Engine:
                 raise
             finally:
                 self._loading = self.heartbeat.patient = False
-            self.heartbeat.limit = self._served.step_timeout
+            self.heartbeat.limits = StepLimits(self._served.step_timeout)
             return self._served
 
     async def free(self) -> bool:

@@ -7,20 +7,27 @@ value, so reading one while it is being written does no harm.
 
 from __future__ import annotations
 
+import math
 import mmap
+
+from backend.engine.step_limits import StepLimits, StepTimeout
 
 BYTES = 512
 TICK_SECONDS = 1.0
 
 _NAME = 64  # offset of the step's name; before it are numbers of eight bytes
 _STEPS, _RUNNING, _TICKS, _LIMIT, _PATIENT, _LOADS = range(6)
-_UNTIL_LOADED = 3600  # ticks a step may take before a model has set its own limit
+_UNTIL_LOADED = StepTimeout(3600, 3600)  # before a model has set its own
 
 
 class Heartbeat:
-    """The progress of one engine. memory: at least BYTES bytes, initially 0."""
+    """The progress of one engine. memory: at least BYTES bytes, initially 0.
+
+    limits: decides how long a step may take.
+    """
 
     def __init__(self, memory: mmap.mmap) -> None:
+        self.limits = StepLimits(_UNTIL_LOADED)
         self._memory = memory
         self._numbers = memoryview(memory)[:_NAME].cast("Q")
 
@@ -28,7 +35,7 @@ class Heartbeat:
     def fresh(cls) -> Heartbeat:
         """A heartbeat in private memory."""
         heartbeat = cls(mmap.mmap(-1, BYTES))
-        heartbeat.limit = _UNTIL_LOADED
+        heartbeat._numbers[_LIMIT] = _UNTIL_LOADED.most
         return heartbeat
 
     def move(self, memory: mmap.mmap) -> None:
@@ -37,19 +44,23 @@ class Heartbeat:
         self._memory = memory
         self._numbers = memoryview(memory)[:_NAME].cast("Q")
 
-    def begin(self, step: str, *, loads: bool = False) -> None:
+    def begin(self, step: str, *, expected: float | None = 0.0, loads: bool = False) -> None:
         """Record that a step begins, and that the one before it has ended.
 
-        step: its name, for messages. loads: whether it is a stage of a load.
+        step: its name, for messages. expected: its predicted seconds, as in `StepLimits.begin`.
+        loads: whether it is a stage of a load.
         """
+        limit = self.limits.begin(step, math.inf if loads else expected, self.ticks)
         name = step.encode()[: BYTES - _NAME - 1] + b"\0"
         self._memory[_NAME : _NAME + len(name)] = name
         self._numbers[_LOADS] = loads
         self._numbers[_STEPS] += 1
+        self._numbers[_LIMIT] = limit  # after the count, so that it never applies to another step
         self._numbers[_RUNNING] = 1
 
     def rest(self) -> None:
         """Record that the last step has ended and that there is no work."""
+        self.limits.end(self.ticks)
         self._numbers[_RUNNING] = 0
 
     def tick(self) -> None:
@@ -78,12 +89,8 @@ class Heartbeat:
 
     @property
     def limit(self) -> int:
-        """Ticks that a step may take; 0 means no limit."""
+        """Ticks that the latest step may take; 0 means no limit."""
         return self._numbers[_LIMIT]
-
-    @limit.setter
-    def limit(self, ticks: int) -> None:
-        self._numbers[_LIMIT] = ticks
 
     @property
     def patient(self) -> bool:

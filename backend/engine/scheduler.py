@@ -7,6 +7,7 @@ tokens of the previous step, then wait for work that delays no token.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -90,6 +91,7 @@ class Scheduler:
         self._gauges = gauges
         self._flush = flush
         self._steps = 0
+        self._latest_seconds = 0.0  # that were predicted of the latest step
         self._outputs: dict[int, Output] = {}
         self._events: list[PlannerEvent] = []
         self._retried: set[int] = set()
@@ -232,7 +234,7 @@ class Scheduler:
     def step(self) -> None:
         """Run one step: every decoding sequence gets a token, and prefill gets its share."""
         plan = self.planner.plan(self._now(), self._take_events())
-        self._gauges.heartbeat.begin(str(plan))
+        self._gauges.heartbeat.begin(str(plan), expected=self._expected_seconds(plan))
         if plan == StepPlan(plan.number) and self._model.disk is not None:
             # no sequence can continue until the writes are done
             self._model.disk.drain(_WRITE_WAIT)
@@ -259,6 +261,23 @@ class Scheduler:
         self._report_progress()
         self._steps += 1
         self._settle()
+
+    def _expected_seconds(self, plan: StepPlan) -> float | None:
+        """Predicted seconds of a step, with the passes that the step before has left in flight.
+
+        None before any pass has been timed; infinite if an image or a sound may be encoded, because
+        nothing predicts how long that takes.
+        """
+        before, self._latest_seconds = self._latest_seconds, 0.0
+        parts = [part for group in plan.prefill for part in group]
+        sequences = self.executor.sequences
+        if any(sequences[part.sequence].media is not None for part in parts):
+            self._latest_seconds = math.inf
+        elif self.planner.pace.known:
+            self._latest_seconds = self.planner.pace.step_seconds(plan)
+        else:
+            return None
+        return before + self._latest_seconds
 
     def _now(self) -> float:
         return time.monotonic()

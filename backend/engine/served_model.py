@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from backend.engine.request import ChatPrompt, Extras
+from backend.engine.step_limits import StepTimeout
 from backend.engine.token_text import TextStream
 from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser
@@ -31,8 +32,8 @@ class ServedModel:
     marker for them in a raw prompt. epoch: the number of the load. capacity: maximum number of
     running and waiting requests. default_max_tokens: for requests that set no limit; 0 means up to
     the end of the context. template_words: the `REASONING_WORDS` that the chat template uses.
-    step_timeout: seconds. constraints: for models that generate text. reader: for requests other
-    than generation. division: how ranks divide the model, for logs; '' if they do not.
+    constraints: for models that generate text. reader: for requests other than generation.
+    division: how ranks divide the model, for logs; '' if they do not.
     """
 
     name: str
@@ -46,7 +47,7 @@ class ServedModel:
     new_text: Callable[[bool], TextStream]
     prompts: PromptBuilder
     capacity: int
-    step_timeout: int
+    step_timeout: StepTimeout
     weights_bytes: int
     epoch: int
     defaults: Extras = field(default_factory=Extras)

@@ -48,7 +48,7 @@ class Settings:
         0,
         86_400,
         "Seconds after which an unfinished engine step counts as hung, and the process exits; 0"
-        " means never, auto is 600 on a GPU and 3600 on a CPU.",
+        " means never, auto is 20 times what such a step should take, but at least 60.",
     )
     prompt_cache_mib: int | None = number(
         None,

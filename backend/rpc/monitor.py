@@ -28,16 +28,14 @@ def main(file: int, process: int) -> None:
     heartbeat = Heartbeat(mmap.mmap(file, BYTES))
     engine, loop = Standstill(), Standstill()
     while not select.select([0], [], [], TICK_SECONDS)[0]:
-        due = heartbeat.guarded
+        limit, due = heartbeat.limit, heartbeat.guarded
         stuck = engine.check(heartbeat.steps, due=due and heartbeat.running)
         silent = loop.check(heartbeat.ticks, due=due)
         if silent >= _DOUBTFUL and is_stopped(process):
             engine, loop = Standstill(), Standstill()
-        elif due and silent >= heartbeat.limit + GRACE:
+        elif due and silent >= limit + GRACE:
             if os.getppid() == process:  # otherwise the pid may belong to another process by now
-                cause = (
-                    heartbeat.hang_message if stuck >= heartbeat.limit else "the event loop hangs"
-                )
+                cause = heartbeat.hang_message if stuck >= limit else "the event loop hangs"
                 cause += f"; the process has not answered for {silent} s"
                 os.kill(process, signal.SIGKILL)
                 if select.select([], [2], [], 0)[1]:  # otherwise the pipe is full

@@ -44,9 +44,10 @@ class Watchdog:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             heartbeat.tick()
+            limit = heartbeat.limit  # before the count: it may be of an earlier step, not a later
             due = heartbeat.guarded and heartbeat.running
             checks = engine.check(heartbeat.steps, due=due)
-            if due and checks >= heartbeat.limit and not reported:
+            if due and checks >= limit and not reported:
                 reported = True
                 self._hangs(heartbeat.hang_message)
 

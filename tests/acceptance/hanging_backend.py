@@ -1,8 +1,11 @@
 """`python -m backend` with a fault that SIGUSR1 sets off; the first argument names it.
 
-`released`: a decode step blocks for ever, like a kernel that never ends. `held`: the same inside a
-native call that keeps the interpreter's lock. `slow`: every decode step takes half a second more.
-`slow-load`: a stage of a load takes 15 seconds more. `hung-load`: it waits for ever.
+`released`: a decode step blocks for ever, like a kernel that never ends. `stopped`: it blocks for
+75 seconds. `held`: for ever, inside a native call that keeps the interpreter's lock. `slow`: every
+decode step takes half a second more. `slow-load`: a stage of a load takes 15 seconds more.
+`hung-load`: it waits for ever.
+
+The second argument is the least automatic `step_timeout`, in seconds.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ def _hold_the_lock() -> None:
 
 _WAYS: dict[str, tuple[Any, str, Callable[[], None]]] = {
     "released": (batch.DecodeBatch, "read", lambda: time.sleep(_EVER)),
+    "stopped": (batch.DecodeBatch, "read", lambda: time.sleep(75)),
     "held": (batch.DecodeBatch, "read", _hold_the_lock),
     "slow": (batch.DecodeBatch, "read", lambda: time.sleep(0.5)),
     "slow-load": (device, "detect", lambda: time.sleep(15)),
@@ -59,7 +63,8 @@ def main() -> int:
 
     setattr(place, name, faulty)
     worker.Worker._main = announced  # type: ignore[method-assign]
-    return entry.main(sys.argv[2:], os.environ)
+    device.LEAST_STEP_TIMEOUT = int(sys.argv[2])
+    return entry.main(sys.argv[3:], os.environ)
 
 
 if __name__ == "__main__":

@@ -17,16 +17,18 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from backend.engine.device import LEAST_STEP_TIMEOUT
 from backend.rpc.interceptors import SERVICE
 from backend.rpc.monitor import GRACE
 from tests.acceptance.backend import TINY_TEXT, chat
+from tests.long import TEST_LONG
 from tests.polling import PAUSE
 from tests.rpc.client import failure_of
 from tests.rpc.process import Process
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
-WAIT = 60.0
+WAIT = 100.0
 LIMIT = 3
 # seconds; longer than the time-outs of the process and its monitor
 PAST_BOTH = LIMIT + GRACE + 3
@@ -36,10 +38,11 @@ PTRACE_ATTACH, PTRACE_DETACH, WAIT_FOR_THREADS = 16, 17, 0x40000000
 
 
 class Faulty:
-    """A loaded backend with a fault that SIGUSR1 sets off."""
+    """A loaded backend with a fault that SIGUSR1 sets off. timeout: the option `step_timeout`."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, timeout: str) -> None:
         self.process = process
+        self.options = ["parallel:2", f"step_timeout:{timeout}"]
         port = process.port()
         self.engine_thread = int(self.says())
         self.channel = grpc.insecure_channel(f"127.0.0.1:{port}")
@@ -47,9 +50,8 @@ class Faulty:
         self.load()
 
     def load(self, timeout: float = WAIT) -> None:
-        options = ["parallel:2", f"step_timeout:{LIMIT}"]
         request = pb.ModelOptions(
-            Model="tiny", ModelFile=str(TINY_TEXT), ContextSize=100_000, Options=options
+            Model="tiny", ModelFile=str(TINY_TEXT), ContextSize=100_000, Options=self.options
         )
         self.stub.LoadModel(request, timeout=timeout)
 
@@ -83,10 +85,11 @@ class Faulty:
 
 
 @contextmanager
-def faulty(way: str) -> Iterator[Faulty]:
-    process = Process(way, "--addr=127.0.0.1:0", module="tests.acceptance.hanging_backend")
+def faulty(way: str, timeout: str = str(LIMIT), least: int = LIMIT) -> Iterator[Faulty]:
+    program = "tests.acceptance.hanging_backend"
+    process = Process(way, str(least), "--addr=127.0.0.1:0", module=program)
     try:
-        backend = Faulty(process)
+        backend = Faulty(process, timeout)
         yield backend
         backend.channel.close()
     finally:
@@ -174,6 +177,31 @@ def test_a_step_that_hangs_ends_the_calls_and_the_process() -> None:
         step = "decode step of 2 sequences"
         cause = f"the engine hangs: {step} has not ended within {LIMIT} s"
         assert line == f'level=error event=exit cause="{cause}"'
+
+
+@beside
+def test_without_a_limit_of_the_users_a_short_step_that_hangs_is_noticed_early() -> None:
+    with faulty("released", "auto") as backend:
+        stream = backend.stream()
+        backend.go_wrong()
+        assert failure_of(lambda: stream).code is grpc.StatusCode.UNAVAILABLE
+        code, line = backend.ended()
+        assert code == 1
+        assert f"decode step of 1 sequence has not ended within {LIMIT} s" in line
+
+
+@beside
+def test_a_thread_that_is_stopped_for_75_seconds_is_noticed_within_72() -> None:
+    if not TEST_LONG:
+        pytest.skip("it takes more than a minute")
+    with faulty("stopped", "auto", LEAST_STEP_TIMEOUT) as backend:
+        stream = backend.stream()
+        backend.go_wrong()
+        assert backend.says() == "wrong"
+        began = time.monotonic()
+        assert failure_of(lambda: stream).code is grpc.StatusCode.UNAVAILABLE
+        assert time.monotonic() - began <= 72
+        assert backend.ended()[0] == 1
 
 
 @beside

@@ -131,8 +131,9 @@ def test_the_prompt_cache_follows_its_setting() -> None:
 
 
 def test_step_timeout_by_device_unless_set() -> None:
-    assert [step_timeout(device, Settings()) for device in (CPU, METAL, CUDA)] == [3600, 600, 600]
-    assert step_timeout(CPU, Settings(step_timeout=0)) == 0
+    timeouts = [step_timeout(device, Settings()) for device in (CPU, METAL, CUDA)]
+    assert timeouts == [(60, 3600, False), (60, 600, True), (60, 600, True)]
+    assert step_timeout(METAL, Settings(step_timeout=0)) == (0, 0, False)
 
 
 def test_layers_start_early_on_a_cpu_only() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.engine.heartbeat import BYTES, Heartbeat, Standstill, counted
+from backend.engine.step_limits import StepLimits, StepTimeout
 
 LOOKS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40)
 
@@ -28,7 +29,7 @@ def test_the_count_is_of_the_latest_checks_without_progress(
 @given(st.lists(st.text(max_size=700), min_size=1, max_size=5))
 def test_another_process_reads_what_was_written_last(steps: list[str]) -> None:
     heartbeat, memory = Heartbeat.fresh(), mmap.mmap(-1, BYTES)
-    heartbeat.limit = 7
+    heartbeat.limits = StepLimits(StepTimeout(7, 7))
     heartbeat.move(memory)
     other = Heartbeat(memory)
     for count, step in enumerate(steps, 1):
@@ -56,7 +57,7 @@ def test_loads_and_a_limit_of_zero_are_not_guarded(
 ) -> None:
     heartbeat = Heartbeat.fresh()
     assert heartbeat.guarded
-    heartbeat.limit, heartbeat.patient = limit, patient
+    heartbeat.limits, heartbeat.patient = StepLimits(StepTimeout(limit, limit)), patient
     heartbeat.begin("step", loads=loads)
     assert heartbeat.guarded is guarded
 

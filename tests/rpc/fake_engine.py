@@ -25,6 +25,7 @@ from backend.engine.planning.guess_width import GuessReport
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import GenerationRequest
 from backend.engine.served_model import ServedModel
+from backend.engine.step_limits import StepTimeout
 from backend.engine.token_text import ByteStream
 from common.chat_format import ChatFormat
 
@@ -42,7 +43,7 @@ FACTS = ServedModel(
     new_text=lambda continues: ByteStream(WRITTEN.__getitem__, strip_first_space=not continues),
     prompts=cast(PromptBuilder, None),
     capacity=1,
-    step_timeout=0,
+    step_timeout=StepTimeout(0, 0),
     weights_bytes=0,
     epoch=1,
 )

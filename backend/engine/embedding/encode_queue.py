@@ -158,7 +158,9 @@ class EncodeQueue:
         step may use; None means all that the weights leave.
         """
         rows = self._take(self._pace.tokens(running=running), self.room if room is None else room)
-        self._gauges.heartbeat.begin(f"pass over {counted(len(rows), 'text')}")
+        padded = len(rows) * max(row.length for row in rows)
+        expected = self._pace.seconds(padded) if self._pace.known else None
+        self._gauges.heartbeat.begin(f"pass over {counted(len(rows), 'text')}", expected=expected)
         self.short = False
         started = time.perf_counter()
         try:
@@ -167,7 +169,6 @@ class EncodeQueue:
             self._failed(rows, fault)
             return
         tokens = sum(row.length for row in rows)
-        padded = len(rows) * max(row.length for row in rows)
         self._pace.measured(padded, time.perf_counter() - started)
         self._gauges.prompt_tokens_processed += tokens
         for row, output in zip(rows, outputs, strict=True):

@@ -22,6 +22,8 @@ from statistics import median_low
 
 import numpy as np
 
+from backend.engine.planning.plan import StepPlan
+
 SMALLEST_STEP = 8
 _FIRST = 64  # tokens of a step before any pass has been timed
 _WIDTH = 32.0  # `Pace.width` that is assumed until passes of different lengths have been timed
@@ -82,6 +84,16 @@ class Pace:
         tokens: with padding. behind: tokens of the prompt that are already computed.
         """
         return self._moment * (self._fixed + tokens * (self._each + behind * self._context))
+
+    def step_seconds(self, plan: StepPlan) -> float:
+        """Predicted duration of a step, if each of its batches decodes with little context."""
+        seconds = 0.0
+        for group in plan.prefill:
+            widest = max(part.end - part.start for part in group)
+            seconds += self.seconds(len(group) * widest, max(part.start for part in group))
+        for batch, rows in plan.decode.items():
+            seconds += self.seconds(rows * (1 + plan.guess.get(batch, 0)))
+        return seconds + sum(self.seconds(score.budget) for score in plan.score)
 
     def pause(self, *, running: bool) -> float:
         """Maximum seconds of a step. running: whether streams wait for it."""

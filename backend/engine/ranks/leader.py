@@ -64,6 +64,7 @@ from backend.engine.ranks.wire import (
     Step,
     Stop,
 )
+from backend.engine.step_limits import StepLimits, StepTimeout
 
 Loaded = TypeVar("Loaded")
 
@@ -357,14 +358,16 @@ class Leader:
         """
         assert self._heartbeat is not None
         heartbeat = self._heartbeat
-        before = heartbeat.limit, heartbeat.patient
+        before = heartbeat.limits, heartbeat.patient
         # Less than the time-out: the monitor adds a few seconds, and a host gives Health 10 s.
-        heartbeat.limit, heartbeat.patient = max(int(self.place.timeout) - 7, 1), False
+        seconds = max(int(self.place.timeout) - 7, 1)
+        heartbeat.limits, heartbeat.patient = StepLimits(StepTimeout(seconds, seconds)), False
         heartbeat.begin(step)
         try:
             yield
         finally:
-            heartbeat.limit, heartbeat.patient = before
+            heartbeat.limits, heartbeat.patient = before
+            heartbeat.begin(f"after {step}", loads=True)
 
     # Plans.
 

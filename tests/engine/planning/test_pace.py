@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend.engine.planning.pace import SMALLEST_STEP, Pace
+from backend.engine.planning.plan import Prefill, Score, StepPlan
 
 
 def test_a_slow_model_gets_short_steps_while_streams_run() -> None:
@@ -25,6 +26,17 @@ def test_a_fast_model_gets_the_configured_maximum() -> None:
     for _ in range(20):
         pace.measured(64, 64 * 1e-5)
     assert pace.tokens(running=True) == 512
+
+
+def test_the_duration_of_a_step_is_that_of_all_its_passes() -> None:
+    pace = Pace(512, stall_ms=250)
+    for tokens in (16, 64, 256) * 10:
+        pace.measured(tokens, 0.1 + tokens * 0.001)
+    prefill = ((Prefill(1, 0, 60), Prefill(2, 0, 100)), (Prefill(3, 5, 55),))
+    plan = StepPlan(1, decode={1: 4, 2: 2}, guess={2: 3}, prefill=prefill, score=(Score(4, 30),))
+    passes = (200, 50, 4, 8, 30)
+    assert pace.step_seconds(plan) == pytest.approx(sum(map(pace.seconds, passes)))
+    assert pace.step_seconds(StepPlan(2)) == 0.0
 
 
 def test_if_even_a_few_tokens_take_long_steps_are_small_and_still_measured() -> None:

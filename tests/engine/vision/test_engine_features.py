@@ -59,6 +59,26 @@ async def test_a_quantised_kv_cache_still_shows_the_picture() -> None:
         ]
 
 
+async def test_an_encoding_may_take_longer_than_other_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[int] = []
+
+    async with seeing(prompt_cache_mib=0) as engine:
+
+        def watching(model: Any, item: MediaItem) -> Features:
+            limits.append(engine.heartbeat.limit)
+            return encode(model, item)
+
+        monkeypatch.setattr(media_prefill, "encode", watching)
+        assert engine.loaded is not None
+        least, most, _ = engine.loaded.step_timeout
+        await answer_to(engine, asking(COUNTING))
+        assert engine.heartbeat.limit == least
+        await answer_to(engine, asking(ONE, shown("red")))
+        assert limits == [most]
+
+
 async def test_a_picture_is_encoded_once_for_each_content(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
