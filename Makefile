@@ -73,7 +73,7 @@ soak: install-dev ## send the gateway and three models every kind of request (MI
 doctor: install ## try this machine with a model, and write a report (MODEL=path or hub id)
 	@$(PYTHON_ENV) -m bench.doctor build/doctor.json
 
-bench: install-dev ## run the measurements (BENCH="…" passes arguments)
+bench: install-dev ## run the measurements (BENCH="…" names some, ORDER=gpu: in a GPU's order)
 	@$(PYTHON_ENV) -m bench $(BENCH)
 
 protogen: install ## regenerate wire/ from backend.proto

@@ -1,10 +1,12 @@
 """`make bench`: runs the measurements and lists missed goals.
 
-BENCH="prefix drafting:json" runs only the measurements that it names.
+BENCH="prefix drafting:json" runs only the measurements that it names. With ORDER=gpu, backends work
+in the order of a GPU, whatever their device.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +17,7 @@ from bench import (
     cpu_install,
     drafting,
     gateway,
+    gpu,
     growth,
     latency,
     memory,
@@ -29,6 +32,7 @@ from bench import (
     turnover,
     vision,
 )
+from bench.measured_backend import keep_order
 from bench.process import ROOT
 from bench.report import Figure, Table
 from bench.simulation import measure as simulation
@@ -46,26 +50,26 @@ Measurement = Callable[[], Iterator[Figure | Table]]
 
 def measurements() -> dict[str, Measurement]:
     """All measurements by name, in the order in which they run."""
-    model = ensure()
     chosen: dict[str, Measurement] = {
         "startup": startup.measure,
-        "prefix": lambda: prefix.measure(model, TINY),
-        "latency": lambda: latency.measure(model),
-        "peers": lambda: peers.measure(model),
-        "blas": lambda: peers.blas(model),
+        "prefix": lambda: prefix.measure(ensure(), TINY),
+        "latency": lambda: latency.measure(ensure()),
+        "peers": lambda: peers.measure(ensure()),
+        "blas": lambda: peers.blas(ensure()),
         "overhead": lambda: peers.overhead(TINY),
-        "overload": lambda: overload.measure(model),
+        "gpu": gpu.measure,
+        "overload": lambda: overload.measure(ensure()),
         "turnover": turnover.measure,
         "ranks": ranks.measure,
-        "memory": lambda: memory.measure(model),
-        "quantised": lambda: quantised.measure(model),
+        "memory": lambda: memory.measure(ensure()),
+        "quantised": lambda: quantised.measure(ensure()),
         "sampling": sampling.measure,
-        "constraints": lambda: constraints.measure(model),
-        "drafting": lambda: drafting.lookup(model),
+        "constraints": lambda: constraints.measure(ensure()),
+        "drafting": lambda: drafting.lookup(ensure()),
         "draft-model": lambda: drafting.draft_model(TINY, TINY_DRAFT),
         "drafters": lambda: drafting.drafters(TINY),
         "vision": lambda: vision.measure(TINY_VISION),
-        "gateway": lambda: gateway.measure(model),
+        "gateway": lambda: gateway.measure(ensure()),
         "bodies": bodies.measure,
         "parsing": lambda: parsing.measure(TINY),
         "growth": growth.measure,
@@ -74,20 +78,23 @@ def measurements() -> dict[str, Measurement]:
         "soak-gateway": lambda: three_models.measure(TINY, TINY_OMNI),
     }
     if (ROOT / "venv" / "lib" / "openblas").is_dir():
-        chosen["cpu-install"] = lambda: cpu_install.measure(model)
+        chosen["cpu-install"] = lambda: cpu_install.measure(ensure())
     return chosen
 
 
 def parts() -> dict[str, Measurement]:
     """Parts of long measurements, by their own names."""
-    model = ensure()
     found: dict[str, Measurement] = {
-        f"drafting:{text.key}": partial(drafting.lookup, model, (text,)) for text in drafting.TEXTS
+        f"drafting:{text.key}": partial(_lookup, text) for text in drafting.TEXTS
     }
     return found | {
         f"draft-model:{text.key}": partial(drafting.draft_model, TINY, TINY_DRAFT, (text,))
         for text in drafting.TINY_TEXTS
     }
+
+
+def _lookup(text: drafting.Text) -> Iterator[Figure | Table]:
+    return drafting.lookup(ensure(), (text,))
 
 
 def main(names: list[str]) -> int:
@@ -102,6 +109,11 @@ def main(names: list[str]) -> int:
     if unknown := set(names) - set(known):
         print(f"bench: no measurement {', '.join(unknown)}: choose from {', '.join(known)}")
         return 2
+    order = os.environ.get("ORDER", "")
+    if order not in ("", "gpu"):
+        print(f"bench: ORDER is {order!r}: set it to gpu, or leave it out")
+        return 2
+    keep_order(order)
     missed = 0
     for name in names or every:
         for figure in known[name]():

@@ -95,7 +95,7 @@ class Answer:
 def examine(options: pb.ModelOptions) -> Iterator[Finding]:
     """Run all checks; yields each finding as soon as it is known."""
     try:
-        yield _machine()
+        yield machine()
     except subprocess.CalledProcessError as end:
         last = end.stderr.strip().rpartition("\n")[2]
         yield Finding("machine", "FAILED", end_of("Python with MLX", end.returncode, last))
@@ -135,7 +135,7 @@ def _tried(options: pb.ModelOptions) -> pb.ModelOptions:
     return tried
 
 
-def _machine() -> Finding:
+def machine() -> Finding:
     script = (
         "import dataclasses, json; from backend.engine.device import detect;"
         " print(json.dumps(dataclasses.asdict(detect())))"

@@ -69,11 +69,14 @@ def process(
     environment: Mapping[str, str] | None = None,
     stderr: IO[bytes] | None = None,
     port: int | None = None,
+    module: str = "backend",
 ) -> Iterator[tuple[subprocess.Popen[bytes], backend_pb2_grpc.BackendStub]]:
     """Start a backend, on a free port without `port`; yields its process and a stub."""
     port = port or free_port()
+    if environ.get("ORDER"):
+        module = "bench.measured_backend"
     child = subprocess.Popen(
-        command("-m", "backend", "--addr", f"127.0.0.1:{port}"),
+        command("-m", module, "--addr", f"127.0.0.1:{port}"),
         env=environment_of({"MLX_BACKEND_LOG": "error", **(environment or {})}),
         stdin=subprocess.DEVNULL,
         stderr=stderr,
@@ -141,12 +144,18 @@ def stream(
     tokens: int,
     run: Run | None = None,
     images: Sequence[str] = (),
+    *,
+    chat: bool = True,
 ) -> Run:
-    """Generate exactly `tokens` tokens, greedily. images: in base64."""
+    """Generate exactly `tokens` tokens, greedily.
+
+    images: in base64. chat: whether the prompt is a message, and not what the model reads.
+    """
     run = run or Run()
     request = pb.PredictOptions(
-        Messages=[pb.Message(role="user", content=prompt)],
-        UseTokenizerTemplate=True,
+        Messages=[pb.Message(role="user", content=prompt)] if chat else [],
+        Prompt="" if chat else prompt,
+        UseTokenizerTemplate=chat,
         Tokens=tokens,
         IgnoreEOS=True,
         Images=images,

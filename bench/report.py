@@ -23,7 +23,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Figures side by side, without goals: a title, the names of the columns, and the rows."""
+    """Figures side by side, without goals: a title, the names of the columns, and the rows.
+
+    Its text is Markdown.
+    """
 
     title: str
     header: Sequence[str]
@@ -31,11 +34,11 @@ class Table:
     met: bool | None = None
 
     def __str__(self) -> str:
-        cells = [self.header, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        widths = [max(map(len, column)) for column in zip(self.header, *self.rows, strict=True)]
+        rule = ["-" * width for width in widths]
         lines = [
-            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in cells
+            f"| {' | '.join(map(str.rjust, row, widths))} |"
+            for row in (self.header, rule, *self.rows)
         ]
         return "\n".join(["", self.title, *lines])
 
