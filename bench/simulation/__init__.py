@@ -1,1 +1,1 @@
-"""Runs the real planner with a cost model instead of a device: no MLX, no weights."""
+"""Runs the real planner with a cost model instead of a device: no arrays, no weights."""

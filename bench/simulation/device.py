@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from backend.engine.executing.step_times import StepTimes
 from backend.engine.planning.plan import (
     DecodeTimed,
     Generated,
@@ -102,6 +103,9 @@ class SimulatedDevice:
         self._snapshots: Counter[int] = Counter()
         self._latest_snapshot = 0
         self._shapes: set[tuple[int, int, int]] = set()  # of prefill passes
+        self._clock = 0.0
+        self._times = StepTimes(lambda: self._clock, wait=self._wait_until)
+        self._times.in_order = setup.machine.kind == "cpu"
         self.sequences: dict[int, DeviceSequence] = {}
         self.peak = 0
 
@@ -124,6 +128,7 @@ class SimulatedDevice:
     def run(self, plan: StepPlan) -> Ran:
         """One step. Raises BrokenPlanError."""
         ran = Ran(quiet=_quiet(plan) and not self._prefilling)
+        began = self._clock
         copied = 0
         for number in plan.evict:
             self._drop_entry(number)
@@ -139,23 +144,24 @@ class SimulatedDevice:
         _check(
             set(plan.decode) == set(self._batches), "the plan omits a batch or names an unknown one"
         )
-        seconds = self._setup.copy_seconds(copied)
-        seconds += self._decode(1, ran)
-        ran.tokens_after = seconds
+        self._clock += self._setup.copy_seconds(copied)
+        self._decode(1, ran)
+        ran.tokens_after = self._clock - began
         for group in plan.prefill:
-            seconds += self._prefill(group, ran)
+            self._prefill(group, ran)
         if isinstance(plan, ServerPlan):
             for keep in plan.keep:
                 one = self._with_kv(keep.sequence)
-                seconds += self._setup.copy_seconds(self._store(one, keep.entry or 0, ran))
-        ran.seconds = seconds
+                self._clock += self._setup.copy_seconds(self._store(one, keep.entry or 0, ran))
+        ran.seconds = self._clock - began
         self._weigh()
         return ran
 
     def decode_on(self, steps: int) -> Ran:
         """Run more decode steps with the same plan."""
-        ran = Ran(quiet=True)
-        ran.tokens_after = ran.seconds = self._decode(steps, ran)
+        ran, began = Ran(quiet=True), self._clock
+        self._decode(steps, ran)
+        ran.tokens_after = ran.seconds = self._clock - began
         self._weigh()
         return ran
 
@@ -264,21 +270,28 @@ class SimulatedDevice:
 
     # Computing.
 
-    def _decode(self, steps: int, ran: Ran) -> float:
+    def _wait_until(self, ends: Sequence[float]) -> None:
+        self._clock = max(self._clock, *ends)
+
+    def _decode(self, steps: int, ran: Ran) -> None:
         seconds = 0.0
         for members in self._batches.values():
             longest = max(one.total for one in members)
-            seconds += steps * self._setup.decode_seconds(len(members), longest)
+            seconds += self._setup.decode_seconds(len(members), longest)
             for one in members:
                 until = one.produced + steps
                 ran.events.append(Generated(one.number, tuple(one.answer[one.produced : until])))
                 one.produced = until
                 ran.tokens.append(one)
-        if seconds:
-            ran.events.append(DecodeTimed(seconds))
-        return seconds
+        for _ in range(steps if seconds else 0):
+            self._times.begin()
+            if self._times.in_order:
+                self._clock += seconds
+            self._times.decode_launched([self._clock + seconds])
+            self._times.wait_for_decode()
+        ran.events += map(DecodeTimed, self._times.take_decoded())
 
-    def _prefill(self, group: Sequence[Prefill], ran: Ran) -> float:
+    def _prefill(self, group: Sequence[Prefill], ran: Ran) -> None:
         _check(len(group) == 1 or self._limits.together, "sequences cannot share a pass")
         _check(len({part.sequence for part in group}) == len(group), "twice in one pass")
         for part in group:
@@ -300,8 +313,10 @@ class SimulatedDevice:
         if shape not in self._shapes:
             self._shapes.add(shape)
             seconds += self._setup.machine.shape
+        launched = self._clock
+        self._clock += seconds
+        seconds = self._times.finished(launched, self._clock)
         ran.events.append(PrefillTimed(width * len(group), seconds, behind))
-        return seconds
 
     # Entries.
 

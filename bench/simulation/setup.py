@@ -28,6 +28,9 @@ class Machine:
     bandwidth_share: float
     flops_share: float
     launch: float
+    block: float = 0.0
+    uneven: float = 0.0
+    row: float = 0.0
     shape: float = 0.0
 
     @property
@@ -129,14 +132,15 @@ class Setup:
         """Seconds of a pass. each: tokens per row; 1 in a decode step without guesses."""
         cost = self.model.cost
         read = self.model.touched(rows * each) + rows * (longest * cost.per_token + 2 * cost.fixed)
-        return self._seconds(read, rows * each * self._flops(longest))
+        overhead = rows * self.machine.row
+        return overhead + self._seconds(rows, read, rows * each * self._flops(longest))
 
     def prefill_seconds(self, rows: int, width: int, start: int) -> float:
         """Seconds of a prefill pass of `width` tokens per row after `start` earlier ones."""
         cost = self.model.cost
         tokens = rows * width
         read = self.model.touched(tokens) + rows * (start * cost.per_token + 2 * cost.fixed)
-        return self._seconds(read, tokens * self._flops(start + width // 2))
+        return self._seconds(rows, read, tokens * self._flops(start + width // 2))
 
     def copy_seconds(self, nbytes: int) -> float:
         """Seconds to copy bytes."""
@@ -155,9 +159,11 @@ class Setup:
     def _bandwidth(self) -> float:
         return self.machine.bandwidth * self.machine.bandwidth_share
 
-    def _seconds(self, read: float, flops: float) -> float:
-        reached = self.machine.flops * self.machine.flops_share
-        return max(read / self._bandwidth, flops / reached) + self.machine.launch
+    def _seconds(self, rows: int, read: float, flops: float) -> float:
+        machine = self.machine
+        block = machine.block + (machine.uneven if rows > 1 else 0.0)
+        fixed = machine.launch + self.model.blocks * block
+        return max(read / self._bandwidth, flops / (machine.flops * machine.flops_share)) + fixed
 
     def _flops(self, context: int) -> float:
         """Operations per token: a multiplication and an addition per weight and per KV value."""
@@ -185,6 +191,24 @@ class Draft:
         return Setup(self.machine, self.model, 1, 0, 0, 0, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a model reached on a machine. rows: answers at once; decode: tokens/s, for each.
+
+    prefill: tokens and tokens/s of a lone pass whose shape was new.
+    """
+
+    machine: Machine
+    model: Model
+    rows: tuple[int, ...]
+    decode: tuple[float, ...]
+    prefill: tuple[int, float] | None = None
+
+    def setup(self, rows: int) -> Setup:
+        """The model on the machine, with as many slots as there are answers."""
+        return Setup(self.machine, self.model, rows, 0, 0, 0, 0)
+
+
 def links() -> list[Link]:
     """All links in the file, in order."""
     return [Link(**values) for values in tomllib.loads(_FILE.read_text())["links"].values()]
@@ -197,9 +221,12 @@ def setups() -> list[Setup]:
 
 def drafts() -> list[Draft]:
     """All drafting models in the file, in order."""
-    return [
-        Draft(**values | {"right": tuple(values["right"])}) for values in _on_machines("drafts")
-    ]
+    return [Draft(**values) for values in _on_machines("drafts")]
+
+
+def measured() -> list[Measured]:
+    """All measurements in the file, in order."""
+    return [Measured(**values) for values in _on_machines("measured")]
 
 
 def _on_machines(table: str) -> list[dict[str, Any]]:
@@ -208,6 +235,7 @@ def _on_machines(table: str) -> list[dict[str, Any]]:
     machines = {key: Machine(**values) for key, values in read["machines"].items()}
     models = {key: Model(**values) for key, values in read["models"].items()}
     return [
-        values | {"machine": machines[values["machine"]], "model": models[values["model"]]}
+        {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+        | {"machine": machines[values["machine"]], "model": models[values["model"]]}
         for values in read[table]
     ]

@@ -7,12 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from backend.engine.planning.plan import PlannerEvent, Prefill, Start, StepPlan
+from backend.engine.planning.plan import (
+    DecodeTimed,
+    Join,
+    PlannerEvent,
+    Prefill,
+    PrefillTimed,
+    Start,
+    StepPlan,
+)
 from backend.engine.planning.prefix_index import PrefixKey
 from bench.simulation.device import BrokenPlanError, DeviceSequence, SimulatedDevice
-from bench.simulation.measure import POLICIES, Present, replay
+from bench.simulation.measure import MOST_ERROR, POLICIES, Present, agreement, replay
 from bench.simulation.replay import Replay
-from bench.simulation.setup import Setup, setups
+from bench.simulation.setup import Setup, measured, setups
 from bench.simulation.traffic import conversations
 
 SETUPS = setups()
@@ -94,3 +102,32 @@ def test_only_the_first_pass_of_a_shape_pays_for_it() -> None:
         seconds.append(device.run(StepPlan(number + 1, start=start, prefill=prefill)).seconds)
     assert seconds[0] == pytest.approx(seconds[1] + setup.machine.shape)
     assert seconds[2] == pytest.approx(seconds[0], rel=0.1)
+
+
+@pytest.mark.parametrize(("name", "simulated", "real"), [*agreement()])
+def test_a_modelled_machine_is_as_fast_as_the_real_one(
+    name: str, simulated: float, real: float
+) -> None:
+    """docs/hardware.md has the measurements."""
+    assert simulated == pytest.approx(real, rel=MOST_ERROR), name
+
+
+def test_the_pace_learns_the_times_of_the_modelled_machine() -> None:
+    """The simulated device reports what the engine's own clockwork measures on a GPU."""
+    (setup,) = (one.setup(4) for one in measured() if one.prefill is not None)
+    device = SimulatedDevice(setup, setup.limits, bounded=True)
+    prompts = {number: (number,) * 40 for number in range(4)}
+    for number, prompt in prompts.items():
+        device.add(DeviceSequence(number, PrefixKey(prompt), (7,) * 20))
+    start = tuple(Start(number, prompt, None) for number, prompt in prompts.items())
+    passes = (*((Prefill(number, 0, 40),) for number in prompts),)
+    ran = device.run(StepPlan(1, start=start, prefill=passes))
+    reported = [event.seconds for event in ran.events if isinstance(event, PrefillTimed)]
+    alone = setup.prefill_seconds(1, 40, 0)
+    new = alone + setup.machine.shape
+    assert reported == [pytest.approx(one) for one in (new, alone, alone, alone)]
+    joins = tuple(Join(number, 1) for number in prompts)
+    ran = device.run(StepPlan(2, join=joins, decode={1: 4}))
+    ran = device.decode_on(3)
+    steps = [event.seconds for event in ran.events if isinstance(event, DecodeTimed)]
+    assert steps == [pytest.approx(setup.decode_seconds(4, 41), rel=0.01)] * 3

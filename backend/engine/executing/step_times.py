@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -18,17 +19,20 @@ class StepTimes:
     only then starts that pass: the device is idle for little more than a launch. Decode steps
     without a pass between them are not separated.
 
-    clock: seconds. in_order: whether the device computes within the call that launches, as a CPU
-    does, so that work ends in the order of the launches.
+    clock: seconds. wait: replaces `mx.eval`. in_order: whether the device computes within the call
+    that launches, as a CPU does, so that work ends in the order of the launches.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], wait: Callable[[Sequence[Any]], object] | None = None
+    ) -> None:
         self.clock = clock
+        self._wait = wait
         self.in_order = device.may_wait_within_a_step()
         self._began = 0.0  # of this step
         self._starts: float | None = None  # when the device got the first pass of this decode step
         # decode steps in flight: when each started, and the arrays that it computes
-        self._steps: list[tuple[float, Sequence[mx.array]]] = []
+        self._steps: list[tuple[float, Sequence[Any]]] = []
         self._decoded: list[float] = []  # seconds of decode steps that were not reported yet
         self._ready = 0.0  # when the device was last known to have finished something
         # what the latest step did; empty if it did more than decode
@@ -44,7 +48,7 @@ class StepTimes:
         if self._starts is None:
             self._starts = self.clock()
 
-    def decode_launched(self, arrays: Sequence[mx.array]) -> None:
+    def decode_launched(self, arrays: Sequence[Any]) -> None:
         """Record that the decode step has been started. arrays: small ones that it computes."""
         if self.in_order and arrays:
             self._ready = self.clock()
@@ -93,5 +97,5 @@ class StepTimes:
     def _end_decode(self) -> None:
         started, arrays = self._steps.pop(0)
         with contextlib.suppress(Exception):  # raised again when the tokens are read
-            mx.eval(arrays)
+            (self._wait or mx.eval)(arrays)
         self._decoded.append(self.finished(started, self.clock()))
