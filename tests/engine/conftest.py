@@ -13,17 +13,28 @@ from backend.engine.loading import findings
 from backend.engine.planning.guess_width import GuessWidth
 
 # A GPU has only its own order of waiting; a CPU can take either.
-_ORDERS = ["cpu", "gpu"] if mx.default_device() == mx.Device(mx.cpu) else ["gpu"]
+_ORDERS = ["cpu order", "gpu order"] if mx.default_device() == mx.Device(mx.cpu) else ["gpu order"]
 
 
-@pytest.fixture(params=[f"{order} order" for order in _ORDERS])
-def each_order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=_ORDERS)
+def each_order(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run the test once as on a CPU, where a step waits for results, and once as on a GPU.
 
     It applies to engines and schedulers that are made after it.
     """
-    waits = request.param.startswith("cpu")
-    monkeypatch.setattr(device, "may_wait_within_a_step", lambda: waits)
+    yield from _in_order(request.param)
+
+
+@pytest.fixture(scope="module", params=_ORDERS)
+def each_order_for_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run the tests of a module, which share an engine, in each order."""
+    yield from _in_order(request.param)
+
+
+def _in_order(order: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "may_wait_within_a_step", lambda: order == "cpu order")
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import MIB, Rounds, engine_model
 from tests.long import TEST_LONG
 
+pytestmark = pytest.mark.usefixtures("each_order")
 REQUESTS = 200 if TEST_LONG else 100
 
 

@@ -40,6 +40,9 @@ DRAWN = Sampling(temperature=1.0, seed=1)
 ENDLESS = GenerationRequest("endless", RawPrompt("a b c"), DRAWN, ignore_eos=True)
 
 
+pytestmark = pytest.mark.usefixtures("each_order")
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")

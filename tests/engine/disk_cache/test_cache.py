@@ -280,6 +280,7 @@ def test_a_disk_that_does_not_answer_is_a_miss(
     assert asked.acquire(blocking=False)
 
 
+@pytest.mark.usefixtures("each_order")
 def test_a_file_is_read_only_if_memory_is_free_for_it(tmp_path: Path) -> None:
     model, prompt = model_of("full"), words(600)
     disk = disk_cache(model, tmp_path)
@@ -335,6 +336,7 @@ def cached(received: Received) -> int:
     return received.finished.usage.cached_tokens
 
 
+@pytest.mark.usefixtures("each_order")
 @pytest.mark.parametrize("memory", [0, 1 << 26])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_conversation_continues_after_a_restart(kind: str, memory: int, tmp_path: Path) -> None:
@@ -391,6 +393,7 @@ def test_memory_is_searched_before_the_disk(tmp_path: Path) -> None:
     assert cached(process.ask(prompt)) == 99
 
 
+@pytest.mark.usefixtures("each_order")
 def test_a_prompt_that_had_to_wait_may_leave_no_room_beside_its_file(tmp_path: Path) -> None:
     """Otherwise it would wait for ever: only its start frees the memory of its file's KV."""
     model, prompt = model_of("full"), words(600)
@@ -406,6 +409,7 @@ def test_a_prompt_that_had_to_wait_may_leave_no_room_beside_its_file(tmp_path: P
     assert cached(rounds.received[2]) == 599
 
 
+@pytest.mark.usefixtures("each_order")
 def test_a_prompt_does_not_wait_for_ever_for_memory_that_a_disk_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from tests.engine.drafting.tiny import draft_model, model_guesser, prompts, text
 from tests.engine.rounds import Rounds, engine_model
 from tests.long import TEST_LONG
 
-pytestmark = pytest.mark.usefixtures("guesses_always")
+pytestmark = pytest.mark.usefixtures("each_order", "guesses_always")
 COUNT, LENGTH = (12, 40) if TEST_LONG else (5, 24)
 GUESSERS: dict[str, list[Callable[[], Guesser]]] = {
     "lookup": [LookupGuesser],

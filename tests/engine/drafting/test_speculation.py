@@ -20,7 +20,7 @@ from backend.engine.request import Sampling
 from tests.engine.random_models import VOCABULARY, random_model
 from tests.engine.rounds import Rounds, alone, engine_model
 
-pytestmark = pytest.mark.usefixtures("guesses_always")
+pytestmark = pytest.mark.usefixtures("each_order", "guesses_always")
 SCHEDULES = 20
 
 

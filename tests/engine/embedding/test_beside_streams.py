@@ -9,6 +9,7 @@ from threading import Event
 from typing import Any, cast
 
 import numpy as np
+import pytest
 
 from backend.engine.commands import (
     Cancel,
@@ -35,6 +36,7 @@ from tests.engine.kv_models import kv_model, words
 from tests.engine.rounds import MIB, alone, engine_model
 from tests.polling import until
 
+pytestmark = pytest.mark.usefixtures("each_order")
 ENDLESS = 1 << 30
 STREAM, TEXT, NEWCOMER = 1, 2, 3
 _COST = ActivationCost(4, 1024, 4)

@@ -32,7 +32,7 @@ NEW_EACH_TIME: dict[str, Any] = {"prompt_cache_mib": 0, "vision_cache_mib": 0}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine() -> AsyncIterator[Engine]:
+async def engine(each_order_for_module: None) -> AsyncIterator[Engine]:
     async with seeing() as engine:
         yield engine
 
