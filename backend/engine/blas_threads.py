@@ -18,7 +18,10 @@ from pathlib import Path
 
 _INTERVAL = 0.2  # seconds between two readings; the system counts in hundredths of a second
 _OUTDATED = 1.0  # seconds after which an earlier reading is outdated
-_SPARE = 0.5  # a thread still helps on a core of which other processes use at most this share
+# A thread still helps on a core of which other processes use at most this share. Long products gain
+# beyond it, short ones lose before it, and a process that never rests gets more than it.
+_SPARE = 0.65
+_JUMP = 0.5  # cores; a larger rise is that of a process that has just begun, a smaller one is noise
 _SMALL_BYTES = 1 << 20  # products with fewer bytes of weights end before another thread wakes up
 _STAT = Path("/proc/stat")
 _IDLE_FIELDS = (3, 4)  # of a line in /proc/stat, after the name: idle, waiting for a disk
@@ -42,7 +45,7 @@ class FreeCores:
     @property
     def threads(self) -> int:
         """The number of threads to use, from 1 to all cores."""
-        return max(int(self.cores - self._neighbours + 1 - _SPARE), 1)
+        return max(int(self.cores - self._neighbours + _SPARE), 1)
 
     def due(self, now: float) -> bool:
         """Whether enough time has passed for another reading."""
@@ -60,8 +63,8 @@ class FreeCores:
             self._guessed = True
             return
         latest = max(busy - before[1] - (own - before[2]), 0.0) / passed
-        falls = latest < self._neighbours and not self._guessed
-        weight = min(passed / _OUTDATED, 1.0) if falls else 1.0
+        at_once = self._guessed or latest > self._neighbours + _JUMP
+        weight = 1.0 if at_once else min(passed / _OUTDATED, 1.0)
         self._guessed = False
         self._neighbours += weight * (latest - self._neighbours)
 

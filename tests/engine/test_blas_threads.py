@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import os
 import queue
+import random
 import subprocess
 import sys
 import threading
@@ -62,6 +63,27 @@ def test_an_idle_machine_gives_every_core() -> None:
 def test_a_busy_core_is_given_up_at_once() -> None:
     assert _after([0.0, 1.0]) == [2, 1]
     assert _after([3.0], cores=8) == [5]
+
+
+def _around(mean: float, spread: float, count: int, seed: int) -> list[float]:
+    dice = random.Random(seed)
+    return [max(mean + dice.uniform(-spread, spread), 0.0) for _ in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_short_bursts_of_hosts_and_clients_leave_both_cores(seed: int) -> None:
+    """At 16 streams, the gateway and the clients on the machine use half a core."""
+    threads = _after(_around(0.5, 0.25, 200, seed))
+    assert threads.count(2) >= 198
+
+
+@pytest.mark.parametrize("before", [0.0, 0.5])
+@pytest.mark.parametrize("seed", range(10))
+def test_a_process_that_never_rests_gets_a_core_within_a_second(before: float, seed: int) -> None:
+    """Beside two threads it gets no more than 0.7 to 0.9 of a core, beside one thread a whole."""
+    threads = _after([before] * 8 + _around(before + 0.8, 0.05, 4, seed) + [before + 1.0] * 20)
+    assert threads[:8] == [2] * 8
+    assert threads[11:] == [1] * 21
 
 
 def test_an_idle_core_is_used_with_a_delay() -> None:
