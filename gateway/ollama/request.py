@@ -121,10 +121,11 @@ def chat_request(body: ChatRequest | GenerateRequest) -> Translation | None:
 
 
 def _message(turn: Turn) -> Json:
-    parts: list[Json] = [{"type": "text", "text": turn.content}] if turn.content else []
+    parts: list[Json] = []
     for image in turn.images or ():
         kind = "video_url" if type_of(image).startswith("video") else "image_url"
         parts.append({"type": kind, kind: {"url": image}})
+    parts += [{"type": "text", "text": turn.content}] if turn.content else []
     return {
         "role": turn.role,
         "content": parts if turn.images else turn.content,

@@ -110,7 +110,7 @@ async def _write_prompt(
     for kind, items in found.media.items():
         getattr(options, f"{kind.title()}s").extend(content for _, content in items)
         if items:
-            options.Metadata[f"mlx.{kind}_messages"] = json.dumps([index for index, _ in items])
+            options.Metadata[f"mlx.{kind}_messages"] = json.dumps([place for place, _ in items])
 
 
 def _require_one_beginning(request: ChatCompletionRequest) -> None:

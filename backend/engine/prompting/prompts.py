@@ -225,11 +225,13 @@ class PromptBuilder:
             rendered = (one["content"] for one in prompt.messages if one["role"] in _SHOWN)
             self._require_short(sum(_trimmed_length(str(text)) for text in rendered), most)
             # A template writes its own BOS; adding the tokenizer's would double it.
-            quoted = self._control.quote(prompt.messages)
+            messages = prompt.messages
+            if attachments is not None and self._media is not None:
+                messages, items = self._media.placed(messages, attachments, shown)
+            quoted = self._control.quote(messages)
             messages = _open_ended(quoted.messages) if prompt.continues else quoted.messages
             if self._media is not None:
-                given = attachments or Attachments()
-                messages, items = self._media.attach(messages, given, shown)
+                messages = self._media.attach(messages, items)
             # Media refer to messages by their indices in the request.
             attached = replace(prompt, messages=messages)
             marked = self.render(self._with_tools_as_text(attached))
@@ -407,7 +409,7 @@ class PromptBuilder:
         """
         try:
             if self._media is not None:
-                messages, _ = self._media.attach(messages, Attachments(), ())
+                messages = self._media.attach(messages, ())
             return self.render(ChatPrompt(messages, tools), changes=False)
         except (CostlyPrompt, BrokenTemplate):
             raise
