@@ -320,12 +320,6 @@ class PromptBuilder:
         try:
             apply = self._apply_strictly if changes else self._apply
             text = self._opened(apply(prompt, arguments))
-            text.encode()
-        except UnicodeEncodeError:
-            raise InvalidRequest(
-                "Messages, Tools or the template's arguments contain half of a surrogate pair"
-                " (\\ud800 to \\udfff), which is not a character: remove it"
-            ) from None
         except RecursionError:
             raise InvalidRequest(TOO_DEEP) from None
         except CostlyTemplate as cost:
@@ -343,7 +337,9 @@ class PromptBuilder:
             raise InvalidRequest(
                 f"the model's chat template cannot render Messages: {fault}"
             ) from None
-        return text
+        # The JSON of a call's arguments may have escaped half of a surrogate pair, as an agent does
+        # that cuts a text in the middle of an emoji.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def _apply_strictly(self, prompt: ChatPrompt, arguments: dict[str, Any]) -> str:
         """Render the prompt, in stricter turns if the template refuses it as it is."""
