@@ -52,10 +52,12 @@ PARSED = "gateway.json"  # the key in a scope that has the parsed body
 class BodyMiddleware:
     """Reads the body, or refuses it; then runs the request until its client leaves."""
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings, paths: frozenset[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: GatewaySettings, paths: frozenset[tuple[str, str]]
+    ) -> None:
         self._app = app
         self._settings = settings
-        self._paths = paths  # the paths that take a JSON object; the router refuses others
+        self._paths = paths  # (method, path) of a JSON object; the router refuses others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -64,7 +66,7 @@ class BodyMiddleware:
         try:
             _require_plain(Headers(scope=scope))
             body = await read_body(Headers(scope=scope), receive, self._settings.max_body_bytes)
-            if scope["method"] == "POST" and scope["path"] in self._paths:
+            if (scope["method"], scope["path"]) in self._paths:
                 parsed = await parse(Headers(scope=scope), body)
                 exchange.current().model = str(parsed.get("model") or "")[:200]
                 scope[PARSED] = parsed

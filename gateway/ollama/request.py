@@ -60,7 +60,7 @@ class GenerationFields(Request):
     format: Literal["json", ""] | Json | None = about("`json`, or a JSON schema.")
     options: Options | None = None
     think: bool | ReasoningEffort | None = None
-    keep_alive: str | float | None = about("0 with an empty prompt unloads the model.")
+    keep_alive: str | float | None = about("0 unloads the model after the answer.")
     logprobs: bool | None = None
     top_logprobs: int | None = about("Alternatives per token, if logprobs is true.", ge=0)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from gateway.models.config import ModelConfig, Parameters
-from gateway.models.reading import PLAIN_NAME, ModelFolder, read_folder, stamp_of
+from gateway.models.reading import PLAIN_NAME, ModelFolder, place_of, read_folder, stamp_of
 from gateway.supervisor import failures
 
 HUB_ID = re.compile(rf"{PLAIN_NAME.pattern}/{PLAIN_NAME.pattern}", re.ASCII)
@@ -58,6 +59,39 @@ class Catalogue:
             return ModelConfig(name=name, parameters=Parameters(model=name))
         known = [other for model in folder.models for other in (model.name, *model.aliases)]
         raise failures.not_found(name, known)
+
+    def copy(self, source: str, name: str) -> None:
+        """Write a file with which a model also has another name. Raises ApiError."""
+        model, folder = self.resolve(source), self._own_folder()
+        if not PLAIN_NAME.fullmatch(name):
+            raise failures.not_a_name("destination", name)
+        if any(name in _names(other) for other in self.models):
+            raise failures.taken("destination", name)
+        given = model.model_dump(mode="json", exclude_unset=True, exclude={"aliases", "preload"})
+        try:
+            with (folder / f"{name}.yaml").open("x", encoding="utf-8") as file:
+                json.dump(given | {"name": name}, file, indent=1)
+        except FileExistsError:
+            raise failures.taken("destination", name) from None
+        except OSError as problem:
+            raise failures.not_written(problem) from None
+        self.reload()
+
+    def remove(self, name: str) -> None:
+        """Serve a model no longer: its file or folder becomes a hidden one. Raises ApiError."""
+        model, folder = self.resolve(name), self._own_folder()
+        if (place := place_of(folder, model.name)) is None:
+            raise failures.not_in_folder(name)
+        try:
+            place.rename(place.with_name(f".{place.name}"))
+        except OSError as problem:
+            raise failures.not_written(problem) from None
+        self.reload()
+
+    def _own_folder(self) -> Path:
+        if self._models_dir is None:
+            raise failures.no_folder()
+        return self._models_dir
 
     def reload(self, *, always: bool = True) -> bool:
         """Read the folder again; False if it is unchanged. If that fails, the old models stay."""

@@ -210,12 +210,17 @@ def test_a_body_of_exactly_the_limit_is_read(gateway: GatewayProcess) -> None:
     assert refusal(gateway, body)["param"] == "input"
 
 
+def test_a_slash_at_the_end_of_a_path_changes_nothing(gateway: GatewayProcess) -> None:
+    """Xcode asks for `/v1/models/`."""
+    assert gateway.client.get("/v1/models/").json() == gateway.client.get("/v1/models").json()
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
         ("GET", "/nowhere", 404, "unknown_url"),
         ("POST", "/v1/nowhere", 404, "unknown_url"),
-        ("GET", "/v1/models/", 404, "model_not_found"),
+        ("GET", "/v1/models/none/", 404, "model_not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("PUT", "/v1/models", 405, "method_not_allowed"),
     ],
