@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from gateway.errors import SERVER, ApiError, bad_field
 from gateway.models.config import ModelConfig, Parameters
 from gateway.models.reading import PLAIN_NAME, ModelFolder, place_of, read_folder, stamp_of
 from gateway.supervisor import failures
@@ -61,37 +63,29 @@ class Catalogue:
         raise failures.not_found(name, known)
 
     def copy(self, source: str, name: str) -> None:
-        """Write a file with which a model also has another name. Raises ApiError."""
-        model, folder = self.resolve(source), self._own_folder()
-        if not PLAIN_NAME.fullmatch(name):
-            raise failures.not_a_name("destination", name)
-        if any(name in _names(other) for other in self.models):
-            raise failures.taken("destination", name)
+        """Write a file by which a model also has another name. Raises ApiError."""
+        model = self.resolve(source)
         given = model.model_dump(mode="json", exclude_unset=True, exclude={"aliases", "preload"})
-        try:
-            with (folder / f"{name}.yaml").open("x", encoding="utf-8") as file:
-                json.dump(given | {"name": name}, file, indent=1)
-        except FileExistsError:
-            raise failures.taken("destination", name) from None
-        except OSError as problem:
-            raise failures.not_written(problem) from None
+        if self._models_dir is None:
+            raise failures.not_in_folder(source)
+        if not PLAIN_NAME.fullmatch(name):
+            sentence = f"destination is {name[:64]!r}: use letters, digits, '.', '_' and '-'"
+            raise bad_field("destination", sentence)
+        if _named(name, self.models) or place_of(self._models_dir, name):
+            raise bad_field("destination", f"destination is {name!r}, the name of another model")
+        with _changing(), (self._models_dir / f"{name}.yaml").open("x", encoding="utf-8") as file:
+            json.dump(given | {"name": name}, file, indent=1)
         self.reload()
 
     def remove(self, name: str) -> None:
         """Serve a model no longer: its file or folder becomes a hidden one. Raises ApiError."""
-        model, folder = self.resolve(name), self._own_folder()
-        if (place := place_of(folder, model.name)) is None:
+        name = self.resolve(name).name
+        place = self._models_dir and place_of(self._models_dir, name)
+        if not place:
             raise failures.not_in_folder(name)
-        try:
+        with _changing():
             place.rename(place.with_name(f".{place.name}"))
-        except OSError as problem:
-            raise failures.not_written(problem) from None
         self.reload()
-
-    def _own_folder(self) -> Path:
-        if self._models_dir is None:
-            raise failures.no_folder()
-        return self._models_dir
 
     def reload(self, *, always: bool = True) -> bool:
         """Read the folder again; False if it is unchanged. If that fails, the old models stay."""
@@ -105,6 +99,16 @@ class Catalogue:
         except OSError as problem:
             _log.error("the models folder could not be read again: %s", problem)
         return True
+
+
+@contextmanager
+def _changing() -> Iterator[None]:
+    """Raise ApiError if the models folder cannot be changed."""
+    try:
+        yield
+    except OSError as problem:
+        message = f"the models folder could not be changed: {problem.strerror}"
+        raise ApiError(500, message, SERVER, "models_folder") from None
 
 
 def _named(name: str, models: Sequence[ModelConfig]) -> ModelConfig | None:

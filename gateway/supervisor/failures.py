@@ -73,25 +73,5 @@ def in_use(name: str) -> ApiError:
     return ApiError(409, f"the model {name!r} is in use: unload it when it is idle", code="in_use")
 
 
-def not_a_name(param: str, name: str) -> ApiError:
-    sentence = f"{param} is {name[:64]!r}: use letters, digits, '.', '_' and '-'"
-    return bad_field(param, sentence)
-
-
-def taken(param: str, name: str) -> ApiError:
-    return bad_field(param, f"{param} is {name!r}, which is the name of another model")
-
-
 def not_in_folder(name: str) -> ApiError:
-    message = f"the model {name!r} is not in the models folder, so it cannot be removed from there"
-    return ApiError(400, message, code="not_in_folder", param="model")
-
-
-def no_folder() -> ApiError:
-    message = "this gateway has no models folder, whose files could be changed"
-    return ApiError(400, message, code="no_models_folder")
-
-
-def not_written(problem: OSError) -> ApiError:
-    message = f"the models folder could not be changed: {problem.strerror}"
-    return ApiError(500, message, SERVER, "models_folder")
+    return bad_field("model", f"the model {name!r} has no file or folder in a models folder")

@@ -196,6 +196,7 @@ def test_a_model_is_copied_and_removed() -> None:
         assert ask(gateway, "generate", model="second", prompt=ADDITION, think=False)["done"]
         for source, destination, word in (
             ("tiny", "tiny", "another model"),
+            ("tiny", "SECOND", "another model"),
             ("tiny", "../x", "use letters"),
             ("none", "third", "does not exist"),
         ):
