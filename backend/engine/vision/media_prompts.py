@@ -117,24 +117,19 @@ class MediaPrompts:
         return self._processor.beside(self._processor.numbered(items), places)
 
     def _require_taken(self, kind: str, count: int) -> None:
-        field = FIELDS[kind]
         marker = self._form.markers.get(kind)
-        if kind == VIDEO and marker is None and IMAGE in self._form.markers:
-            if count and not self._shows_frames:
-                raise InvalidRequest(
-                    f"{field} has {count} items, but this model's chat template takes only one"
-                    " image, and a video is sent as several: send one frame of it as an image",
-                    field,
-                )
+        if not count or (kind == VIDEO and self._shows_frames):
             return
-        if count and marker is None:
-            raise InvalidRequest(f"{field} has {count} items, but {_CANNOT[kind]}", field)
-        if marker is not None and count > 1 and not marker.several:
-            raise InvalidRequest(
-                f"{field} has {count} items, but this model's chat template takes only one: send"
-                " one",
-                field,
+        why = "" if marker else _CANNOT[kind]
+        if kind == VIDEO and not marker and IMAGE in self._form.markers:
+            why = (
+                "this model's chat template takes only one image, and a video is sent as several:"
+                " send one frame of it as an image"
             )
+        if marker and count > 1 and not marker.several:
+            why = "this model's chat template takes only one: send one"
+        if why:
+            raise InvalidRequest(f"{FIELDS[kind]} has {count} items, but {why}", FIELDS[kind])
 
     def placed(
         self, messages: Sequence[Message], given: Attachments, items: Sequence[Shown]
@@ -146,7 +141,9 @@ class MediaPrompts:
         texts = [_text(message) for message in messages]
         users = [at for at, message in enumerate(messages) if message.get("role") == "user"]
         order = list(range(len(items)))
-        if _marks_say(texts, users, given, len(items)):
+        named = (given.image_messages, given.video_messages, given.audio_messages)
+        marks = sum(texts[at].count(PLACE) for at in users)
+        if named == (None, None, None) and marks == len(items):
             rest = iter(items)
             for at in users:
                 texts[at] = re.sub(PLACE, lambda _: _HERE * len(next(rest)), texts[at])
@@ -201,17 +198,18 @@ class MediaPrompts:
                 "Prompt",
             )
         for parts in items:
-            cores = [self._written(part) for part in parts]
+            markers = [self._form.markers[part.kind] for part in parts]
+            cores = ["" if marker.in_front else marker.core for marker in markers]
             text = text.replace(PLACE, "".join(cores), 1)
         return text
 
     def surrounded(self, text: str, items: Sequence[MediaItem]) -> str:
         """A rendered prompt with the text that the processor adds around items and at the end."""
-        text = "".join(map(self._in_front, items)) + text
+        markers = [self._form.markers[item.kind] for item in items]
+        text = "".join(marker.core for marker in markers if marker.in_front) + text
         pieces: list[str] = []
         at = 0
-        for item in items:
-            core = self._form.markers[item.kind].core
+        for item, core in zip(items, (marker.core for marker in markers), strict=True):
             start = text.find(core, at)
             if start < 0:
                 break
@@ -222,15 +220,6 @@ class MediaPrompts:
             if self._processor.spaces and _BARE.match(text, at):
                 pieces.append(" ")
         return "".join([*pieces, text[at:], self._processor.ending if items else ""])
-
-    def _written(self, item: MediaItem) -> str:
-        """The text that marks an item's place in a raw prompt; '' if it is written in front."""
-        marker = self._form.markers[item.kind]
-        return "" if marker.in_front else marker.core
-
-    def _in_front(self, item: MediaItem) -> str:
-        marker = self._form.markers[item.kind]
-        return marker.core if marker.in_front else ""
 
     def places(self, tokens: Sequence[int], items: Sequence[MediaItem]) -> list[tuple[int, int]]:
         """(start, stop) of each marker in a tokenised prompt. Raises InvalidRequest."""
@@ -253,12 +242,6 @@ class MediaPrompts:
                 " messages, or send the media with the last message"
             )
         return found
-
-
-def _marks_say(texts: Sequence[str], users: Sequence[int], given: Attachments, items: int) -> bool:
-    """Whether the markers in the texts of users are the items' positions."""
-    named = (given.image_messages, given.video_messages, given.audio_messages)
-    return named == (None, None, None) and sum(texts[at].count(PLACE) for at in users) == items
 
 
 def _positions(
