@@ -66,7 +66,8 @@ class Checkpoints:
 
     def context_size(self, config: ModelConfig) -> int | None:
         """Tokens of prompt and answer: the smallest limit of file and checkpoint, if known."""
-        limits = (config.context_size, config.max_model_len, context_in(self._folder(config)))
+        given = 0 if config.option("context") == "max" else config.context_size
+        limits = (given, config.max_model_len, context_in(self._folder(config)))
         return min(filter(None, limits), default=None)
 
     def is_text_only(self, config: ModelConfig) -> bool:
