@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from backend.rpc import logs
 from common import inherited_signals
-from common.log_lines import traceback_of
+from common.log_lines import stamp, traceback_of
 from common.machine_memory import return_large_blocks
 from common.standard_streams import open_closed_streams
 from common.version import VERSION
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     except RuntimeError:  # there is not even a thread for the log
         from backend.engine.errors import REFUSED
 
-        os.write(2, f'level=error event=exit cause="{REFUSED}"\n'.encode())
+        os.write(2, f'{stamp()} level=error event=exit cause="{REFUSED}"\n'.encode())
         return _FAILED
     try:
         return _run(arguments, environ, started)
@@ -108,7 +108,14 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
     def ready(port: int) -> None:
         ms = (time.monotonic() - started) * 1000
         place = f"{address.host}:{port}"
-        logs.always("listening", addr=place, auth=bool(token), parent_watch=watched, ms=ms)
+        logs.always(
+            "listening",
+            addr=place,
+            auth=bool(token),
+            parent_watch=watched,
+            version=VERSION,
+            ms=ms,
+        )
 
     loop = asyncio.new_event_loop()
     try:

@@ -24,11 +24,16 @@ def device_memory(root: Path = Path("/")) -> int:
     """
     if sys.platform == "darwin":
         return machine_memory(root) * 2 // 3
-    card = _card() if any(map(_is_installed, _BUILDS)) else 0
+    card = _card() if has_graphics() else 0
     if card:
         return card - min(1 << 30, card // 4)
     memory = machine_memory(root)
     return memory - reserve(memory)
+
+
+def has_graphics() -> bool:
+    """Whether the installed build of MLX computes on a graphics processor."""
+    return sys.platform == "darwin" or any(map(_is_installed, _BUILDS))
 
 
 def _is_installed(package: str) -> bool:

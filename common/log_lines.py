@@ -1,5 +1,5 @@
-"""The log format of every process in this project: one line per event, `level=… event=… key=value
-…`.
+"""The log format of every process in this project: one line per event, `time=… level=… event=…
+key=value …`.
 
 The caller decides what a line contains: never a prompt, a message or a secret. This module only
 formats it, and escapes values so that none can start a new line.
@@ -14,7 +14,9 @@ import queue
 import re
 import select
 import threading
+import time
 import traceback
+from datetime import UTC, datetime
 
 LEVELS = {
     "error": logging.ERROR,
@@ -46,6 +48,12 @@ def rendered(value: object) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').translate(_CONTROLS) + '"'
 
 
+def stamp(seconds: float | None = None) -> str:
+    """The beginning of a line: a time in UTC with milliseconds, by default now."""
+    at = datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC)
+    return f"time={at:%Y-%m-%dT%H:%M:%S}.{at.microsecond // 1000:03}Z"
+
+
 def traceback_of(failure: BaseException) -> str:
     """An exception's traceback. Its message is shortened, because it may quote a request."""
     frames = "".join(traceback.format_tb(failure.__traceback__))
@@ -54,9 +62,14 @@ def traceback_of(failure: BaseException) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """Formats records with a `fields` attribute as events, and others as `event=log`."""
+    """Formats records with a `fields` attribute as events, and others as `event=log`.
+
+    A record with a `line` attribute is a line of another process in the same format.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
+        if line := getattr(record, "line", ""):
+            return str(line)
         fields = getattr(record, "fields", None)
         if fields is None:
             event, fields = "log", {"logger": record.name, "message": record.getMessage()}
@@ -66,7 +79,7 @@ class LineFormatter(logging.Formatter):
             fields = {**fields, "traceback": traceback_of(record.exc_info[1])}
         level = record.levelname.lower()
         words = " ".join(f"{key}={rendered(value)}" for key, value in fields.items())
-        return f"level={level} event={event} {words}".rstrip()
+        return f"{stamp(record.created)} level={level} event={event} {words}".rstrip()
 
 
 class LineWriter(logging.Handler):
@@ -104,7 +117,7 @@ class LineWriter(logging.Handler):
                 self.acquire()
                 dropped, self._dropped = self._dropped, 0
                 self.release()
-                text += f"\nlevel=warning event=log_dropped lines={dropped}"
+                text += f"\n{stamp()} level=warning event=log_dropped lines={dropped}"
             left = line = torn + f"{text}\n".encode(errors="replace")
             try:
                 while left:

@@ -10,8 +10,10 @@ import re
 import signal
 
 _CAUSE = re.compile(r'\bcause=(?:"((?:[^"\\]|\\.)*)"|(\S+))')
-_FINAL = "level=error event=exit "  # how the last line of our own processes begins
-_HARMLESS = re.compile(r"level=(info|warning|debug)\b")
+_TIME = r"(?:time=\S+ )?"
+# How the last line of our own processes begins.
+_FINAL = re.compile(rf"{_TIME}level=error event=exit ")
+_HARMLESS = re.compile(rf"{_TIME}level=(info|warning|debug)\b")
 _SHELL = 128  # a shell's exit code for a command that a signal ended: this plus the number
 _OPENBLAS = "MLX_BACKEND_OPENBLAS=0, which turns OpenBLAS off"
 _REPORT = "report it with the output of `make doctor` (`mlx-backend doctor`)"
@@ -50,7 +52,7 @@ def end_of(subject: str, code: int, line: str = "", *, out_of_memory: bool = Fal
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
-    if not line.startswith(_FINAL):  # otherwise the process itself has written the cause
+    if not _FINAL.match(line):  # otherwise the process itself has written the cause
         cause = MEANINGS.get(number, "")
         if out_of_memory and number == signal.SIGKILL:
             cause = _OUT_OF_MEMORY

@@ -64,15 +64,26 @@ def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tupl
     beginning, then user and assistant alternate.
 
     Later system messages become a user's. Consecutive messages of one role are joined, and a user's
-    text after results is joined to the last one. Calls get ids of nine letters and digits, which
-    older templates of Mistral's require, and arguments that are an object, which others require.
-    system: whether system messages are allowed at all.
+    text after results is joined to the last one. A call that was interrupted gets an empty result,
+    and a conversation that begins with the assistant an empty question. Calls get ids of nine
+    letters and digits, which older templates of Mistral's require, and arguments that are an
+    object, which others require. system: whether system messages are allowed at all.
     """
     strict: list[Message] = []
+    missing: list[Message] = []  # an empty result for each call without one
     for message in map(_with_strict_calls, messages):
         role = "system" if message.get("role") == "developer" else message.get("role")
-        if role == "system" and not (system and all(other["role"] == role for other in strict)):
+        begins = all(other["role"] == "system" for other in strict)
+        if role == "system" and not (system and begins):
             role = "user"
+        empty: Any = [] if isinstance(message.get("content"), list) else ""
+        if role in _RESULTS:
+            missing = _unanswered(missing, message)
+        else:
+            strict += missing
+            missing = [_result_of(call, empty) for call in message.get("tool_calls") or ()]
+        if role == "assistant" and begins:
+            strict.append({"role": "user", "content": empty})
         last = strict[-1] if strict else {"role": ""}
         answered = role == "user" and last["role"] in _RESULTS
         alone = role in _RESULTS or last.get("tool_calls")
@@ -82,6 +93,20 @@ def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tupl
         else:
             strict.append({**message, "role": role})
     return tuple(strict)
+
+
+def _unanswered(missing: Sequence[Message], result: Message) -> list[Message]:
+    """The missing results without the one that has come: without a known id, the first."""
+    ids = [each["tool_call_id"] for each in missing]
+    found = result.get("tool_call_id")
+    at = ids.index(found) if found in ids else 0
+    return [each for place, each in enumerate(missing) if place != at]
+
+
+def _result_of(call: Mapping[str, Any], content: Any) -> Message:
+    function = call.get("function")
+    name = function.get("name", "") if isinstance(function, Mapping) else call.get("name", "")
+    return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}
 
 
 def _with_strict_calls(message: Message) -> Message:

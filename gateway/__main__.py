@@ -12,6 +12,9 @@ import gc
 import os
 import sys
 
+# gRPC reads this when it is imported; its own log lines are about sockets.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 from common.machine_memory import return_large_blocks
 from gateway import logs
 from gateway.app import create_app

@@ -42,9 +42,9 @@ class AccessMiddleware:
         seen = Exchange(request_id, scope["method"], scope["path"], strict=self._strict)
         exchange.begin(seen)
         watched = self._watched(seen, send)
-        if scope["method"] == "HEAD":
-            # Probes use HEAD. Every layer below sees GET; the server leaves the body out.
-            scope = {**scope, "method": "GET"}
+        # Probes use HEAD; the server leaves the body out. Xcode adds a slash to /v1/models.
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        scope = {**scope, "method": method, "path": scope["path"].rstrip("/") or "/"}
         try:
             with self._traffic.request():
                 if self._traffic.draining and not is_open(scope["path"]):

@@ -79,7 +79,7 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
     for prefix, router in itertools.product(PREFIXES, ROUTERS):
         app.include_router(router, prefix=prefix, include_in_schema=prefix == "/v1")
     # The middleware added last is the outermost.
-    app.add_middleware(BodyMiddleware, settings=settings, paths=_posts())
+    app.add_middleware(BodyMiddleware, settings=settings, paths=_with_body())
     app.add_middleware(KeyMiddleware, keys=settings.api_keys)
     app.add_middleware(OriginMiddleware, settings=settings)
     app.add_middleware(
@@ -88,16 +88,18 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
     return app
 
 
-def _posts() -> frozenset[str]:
-    """The paths that take a JSON object."""
-    bare = {path for router in ROUTERS for path in _posts_of(router)}
-    prefixed = {prefix + path for prefix in PREFIXES for path in bare}
-    return frozenset(prefixed.union(_posts_of(ollama.router), _posts_of(lm_studio.router)))
+def _with_body() -> frozenset[tuple[str, str]]:
+    """The methods and paths that accept a JSON object."""
+    bare = {each for router in ROUTERS for each in _with_body_of(router)}
+    prefixed = {(method, prefix + path) for prefix in PREFIXES for method, path in bare}
+    return frozenset(prefixed.union(_with_body_of(ollama.router), _with_body_of(lm_studio.router)))
 
 
-def _posts_of(router: APIRouter) -> list[str]:
+def _with_body_of(router: APIRouter) -> list[tuple[str, str]]:
     return [
-        route.path
+        (method, route.path)
         for route in router.routes
-        if isinstance(route, APIRoute) and "POST" in (route.methods or ())
+        if isinstance(route, APIRoute)
+        for method in route.methods or ()
+        if method == "POST" or route.body_field is not None
     ]

@@ -12,6 +12,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 LONGEST_HEAD = 64 << 10  # bytes; nginx takes 32 KiB
 HEAD_SECONDS = 30.0
 MOST_WAITING = 1000  # requests that a client sends before the first is answered
+_INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"
+_PROBE_SECONDS, _MOST_PROBE_SECONDS = 0.05, 5.0
 _TOO_LONG = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 # The offer of another protocol, as Java's client makes with every POST. The parser would skip the
 # body then, although a server may ignore the offer.
@@ -52,6 +54,31 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._answered is not None:  # uvicorn tells only the latest request
             self._answered.disconnected = True
             self._answered.message_event.set()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep the connection open while an answer is due.
+
+        A client may close only its sending side. One that has left looks the same until something
+        is sent to it, so it is sent interim responses, which every client of HTTP/1.1 skips.
+        """
+        last, answered = self.cycle, self._answered
+        if last is None or last.more_body or last.response_complete or self._began(answered):
+            return False
+        if self.scope["http_version"] != "1.1":
+            return False
+        last.keep_alive = False
+        self._probe(_PROBE_SECONDS)
+        return True
+
+    def _probe(self, pause: float) -> None:
+        if not self.transport.is_closing() and not self._began(self._answered):
+            self.transport.write(_INTERIM)
+            self.loop.call_later(pause, self._probe, min(2 * pause, _MOST_PROBE_SECONDS))
+
+    @staticmethod
+    def _began(cycle: RequestResponseCycle | None) -> bool:
+        """Whether the response has begun."""
+        return cycle is None or cycle.response_started
 
     def on_message_begin(self) -> None:
         self._begin_head()

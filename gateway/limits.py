@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import math
+import re
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -40,6 +41,10 @@ _NO_MARKS = bytes(set(range(256)) - set(b'"[{'))
 # The latter two are curl's default, and aiohttp's, as LiteLLM calls Ollama.
 _UNNAMED = ("", "application/x-www-form-urlencoded", "application/octet-stream")
 _KINDS = {list: "a list", str: "a text", NoneType: "null"}
+_HALF = rb"\\u[dD][%b][0-9a-fA-F]{2}"
+_HIGH, _LOW = _HALF % b"89abAB", _HALF % b"c-fC-F"
+# Half of a surrogate pair; before it, backslashes of which each escapes another.
+_HALVES = re.compile(rb"((?<!\\)(?:\\\\)*)(?:(%b%b)|%b|%b)" % (_HIGH, _LOW, _HIGH, _LOW))
 T = TypeVar("T")
 PARSED = "gateway.json"  # the key in a scope that has the parsed body
 
@@ -47,10 +52,12 @@ PARSED = "gateway.json"  # the key in a scope that has the parsed body
 class BodyMiddleware:
     """Reads the body, or refuses it; then runs the request until its client leaves."""
 
-    def __init__(self, app: ASGIApp, settings: GatewaySettings, paths: frozenset[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: GatewaySettings, paths: frozenset[tuple[str, str]]
+    ) -> None:
         self._app = app
         self._settings = settings
-        self._paths = paths  # the paths that take a JSON object; the router refuses others
+        self._paths = paths  # (method, path) of a JSON object; the router refuses others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,7 +66,7 @@ class BodyMiddleware:
         try:
             _require_plain(Headers(scope=scope))
             body = await read_body(Headers(scope=scope), receive, self._settings.max_body_bytes)
-            if scope["method"] == "POST" and scope["path"] in self._paths:
+            if (scope["method"], scope["path"]) in self._paths:
                 parsed = await parse(Headers(scope=scope), body)
                 exchange.current().model = str(parsed.get("model") or "")[:200]
                 scope[PARSED] = parsed
@@ -166,7 +173,13 @@ def _parsed(body: bytes | bytearray) -> dict[str, Any]:
     if _objects(body) > MOST_OBJECTS:
         raise ApiError(400, f"the body has more than {MOST_OBJECTS} lists and objects: send less")
     try:
-        parsed = from_json(body, allow_inf_nan=False)
+        try:
+            parsed = from_json(body, allow_inf_nan=False)
+        except ValueError:
+            if exchange.current().strict:
+                raise
+            # An agent cuts a tool's output in the middle of an emoji, and then sends it for ever.
+            parsed = from_json(_HALVES.sub(_whole, body), allow_inf_nan=False)
     except ValueError as error:
         if str(error).startswith("recursion limit"):
             message = f"the body nests deeper than {DEEPEST} levels: flatten it"
@@ -177,6 +190,11 @@ def _parsed(body: bytes | bytearray) -> dict[str, Any]:
         raise ApiError(400, f"the body is {kind}: send a JSON object")
     _require_finite(parsed)
     return parsed
+
+
+def _whole(found: re.Match[bytes]) -> bytes:
+    """U+FFFD for half of a surrogate pair; a complete pair stays."""
+    return found[0] if found[2] else found[1] + rb"\ufffd"
 
 
 def _objects(body: bytes | bytearray) -> int:

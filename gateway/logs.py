@@ -1,4 +1,6 @@
-"""The gateway's own lines on stderr: `level=… event=… key=value …`, as its backends write them.
+"""The log of the gateway and its backends on stderr: `time=… level=… event=… key=value …`.
+
+A backend's line is passed on with `backend=` in it, at the level that the backend gave it.
 
 They never contain a body, a prompt, an answer or a key: only what was requested, and how it ended.
 """
@@ -6,11 +8,13 @@ They never contain a body, a prompt, an answer or a key: only what was requested
 from __future__ import annotations
 
 import logging
+import re
 import warnings
 
-from common.log_lines import LEVELS, EventLog, LineWriter
+from common.log_lines import LEVELS, EventLog, LineWriter, rendered
 
 _STDERR = 2
+_OF_BACKEND = re.compile(r"(time=\S+ level=(\w+)) (event=[ -~].*)")
 _events = EventLog("gateway")
 error, warning, info = _events.error, _events.warning, _events.info
 debug, event = _events.debug, _events.event
@@ -27,3 +31,13 @@ def configure(level_name: str) -> None:
     warnings.simplefilter("default" if level == logging.DEBUG else "ignore")
     if level_name.strip() and level_name.strip().lower() not in LEVELS:
         warning("log_level", value=level_name, allowed=",".join(LEVELS))
+
+
+def pass_on(backend: str, line: str) -> None:
+    """Log a line of a backend. One in another format becomes the text of an event."""
+    found = _OF_BACKEND.fullmatch(line) if line.isprintable() else None
+    if found is None or found[2] not in LEVELS:
+        info("output", backend=backend, text=line)
+        return
+    whole = f"{found[1]} backend={rendered(backend)} {found[3]}"
+    _events.logger.log(LEVELS[found[2]], "", extra={"line": whole})

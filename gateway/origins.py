@@ -50,6 +50,8 @@ class OriginMiddleware:
             await self._app(scope, receive, _with_cors(send, origin or "") if listed else send)
 
     def _refusal(self, headers: Headers, origin: str | None) -> ApiError | None:
+        if len(headers.getlist("host")) > 1:  # RFC 9112, 3.2
+            return ApiError(400, "the request has more than one Host header: send one")
         host = headers.get("host", "")
         name = host_name(host)
         if self._hosts is not None and name not in self._hosts and not is_loopback(name):

@@ -8,9 +8,11 @@ time are limited. All failures have one message, so that a client learns nothing
 from __future__ import annotations
 
 import asyncio
+import functools
 import ipaddress
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import SplitResult, urljoin, urlsplit
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Fetched = Literal["image", "video"]
 MOST_REDIRECTS = 3
+# A slow name server must not fill the loop's own threads, which read files.
+_NAMES = ThreadPoolExecutor(8, "names")
 SECONDS = 15.0  # seconds for everything together
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # Public according to Python's tables, but each address leads to an IPv4 address inside it.
@@ -104,8 +108,8 @@ class Fetcher:
         return parts.hostname, port
 
     async def _resolve(self, host: str, port: int, what: Fetched) -> Address:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        look_up = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(_NAMES, look_up)
         addresses = [ipaddress.ip_address(str(entry[4][0])) for entry in found]
         # One private address among public ones is an attack, or an unreliable configuration.
         if not addresses or not all(self.may_connect(address) for address in addresses):

@@ -60,22 +60,26 @@ class ChatPrompt:
 
 
 Prompt = RawPrompt | TokenPrompt | InfillPrompt | ChatPrompt
+Position = int | tuple[int, ...]
+"""Of an item: the index of its message in Messages, or a tuple of that index, the number of
+characters of the message's text before the item, and a number that orders items between the same
+two characters. Missing numbers are 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attachments:
     """The images, sounds and videos of a request, still encoded.
 
-    image_messages, audio_messages, video_messages: the message of each item, as an index into
-    Messages; None if the request does not say.
+    image_messages, audio_messages, video_messages: the position of each item; None if the request
+    does not say.
     """
 
     images: tuple[str, ...] = ()
     audios: tuple[str, ...] = ()
     videos: tuple[str, ...] = ()
-    image_messages: tuple[int, ...] | None = None
-    audio_messages: tuple[int, ...] | None = None
-    video_messages: tuple[int, ...] | None = None
+    image_messages: tuple[Position, ...] | None = None
+    audio_messages: tuple[Position, ...] | None = None
+    video_messages: tuple[Position, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +134,8 @@ class Extras:
     prompt's tokens. prompt_only: prefill the prompt and generate nothing. count_only: only count
     the prompt's tokens.
     continue_final_message: the answer continues the last message. presence_window,
-    frequency_window: as in `Sampling`. image_messages, audio_messages, video_messages: the message
-    to which each item belongs.
+    frequency_window: as in `Sampling`. image_messages, audio_messages, video_messages: as in
+    `Attachments`.
     """
 
     min_tokens: int = 0
@@ -152,9 +156,9 @@ class Extras:
     prompt_only: bool = False
     count_only: bool = False
     continue_final_message: bool = False
-    image_messages: tuple[int, ...] | None = None
-    audio_messages: tuple[int, ...] | None = None
-    video_messages: tuple[int, ...] | None = None
+    image_messages: tuple[Position, ...] | None = None
+    audio_messages: tuple[Position, ...] | None = None
+    video_messages: tuple[Position, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

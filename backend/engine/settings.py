@@ -242,6 +242,12 @@ class Settings:
         " features, half for the processor's output; 0 turns this cache off.",
     )
     revision: str = text("", "Branch, tag or commit of a hub repository; empty means main.")
+    context: str = text(
+        "",
+        "`max` gives the model's own maximum as context, whatever context_size is: LocalAI sends"
+        " 4096 for a model file without one. max_model_len still limits it.",
+        ("", "max"),
+    )
     type: str = text(
         "",
         "Kind of model; empty means detected from the checkpoint, text serves only the text part of"

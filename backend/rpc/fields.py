@@ -108,7 +108,8 @@ PREDICT_OPTIONS = Fields(
         " chat template; keys that begin with `mlx.` are listed below; other keys are client"
         " labels and have no effect",
         "Images": "shown to a model that takes images, before the text of the last user message or"
-        " where `mlx.image_messages` says (docs/vision.md); refused for other models",
+        " at the positions that `mlx.image_messages`, or `<__media__>` in Messages, gives"
+        " (docs/vision.md); refused for other models",
         "Videos": "the same for videos and `mlx.video_messages`; shown as a sequence of images if"
         " the model takes only images",
         "Audios": "the same for sounds and `mlx.audio_messages`",

@@ -49,7 +49,9 @@ def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
         model=_reference("Model", options.Model),
         model_file=_reference("ModelFile", options.ModelFile),
         model_path=_reference("ModelPath", options.ModelPath),
-        context_size=_context_size(options.ContextSize, options.MaxModelLen),
+        context_size=_context_size(
+            0 if settings.get("context") == "max" else options.ContextSize, options.MaxModelLen
+        ),
         dtype=options.DType,
         trust_remote_code=trusted,
         cache_type_key=options.CacheTypeKey,

@@ -1,4 +1,4 @@
-"""The process's log on stderr: one line per event, `level=… event=… key=value …`.
+"""The process's log on stderr: one line per event, `time=… level=… event=… key=value …`.
 
 LocalAI shows the last line on stderr to users as the cause of a crash. So nothing else may write
 there: library loggers, warnings, stray prints and uncaught exceptions all pass through here. The

@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 from backend.engine.heartbeat import BYTES, TICK_SECONDS, Heartbeat, Standstill
+from common.log_lines import stamp
 
 GRACE = 5  # extra ticks that the backend gets to end by itself
 _DOUBTFUL = 2  # missed ticks after which to check whether a signal has stopped the process
@@ -39,7 +40,7 @@ def main(file: int, process: int) -> None:
                 cause += f"; the process has not answered for {silent} s"
                 os.kill(process, signal.SIGKILL)
                 if select.select([], [2], [], 0)[1]:  # otherwise the pipe is full
-                    os.write(2, f'level=error event=exit cause="{cause}"\n'.encode())
+                    os.write(2, f'{stamp()} level=error event=exit cause="{cause}"\n'.encode())
             return
 
 

@@ -31,7 +31,7 @@ def piece(event: ChatEvent, usage: Usage, logprobs: bytes = b"") -> pb.Reply:
         case Content(text):
             _add_content(reply, text)
         case Reasoning(text):
-            reply.chat_deltas.add(reasoning_content=_safe(text))
+            reply.chat_deltas.add(reasoning_content=text)
         case ToolCallStart(index, identity, name):
             reply.chat_deltas.add().tool_calls.add(index=index, id=identity, name=name)
         case ToolCallArguments(index, text):
@@ -68,7 +68,7 @@ def unary(message: ChatMessage, usage: Usage, logprobs: bytes = b"") -> pb.Reply
     reply = last(usage, logprobs)
     _add_content(reply, message.content)
     delta = reply.chat_deltas[0]
-    delta.reasoning_content = _safe(message.reasoning_content)
+    delta.reasoning_content = message.reasoning_content
     for call in filter(_is_whole, message.tool_calls):
         delta.tool_calls.add(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
     return reply
@@ -83,11 +83,6 @@ def _is_whole(call: ToolCall) -> bool:
 
 
 def _add_content(reply: pb.Reply, text: str) -> None:
-    text = _safe(text)
-    reply.message = text.encode()
+    # LocalAI stops reading a stream at the first U+FFFD in `message`, but not in a delta.
+    reply.message = text.replace(_REPLACEMENT, "?").encode()
     reply.chat_deltas.add(content=text)
-
-
-def _safe(text: str) -> str:
-    """Replace U+FFFD, because LocalAI stops reading a stream at the first one in `message`."""
-    return text.replace(_REPLACEMENT, "?")

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Any
 
 from backend.engine.errors import InvalidRequest
-from backend.engine.request import Extras, InfillPrompt
+from backend.engine.request import Extras, InfillPrompt, Position
 from backend.engine.setting_rule import Rule
 from backend.engine.settings import RULES
 from backend.rpc.json_field import json_object
@@ -127,19 +127,36 @@ def _flag(name: str, value: Any) -> bool:
     raise InvalidRequest(f"Metadata {name} must be true or false", f"Metadata {name}")
 
 
-def _integers(what: str) -> Callable[[str], tuple[int, ...]]:
-    def read(text: str) -> tuple[int, ...]:
+def _listed(what: str, entry: Callable[[Any], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """A reader of a JSON list. `entry` converts each entry; it raises ValueError for a wrong one.
+
+    what: the description of the list in errors.
+    """
+
+    def read(text: str) -> tuple[Any, ...]:
         if len(text) > _LONGEST_LIST:
             raise ValueError(f"at most {_LONGEST_LIST} characters, not {len(text)}")
         try:
             values = json.loads(text)
+            if isinstance(values, list):
+                return tuple(map(entry, values))
         except (ValueError, RecursionError):
-            values = None
-        if isinstance(values, list) and all(type(value) is int for value in values):
-            return tuple(values)
+            pass
         raise ValueError(what)
 
     return read
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError
+    return value
+
+
+def _position(value: Any) -> Position:
+    if isinstance(value, list) and 1 <= len(value) <= 3:
+        return tuple(map(_integer, value))
+    return _integer(value)
 
 
 def _infill(text: str) -> InfillPrompt:
@@ -157,7 +174,11 @@ def _infill(text: str) -> InfillPrompt:
 
 _WINDOW = Rule(int, 0, "", 0, 1 << 20)
 _FLAG = Rule(bool, False, "")
-_MESSAGES = _integers("a JSON list with the index of a message for each item")
+_POSITIONS = _listed(
+    "a JSON list with, for each item, the index of a message, or a list of that index, the number"
+    " of characters before the item, and its number among the items there",
+    _position,
+)
 
 KEYS: Mapping[str, Key] = {
     "min_tokens": Key(RULES["min_tokens"].read, "minimum length of the answer in tokens"),
@@ -204,11 +225,11 @@ KEYS: Mapping[str, Key] = {
         " the request is accepted",
     ),
     "stop_token_ids": Key(
-        _integers("a JSON list of token ids"),
+        _listed("a JSON list of token ids", _integer),
         "JSON list of token ids: any of them ends the answer, and its text is left out",
     ),
     "prompt_token_ids": Key(
-        _integers("a JSON list of token ids"),
+        _listed("a JSON list of token ids", _integer),
         "JSON list of token ids: the raw prompt, instead of Prompt; no BOS is added",
     ),
     "infill": Key(
@@ -237,9 +258,11 @@ KEYS: Mapping[str, Key] = {
         "`true`: the last of Messages is the beginning of the answer, and the model continues it",
     ),
     "image_messages": Key(
-        _MESSAGES,
-        "JSON list: for each of Images the index of its message in Messages, from 0",
+        _POSITIONS,
+        "JSON list: for each of Images the index of its message in Messages, from 0; or a list of"
+        " that index, the number of characters of its content before the image (default 0), and a"
+        " number that orders items between the same two characters (default 0)",
     ),
-    "audio_messages": Key(_MESSAGES, "the same for Audios"),
-    "video_messages": Key(_MESSAGES, "the same for Videos"),
+    "audio_messages": Key(_POSITIONS, "the same for Audios"),
+    "video_messages": Key(_POSITIONS, "the same for Videos"),
 }

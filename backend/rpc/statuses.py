@@ -52,7 +52,8 @@ _CODES: dict[type[Exception], StatusCode] = {
     errors.ModelRejected: StatusCode.INVALID_ARGUMENT,
     errors.NotLoaded: StatusCode.FAILED_PRECONDITION,
     errors.Overloaded: StatusCode.RESOURCE_EXHAUSTED,
-    errors.TooLong: StatusCode.RESOURCE_EXHAUSTED,
+    # LocalAI explains RESOURCE_EXHAUSTED of Embedding as an answer that is too large.
+    errors.TooLong: StatusCode.INVALID_ARGUMENT,
     errors.WrongKind: StatusCode.UNIMPLEMENTED,
     errors.ModelNotFound: StatusCode.NOT_FOUND,
     errors.ShuttingDown: StatusCode.UNAVAILABLE,

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from common.abilities import abilities, text_only
 from common.context_size import context_in
 from common.hub_cache import NoHome, hub_cache
-from gateway.models.config import DEFAULTS, ModelConfig, Parameters
+from gateway.models.config import DEFAULTS, OWN_BACKENDS, ModelConfig, Parameters
 
 _LARGEST = 1 << 20
 _LARGEST_INDEX = 64 << 20
@@ -66,12 +66,23 @@ class Checkpoints:
 
     def context_size(self, config: ModelConfig) -> int | None:
         """Tokens of prompt and answer: the smallest limit of file and checkpoint, if known."""
-        limits = (config.context_size, config.max_model_len, context_in(self._folder(config)))
+        given = 0 if config.option("context") == "max" else config.context_size
+        limits = (given, config.max_model_len, context_in(self._folder(config)))
         return min(filter(None, limits), default=None)
 
     def is_text_only(self, config: ModelConfig) -> bool:
         """Whether a model is known to accept only text; never known for one at an address."""
         return not config.address and text_only(self._folder(config), config.option("type") or "")
+
+    def is_missing(self, config: ModelConfig) -> bool:
+        """Whether a model is certainly neither here nor on the hub."""
+        name = config.parameters.model
+        if config.address or config.backend not in OWN_BACKENDS or name[:5].lower() == "file:":
+            return False
+        local = name.startswith(("/", "~/")) or "/" not in name
+        with suppress(OSError, RuntimeError):  # a folder that may not be read; no home folder
+            return local and not (self._models_dir / Path(name).expanduser()).exists()
+        return False
 
     def _folder(self, config: ModelConfig) -> Path:
         """The folder of a checkpoint, perhaps not downloaded yet; a file stands for its folder."""

@@ -36,7 +36,7 @@ NEUTRAL = _by_key(
         " prompt_cache_ro",
         "belongs to mirostat, which is refused": "mirostat_eta mirostat_tau",
         "the gateway notices the end of a backend, and gives it a minute to start": "grpc",
-        "belongs to another part of LocalAI": "feature_flags pipeline mcp agent",
+        "belongs to another part of LocalAI": "feature_flags pipeline mcp agent pii_detection",
         "for models that generate images, sound or video": "cuda diffusers step tts cfg_scale"
         " parameters.language parameters.translate parameters.clip_skip",
         "contexts are never shifted": "parameters.n_keep",

@@ -95,6 +95,16 @@ def _serves_several(folder: Path) -> bool:
     return any(_files(folder)) or any(_checkpoints(folder))
 
 
+def place_of(folder: Path, name: str) -> Path | None:
+    """The file of a model in a models folder, or its checkpoint there; None if it has neither."""
+    for file in _files(folder):
+        with contextlib.suppress(ValueError):
+            given = _load(file)
+            if isinstance(given, dict) and given.get("name", file.stem) == name:
+                return file
+    return next((place for place in _checkpoints(folder) if place.name == name), None)
+
+
 def stamp_of(folder: Path) -> frozenset[tuple[str, int, int]]:
     """Changes whenever a model is added, removed or edited. Raises OSError."""
     stamp = set()

@@ -60,7 +60,7 @@ class GenerationFields(Request):
     format: Literal["json", ""] | Json | None = about("`json`, or a JSON schema.")
     options: Options | None = None
     think: bool | ReasoningEffort | None = None
-    keep_alive: str | float | None = about("0 with an empty prompt unloads the model.")
+    keep_alive: str | float | None = about("0 unloads the model after the answer.")
     logprobs: bool | None = None
     top_logprobs: int | None = about("Alternatives per token, if logprobs is true.", ge=0)
 
@@ -121,10 +121,11 @@ def chat_request(body: ChatRequest | GenerateRequest) -> Translation | None:
 
 
 def _message(turn: Turn) -> Json:
-    parts: list[Json] = [{"type": "text", "text": turn.content}] if turn.content else []
+    parts: list[Json] = []
     for image in turn.images or ():
         kind = "video_url" if type_of(image).startswith("video") else "image_url"
         parts.append({"type": kind, kind: {"url": image}})
+    parts += [{"type": "text", "text": turn.content}] if turn.content else []
     return {
         "role": turn.role,
         "content": parts if turn.images else turn.content,

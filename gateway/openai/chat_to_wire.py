@@ -14,7 +14,6 @@ from gateway.errors import bad_field
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_answer import wants_logprobs
 from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.field_names import names_of
 from gateway.openai.format_to_wire import constraint_of, write_constraint
 from gateway.openai.messages_to_wire import prompt_of, wire_messages
 from gateway.openai.sampling_to_wire import (
@@ -26,6 +25,7 @@ from gateway.openai.sampling_to_wire import (
 )
 from gateway.openai.template_arguments import write_template_arguments
 from gateway.openai.tools_to_wire import is_single_call, offer_of, write_tools
+from gateway.openai.unseen_media import has_media, without_media
 from wire import backend_pb2 as pb
 
 
@@ -49,11 +49,9 @@ async def options_of(
         first.Metadata["mlx.prompt_only"] = "true"
     _write_logprobs(first, request)
     _write_form(first, request)
+    if has_media(request.messages) and gateway.supervisor.checkpoints.is_text_only(config):
+        request.messages = without_media(request.messages, config.name)
     await _write_prompt(first, request, gateway)
-    media = [field for field in ("Images", "Videos", "Audios") if getattr(first, field)]
-    if media and gateway.supervisor.checkpoints.is_text_only(config):
-        place = names_of(request)[media[0]]
-        raise bad_field(place, f"{place} is not text, and the model {config.name} takes only text")
     write_template_arguments(first, request, config)
     require_few(first, request.n or 1)
     wanted = [first, *(copy.deepcopy(first) for _ in range(1, request.n or 1))]
@@ -110,7 +108,7 @@ async def _write_prompt(
     for kind, items in found.media.items():
         getattr(options, f"{kind.title()}s").extend(content for _, content in items)
         if items:
-            options.Metadata[f"mlx.{kind}_messages"] = json.dumps([index for index, _ in items])
+            options.Metadata[f"mlx.{kind}_messages"] = json.dumps([place for place, _ in items])
 
 
 def _require_one_beginning(request: ChatCompletionRequest) -> None:

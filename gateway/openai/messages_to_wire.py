@@ -1,9 +1,9 @@
 """Chat messages → the protocol's Messages, Images, Videos and Audios.
 
 In the protocol a message has only text, and all media of the conversation are in one list per kind.
-So text parts are concatenated, and the message index of each item is sent along: if images keep
-their positions, the next turn of the conversation can start from the prompt cache. Legacy function
-calls become tool calls, because chat templates know only those.
+So text parts are concatenated, and the position of each item is sent along: the model sees the
+parts in their order, and the next turn of the conversation can start from the prompt cache. Legacy
+function calls become tool calls, because chat templates know only those.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ class WireMessages:
     """A conversation for the backend.
 
     messages: the list inside the request's protobuf message; filling it directly saves a copy of
-    long texts. media: for each kind the data URIs, each with the index of its message. results:
+    long texts. media: for each kind the data URIs, each with its position, as the backend's
+    `mlx.image_messages` has it. kinds: of the media in the message that is being written. results:
     the media of other roles' messages, which are attached to the next user message.
     """
 
     messages: MutableSequence[pb.Message]
-    media: dict[Kind, list[tuple[int, str]]] = field(
+    media: dict[Kind, list[tuple[int | tuple[int, ...], str]]] = field(
         default_factory=lambda: {"image": [], "video": [], "audio": []}
     )
+    kinds: list[Kind] = field(default_factory=list)
     results: list[tuple[Kind, str]] = field(default_factory=list)
     fetched: int = 0  # bytes of fetched images and videos
     pdf_seconds: float = SECONDS  # that are left for reading PDFs
@@ -64,8 +66,16 @@ class WireMessages:
     def give_to_user(self) -> None:
         """Attach the media of other messages to the user message that comes next."""
         for kind, content in self.results:
-            self.media[kind].append((len(self.messages), content))
+            self.show(kind, content, 0)
         self.results.clear()
+
+    def show(self, kind: Kind, content: str, offset: int) -> None:
+        """Add an item to the message that is being written, after `offset` characters of text."""
+        index = len(self.messages)
+        leads = not offset and {*self.kinds} <= {kind}
+        place = index if leads else (index, offset, len(self.kinds))
+        self.media[kind].append((place, content))
+        self.kinds.append(kind)
 
     def count_fetched(self, url: str, content: str, settings: GatewaySettings) -> None:
         """Add to the size of fetched media. Raises ApiError if they are too large together."""
@@ -89,6 +99,7 @@ async def wire_messages(
     for index, turn in enumerate(turns):
         await found.pause()
         message = _fitting(turn.message, turn.place)
+        found.kinds.clear()
         if message.role == "user":
             found.give_to_user()
         calls = _calls(message, index)
@@ -141,15 +152,24 @@ async def _content(turn: Turn, found: WireMessages, settings: GatewaySettings) -
     message = turn.message
     if not isinstance(message.content, list):
         return turn.before + (message.content or message.refusal or "")
-    texts = [await _part(message, part, path, found, settings) for path, part in turn.parts]
+    texts: list[str] = []
+    length = 0  # of the texts of a user, which have nothing between them
+    for path, part in turn.parts:
+        texts.append(await _part(message, part, path, length, found, settings))
+        length += len(texts[-1])
     between = "" if message.role in ("user", "assistant") else "\n"
     return turn.before + between.join(filter(None, texts))
 
 
 async def _part(
-    message: ChatMessage, part: Part, place: str, found: WireMessages, settings: GatewaySettings
+    message: ChatMessage,
+    part: Part,
+    place: str,
+    offset: int,
+    found: WireMessages,
+    settings: GatewaySettings,
 ) -> str:
-    """The text of one part; its media are collected."""
+    """The text of one part; its media are collected. offset: characters of text before it."""
     await found.pause()
     if isinstance(part, PdfPart):
         text, found.pdf_seconds = await part.read(found.pdf_seconds)
@@ -172,7 +192,7 @@ async def _part(
     try:
         kind, content = await _medium(part, found, settings)
         if message.role == "user":
-            found.media[kind].append((len(found.messages), content))
+            found.show(kind, content, offset)
         else:
             found.results.append((kind, content))
     except ApiError as error:

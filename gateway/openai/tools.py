@@ -26,15 +26,20 @@ class FunctionDefinition(Strict):
 def _nested(flat: dict[str, Any]) -> Any:
     """A tool, or a choice of one, with its name at the top, as in Anthropic's API and Responses.
 
-    Gemini's form of several functions in one tool becomes several tools.
+    The name may also stand beside `function`, which has the rest. Gemini's form of several
+    functions in one tool becomes several tools.
     """
     for name in ("functionDeclarations", "function_declarations"):
         if isinstance(flat.get(name), list):
             return tuple({"type": "function", "function": each} for each in flat[name])
     kind = "custom" if flat.get("type") == "custom" else "function"
-    if kind in flat or "name" not in flat:
+    if "name" not in flat:
         return None
-    return {"type": kind, kind: {name: value for name, value in flat.items() if name != "type"}}
+    inner = flat.get(kind, {})
+    if not isinstance(inner, dict):
+        return None
+    outer = {name: value for name, value in flat.items() if name not in ("type", kind)}
+    return {"type": kind, kind: outer | inner}
 
 
 class Tool(Strict):

@@ -1,10 +1,10 @@
-"""Ollama's API under `/api`: chat, generate, embed, embeddings, tags, ps, show, version."""
+"""Ollama's API under `/api`: answers, vectors, and the models."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,8 +12,10 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
+from common.device_memory import has_graphics
 from gateway import sse
 from gateway.context import Gateway, GatewayDep
+from gateway.errors import ApiError
 from gateway.generation import Event
 from gateway.limits import JsonRoute, apart
 from gateway.models.config import ModelConfig
@@ -28,6 +30,7 @@ from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors
 from gateway.supervisor.status import State
 
 VERSION = "0.12.11"  # whose API this follows
+_NEVER = datetime(2300, 1, 1, tzinfo=UTC).timestamp()  # which Ollama's command shows as Forever
 router = APIRouter(tags=["ollama"], route_class=JsonRoute)
 FORMS["api"] = ERRORS
 
@@ -43,6 +46,11 @@ class ShowRequest(Request):
 
     model: ModelName | None = None
     name: ModelName | None = None
+
+
+class CopyRequest(Request):
+    source: ModelName
+    destination: ModelName
 
 
 class EmbeddingsRequest(Request):
@@ -93,12 +101,17 @@ async def tags(gateway: GatewayDep) -> dict[str, Any]:
 
 @router.get("/api/ps")
 async def running(gateway: GatewayDep) -> dict[str, Any]:
-    """The loaded models, and the memory that each takes."""
+    """The loaded models, the memory that each takes, and when it is unloaded if nobody uses it."""
     configs = {model.name: model for model in gateway.supervisor.models}
     return {
         "models": [
             _tag(gateway, configs[now.name])
-            | {"size": now.memory_bytes, "size_vram": now.memory_bytes}
+            | {
+                "size": now.memory_bytes,
+                "size_vram": now.memory_bytes if has_graphics() else 0,
+                "expires_at": _time(_NEVER if now.leaves_at is None else now.leaves_at),
+                "context_length": gateway.supervisor.checkpoints.context_size(configs[now.name]),
+            }
             for now in gateway.supervisor.status()
             if now.state is State.READY and now.name in configs
         ]
@@ -129,6 +142,20 @@ async def pull(body: ShowRequest, gateway: GatewayDep) -> Response:
     return Response('{"status":"success"}\n', media_type="application/x-ndjson")
 
 
+@router.post("/api/copy")
+async def copy(body: CopyRequest, gateway: GatewayDep) -> Response:
+    """Give a model another name as well. Its file is copied, but not its weights."""
+    gateway.supervisor.copy(body.source, body.destination)
+    return Response()
+
+
+@router.delete("/api/delete")
+async def delete(body: ShowRequest, gateway: GatewayDep) -> Response:
+    """Serve a model no longer. Its file, or its folder if it has none, is hidden, not erased."""
+    await gateway.supervisor.remove(gateway.supervisor.resolve(body.model or body.name).name)
+    return Response()
+
+
 @router.get("/api/version")
 async def version() -> dict[str, str]:
     """The version of Ollama whose API this follows."""
@@ -139,7 +166,7 @@ def _tag(gateway: Gateway, model: ModelConfig) -> Json:
     return {
         "name": model.name,
         "model": model.name,
-        "modified_at": f"{datetime.fromtimestamp(gateway.started, UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "modified_at": _time(gateway.started),
         "size": gateway.supervisor.checkpoints.weight_bytes(model),
         "digest": hashlib.sha256(model.model_dump_json().encode()).hexdigest(),
         "details": {
@@ -150,6 +177,10 @@ def _tag(gateway: Gateway, model: ModelConfig) -> Json:
     }
 
 
+def _time(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
 async def _answered(
     body: ChatRequest | GenerateRequest,
     gateway: Gateway,
@@ -157,8 +188,9 @@ async def _answered(
 ) -> Response:
     streams = body.stream is not False
     reply = Answer(body.model, part, streams=streams)
+    leaves = body.keep_alive in (0, "0", "0s", "0m")
     if (translation := await apart(chat_request, body)) is None:
-        if body.keep_alive in (0, "0", "0s", "0m"):
+        if leaves:
             await gateway.supervisor.unload(body.model)
             return JSONResponse(reply.empty("unload"))
         await gateway.supervisor.load(body.model)
@@ -167,6 +199,8 @@ async def _answered(
         events = _raw(body, gateway)
     else:
         events = answer(await question_of(translation, gateway), gateway)
+    if leaves:
+        events = _then_unload(events, body.model, gateway)
     if streams:
         return sse.EventStream(
             events,
@@ -179,6 +213,17 @@ async def _answered(
     async with aclosing(events):
         *_, last = [line async for event in events for line in reply.take(event)]
     return JSONResponse(last)
+
+
+async def _then_unload(
+    events: AsyncGenerator[Event, None], model: str, gateway: Gateway
+) -> AsyncGenerator[Event, None]:
+    """The events; after them the model is unloaded, unless other requests use it."""
+    async with aclosing(events):
+        async for event in events:
+            yield event
+    with suppress(ApiError):
+        await gateway.supervisor.unload(model)
 
 
 async def _raw(body: GenerateRequest, gateway: Gateway) -> AsyncGenerator[Event, None]:

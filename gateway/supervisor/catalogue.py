@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+from gateway.errors import SERVER, ApiError, bad_field
 from gateway.models.config import ModelConfig, Parameters
-from gateway.models.reading import PLAIN_NAME, ModelFolder, read_folder, stamp_of
+from gateway.models.reading import PLAIN_NAME, ModelFolder, place_of, read_folder, stamp_of
 from gateway.supervisor import failures
 
 HUB_ID = re.compile(rf"{PLAIN_NAME.pattern}/{PLAIN_NAME.pattern}", re.ASCII)
@@ -59,6 +62,31 @@ class Catalogue:
         known = [other for model in folder.models for other in (model.name, *model.aliases)]
         raise failures.not_found(name, known)
 
+    def copy(self, source: str, name: str) -> None:
+        """Write a file by which a model also has another name. Raises ApiError."""
+        model = self.resolve(source)
+        given = model.model_dump(mode="json", exclude_unset=True, exclude={"aliases", "preload"})
+        if self._models_dir is None:
+            raise failures.not_in_folder(source)
+        if not PLAIN_NAME.fullmatch(name):
+            sentence = f"destination is {name[:64]!r}: use letters, digits, '.', '_' and '-'"
+            raise bad_field("destination", sentence)
+        if _named(name, self.models) or place_of(self._models_dir, name):
+            raise bad_field("destination", f"destination is {name!r}, the name of another model")
+        with _changing(), (self._models_dir / f"{name}.yaml").open("x", encoding="utf-8") as file:
+            json.dump(given | {"name": name}, file, indent=1)
+        self.reload()
+
+    def remove(self, name: str) -> None:
+        """Serve a model no longer: its file or folder becomes a hidden one. Raises ApiError."""
+        name = self.resolve(name).name
+        place = self._models_dir and place_of(self._models_dir, name)
+        if not place:
+            raise failures.not_in_folder(name)
+        with _changing():
+            place.rename(place.with_name(f".{place.name}"))
+        self.reload()
+
     def reload(self, *, always: bool = True) -> bool:
         """Read the folder again; False if it is unchanged. If that fails, the old models stay."""
         if self._models_dir is None:
@@ -71,6 +99,16 @@ class Catalogue:
         except OSError as problem:
             _log.error("the models folder could not be read again: %s", problem)
         return True
+
+
+@contextmanager
+def _changing() -> Iterator[None]:
+    """Raise ApiError if the models folder cannot be changed."""
+    try:
+        yield
+    except OSError as problem:
+        message = f"the models folder could not be changed: {problem.strerror}"
+        raise ApiError(500, message, SERVER, "models_folder") from None
 
 
 def _named(name: str, models: Sequence[ModelConfig]) -> ModelConfig | None:

@@ -71,3 +71,7 @@ def broken_file(sentence: str) -> ApiError:
 
 def in_use(name: str) -> ApiError:
     return ApiError(409, f"the model {name!r} is in use: unload it when it is idle", code="in_use")
+
+
+def not_in_folder(name: str) -> ApiError:
+    return bad_field("model", f"the model {name!r} has no file or folder in a models folder")

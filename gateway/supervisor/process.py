@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import secrets
 import signal
@@ -15,20 +14,20 @@ import psutil
 from common.launch import command
 from common.machine_memory import kills_for_memory
 from common.process_end import end_of, tells_fault
+from common.version import VERSION
+from gateway import logs
 from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.warden import Child, Warden
 
 OWN_RUN = Path(__file__).parents[2] / "run.sh"  # need not exist: a wheel has none
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
 _PARENT_WATCH = "LOCALAI_BACKEND_PARENT_WATCH"
-_LISTENING = re.compile(r"\bevent=listening addr=\S+:([0-9]+)\b")
+_LISTENING = re.compile(r"\bevent=listening addr=\S+:([0-9]+)\b(?:.* version=(\S+))?")
 # Our own backend's log line about a download, every two seconds
 # (backend/engine/loading/hub_process).
 DOWNLOAD = re.compile(r"downloading model .*, (\d+) of (\d+) MiB")
-_LEVEL = re.compile(r"level=(error|warning|debug)\b")
 _LONGEST_LINE = 8192
 _READ_SECONDS = 1.0  # seconds for reading the output of a dead process
-_log = logging.getLogger("gateway.backend")
 
 
 class BackendProcess:
@@ -42,6 +41,7 @@ class BackendProcess:
         self.download: tuple[int, int] | None = None  # MiB downloaded so far, and in all
         self._child = child
         self._name = name
+        self._version: str | None = None  # of our own backend, once it listens
         self._fault = ""  # the last line that tells a fault
         self._killed = ""  # why this gateway ended it
         self._kills = kills_for_memory()
@@ -80,13 +80,22 @@ class BackendProcess:
         return not self.exited.done() and _running(self.pid)
 
     async def listening(self) -> int:
-        """The port, once the process has printed it. Raises LoadFailed if it ends before that."""
+        """The port, once the process has printed it.
+
+        Raises LoadFailed if it ends before that, or if its files were replaced by another version's
+        since this gateway has started.
+        """
         if not self.port:
             bound = asyncio.ensure_future(self._bound.wait())
             await asyncio.wait((bound, self.exited), return_when=asyncio.FIRST_COMPLETED)
             bound.cancel()
         if self.exited.done():
             raise LoadFailed(self.exited.result())
+        if self._version not in (None, VERSION):
+            raise LoadFailed(
+                f"version {self._version or '?'} has been installed while this gateway, of version"
+                f" {VERSION}, was running: restart the gateway"
+            )
         return self.port
 
     async def stop(self, grace: float) -> None:
@@ -143,11 +152,9 @@ class BackendProcess:
             self._fault = line
         if match := DOWNLOAD.search(line):
             self.download = int(match[1]), int(match[2])
-        level = _LEVEL.match(line)
-        number = logging.getLevelNamesMapping()[level[1].upper()] if level else logging.INFO
-        _log.log(number, "%s: %s", self._name, line)
+        logs.pass_on(self._name, line)
         if not self.port and (match := _LISTENING.search(line)):
-            self.port = int(match[1])
+            self.port, self._version = int(match[1]), match[2] or ""
             self._bound.set()
 
 

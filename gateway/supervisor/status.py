@@ -38,3 +38,4 @@ class ModelStatus:
     loaded_since: float | None = None  # seconds since the epoch
     restarts: int = 0  # after crashes
     error: str = ""  # of the last failure; empty after a successful load
+    leaves_at: float | None = None  # seconds since the epoch, if no request comes; None: never

@@ -14,9 +14,10 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from common.device_memory import device_memory
+from common.wording import shown
 from gateway import exchange
 from gateway.errors import ApiError
 from gateway.generation import Stub
@@ -81,16 +82,35 @@ class Supervisor:
 
     def status(self) -> list[ModelStatus]:
         """Every model of the folder, and all other loaded ones."""
-        statuses = {
-            Key(model.name): ModelStatus(model.name, State.STOPPED) for model in self.models
+        statuses = {Key(model.name): self._stopped(model) for model in self._catalogue.models}
+        statuses |= {
+            key: replace(instance.status(), leaves_at=self._leaves_at(instance))
+            for key, instance in self._instances.items()
         }
-        statuses |= {key: instance.status() for key, instance in self._instances.items()}
         broken = self._catalogue.broken.items()
         return [
             *statuses.values(),
             *(instance.status() for instance in self._outdated),
             *(ModelStatus(name, State.BROKEN, error=sentence) for name, sentence in broken),
         ]
+
+    def _stopped(self, model: ModelConfig) -> ModelStatus:
+        if self.checkpoints.is_missing(model):
+            sentence = f"model {shown(model.parameters.model)} does not exist"
+            return ModelStatus(model.name, State.FAILED, error=sentence)
+        return ModelStatus(model.name, State.STOPPED)
+
+    def _leaves_at(self, instance: ModelInstance) -> float | None:
+        if not (seconds := self._idle_after(instance)):
+            return None
+        unused = 0.0 if instance.leases else time.monotonic() - instance.last_used
+        return time.time() + seconds - unused
+
+    def _idle_after(self, instance: ModelInstance) -> float:
+        """Seconds without a request after which an instance is unloaded; 0: never."""
+        config = instance.config
+        seconds = self._settings.idle_unload if config.idle_unload is None else config.idle_unload
+        return 0.0 if config.pinned else seconds
 
     @property
     def preloading(self) -> bool:
@@ -197,6 +217,16 @@ class Supervisor:
             if instance.working:
                 await instance.settled()
 
+    def copy(self, source: str, name: str) -> None:
+        """Give a model another name as well, in a file of its own. Raises ApiError."""
+        self._catalogue.copy(source, name)
+
+    async def remove(self, name: str) -> None:
+        """Unload a model, and serve it no longer (see `Catalogue.remove`). Raises ApiError."""
+        await self.unload(name)
+        self._catalogue.remove(name)
+        self.reload(read=False)
+
     def _instance(self, config: ModelConfig, adapter: str, draft: str) -> ModelInstance:
         if adapter and adapter not in config.adapters:
             raise failures.not_listed("adapters", adapter, list(config.adapters))
@@ -286,7 +316,6 @@ class Supervisor:
         ]
 
     def _loaded(self) -> list[policy.Loaded]:
-        default = self._settings.idle_unload
         return [
             policy.Loaded(
                 id(instance),
@@ -294,7 +323,7 @@ class Supervisor:
                 instance.leases > 0 or instance.state is not State.READY,
                 instance.config.pinned,
                 instance.last_used,
-                default if instance.config.idle_unload is None else instance.config.idle_unload,
+                self._idle_after(instance),
             )
             for instance in self._all()
             if instance.occupied

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from tests.acceptance import confined
+from tests.log_text import untimed
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -64,7 +65,7 @@ class Backend:
         self.port = 0
         with self.child.stderr as lines:
             for line in lines:
-                self.log.append(line.rstrip())
+                self.log.append(untimed(line.rstrip()))
                 match = re.search(r"event=listening addr=\S+:(\d+)", line)
                 if match:
                     self.port = int(match[1])

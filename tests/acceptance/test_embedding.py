@@ -83,7 +83,7 @@ def test_inputs_that_cannot_be_embedded_are_refused(real: Backend) -> None:
         assert "Embeddings" in str(error.details())
         assert "EmbeddingTokens" in str(error.details())
     long = refusal(real, pb.PredictOptions(Embeddings="word " * 300))
-    assert long.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert long.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "302 tokens" in str(long.details())
     assert "at most 256" in str(long.details())
     unknown = refusal(real, pb.PredictOptions(EmbeddingTokens=[5, 40_000]))

@@ -21,6 +21,7 @@ from backend.engine.errors import REFUSED
 from tests.acceptance import confined
 from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend, chat, text_answer
 from tests.acceptance.confined import OF_CHILDREN
+from tests.log_text import untimed
 from tests.rpc.client import failure_of
 from wire import backend_pb2 as pb
 
@@ -106,7 +107,7 @@ def last_line(*limits: str) -> str:
         timeout=WAIT,
     )
     assert ended.returncode == 1
-    (line,) = ended.stderr.splitlines()
+    (line,) = untimed(ended.stderr).splitlines()
     return line
 
 

@@ -64,7 +64,7 @@ def test_a_score_does_not_depend_on_other_requests(ranker: Backend) -> None:
         ),
         (
             pb.RerankRequest(query="a", documents=["b", "c " * 200]),
-            "RESOURCE_EXHAUSTED",
+            "INVALID_ARGUMENT",
             "the query with documents[1] is 204 tokens long, but the model reads at most 128",
         ),
     ],

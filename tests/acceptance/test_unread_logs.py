@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from tests.acceptance.backend import ROOT, TINY_TEXT
+from tests.log_text import untimed
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
@@ -84,7 +85,7 @@ def test_the_last_line_is_written_before_the_exit() -> None:
         backend.child.send_signal(signal.SIGTERM)
         backend.read += backend.pipe.read()
         assert backend.child.wait(WAIT) == 0
-        assert backend.read.splitlines()[-1] == b"level=info event=stopped"
+        assert untimed(backend.read.decode()).splitlines()[-1] == "level=info event=stopped"
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&-"])

@@ -49,6 +49,7 @@ def test_a_process_that_a_signal_ended_and_its_shell_mean_the_same(number: signa
         (0, "", "it ended with exit code 0"),
         (1, 'level=error event=exit cause="no \\"room\\""', 'it ended with exit code 1: no "room"'),
         (1, "level=error event=exit cause=misuse", "it ended with exit code 1: misuse"),
+        (-9, "time=2026Z level=error event=exit cause=x", "it was ended by SIGKILL: x"),
         (127, "sh: /x: not found", "it ended with exit code 127: sh: /x: not found"),
         (128 + signal.SIGTERM, "", "it ended with exit code 143"),
         (255, "", "it ended with exit code 255"),
@@ -78,6 +79,7 @@ def test_any_line_has_a_cause(line: str) -> None:
     [
         ("level=info event=log message=loaded", False),
         ("level=warning event=ranks", False),
+        ("time=2026Z level=warning event=ranks", False),
         ("level=error event=exit cause=misuse", True),
         ("ImportError: libgfortran.so.5: cannot open shared object file", True),
         ("terminate called after throwing an instance of 'std::bad_alloc'", True),

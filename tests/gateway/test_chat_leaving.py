@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
@@ -14,7 +15,7 @@ import httpx
 import pytest
 
 from tests.gateway.asking import body_of, chat, user_message
-from tests.gateway.gateway_process import GatewayProcess, roomy
+from tests.gateway.gateway_process import WAIT, GatewayProcess, roomy
 from tests.polling import until
 
 ENDLESS = {
@@ -82,6 +83,24 @@ def test_a_client_that_leaves_before_a_whole_answer_frees_its_slot(
         # More than the tokens that an earlier, cancelled answer may still add.
         until(lambda: written(gateway) > tokens + 50)
     until(lambda: cancelled(gateway) == before + 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_closes_its_sending_side_gets_its_answer(
+    gateway: GatewayProcess, stream: bool
+) -> None:
+    place = urlsplit(gateway.url)
+    body = json.dumps(body_of({"stream": stream})).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    with socket.create_connection((place.hostname or "", place.port or 0), WAIT) as link:
+        link.sendall(head.replace("x", place.netloc, 1).encode() + body)
+        link.shutdown(socket.SHUT_WR)
+        with link.makefile("rb") as lines:
+            found = lines.read()  # up to the end: the gateway closes the connection
+    interim, _, answer = found.rpartition(b"HTTP/1.1 200 OK\r\n")
+    assert interim == b"HTTP/1.1 102 Processing\r\n\r\n" * (len(interim) // 27)
+    assert b"connection: close" in answer
+    assert b"7 + 5 = 12" in answer or b"finish_reason" in answer
 
 
 def test_a_backend_that_dies_during_a_stream_is_an_error_event(gateway: GatewayProcess) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -580,6 +581,7 @@ def test_a_result_gets_the_name_of_its_function() -> None:
 
 
 PNG = "data:image/png;base64,iVBORw0KGgo="
+WAV = base64.b64encode(b"RIFF\x24\0\0\0WAVEfmt " + b"\0" * 28).decode()
 
 
 @pytest.mark.parametrize(
@@ -610,6 +612,49 @@ def test_images_of_results_are_shown_in_a_user_message(
     assert [message.content for message in options.Messages[2:4]] == ["seen", "seen"]
     assert json.loads(options.Metadata["mlx.image_messages"]) == indices
     assert list(options.Images) == [PNG] * len(indices)
+
+
+@pytest.mark.parametrize("kind", ["function", "custom"])
+def test_the_name_of_a_tool_may_stand_beside_the_rest(kind: str) -> None:
+    """As LocalAI's own documentation has it."""
+    beside = {"type": kind, "name": "f", kind: {"description": "d"}}
+    within = {"type": kind, kind: {"name": "f", "description": "d"}}
+    both = {"type": kind, "name": "g", kind: {"name": "f", "description": "d"}}
+    tools = [json.loads(translated({"tools": [each]})[0].Tools) for each in (beside, within, both)]
+    assert tools[0] == tools[1] == tools[2]
+    chosen = {"type": "function", "name": "f", "function": {}}
+    (options,) = translated({"tools": [within], "tool_choice": chosen})
+    assert json.loads(options.ToolChoice)["function"]["name"] == "f"
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": PNG}}
+TONE = {"type": "input_audio", "input_audio": {"data": WAV, "format": "wav"}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "content", "images", "audios"),
+    [
+        (
+            ["Before:", IMAGE, "After:", IMAGE, "What?"],
+            "Before:After:What?",
+            [[2, 7, 0], [2, 13, 1]],
+            None,
+        ),
+        ([IMAGE, IMAGE, "What?"], "What?", [2, 2], None),
+        (["What?", IMAGE], "What?", [[2, 5, 0]], None),
+        ([TONE, IMAGE, "😀", TONE], "😀", [[2, 0, 1]], [2, [2, 1, 2]]),
+    ],
+)
+def test_parts_keep_their_order(
+    parts: list[Any], content: str, images: list[Any], audios: list[Any] | None
+) -> None:
+    """A position is a message, a number of characters before the item, and a number among items."""
+    typed = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    begun = [*user_message("x"), {"role": "assistant", "content": "y"}]
+    (options,) = translated({"messages": [*begun, {"role": "user", "content": typed}]})
+    assert options.Messages[2].content == content
+    assert json.loads(options.Metadata["mlx.image_messages"]) == images
+    assert json.loads(options.Metadata.get("mlx.audio_messages", "null")) == audios
 
 
 @pytest.mark.parametrize("role", ["assistant", "system"])

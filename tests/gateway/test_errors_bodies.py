@@ -18,6 +18,7 @@ from starlette.datastructures import Headers
 
 from gateway import limits
 from gateway.errors import ApiError
+from gateway.exchange import Exchange
 from gateway.limits import DEEPEST, MOST_OBJECTS
 from tests.gateway.gateway_process import WAIT, GatewayProcess
 
@@ -61,8 +62,6 @@ def refusal(gateway: GatewayProcess, body: bytes | str, path: str = "/v1/embeddi
         (b'{"model": ' + b"9" * 5000 + b"}", "number out of range"),
         (b'{"model": "\xff"}', "invalid unicode"),
         ('{"model": "ü"}'.encode("utf-16"), "line 1 column 1"),
-        (b'{"model": "\\ud83d"}', "hex escape"),
-        (b'{"model": "\\udc00"}', "lone leading surrogate"),
         (b"[1]", "a list"),
         (b'"text"', "a text"),
         (b"null", "null"),
@@ -77,8 +76,31 @@ def test_a_body_that_is_not_a_json_object_is_refused(
     assert words in refusal(gateway, body)["message"]
 
 
-def test_a_surrogate_pair_is_text() -> None:
-    assert parse(JSON, b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        (r"\ud83d\ude00", "😀"),
+        (r"a \ud83d", "a \ufffd"),
+        (r"\uDE00b", "\ufffdb"),
+        (r"\ud83d\ud83d\ude00\ude00", "\ufffd😀\ufffd"),
+        (r"\\\ud83d\n", "\\\ufffd\n"),
+        (r"\\ud83d \ud83d", r"\ud83d" + " \ufffd"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_replaced(written: str, text: str) -> None:
+    """An agent that cuts a tool's output in the middle of an emoji sends it in every request."""
+    assert parse(JSON, f'{{"a": "{written}", "{written}": []}}'.encode()) == {"a": text, text: []}
+
+
+@pytest.mark.parametrize("half", [r"\ud83d", r"\udc00"])
+def test_half_of_a_surrogate_pair_is_refused_if_strict(strict: Exchange, half: str) -> None:
+    with pytest.raises(ApiError, match="not valid JSON"):
+        parse(JSON, f'{{"a": "{half}"}}'.encode())
+
+
+def test_long_runs_of_backslashes_are_read_in_linear_time() -> None:
+    body = b'{"a": "' + b"\\" * 2_000_000 + b'\\ud83d"}'
+    assert parse(JSON, body)["a"] == "\\" * 1_000_000 + "\ufffd"
 
 
 def test_brackets_in_a_string_are_not_nesting() -> None:
@@ -188,12 +210,17 @@ def test_a_body_of_exactly_the_limit_is_read(gateway: GatewayProcess) -> None:
     assert refusal(gateway, body)["param"] == "input"
 
 
+def test_a_slash_at_the_end_of_a_path_changes_nothing(gateway: GatewayProcess) -> None:
+    """Xcode asks for `/v1/models/`."""
+    assert gateway.client.get("/v1/models/").json() == gateway.client.get("/v1/models").json()
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
         ("GET", "/nowhere", 404, "unknown_url"),
         ("POST", "/v1/nowhere", 404, "unknown_url"),
-        ("GET", "/v1/models/", 404, "model_not_found"),
+        ("GET", "/v1/models/none/", 404, "model_not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("PUT", "/v1/models", 405, "method_not_allowed"),
     ],

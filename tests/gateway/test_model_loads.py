@@ -51,6 +51,25 @@ def test_a_model_is_loaded_and_unloaded_by_request(gateway: GatewayProcess) -> N
     assert gateway.backends() == []
 
 
+def test_a_model_that_does_not_exist_is_listed_as_failed(tmp_path: Path) -> None:
+    later = tmp_path / "later"
+    names = {"path": "/none/such", "name": "none", "home": "~/none/such", "later": str(later)}
+    models: dict[str, Any] = {
+        name: {"parameters": {"model": model}} for name, model in names.items()
+    }
+    models["hub"] = {"parameters": {"model": "owner/name"}}
+    models["other"] = {"parameters": {"model": "m"}, "address": "127.0.0.1:1"}
+    gateway = GatewayProcess(models)
+    try:
+        states = {name: card["status"] for name, card in cards(gateway).items()}
+        assert {name for name, state in states.items() if state["failed"]} == set(names)
+        assert "does not exist" in states["later"]["error"]
+        later.symlink_to(TINY_TEXT)
+        assert not cards(gateway)["later"]["status"]["failed"]
+    finally:
+        gateway.close()
+
+
 def test_files_added_to_the_folder_are_served_and_removed_ones_are_not(
     gateway: GatewayProcess,
 ) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
+import httpx
 import pytest
 
+from common.device_memory import has_graphics
 from gateway.ollama.request import ChatRequest, chat_request
 from tests.gateway.asking import ADDITION, WEATHER, user_message
-from tests.gateway.gateway_process import GatewayProcess
+from tests.gateway.gateway_process import TINY_TEXT, GatewayProcess, tiny
 from tests.gateway.numbers_backend import NumbersBackend
 from tests.gateway.requests_begun import begun
+from tests.polling import until
 
 Json = dict[str, Any]
 COLD = {"temperature": 0}
@@ -137,6 +141,79 @@ def test_an_empty_request_loads_and_unloads(gateway: GatewayProcess) -> None:
     assert ask(gateway, "chat", messages=[], keep_alive=0)["done_reason"] == "unload"
     assert not gateway.backends()
     assert gateway.client.get("/api/ps").json() == {"models": []}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_model_is_unloaded_after_an_answer_that_asks_for_it(
+    gateway: GatewayProcess, stream: bool
+) -> None:
+    asked = {"messages": user_message(ADDITION), "think": False}
+    body = {"model": "tiny", "stream": stream, "options": COLD, **asked}
+    assert gateway.client.post("/api/chat", json=body | {"keep_alive": "5m"}).status_code == 200
+    assert gateway.client.get("/api/ps").json()["models"]
+    answer = gateway.client.post("/api/chat", json=body | {"keep_alive": 0})
+    assert json.loads(answer.text.splitlines()[-1])["done_reason"] == "stop"
+    assert gateway.client.get("/api/ps").json() == {"models": []}
+
+
+def test_a_loaded_model_has_the_fields_of_ollamas_command() -> None:
+    """Without `expires_at` its list says `Stopping...`, and it compares `size_vram` with `size`."""
+    models = {"quick": tiny(idle_unload=300), "lasting": tiny(idle_unload=0)}
+    gateway = GatewayProcess(models)
+    try:
+        for name in models:
+            gateway.client.post("/api/generate", json={"model": name})
+        quick, lasting = sorted(
+            gateway.client.get("/api/ps").json()["models"], key=lambda one: one["expires_at"]
+        )
+    finally:
+        gateway.close()
+    assert (quick["name"], lasting["name"]) == ("quick", "lasting")
+    left = datetime.fromisoformat(quick["expires_at"]) - datetime.now(UTC)
+    assert 0 < left.total_seconds() < 301
+    assert datetime.fromisoformat(lasting["expires_at"]).year > 2100
+    assert quick["context_length"] == 1024
+    assert quick["size_vram"] == (quick["size"] if has_graphics() else 0)
+
+
+def test_a_model_is_copied_and_removed() -> None:
+    gateway = GatewayProcess({"tiny": tiny(aliases=["other"], preload=False)})
+    folder = gateway.models_dir
+
+    def names() -> list[str]:
+        return [one["name"] for one in gateway.client.get("/api/tags").json()["models"]]
+
+    def removed(name: str) -> httpx.Response:
+        return gateway.client.request("DELETE", "/api/delete", json={"model": name})
+
+    def copied(source: str, destination: str) -> httpx.Response:
+        asked = {"source": source, "destination": destination}
+        return gateway.client.post("/api/copy", json=asked)
+
+    try:
+        assert copied("other", "second:latest").status_code == 200
+        assert names() == ["second", "tiny"]
+        assert ask(gateway, "generate", model="second", prompt=ADDITION, think=False)["done"]
+        for source, destination, word in (
+            ("tiny", "tiny", "another model"),
+            ("tiny", "SECOND", "another model"),
+            ("tiny", "../x", "use letters"),
+            ("none", "third", "does not exist"),
+        ):
+            refused = copied(source, destination)
+            assert refused.status_code in (400, 404)
+            assert word in refused.json()["error"]
+        assert removed("other").status_code == 200
+        assert names() == ["second"]
+        assert (folder / ".tiny.yaml").exists()
+        assert removed("tiny").status_code == 404
+        assert gateway.client.delete("/api/delete").status_code == 400
+        (folder / "bare").symlink_to(TINY_TEXT)
+        until(lambda: names() == ["second", "bare"])
+        assert removed("bare").status_code == 200
+        assert names() == ["second"]
+    finally:
+        gateway.close()
 
 
 def test_an_unset_context_is_not_sent() -> None:

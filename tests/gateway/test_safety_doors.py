@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -54,6 +57,18 @@ def test_nothing_else_works(locked: GatewayProcess, headers: dict[str, str]) -> 
     assert answer.json()["error"]["code"] == "invalid_api_key"
     assert answer.headers["www-authenticate"] == "Bearer"
     assert answer.headers["x-should-retry"] == "false"
+
+
+def test_two_host_headers_are_refused(locked: GatewayProcess) -> None:
+    place = urlsplit(locked.url)
+    with closing(HTTPConnection(place.hostname or "", place.port)) as link:
+        link.putrequest("GET", "/v1/models")  # with a first Host header
+        link.putheader("host", place.netloc)
+        link.putheader("x-api-key", FIRST)
+        link.endheaders()
+        answer = link.getresponse()
+        assert answer.status == 400
+        assert b"more than one Host header" in answer.read()
 
 
 def test_a_key_with_non_ascii_bytes_is_wrong(locked: GatewayProcess) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import ipaddress
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,7 +24,7 @@ from gateway.openai.messages import ChatMessage
 from gateway.openai.messages_to_wire import wire_messages
 from gateway.remote_images import MOST_REDIRECTS, PUBLIC, Address, Fetcher, is_public
 from gateway.settings import GatewaySettings
-from tests.gateway.gateway_process import GatewayProcess, tiny
+from tests.gateway.gateway_process import ROOT, WAIT, GatewayProcess
 from wire import backend_pb2 as pb
 
 PNG = base64.b64decode(
@@ -303,6 +305,25 @@ async def test_what_a_site_may_not_do(site: Site, fetcher: Fetcher, path: str, s
     assert (await refusal(site.url(path), fetcher=fetcher)).status == status
 
 
+async def test_slow_name_servers_hold_no_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    release, entered = threading.Event(), threading.Semaphore(0)
+
+    def slow(*_: object, **__: object) -> None:
+        entered.release()
+        release.wait(WAIT)
+        raise OSError
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    asked = [
+        asyncio.ensure_future(refusal("http://a.example:80/b.png", fetcher=Fetcher()))
+        for _ in range(64)
+    ]
+    await asyncio.to_thread(entered.acquire)
+    assert await asyncio.wait_for(asyncio.to_thread(int, "7"), WAIT) == 7
+    release.set()
+    assert {error.status for error in await asyncio.gather(*asked)} == {400}
+
+
 async def test_redirects_are_limited(site: Site, fetcher: Fetcher) -> None:
     site.asked.clear()
     await refusal(site.url("/round"), fetcher=fetcher)
@@ -337,7 +358,8 @@ async def test_fetched_images_together_are_limited_like_a_body(
 
 
 def test_too_many_urls_are_refused_before_the_first_is_fetched() -> None:
-    gateway = GatewayProcess({"tiny": tiny()}, "--allow-remote-images")
+    seeing = {"parameters": {"model": str(ROOT / "tests" / "models" / "tiny_vision")}}
+    gateway = GatewayProcess({"tiny": seeing}, "--allow-remote-images")
     try:
         part = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}
         messages = [{"role": "user", "content": [part] * 17}]

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from common.version import VERSION
+from gateway.supervisor import process
 from gateway.supervisor.status import State
 from tests.gateway.gateway_process import tiny
 from tests.gateway.supervising import (
@@ -86,6 +88,20 @@ async def test_a_process_that_may_not_open_files_is_reported(tmp_path: Path, for
             gc.enable()
         assert error.message.endswith("no process could be started: Too many open files")
         assert backends(before) == []
+
+
+async def test_a_backend_of_another_version_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files were replaced while the gateway was running."""
+    monkeypatch.setattr(process, "VERSION", "0.0.1")
+    async with supervising(tmp_path, {"tiny": tiny()}) as supervisor:
+        error = await refusal(supervisor, "tiny")
+    assert (error.status, error.code) == (500, "model_load_failed")
+    assert f"version {VERSION} has been installed while this gateway, of version 0.0.1," in str(
+        error
+    )
+    assert str(error).endswith("restart the gateway")
 
 
 async def test_failures_in_a_row_cause_a_pause(tmp_path: Path) -> None:

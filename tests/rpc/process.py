@@ -11,6 +11,8 @@ import threading
 from pathlib import Path
 from queue import Queue
 
+from tests.log_text import untimed
+
 ROOT = Path(__file__).parents[2]
 WAIT = 30.0
 
@@ -38,7 +40,7 @@ class Process:
     def _read(self) -> None:
         assert self.child.stderr is not None
         for line in self.child.stderr:
-            self.lines.append(line.rstrip("\n"))
+            self.lines.append(untimed(line.rstrip("\n")))
             self._queue.put(line)
         self._queue.put(None)
 

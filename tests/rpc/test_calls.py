@@ -148,11 +148,14 @@ def test_a_raw_prompt_is_continued_without_parsing(stub: BackendStub, engine: Fa
     assert stub.Predict(predict_options()).message.decode() == "".join(THINKING)
 
 
-def test_a_replacement_character_is_never_sent(stub: BackendStub, engine: FakeEngine) -> None:
+def test_a_replacement_character_is_sent_only_in_deltas(
+    stub: BackendStub, engine: FakeEngine
+) -> None:
+    """LocalAI stops reading a stream at one in `message`; the gateway reads the deltas."""
     engine.script = Script(["a\ufffdb"])
     for reply in (stub.Predict(predict_options()), next(stub.PredictStream(predict_options()))):
         assert reply.message == b"a?b"
-        assert reply.chat_deltas[0].content == "a?b"
+        assert reply.chat_deltas[0].content == "a\ufffdb"
 
 
 def test_load_reaches_the_engine_and_reports_what_was_loaded(

@@ -101,6 +101,15 @@ def test_the_smaller_of_two_limits_counts(context: int, length: int, meant: int)
     assert load_request(options)[0].context_size == meant
 
 
+@pytest.mark.parametrize(("length", "meant"), [(0, 0), (256, 256)])
+def test_the_models_own_context_may_be_asked_for(length: int, meant: int) -> None:
+    """LocalAI sends 4096 if the model file has no context_size."""
+    options = pb.ModelOptions(
+        Model="m", ContextSize=4096, MaxModelLen=length, Options=["context:max"]
+    )
+    assert load_request(options)[0].context_size == meant
+
+
 @pytest.mark.parametrize("name", ["ContextSize", "MaxModelLen"])
 def test_a_negative_limit_is_refused(name: str) -> None:
     assert refusal(**{name: -1}).startswith(f"{name} is -1")

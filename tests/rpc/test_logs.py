@@ -13,6 +13,7 @@ import pytest
 
 from backend.engine.errors import InvalidRequest
 from common import log_lines
+from tests.log_text import untimed
 from tests.rpc.client import failure_of
 from tests.rpc.conftest import Running
 from tests.rpc.fake_engine import FakeEngine
@@ -47,12 +48,13 @@ def lines_of(code: str, level: str = "") -> list[str]:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=WAIT
     )
     assert child.stdout == ""
-    return child.stderr.splitlines()
+    assert all(line.startswith("time=") for line in child.stderr.splitlines())
+    return untimed(child.stderr).splitlines()
 
 
 def record(text: str) -> logging.LogRecord:
     made = logging.LogRecord("backend", logging.INFO, "", 0, text, (), None)
-    made.fields = {}
+    made.fields, made.created = {}, 7.25
     return made
 
 
@@ -67,8 +69,8 @@ def test_lines_that_do_not_fit_on_the_disk_are_counted() -> None:
     reading, writing = os.pipe()
     os.dup2(writing, descriptor)  # there is room again
     writer.emit(record("seen"))
-    assert os.read(reading, 1000) == (
-        b"level=info event=seen\nlevel=warning event=log_dropped lines=3\n"
+    assert untimed(os.read(reading, 1000).decode()) == (
+        "level=info event=seen\nlevel=warning event=log_dropped lines=3\n"
     )
     for each in (writing, reading):
         os.close(each)
@@ -78,7 +80,8 @@ def test_a_full_pipe_that_does_not_block_loses_no_line() -> None:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     writer = log_lines.LineWriter(writing)
-    line = b"level=info event=" + b"x" * 5000 + b"\n"
+    line = f"{log_lines.stamp(7.25)} level=info event={'x' * 5000}\n".encode()
+    assert line.startswith(b"time=1970-01-01T00:00:07.250Z level=")
     for _ in range(100):
         writer.emit(record("x" * 5000))
     found = b""

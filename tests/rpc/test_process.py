@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from backend.rpc import parent_watch
+from tests.log_text import untimed
 from tests.long import TEST_LONG
 from tests.rpc.client import failure_of
 from tests.rpc.process import ROOT, WAIT, Process
@@ -311,7 +312,7 @@ def test_the_process_ends_with_its_host(switch: str, fires: bool) -> None:
         assert healthy(stub_of(port))
         os.kill(child, signal.SIGTERM)
     # the child's end of the pipe is closed when it exits
-    last = host.stderr.read().splitlines()[-1]
+    last = untimed(host.stderr.read()).splitlines()[-1]
     assert (last == f'level=error event=exit cause="the host process {host.pid} is gone"') is fires
     host.stdout.close()
     host.stderr.close()

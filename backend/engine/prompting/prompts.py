@@ -225,11 +225,13 @@ class PromptBuilder:
             rendered = (one["content"] for one in prompt.messages if one["role"] in _SHOWN)
             self._require_short(sum(_trimmed_length(str(text)) for text in rendered), most)
             # A template writes its own BOS; adding the tokenizer's would double it.
-            quoted = self._control.quote(prompt.messages)
+            messages = prompt.messages
+            if attachments is not None and self._media is not None:
+                messages, items = self._media.placed(messages, attachments, shown)
+            quoted = self._control.quote(messages)
             messages = _open_ended(quoted.messages) if prompt.continues else quoted.messages
             if self._media is not None:
-                given = attachments or Attachments()
-                messages, items = self._media.attach(messages, given, shown)
+                messages = self._media.attach(messages, items)
             # Media refer to messages by their indices in the request.
             attached = replace(prompt, messages=messages)
             marked = self.render(self._with_tools_as_text(attached))
@@ -318,12 +320,6 @@ class PromptBuilder:
         try:
             apply = self._apply_strictly if changes else self._apply
             text = self._opened(apply(prompt, arguments))
-            text.encode()
-        except UnicodeEncodeError:
-            raise InvalidRequest(
-                "Messages, Tools or the template's arguments contain half of a surrogate pair"
-                " (\\ud800 to \\udfff), which is not a character: remove it"
-            ) from None
         except RecursionError:
             raise InvalidRequest(TOO_DEEP) from None
         except CostlyTemplate as cost:
@@ -341,7 +337,9 @@ class PromptBuilder:
             raise InvalidRequest(
                 f"the model's chat template cannot render Messages: {fault}"
             ) from None
-        return text
+        # The JSON of a call's arguments may have escaped half of a surrogate pair, as an agent does
+        # that cuts a text in the middle of an emoji.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def _apply_strictly(self, prompt: ChatPrompt, arguments: dict[str, Any]) -> str:
         """Render the prompt, in stricter turns if the template refuses it as it is."""
@@ -407,7 +405,7 @@ class PromptBuilder:
         """
         try:
             if self._media is not None:
-                messages, _ = self._media.attach(messages, Attachments(), ())
+                messages = self._media.attach(messages, ())
             return self.render(ChatPrompt(messages, tools), changes=False)
         except (CostlyPrompt, BrokenTemplate):
             raise

@@ -54,6 +54,10 @@ _ONE_CACHE = (
 )
 _DECIDES = "it chooses among given options and generates no text"
 _OTHER = "it does not generate text from a conversation"
+_NO_CHAT = """
+    colidefics3 colqwen2_5 dinov2 moge3 pp_doclayout_v3 qwen3_vl_embedding rfdetr rt_detr_v2
+    sam3 sam3_1 sam3d_body sam3d_objects sapiens2 siglip video_depth_anything
+"""
 _NOT_SERVED: Mapping[str, str] = {
     "moondream2": _ONE_QUESTION,
     "moondream3": _ONE_QUESTION,
@@ -71,26 +75,7 @@ _NOT_SERVED: Mapping[str, str] = {
     "florence2": _OTHER,
     "nemotron_parse": _OTHER,
     "diffusion_gemma": _DIFFUSION,
-    **dict.fromkeys(
-        (
-            "colidefics3",
-            "colqwen2_5",
-            "dinov2",
-            "moge3",
-            "pp_doclayout_v3",
-            "qwen3_vl_embedding",
-            "rfdetr",
-            "rt_detr_v2",
-            "sam3",
-            "sam3_1",
-            "sam3d_body",
-            "sam3d_objects",
-            "sapiens2",
-            "siglip",
-            "video_depth_anything",
-        ),
-        _OTHER,
-    ),
+    **dict.fromkeys(_NO_CHAT.split(), _OTHER),
 }
 # Families whose language part alone answers wrongly.
 _NOT_READ: Mapping[str, str] = {

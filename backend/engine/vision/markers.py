@@ -16,7 +16,7 @@ from typing import Any
 from backend.engine.prompting.control_tokens import ControlTokens
 from common.prefixes import common_prefix
 
-_TEXT = "Zyx wvu"
+_TEXT, _LATER = "Zyx wvu", "Tsr qpo"
 _PARTS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "image": ({"type": "image"}, {"type": "image_url"}),
     "video": ({"type": "video"}, {"type": "video_url"}),
@@ -37,7 +37,8 @@ class Marker:
     template writes the marker; if None, `text` is put before the text of the message instead.
     several: whether a prompt may contain more than one item of this kind. in_front: whether the
     processor writes the item before the whole prompt, wherever its message is; neither template nor
-    message has a marker for it then.
+    message has a marker for it then. hoisted: whether the template writes a message's items before
+    all its texts; between two texts, `text` is written into them instead of the part.
     """
 
     core: str
@@ -46,6 +47,7 @@ class Marker:
     text: str
     several: bool
     in_front: bool = False
+    hoisted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,11 @@ def _of_parts(render: Render, control: ControlTokens, kind: str) -> Marker | Non
         text = _inserted(plain, _rendered(render, [part, words]))
         core = _core(text, control)
         if core:
-            twice = _rendered(render, [part, part, words])
-            return Marker(core, core, part, text, several=twice.count(core) == 2)
+            several = _rendered(render, [part, part, words]).count(core) == 2
+            later = {"type": "text", "text": _LATER}
+            between = _rendered(render, [words, part, later]).partition(core)
+            hoisted = not (_TEXT in between[0] and _LATER in between[2])
+            return Marker(core, core, part, text, several=several, hoisted=hoisted)
     return None
 
 

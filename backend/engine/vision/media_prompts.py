@@ -1,15 +1,17 @@
 """Media in prompts, on the prompt threads: media into messages, and markers into tokens.
 
-The protocol has flat lists of media and does not say which message an item belongs to. All items go
-into the last user message (images, videos, sounds, then its text), unless the request names the
-message of each (`mlx.image_messages`, `mlx.video_messages`, `mlx.audio_messages`). A model that
-takes images but no videos receives the frames of a video as images.
+The protocol has flat lists of media and does not say where an item belongs. All items go into the
+last user message (images, videos, sounds, then its text), unless the request gives the position of
+each (`mlx.image_messages`, `mlx.video_messages`, `mlx.audio_messages`), or the user messages have
+as many markers `<__media__>` as there are items. A model that takes images but no videos receives
+the frames of a video as images.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -21,8 +23,12 @@ from backend.engine.vision.markers import TemplateForm
 from backend.engine.vision.media_plan import MediaItem
 from backend.engine.vision.processor import AUDIO, FIELDS, IMAGE, VIDEO, ItemProcessor
 
-# The marker that LocalAI writes into a Prompt that it has rendered itself.
+# The marker that LocalAI writes into a Prompt that it has rendered itself. Its clients may write it
+# into a message, because LocalAI sends the texts of a message without the order of its parts.
 PLACE = "<__media__>"
+# Stands for an item in a message's text until control strings in the text are quoted. Unicode's
+# noncharacters do not occur in text, and no client knows the random number.
+_HERE = f"\ufdef{secrets.token_hex(16)}\ufdef"
 _CANNOT = {
     IMAGE: "this model takes no images: send none",
     VIDEO: "this model takes neither videos nor images: send none",
@@ -111,53 +117,75 @@ class MediaPrompts:
         return self._processor.beside(self._processor.numbered(items), places)
 
     def _require_taken(self, kind: str, count: int) -> None:
-        field = FIELDS[kind]
         marker = self._form.markers.get(kind)
-        if kind == VIDEO and marker is None and IMAGE in self._form.markers:
-            if count and not self._shows_frames:
-                raise InvalidRequest(
-                    f"{field} has {count} items, but this model's chat template takes only one"
-                    " image, and a video is sent as several: send one frame of it as an image",
-                    field,
-                )
+        if not count or (kind == VIDEO and self._shows_frames):
             return
-        if count and marker is None:
-            raise InvalidRequest(f"{field} has {count} items, but {_CANNOT[kind]}", field)
-        if marker is not None and count > 1 and not marker.several:
-            raise InvalidRequest(
-                f"{field} has {count} items, but this model's chat template takes only one: send"
-                " one",
-                field,
+        why = "" if marker else _CANNOT[kind]
+        if kind == VIDEO and not marker and IMAGE in self._form.markers:
+            why = (
+                "this model's chat template takes only one image, and a video is sent as several:"
+                " send one frame of it as an image"
             )
+        if marker and count > 1 and not marker.several:
+            why = "this model's chat template takes only one: send one"
+        if why:
+            raise InvalidRequest(f"{FIELDS[kind]} has {count} items, but {why}", FIELDS[kind])
 
-    def attach(
+    def placed(
         self, messages: Sequence[Message], given: Attachments, items: Sequence[Shown]
     ) -> tuple[tuple[Message, ...], list[MediaItem]]:
-        """The messages with a marker for every item, and the items in the order of the markers.
+        """The messages with a mark in their texts for every item, and the items in that order.
 
-        items: what `items` returned.
+        items: what `items` returned. Raises InvalidRequest.
         """
-        indices = _message_indices(messages, given)
-        placed: list[Message] = []
-        ordered: list[MediaItem] = []
-        for index, message in enumerate(messages):
-            shown = (one for one, at in zip(items, indices, strict=True) if at == index)
-            own = list(chain.from_iterable(shown))
-            ordered += own
-            placed.append(self._with(message, own))
-        return tuple(placed), ordered
+        texts = [_text(message) for message in messages]
+        users = [at for at, message in enumerate(messages) if message.get("role") == "user"]
+        order = list(range(len(items)))
+        named = (given.image_messages, given.video_messages, given.audio_messages)
+        marks = sum(texts[at].count(PLACE) for at in users)
+        if named == (None, None, None) and marks == len(items):
+            rest = iter(items)
+            for at in users:
+                texts[at] = re.sub(PLACE, lambda _: _HERE * len(next(rest)), texts[at])
+        else:
+            positions = _positions(texts, users, given)
+            order.sort(key=positions.__getitem__)
+            for at in reversed(order):
+                message, offset, *_ = (*positions[at], 0)
+                text = texts[message]
+                texts[message] = text[:offset] + _HERE * len(items[at]) + text[offset:]
+        placed = (
+            {**message, "content": text} if _HERE in text else message
+            for message, text in zip(messages, texts, strict=True)
+        )
+        return tuple(placed), list(chain.from_iterable(items[at] for at in order))
 
-    def _with(self, message: Message, items: Sequence[MediaItem]) -> Message:
-        content = message.get("content")
-        text = content if isinstance(content, str) else ""
-        markers = [self._form.markers[item.kind] for item in items]
-        markers = [marker for marker in markers if not marker.in_front]
-        words = "".join(marker.text for marker in markers if marker.part is None) + text
-        parts = [dict(marker.part) for marker in markers if marker.part is not None]
-        if not parts and not self._form.lists:
-            return {**message, "content": words} if markers else message
-        spoken = [{"type": "text", "text": words}] if words else []
-        return {**message, "content": [*parts, *spoken]}
+    def attach(
+        self, messages: Sequence[Message], items: Sequence[MediaItem]
+    ) -> tuple[Message, ...]:
+        """The messages that `placed` returned, with what the template needs in place of marks."""
+        rest = iter(items)
+        return tuple(self._with(message, rest) for message in messages)
+
+    def _with(self, message: Message, rest: Iterator[MediaItem]) -> Message:
+        first, *texts = _text(message).split(_HERE)
+        if not texts and not self._form.lists:
+            return message
+        markers = [self._form.markers[next(rest).kind] for _ in texts]
+        leads = not first and not any(texts[:-1]) and all(each == markers[0] for each in markers)
+        written = not leads and any(marker.hoisted for marker in markers)
+        parts: list[Any] = [first]
+        for marker, text in zip(markers, texts, strict=True):
+            if marker.part is None or written:
+                parts[-1] += marker.text + text
+            else:
+                parts += [dict(marker.part), text]
+        if len(parts) == 1 and not self._form.lists:
+            return {**message, "content": parts[0]}
+        typed = (
+            {"type": "text", "text": each} if isinstance(each, str) else each for each in parts
+        )
+        return {**message, "content": [part for part in typed if part.get("text") != ""]}
 
     def marked(self, text: str, items: Sequence[Shown]) -> str:
         """A raw prompt with `PLACE` replaced by the model's markers. Raises InvalidRequest."""
@@ -170,17 +198,18 @@ class MediaPrompts:
                 "Prompt",
             )
         for parts in items:
-            cores = [self._written(part) for part in parts]
+            markers = [self._form.markers[part.kind] for part in parts]
+            cores = ["" if marker.in_front else marker.core for marker in markers]
             text = text.replace(PLACE, "".join(cores), 1)
         return text
 
     def surrounded(self, text: str, items: Sequence[MediaItem]) -> str:
         """A rendered prompt with the text that the processor adds around items and at the end."""
-        text = "".join(map(self._in_front, items)) + text
+        markers = [self._form.markers[item.kind] for item in items]
+        text = "".join(marker.core for marker in markers if marker.in_front) + text
         pieces: list[str] = []
         at = 0
-        for item in items:
-            core = self._form.markers[item.kind].core
+        for item, core in zip(items, (marker.core for marker in markers), strict=True):
             start = text.find(core, at)
             if start < 0:
                 break
@@ -191,15 +220,6 @@ class MediaPrompts:
             if self._processor.spaces and _BARE.match(text, at):
                 pieces.append(" ")
         return "".join([*pieces, text[at:], self._processor.ending if items else ""])
-
-    def _written(self, item: MediaItem) -> str:
-        """The text that marks an item's place in a raw prompt; '' if it is written in front."""
-        marker = self._form.markers[item.kind]
-        return "" if marker.in_front else marker.core
-
-    def _in_front(self, item: MediaItem) -> str:
-        marker = self._form.markers[item.kind]
-        return marker.core if marker.in_front else ""
 
     def places(self, tokens: Sequence[int], items: Sequence[MediaItem]) -> list[tuple[int, int]]:
         """(start, stop) of each marker in a tokenised prompt. Raises InvalidRequest."""
@@ -224,42 +244,53 @@ class MediaPrompts:
         return found
 
 
-def _message_indices(messages: Sequence[Message], given: Attachments) -> list[int]:
-    """The index of the message for each image, video and sound. Raises InvalidRequest."""
-    last = next((at for at in range(len(messages) - 1, -1, -1) if _is_user(messages[at])), None)
-    indices: list[int] = []
+def _positions(
+    texts: Sequence[str], users: Sequence[int], given: Attachments
+) -> list[tuple[int, ...]]:
+    """The position of each image, video and sound as `Attachments` describes it, in a tuple.
+
+    users: the indices of user messages. Raises InvalidRequest.
+    """
+    positions: list[tuple[int, ...]] = []
     for kind, count, named in (
         (IMAGE, len(given.images), given.image_messages),
         (VIDEO, len(given.videos), given.video_messages),
         (AUDIO, len(given.audios), given.audio_messages),
     ):
         if named is None:
-            if count and last is None:
+            if count and not users:
                 raise InvalidRequest(
                     f"{FIELDS[kind]} has {count} items, but Messages has no user message for them:"
                     " add one",
                     FIELDS[kind],
                     "Messages",
                 )
-            indices += [last or 0] * count
+            positions += [(users[-1],) for _ in range(count)]
             continue
         key = f"Metadata mlx.{kind}_messages"
         if len(named) != count:
             raise InvalidRequest(
                 f"{key} has {len(named)} entries, but {FIELDS[kind]} has {count}: send one for each"
             )
-        for at in named:
-            if not (0 <= at < len(messages) and _is_user(messages[at])):
+        for entry in named:
+            message, *within = (entry,) if isinstance(entry, int) else entry
+            if message not in users:
                 raise InvalidRequest(
-                    f"{key} names message {at}, which is not a user message: Messages has"
-                    f" {len(messages)}, counted from 0"
+                    f"{key} names message {message}, which is not a user message: Messages has"
+                    f" {len(texts)}, counted from 0"
                 )
-        indices += named
-    return indices
+            if within and not 0 <= within[0] <= len(texts[message]):
+                raise InvalidRequest(
+                    f"{key} names character {within[0]} of message {message}, which has"
+                    f" {len(texts[message])}"
+                )
+            positions.append((message, *within))
+    return positions
 
 
-def _is_user(message: Message) -> bool:
-    return message.get("role") == "user"
+def _text(message: Message) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
 
 
 def _find(tokens: Sequence[int], indices: Sequence[int], start: int) -> int:

@@ -177,11 +177,18 @@ class ItemProcessor:
         self._image_token = getattr(config, "image_token_index", None)
         self._markers = markers
         self._number = _number(processor)
-        self._boundary = _boundary(processor)
-        self._dropped = _dropped(processor)
-        self._alone = _ends_within_prompt(processor)
+        family = type(processor).__name__
+        texts: Any = getattr(processor, "tokenizer", None)
+        # Idefics 2's writes this token around each image, and once where two meet.
+        edge = processor.fake_image_token if family == "Idefics2Processor" else None
+        self._boundary: int | None = edge and texts.convert_tokens_to_ids(edge)
+        # DeepSeek-OCR's removes this token, with which a conversation for training ends.
+        self._dropped: str = texts.eos_token if family.startswith("DeepseekOCR") else ""
+        # GOT's writes a complete prompt around an image, unless its input is one.
+        ends = ["<img>", "</img>"] if family == "GotOcrProcessor" else []
+        self._alone: list[int] = texts.convert_tokens_to_ids(ends) if ends else []
         # PaliGemma's writes the BOS token after the image, and a line break after the text.
-        self.begins = type(processor).__name__ == "PaliGemmaProcessor"
+        self.begins = family == "PaliGemmaProcessor"
         self.ending = "\n" if self.begins else ""
         self._rate = _sound_rate(processor)
         self._most_bytes = most_bytes
@@ -393,36 +400,6 @@ def _as_mlx_vlm_takes(given: Picture | Video | Sound, rate: int) -> dict[str, An
         duration=given.count / given.rate,
     )
     return {"videos": [frames.transpose(0, 3, 1, 2)], "video_metadata": [metadata]}
-
-
-def _boundary(processor: Any) -> int | None:
-    """The token that Idefics 2's processor writes around each image, once where two meet."""
-    if type(processor).__name__ != "Idefics2Processor":
-        return None
-    token: int = processor.tokenizer.convert_tokens_to_ids(processor.fake_image_token)
-    return token
-
-
-def _dropped(processor: Any) -> str:
-    """Text for the last token of a prompt, which DeepSeek-OCR's processors remove; '' for others.
-
-    It would be the end token of a conversation that was used to train the model.
-    """
-    if not type(processor).__name__.startswith("DeepseekOCR"):
-        return ""
-    text: str = processor.tokenizer.eos_token
-    return text
-
-
-def _ends_within_prompt(processor: Any) -> list[int]:
-    """The first and the last token of an image if the processor writes a complete prompt around it.
-
-    Empty for others. GOT's processor does so unless its input is a complete prompt.
-    """
-    if type(processor).__name__ != "GotOcrProcessor":
-        return []
-    ids: list[int] = processor.tokenizer.convert_tokens_to_ids(["<img>", "</img>"])
-    return ids
 
 
 def _without_boundary(item: MediaItem) -> MediaItem:

@@ -29,6 +29,8 @@ LATE = {"role": "system", "content": "It is late."}
 HI = {"role": "user", "content": "Hi"}
 HELLO = {"role": "assistant", "content": "Hello."}
 SO = {"role": "user", "content": "So?"}
+THEN = {"role": "user", "content": "Then?"}
+TWICE = {**HISTORY[1], "tool_calls": [CALL, {**CALL, "id": "c2"}]}
 
 
 @pytest.mark.parametrize(
@@ -39,6 +41,12 @@ SO = {"role": "user", "content": "So?"}
         (ALTERNATING, [SYSTEM, HI, SO], ["Be brief.", "Hi\n\nSo?"]),
         (ALTERNATING, [HI, HELLO, HELLO, SO], ["Hi", "Hello.\n\nHello.", "So?"]),
         (ALTERNATING, [*HISTORY, SO], ["-3°", "\n\nSo?"]),
+        (ALTERNATING, [*HISTORY[:2], SO], ["Is it cold?", "tool\nSo?"]),
+        (ALTERNATING, [*HISTORY, HISTORY[1], SO, HELLO, THEN], ["-3°", "So?", "Hello.", "Then?"]),
+        (ALTERNATING, [HI, TWICE, HISTORY[2], SO], ["-3°", "tool\nSo?"]),
+        (ALTERNATING, [HELLO, SO], ["Hello.", "So?"]),
+        (ALTERNATING, [SYSTEM, HELLO, SO], ["system\nBe brief.", "Hello.", "So?"]),
+        (NO_SYSTEM + ALTERNATING, [SYSTEM, HELLO, SO], ["user\nBe brief.", "Hello.", "So?"]),
         (NO_SYSTEM, [SYSTEM, HI, HELLO, LATE, SO], ["Be brief.\n\nHi", "Hello.", "late.\n\nSo"]),
         (ALTERNATING + SYSTEM_FIRST, [HI, LATE, HELLO, SO], ["Hi\n\nIt is late.", "Hello.", "So?"]),
     ],
