@@ -28,6 +28,7 @@ from backend.engine.embedding.kind import (
     module_of,
 )
 from backend.engine.embedding.label_reader import LabelReader
+from backend.engine.embedding.local_attention import mend_modernbert
 from backend.engine.embedding.pooling_rule import (
     dense_layers,
     pooling_of_checkpoint,
@@ -182,20 +183,10 @@ def _opener(checkpoint: Checkpoint, settings: Settings, dtype: str) -> OpenModel
             lazy=True,
         )
         if family == "modernbert":
-            _use_exact_gelu(model)
+            mend_modernbert(model)
         return model, config
 
     return open_model
-
-
-def _use_exact_gelu(model: Any) -> None:
-    """Use ModernBERT's exact GELU in place of mlx-vlm 0.7.10's tanh approximation."""
-    from mlx.nn.layers.activations import GELU
-
-    for layer in model.layers:
-        layer.mlp.act = GELU()
-    if hasattr(model, "head"):
-        model.head.act = GELU()
 
 
 def _limits(checkpoint: Checkpoint, loaded: LoadedModel, requested: int) -> Limits:

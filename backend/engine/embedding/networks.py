@@ -14,8 +14,8 @@ import numpy as np
 
 from backend.engine.embedding.encode_queue import Run
 from backend.engine.embedding.encoding import Piece
-from backend.engine.embedding.gemma import gemma_states
 from backend.engine.embedding.kind import JINA_V4
+from backend.engine.embedding.local_attention import gemma_states
 from backend.engine.embedding.pooling_rule import PoolingRule
 from backend.engine.embedding.vectors import PaddedRows, last_tokens, normalized, padded, pool
 

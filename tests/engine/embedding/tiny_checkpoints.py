@@ -83,7 +83,7 @@ def write_parts(
 ) -> Path:
     """Write a checkpoint. appends: whether its tokenizer adds special tokens."""
     specials, config, tensors, modules = parts
-    vocabulary = _tokenizer(folder, specials, appends=appends)
+    vocabulary = write_tokenizer(folder, specials, appends=appends)
     config = {**config, "vocab_size": vocabulary, **changes}
     (folder / "config.json").write_text(json.dumps(config))
     rng = np.random.RandomState(20)
@@ -101,7 +101,7 @@ def _random(rng: np.random.RandomState, name: str, shape: tuple[int, ...]) -> np
     return values.astype(np.float32)
 
 
-def _tokenizer(folder: Path, specials: Specials, *, appends: bool) -> int:
+def write_tokenizer(folder: Path, specials: Specials, *, appends: bool) -> int:
     """A WordPiece tokenizer of a few words and all ASCII characters; returns its size."""
     folder.mkdir(parents=True, exist_ok=True)
     pieces = [*specials.tokens, *_WORDS, *string.ascii_lowercase, *string.digits]
