@@ -68,12 +68,16 @@ def pooling_of_checkpoint(
         stated = _mode(_read(path / "1_Pooling" / "config.json", name), name)
         return _overridden(PoolingRule(stated or family, True), settings)
     # The code of jina-embeddings-v4 pools and scales in its first step.
-    mode, normalize, pooled = family, is_jina_v4(config), False
+    own = is_jina_v4(config)
+    mode, normalize, pooled = family, own, False
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
         folder = Path(str(module.get("path", ""))).name
         if kind == "Pooling":
-            mode = _mode(_read(path / folder / "config.json", name), name) or mode
+            found = _mode(_read(path / folder / "config.json", name), name)
+            if found is None and not settings.pooling:
+                raise _unpooled(name, f"{folder}/config.json, which its modules.json names")
+            mode = found or mode
         elif kind == "Normalize":
             normalize = True
         elif kind not in ("Transformer", "Dense"):
@@ -87,7 +91,17 @@ def pooling_of_checkpoint(
                 " is not supported",
             )
         pooled = pooled or kind == "Pooling"
+    if not (pooled or own or settings.pooling):
+        raise _unpooled(name, "the step Pooling in modules.json")
     return _overridden(PoolingRule(mode, normalize), settings)
+
+
+def _unpooled(name: str, missing: str) -> ModelRejected:
+    return ModelRejected.because(
+        name,
+        f"it lacks {missing}, so how its vectors are pooled is unknown: copy the file from the"
+        " model that it was made from, or set the option pooling",
+    )
 
 
 def dense_layers(path: Path, name: str, config: Mapping[str, Any]) -> tuple[DenseLayer, ...] | None:
@@ -174,6 +188,7 @@ def _overridden(rule: PoolingRule, settings: Settings) -> PoolingRule:
 
 
 def _mode(stated: Any, name: str) -> Mode | None:
+    """Read a Pooling step's configuration; None if there is none. Its own default is the mean."""
     if not isinstance(stated, dict):
         return None
     named = stated.get("pooling_mode")
@@ -189,7 +204,7 @@ def _mode(stated: Any, name: str) -> Mode | None:
         raise ModelRejected.because(
             name, f"it concatenates several poolings ({', '.join(chosen)}), which is not supported"
         )
-    return chosen[0] if chosen else None
+    return chosen[0] if chosen else "mean"
 
 
 def _read(file: Path, name: str) -> Any:

@@ -161,6 +161,15 @@ def test_pooling_is_read_from_the_checkpoint(tmp_path: Path) -> None:
             state(tmp_path, *order)
     with pytest.raises(ModelRejected, match="the step 'LSTM' in its modules"):
         state(tmp_path, "Transformer", "LSTM", "Pooling")
+    with pytest.raises(ModelRejected, match="it lacks the step Pooling in modules.json"):
+        state(tmp_path, "Transformer", "Normalize")
+    state(tmp_path, *two)
+    (tmp_path / "1_Pooling" / "config.json").unlink()
+    config = {"model_type": "bert"}
+    with pytest.raises(ModelRejected, match=r"it lacks 1_Pooling/config\.json, .* option pooling"):
+        pooling_of_checkpoint(tmp_path, "m", config, Settings())
+    chosen = pooling_of_checkpoint(tmp_path, "m", config, Settings(pooling="cls"))
+    assert chosen == PoolingRule("cls", False)
     (tmp_path / "modules.json").unlink()
     rule = pooling_of_checkpoint(tmp_path, "m", {"model_type": "bert"}, Settings())
     assert rule == PoolingRule("mean", True)
