@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import AliasChoices, BeforeValidator, Field
 
+from common.rerank_limits import MOST_DOCUMENTS
 from gateway import exchange
 from gateway.asking import ask_once
 from gateway.calls import ask
@@ -42,7 +43,7 @@ class RerankRequest(Request):
 
     _named = prefer("documents", "texts")
     query: str = Field(min_length=1)
-    documents: Annotated[list[AnyDocument], Field(min_length=1, max_length=10_000)] = Field(
+    documents: Annotated[list[AnyDocument], Field(min_length=1, max_length=MOST_DOCUMENTS)] = Field(
         validation_alias=AliasChoices("documents", "texts")
     )
     in_tei_form: Sent = Field(False, validation_alias="texts")
