@@ -23,6 +23,7 @@ from backend.engine import device
 from backend.engine.embedding.label_reader import LabelReader
 from backend.engine.embedding.readers import TextReader
 from backend.engine.errors import InvalidRequest, ModelRejected, TooLong, WrongKind
+from tests.engine.embedding import logit_rerankers as logits
 from tests.engine.embedding import rotary_checkpoints as rotary
 from tests.engine.embedding import tiny_checkpoints as tiny
 from tests.engine.embedding.engine_calls import embed, entities, rerank, serving
@@ -296,6 +297,16 @@ async def test_scores_equal_the_references(family: str, tmp_path: Path) -> None:
             await embed(engine, "x")
     scores = [one.score for one in sorted(ranked, key=lambda one: one.index)]
     np.testing.assert_allclose(scores, SAID[family], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", logits.RERANKERS)
+async def test_rerankers_that_answer_with_a_token_equal_sentence_transformers(
+    name: str, tmp_path: Path
+) -> None:
+    async with serving(logits.write_reranker(name, tmp_path)) as engine:
+        ranked = await rerank(engine, QUERY, [*TEXTS, logits.LONG])
+    scores = [one.score for one in sorted(ranked, key=lambda one: one.index)]
+    np.testing.assert_allclose(scores, SAID[name] + SAID[f"{name} long"], atol=1e-5)
 
 
 def with_logit_score(folder: Path, yes: int | None, no: int | None) -> Path:
