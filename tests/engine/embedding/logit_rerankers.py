@@ -17,7 +17,7 @@ _QUERY, _DOCUMENT = _FIND % "query", _FIND % "document"
 _ASKED = (
     "{% set told = messages | selectattr('role', 'eq', 'system') | map(attribute='content') | list"
     " %}<|im_start|>{{ told[0] if told else 'is it bread?' }}\n"
-     f"query: {_QUERY}\ndocument: {_DOCUMENT}<|im_end|>\n<|im_start|><think></think>"
+    f"query: {_QUERY}\ndocument: {_DOCUMENT}<|im_end|>\n<|im_start|><think></think>"
 )
 _SAID = (
     f"<|im_start|>{_QUERY}<|im_end|>\n<|im_start|>{_DOCUMENT}<|im_end|>\n"
