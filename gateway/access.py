@@ -71,6 +71,8 @@ class AccessMiddleware:
                 headers["x-content-type-options"] = "nosniff"
                 if seen.ignored:
                     headers["x-ignored-fields"] = ",".join(seen.ignored)
+                if seen.truncated:
+                    headers["x-truncated-tokens"] = str(seen.truncated)
                 seen.status = message["status"]
                 seen.streams = headers.get("content-type", "").startswith("text/event-stream")
                 if seen.streams:
@@ -96,6 +98,7 @@ class AccessMiddleware:
         }
         known = {"error": seen.broken, "key": seen.key, "model": seen.model}
         known["ignored"] = ",".join(seen.ignored)
+        known["truncated"] = str(seen.truncated or "")
         fields |= {name: text for name, text in known.items() if text}
         if seen.prompt_tokens or seen.completion_tokens:
             fields |= {"prompt": seen.prompt_tokens, "completion": seen.completion_tokens}

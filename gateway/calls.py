@@ -9,10 +9,12 @@ from typing import Any, TypeVar
 
 import grpc
 
-from gateway import errors
+from gateway import errors, exchange
 from gateway.errors import AS_ON_THE_WIRE, Names
 
 Reply = TypeVar("Reply")
+Metadata = Sequence[tuple[str, str | bytes]]
+_TRUNCATED = "mlx-truncated-tokens"
 _AT_ONCE = 32  # for one request, because the backend's queue is shared
 
 
@@ -21,13 +23,19 @@ async def ask(
     request: Any,
     seconds: float,
     names: Names = AS_ON_THE_WIRE,
+    metadata: Metadata = (),
 ) -> Reply:
     """The reply of one call (`seconds` 0: no limit); cancelled with its task.
 
     names: the client's names of the wire's fields, for errors. Raises ApiError.
     """
     with as_refusals(names):
-        return await method(request, timeout=seconds or None)
+        call: Any = method(request, timeout=seconds or None, metadata=metadata)
+        reply: Reply = await call
+        for key, value in await call.trailing_metadata() or ():
+            if key == _TRUNCATED:
+                exchange.current().truncated += int(value)
+        return reply
 
 
 async def ask_all(
@@ -35,6 +43,7 @@ async def ask_all(
     requests: Sequence[Any],
     seconds: float,
     names: Callable[[int], Names] = lambda _: AS_ON_THE_WIRE,
+    metadata: Metadata = (),
 ) -> list[Reply]:
     """The replies in order, asked as by `ask`; `names` by index. The first failure ends all."""
     replies: list[Any] = [None] * len(requests)
@@ -42,7 +51,7 @@ async def ask_all(
 
     async def work() -> None:
         for index in waiting:
-            replies[index] = await ask(method, requests[index], seconds, names(index))
+            replies[index] = await ask(method, requests[index], seconds, names(index), metadata)
 
     tasks = [asyncio.ensure_future(work()) for _ in range(_AT_ONCE)]
     try:

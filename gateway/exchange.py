@@ -37,6 +37,7 @@ class Exchange:
     left: bool = False  # the client disconnected before the answer was complete
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    truncated: int = 0  # tokens of texts to embed or rank that the model left out
     strict: bool = False  # whether fields without meaning are refused
     ignored: dict[str, None] = field(default_factory=dict)  # fields that were left out, in order
 

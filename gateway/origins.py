@@ -19,7 +19,8 @@ from gateway.refusals import response_of
 from gateway.settings import GatewaySettings
 
 _METHODS = "GET, POST, DELETE"
-_READABLE = "x-request-id, request-id, retry-after, x-should-retry, x-ignored-fields"
+_READABLE = "x-request-id, request-id, retry-after, x-should-retry, x-ignored-fields,"
+_READABLE += " x-truncated-tokens"
 _DAY = "86400"  # seconds
 _PROGRAMS = ("app://", "tauri://", "vscode-webview://", "vscode-file://")  # no web page has these
 

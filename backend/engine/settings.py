@@ -265,6 +265,16 @@ class Settings:
         "Whether Embedding vectors are normalised to length 1; auto means as the checkpoint says,"
         " or true for a generative model.",
     )
+    prompt_name: str = text(
+        "",
+        "Which of the prompts in config_sentence_transformers.json is put in front of a text to"
+        " embed, or a query, whose request names none; empty means its `default_prompt_name`.",
+    )
+    truncate: bool = flag(
+        True,
+        "Whether an input of Embedding or Rerank that is longer than the model reads loses its end;"
+        " if not, the request is refused. Requests may override it.",
+    )
     task: str = text(
         "",
         "Task whose adapter an embedding model applies, such as `retrieval.passage` of Jina"

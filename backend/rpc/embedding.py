@@ -11,6 +11,7 @@ from backend.engine.embedding.readers import TextReader
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
 from backend.rpc.call_log import note
+from backend.rpc.input_switches import InputSwitches
 from wire import backend_pb2 as pb
 
 _NOT_READ = {
@@ -22,29 +23,42 @@ _NOT_READ = {
 }
 
 
-async def answer(engine: Engine, options: pb.PredictOptions) -> pb.EmbeddingResult:
-    """Answer an Embedding call. Raises WrongKind, InvalidRequest, TooLong, Overloaded."""
+async def answer(
+    engine: Engine, options: pb.PredictOptions, switches: InputSwitches
+) -> tuple[pb.EmbeddingResult, int]:
+    """Answer an Embedding call; also returns the number of tokens that were truncated.
+
+    Raises WrongKind, InvalidRequest, TooLong, Overloaded.
+    """
     reader = engine.reader(TextReader)
     _require_one_input(options)
     pieces: list[Piece] = []
 
     def read() -> list[Piece]:
         if options.EmbeddingTokens:
-            pieces.extend(reader.read_tokens(options.EmbeddingTokens))
+            tokens = options.EmbeddingTokens
+            pieces.extend(reader.read_tokens(tokens, truncate=switches.truncate))
         else:
-            pieces.extend(reader.read_text(options.Embeddings))
+            pieces.extend(
+                reader.read_text(
+                    options.Embeddings,
+                    prompt_name=switches.prompt_name,
+                    truncate=switches.truncate,
+                )
+            )
         return pieces
 
     size = len(options.Embeddings) + len(options.EmbeddingTokens)
     embedded = reader.answer(pieces, await engine.encode(read, size))
     note(prompt_tokens=embedded.prompt_tokens)
-    return pb.EmbeddingResult(
+    result = pb.EmbeddingResult(
         embeddings=embedded.values,
         tokens=embedded.rows,
         dim=embedded.dim,
         prompt_tokens=embedded.prompt_tokens,
         layout=pb.EMBEDDING_LAYOUT_PER_TOKEN if embedded.per_token else pb.EMBEDDING_LAYOUT_FINAL,
     )
+    return result, embedded.truncated
 
 
 def _require_one_input(options: pb.PredictOptions) -> None:

@@ -7,33 +7,39 @@ from backend.engine.embedding.readers import PairReader
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
 from backend.rpc.call_log import note
+from backend.rpc.input_switches import InputSwitches
+from common.rerank_limits import MOST_DOCUMENTS
 from wire import backend_pb2 as pb
 
-MOST_DOCUMENTS = 1000  # the limit of Cohere's API
 
+async def answer(
+    engine: Engine, request: pb.RerankRequest, switches: InputSwitches
+) -> tuple[pb.RerankResult, int]:
+    """Answer a Rerank call; also returns the number of tokens that were truncated.
 
-async def answer(engine: Engine, request: pb.RerankRequest) -> pb.RerankResult:
-    """Answer a Rerank call. Raises WrongKind, InvalidRequest, TooLong, Overloaded."""
+    Raises WrongKind, InvalidRequest, TooLong, Overloaded.
+    """
     reader = engine.reader(PairReader)
     _require_sound(request)
     documents = list(request.documents)
     pieces: list[Piece] = []
 
     def read() -> list[Piece]:
-        pieces.extend(reader.read(request.query, documents))
+        pieces.extend(reader.read(request.query, documents, truncate=switches.truncate))
         return pieces
 
     size = len(documents) * len(request.query) + sum(map(len, documents))
     ranked = reader.answer(await engine.encode(read, size), request.top_n)
     tokens = sum(len(piece.ids) for piece in pieces)
     note(prompt_tokens=tokens)
-    return pb.RerankResult(
+    result = pb.RerankResult(
         usage=pb.Usage(total_tokens=tokens, prompt_tokens=tokens),
         results=[
             pb.DocumentResult(index=one.index, text=documents[one.index], relevance_score=one.score)
             for one in ranked
         ],
     )
+    return result, sum(piece.cut for piece in pieces)
 
 
 def _require_sound(request: pb.RerankRequest) -> None:

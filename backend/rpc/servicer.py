@@ -33,6 +33,7 @@ from backend.rpc import (
 from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage
 from backend.rpc.identity import Identity
+from backend.rpc.input_switches import input_switches
 from backend.rpc.last_load import LastLoad
 from backend.rpc.load_options import load_request
 from backend.rpc.requests import generation_request
@@ -201,21 +202,33 @@ class Servicer(backend_pb2_grpc.BackendServicer):
     ) -> pb.ModelMetadataResponse:
         return model_metadata.response(self._engine.require_model())
 
-    async def Embedding(self, request: pb.PredictOptions, _context: Context) -> pb.EmbeddingResult:
-        return await embedding.answer(self._engine, request)
+    async def Embedding(self, request: pb.PredictOptions, context: Context) -> pb.EmbeddingResult:
+        switches = input_switches(context.invocation_metadata())
+        result, truncated = await embedding.answer(self._engine, request, switches)
+        _tell_truncated(context, truncated)
+        return result
 
     async def Score(self, request: pb.ScoreRequest, _context: Context) -> pb.ScoreResponse:
         facts = self._engine.require_text_model("Score")
         logprobs = await self._engine.score(scores.score_request(request))
         return scores.response(request, logprobs, facts.token_bytes)
 
-    async def Rerank(self, request: pb.RerankRequest, _context: Context) -> pb.RerankResult:
-        return await rerank.answer(self._engine, request)
+    async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResult:
+        switches = input_switches(context.invocation_metadata())
+        result, truncated = await rerank.answer(self._engine, request, switches)
+        _tell_truncated(context, truncated)
+        return result
 
     async def TokenClassify(
         self, request: pb.TokenClassifyRequest, _context: Context
     ) -> pb.TokenClassifyResponse:
         return await token_classify.answer(self._engine, request)
+
+
+def _tell_truncated(context: Context, tokens: int) -> None:
+    if tokens:
+        note(truncated_tokens=tokens)
+        context.set_trailing_metadata(((trailers.TRUNCATED_TOKENS, str(tokens)),))
 
 
 def _read(answer: Answer, event: TextDelta | Finished) -> Sequence[ChatEvent]:

@@ -77,15 +77,46 @@ def prefer(name: str, other: str) -> Any:
     return model_validator(mode="before")(check)
 
 
+def _read_truncate(value: Any) -> Any:
+    """Read a flag, or the word of Cohere and NIM for one. Raises ValueError."""
+    words = {"none": False, "end": True}
+    if not isinstance(value, str):
+        return value
+    if value.lower() not in words:
+        raise ValueError("send true, false, END (the same as true) or NONE (the same as false)")
+    return words[value.lower()]
+
+
+# Whether an input that is longer than the model reads loses its end.
+Truncate = Annotated[
+    bool | None, BeforeValidator(_read_truncate, json_schema_input_type=bool | str | None)
+]
+TRUNCATE = "Whether an input that is too long loses its end, or is an error; default: by the model."
+
+
+def truncation(truncate: bool | None) -> list[tuple[str, str | bytes]]:
+    """The metadata of a call for a request's `truncate`."""
+    return [] if truncate is None else [("mlx-truncate", str(truncate).lower())]
+
+
+def usage_of(tokens: int, total: int) -> dict[str, int]:
+    """The usage of an answer; `truncated_tokens` only if there are any."""
+    truncated = exchange.current().truncated
+    cut = {"truncated_tokens": truncated} if truncated else {}
+    return {"prompt_tokens": tokens, "total_tokens": total} | cut
+
+
 class EmbeddingRequest(Request):
     _named = prefer("input", "content")
     input: Input = Field(validation_alias=AliasChoices("input", "content"))
     in_llama_form: Sent = Field(False, validation_alias="content")
     encoding_format: Literal["float", "base64"] | None = about("base64: little-endian floats.")
     dimensions: int | None = about("Keep so many values, normalised to length 1 again.", ge=1)
+    truncate: Truncate = about(TRUNCATE)
+    prompt_name: str | None = about("Which of the model's prompts is put in front of each text.")
 
 
-USAGE = schema_of(prompt_tokens=INTEGER, total_tokens=INTEGER)
+USAGE = schema_of({"truncated_tokens": INTEGER}, prompt_tokens=INTEGER, total_tokens=INTEGER)
 _VECTOR = {"anyOf": [list_of(NUMBER), TEXT]}
 _ENTRY = schema_of(object=one_of("embedding"), index=INTEGER, embedding=_VECTOR)
 _ANSWER = schema_of(object=one_of("list"), data=list_of(_ENTRY), model=TEXT, usage=USAGE)
@@ -103,8 +134,8 @@ async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
         for place, vector in enumerate(vectors)
     )
     model = body.model or gateway.supervisor.resolve(body.model).name
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return in_parts("data", entries, {"object": "list", "model": model, "usage": usage})
+    others = {"object": "list", "model": model, "usage": usage_of(tokens, tokens)}
+    return in_parts("data", entries, others)
 
 
 async def vectors_of(
@@ -117,11 +148,15 @@ async def vectors_of(
     async def embed(lease: Lease) -> list[pb.EmbeddingResult]:
         requests = [pb.PredictOptions(ModelIdentity=lease.identity, **each) for each in texts]
         seconds = gateway.settings.request_timeout
-        return await ask_all(lease.stub.Embedding, requests, seconds, names)
+        return await ask_all(lease.stub.Embedding, requests, seconds, names, metadata)
 
     def names(index: int) -> Names:
         place = f"input[{index}]" if len(asked.input) > 1 else "input"
         return {"Embeddings": place, "EmbeddingTokens": place}
+
+    metadata = truncation(asked.truncate)
+    if asked.prompt_name is not None:
+        metadata.append(("mlx-prompt-name-bin", asked.prompt_name.encode()))
 
     replies = await ask_once(lambda: gateway.supervisor.lease(asked.model), embed, asked)
     for reply in replies:

@@ -62,6 +62,7 @@ class EmbedRequest(Request):
     model: ModelName = Field(min_length=1)
     input: Input
     dimensions: int | None = Field(default=None, ge=1)
+    truncate: bool | None = None
 
 
 @router.post("/api/chat", responses=_ANSWERS)

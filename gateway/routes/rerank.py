@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 from pydantic import AliasChoices, BeforeValidator, Field
 
+from common.rerank_limits import MOST_DOCUMENTS
 from gateway import exchange
 from gateway.asking import ask_once
 from gateway.calls import ask
@@ -17,7 +18,15 @@ from gateway.limits import JsonRoute
 from gateway.openai.base import Request, Strict
 from gateway.openapi import documented
 from gateway.refusals import INTEGER, NUMBER, TEXT, list_of, one_of, schema_of
-from gateway.routes.embeddings import USAGE, Sent, prefer
+from gateway.routes.embeddings import (
+    TRUNCATE,
+    USAGE,
+    Sent,
+    Truncate,
+    prefer,
+    truncation,
+    usage_of,
+)
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -42,13 +51,14 @@ class RerankRequest(Request):
 
     _named = prefer("documents", "texts")
     query: str = Field(min_length=1)
-    documents: Annotated[list[AnyDocument], Field(min_length=1, max_length=10_000)] = Field(
+    documents: Annotated[list[AnyDocument], Field(min_length=1, max_length=MOST_DOCUMENTS)] = Field(
         validation_alias=AliasChoices("documents", "texts")
     )
     in_tei_form: Sent = Field(False, validation_alias="texts")
     return_text: bool | None = about("TEI: results include the text.")
     top_n: int | None = about("Best documents to return; default: all.", ge=1)
     return_documents: bool | None = about("Whether results include their text; they do by default.")
+    truncate: Truncate = about(TRUNCATE)
 
 
 _RANKED = schema_of({"document": schema_of(text=TEXT)}, index=INTEGER, relevance_score=NUMBER)
@@ -70,7 +80,8 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
             documents=texts,
             top_n=min(body.top_n or len(texts), len(texts)),
         )
-        return await ask(lease.stub.Rerank, request, gateway.settings.request_timeout)
+        seconds = gateway.settings.request_timeout
+        return await ask(lease.stub.Rerank, request, seconds, metadata=truncation(body.truncate))
 
     reply = await ask_once(lambda: gateway.supervisor.lease(body.model), rank, body)
     read = reply.usage.prompt_tokens
@@ -85,6 +96,6 @@ async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
         | ({} if bare else {"document": {"text": texts[result.index]}})
         for result in best
     ]
-    usage = {"prompt_tokens": read, "total_tokens": reply.usage.total_tokens}
+    usage = usage_of(read, reply.usage.total_tokens)
     answer = {"object": "list", "model": body.model or config.name}
     return JSONResponse(answer | {"results": results, "usage": usage})

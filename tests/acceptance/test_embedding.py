@@ -34,9 +34,10 @@ def embed(backend: Backend, text: str, **fields: object) -> pb.EmbeddingResult:
     return result
 
 
-def refusal(backend: Backend, request: pb.PredictOptions) -> grpc.RpcError:
+def refusal(backend: Backend, request: pb.PredictOptions, **metadata: str) -> grpc.RpcError:
+    sent = tuple((f"mlx-{key}", value) for key, value in metadata.items())
     with pytest.raises(grpc.RpcError) as caught:
-        backend.stub.Embedding(request, timeout=WAIT)
+        backend.stub.Embedding(request, timeout=WAIT, metadata=sent)
     return caught.value
 
 
@@ -67,6 +68,14 @@ def test_two_hundred_texts_equal_the_reference_whatever_shares_their_batch(real:
     assert (best == np.arange(len(QUESTIONS))).mean() >= 0.9
 
 
+def test_a_long_text_loses_its_end_and_its_tokens_are_counted(real: Backend) -> None:
+    request = pb.PredictOptions(Embeddings="word " * 300)
+    result, call = real.stub.Embedding.with_call(request, timeout=WAIT)
+    assert result.prompt_tokens == 256
+    assert dict(call.trailing_metadata())["mlx-truncated-tokens"] == str(302 - 256)
+    np.testing.assert_allclose(result.embeddings, embed(real, "word " * 254).embeddings, atol=1e-6)
+
+
 def test_tokens_give_the_same_vector_as_their_text(real: Backend) -> None:
     text = embed(real, "Hello world")
     tokens = [101, 7592, 2088, 102]
@@ -82,12 +91,16 @@ def test_inputs_that_cannot_be_embedded_are_refused(real: Backend) -> None:
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "Embeddings" in str(error.details())
         assert "EmbeddingTokens" in str(error.details())
-    long = refusal(real, pb.PredictOptions(Embeddings="word " * 300))
+    long = refusal(real, pb.PredictOptions(Embeddings="word " * 300), truncate="false")
     assert long.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "302 tokens" in str(long.details())
     assert "at most 256" in str(long.details())
     unknown = refusal(real, pb.PredictOptions(EmbeddingTokens=[5, 40_000]))
     assert "EmbeddingTokens[1] is the token 40000" in str(unknown.details())
+    unnamed = real.stub.Embedding.future(
+        pb.PredictOptions(Embeddings="a"), metadata=(("mlx-prompt-name-bin", b"x"),)
+    )
+    assert "prompt_name is 'x', but the model has no prompts" in str(unnamed.details())
     assert refusal(real, pb.PredictOptions(Embeddings="a", Prompt="b")).code() is (
         grpc.StatusCode.INVALID_ARGUMENT
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from common.rerank_limits import MOST_DOCUMENTS
 from tests.acceptance.backend import Backend
 from tests.engine.embedding.tiny_checkpoints import QUERY, TEXTS, write
 from wire import backend_pb2 as pb
@@ -58,9 +59,9 @@ def test_a_score_does_not_depend_on_other_requests(ranker: Backend) -> None:
         (pb.RerankRequest(query="a", documents=["b", ""]), "INVALID_ARGUMENT", "documents[1] is"),
         (pb.RerankRequest(query="a", documents=["b"], top_n=-1), "INVALID_ARGUMENT", "top_n is -1"),
         (
-            pb.RerankRequest(query="a", documents=["b"] * 1001),
+            pb.RerankRequest(query="a", documents=["b"] * (MOST_DOCUMENTS + 1)),
             "INVALID_ARGUMENT",
-            "documents has 1001 entries: send at most 1000",
+            "documents has 10001 entries: send at most 10000",
         ),
         (
             pb.RerankRequest(query="a", documents=["b", "c " * 200]),
@@ -73,9 +74,25 @@ def test_requests_that_cannot_be_ranked_are_refused(
     ranker: Backend, request_: pb.RerankRequest, code: str, words: str
 ) -> None:
     with pytest.raises(grpc.RpcError) as caught:
-        ranker.stub.Rerank(request_, timeout=WAIT)
+        ranker.stub.Rerank(request_, timeout=WAIT, metadata=(("mlx-truncate", "false"),))
     assert caught.value.code().name == code
     assert words in str(caught.value.details())
+
+
+def test_a_document_that_is_too_long_loses_its_end(ranker: Backend) -> None:
+    documents = ["moon", *["river " * 200] * 2]
+    request = pb.RerankRequest(query=QUERY, documents=documents)
+    result, call = ranker.stub.Rerank.with_call(request, timeout=WAIT)
+    assert len(result.results) == 3
+    cut = int(dict(call.trailing_metadata())["mlx-truncated-tokens"])
+    assert cut > 2 * (200 - 128)
+    alone = ranker.stub.Rerank.with_call(
+        pb.RerankRequest(query=QUERY, documents=["moon"]), timeout=WAIT
+    )[1]
+    assert "mlx-truncated-tokens" not in dict(alone.trailing_metadata() or ())
+    with pytest.raises(grpc.RpcError) as caught:
+        ranker.stub.Rerank(request, timeout=WAIT, metadata=(("mlx-truncate", "maybe"),))
+    assert "mlx-truncate is 'maybe': send true or false" in str(caught.value.details())
 
 
 def test_entities_are_located_by_byte_offsets(bare: Backend, tmp_path: Path) -> None:

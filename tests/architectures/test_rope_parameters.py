@@ -19,7 +19,7 @@ def test_the_base_is_read_from_rope_parameters(architecture: str) -> None:
     config = _in_later_form(earlier)
     if config == earlier:
         pytest.skip("it has no base of its own, or reads rope_parameters itself")
-    _, arguments = weights._classes(config)
+    _, arguments = weights.mlx_lm_classes(config)
     read = arguments.from_dict(config)
     part = getattr(read, "text_config", None)
     found = [one for held in (read, part) if held is not None for one in _bases(held)]

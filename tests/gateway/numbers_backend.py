@@ -22,6 +22,9 @@ Context = grpc.ServicerContext
 class NumbersBackend(backend_pb2_grpc.BackendServicer):
     """A backend without a model, which listens at `address`.
 
+    The characters of an input beyond 1,000 are reported as truncated tokens; if the call does not
+    allow that, it is refused.
+
     Embedding returns (length, 1, 0, 2) for a text, and the first id for token ids. For the text
     `hold`, Embedding waits until `release` is set or the call is cancelled, which sets `cancelled`;
     a stream waits likewise after its first piece. A text that names a gRPC status fails with it.
@@ -29,6 +32,7 @@ class NumbersBackend(backend_pb2_grpc.BackendServicer):
 
     def __init__(self) -> None:
         self.hold = "hold"
+        self.prompt: str | bytes = b""
         self.held = threading.Semaphore(0)
         self.release = threading.Event()
         self.cancelled = threading.Semaphore(0)
@@ -64,6 +68,9 @@ class NumbersBackend(backend_pb2_grpc.BackendServicer):
             self._hold(context)
         if text in grpc.StatusCode.__members__:
             context.abort(grpc.StatusCode[text], f"it failed with {text}")
+        if request.Embeddings:
+            self.prompt = dict(context.invocation_metadata()).get("mlx-prompt-name-bin", b"")
+        _truncate(context, len(text))
         first = float(len(text) or request.EmbeddingTokens[0])
         return pb.EmbeddingResult(
             embeddings=[first, 1.0, 0.0, 2.0],
@@ -89,7 +96,8 @@ class NumbersBackend(backend_pb2_grpc.BackendServicer):
         self._hold(context)
         yield pb.Reply(chat_deltas=[pb.ChatDelta(content="b")], tokens=2, prompt_tokens=3)
 
-    def Rerank(self, request: pb.RerankRequest, _context: Context) -> pb.RerankResult:
+    def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResult:
+        _truncate(context, max(map(len, request.documents)))
         results = [
             pb.DocumentResult(index=place, text=text, relevance_score=len(text) / 8)
             for place, text in enumerate(request.documents)
@@ -98,3 +106,11 @@ class NumbersBackend(backend_pb2_grpc.BackendServicer):
             results=results[: request.top_n or None],
             usage=pb.Usage(prompt_tokens=5, total_tokens=5),
         )
+
+
+def _truncate(context: Context, length: int) -> None:
+    if length <= 1000:
+        return
+    if dict(context.invocation_metadata()).get("mlx-truncate") == "false":
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "it is too long")
+    context.set_trailing_metadata((("mlx-truncated-tokens", str(length - 1000)),))

@@ -15,14 +15,19 @@ from tests.gateway.numbers_backend import NumbersBackend
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[GatewayProcess]:
-    """`tiny` on our own backend, and `numbers` on a different one."""
+def numbers() -> Iterator[NumbersBackend]:
     backend = NumbersBackend()
-    numbers = {"parameters": {"model": "numbers"}, "address": backend.address}
-    process = GatewayProcess({"tiny": tiny(aliases=["a/b"]), "numbers": numbers})
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def gateway(numbers: NumbersBackend) -> Iterator[GatewayProcess]:
+    """`tiny` on our own backend, and `numbers` on a different one."""
+    other = {"parameters": {"model": "numbers"}, "address": numbers.address}
+    process = GatewayProcess({"tiny": tiny(aliases=["a/b"]), "numbers": other})
     yield process
     process.close()
-    backend.close()
 
 
 def ask(gateway: GatewayProcess, path: str, status: int = 200, **body: Any) -> Any:
@@ -139,6 +144,42 @@ def test_texts_are_ranked_in_the_form_of_tei(gateway: GatewayProcess) -> None:
     assert missing["param"] == "documents"
 
 
+@pytest.mark.parametrize("truncate", [None, True, "END"])
+def test_truncated_tokens_are_counted(gateway: GatewayProcess, truncate: object) -> None:
+    long = ["ab", "a" * 1010, "b" * 1005]
+    asked: dict[str, Any] = {"model": "numbers"} | (
+        {} if truncate is None else {"truncate": truncate}
+    )
+    for path, body, counted in (
+        ("/v1/embeddings", {"input": long}, 15),
+        ("/v1/rerank", {"query": "q", "documents": long}, 10),
+    ):
+        answer = gateway.client.post(path, json=asked | body)
+        assert answer.status_code == 200
+        assert answer.json()["usage"]["truncated_tokens"] == counted
+        assert answer.headers["x-truncated-tokens"] == str(counted)
+        assert "x-ignored-fields" not in answer.headers
+
+
+def test_inputs_may_be_refused_instead_of_truncated(gateway: GatewayProcess) -> None:
+    long = ["ab", "a" * 1010]
+    for truncate in (False, "NONE"):
+        embed(gateway, long, 429, truncate=truncate)
+        ask(gateway, "rerank", 429, model="numbers", query="q", documents=long, truncate=truncate)
+    assert "send true, false, END" in embed(gateway, long, 400, truncate="START")["message"]
+    short = embed(gateway, "ab", truncate=False)
+    assert "truncated_tokens" not in short["usage"]
+    body = {"model": "numbers", "input": long, "truncate": False}
+    assert gateway.client.post("/api/embed", json=body).status_code == 429
+
+
+def test_a_request_names_its_prompt(gateway: GatewayProcess, numbers: NumbersBackend) -> None:
+    embed(gateway, "ab", prompt_name="Frage")
+    assert numbers.prompt == b"Frage"
+    embed(gateway, "ab")
+    assert numbers.prompt == b""
+
+
 def test_tokens_and_back_in_both_forms(gateway: GatewayProcess) -> None:
     text = "Hello, 世界 😀"
     llama = ask(gateway, "tokenize", model="tiny", content=text, add_special=False)
@@ -213,8 +254,8 @@ TOO_LONG = "context_length_exceeded"
 @pytest.mark.parametrize(
     ("path", "body", "param", "code"),
     [
-        ("embeddings", {"input": LONG}, "input", TOO_LONG),
-        ("embeddings", {"input": ["ok", LONG]}, "input[1]", TOO_LONG),
+        ("embeddings", {"input": LONG, "truncate": False}, "input", TOO_LONG),
+        ("embeddings", {"input": ["ok", LONG], "truncate": False}, "input[1]", TOO_LONG),
         ("embeddings", {"input": [1, 99999]}, "input[1]", None),
         ("embeddings", {"input": [[1], [2, 99999]]}, "input[1][1]", None),
         ("detokenize", {"tokens": [1, 99999]}, "tokens[1]", None),

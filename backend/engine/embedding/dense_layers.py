@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -53,15 +53,15 @@ def dense_layer(folder: str, stated: Mapping[str, Any], name: str) -> DenseLayer
     return DenseLayer(folder, inputs, outputs, stated.get("bias", True) is True, activation)
 
 
-def class_with(layers: Sequence[DenseLayer], module: ModuleType) -> str:
-    """The name of a class in a module of mlx-vlm that loads these layers as `dense`.
+def with_dense(own: Any, layers: Sequence[DenseLayer], path: Path) -> Any:
+    """Return a subclass of a network that loads these layers as `dense`.
 
-    Without layers it has an empty list, which EmbeddingGemma's own class has not.
+    path: the checkpoint's folder. Without layers the list is empty, which that of EmbeddingGemma's
+    own class is not.
     """
     from mlx.nn.layers.linear import Linear
 
-    own: Any = module.Model
-    prefixes = {f"{layer.folder}.linear.": f"dense.{at}." for at, layer in enumerate(layers)}
+    folders = tuple(f"{layer.folder}." for layer in layers)
 
     def begin(model: Any, config: Any) -> None:
         own.__init__(model, config)
@@ -70,19 +70,21 @@ def class_with(layers: Sequence[DenseLayer], module: ModuleType) -> str:
     def sanitize(model: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         found, rest = {}, {}
         for name, value in weights.items():
-            begins = next(filter(name.startswith, prefixes), None)
-            if begins is not None:
-                found[prefixes[begins] + name.removeprefix(begins)] = value
-            elif name.startswith("dense."):  # of a conversion to MLX
+            if name.startswith("dense."):  # of a conversion to MLX
                 found[name] = value
-            else:
+            elif not name.startswith(folders):  # mlx-vlm reads these files too
                 rest[name] = value
+        for at, layer in enumerate(layers):
+            if (file := path / layer.folder / "model.safetensors").exists():
+                held: Any = mx.load(str(file))
+                found |= {
+                    f"dense.{at}.{name.removeprefix('linear.')}": value
+                    for name, value in held.items()
+                }
         loaded: dict[str, mx.array] = own.sanitize(model, rest)
         return loaded | found
 
-    kind = type("ModelWithDense", (own,), {"__init__": begin, "sanitize": sanitize})
-    setattr(module, kind.__name__, kind)
-    return kind.__name__
+    return type(own.__name__, (own,), {"__init__": begin, "sanitize": sanitize})
 
 
 def applied(

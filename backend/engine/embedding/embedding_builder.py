@@ -17,7 +17,7 @@ from backend.engine.device import Device
 from backend.engine.embedding import networks
 from backend.engine.embedding.batch_plan import ActivationCost
 from backend.engine.embedding.config_form import in_earlier_form
-from backend.engine.embedding.dense_layers import applied, class_with
+from backend.engine.embedding.dense_layers import applied, with_dense
 from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder, Run
 from backend.engine.embedding.jina_v4 import open_jina_v4
 from backend.engine.embedding.kind import (
@@ -28,23 +28,32 @@ from backend.engine.embedding.kind import (
     module_of,
 )
 from backend.engine.embedding.label_reader import LabelReader
+from backend.engine.embedding.local_attention import mend_modernbert
+from backend.engine.embedding.network_loading import open_causal, open_rotary
 from backend.engine.embedding.pooling_rule import (
     dense_layers,
     pooling_of_checkpoint,
     pooling_of_text_model,
-    reads_lower_case,
-    require_answers,
+)
+from backend.engine.embedding.readers import EncodeRow, Limits, PairReader, Reader, TextReader
+from backend.engine.embedding.row_encoding import (
+    ChatEncoder,
+    id_encoder,
+    pair_encoder,
+    qwen3_prompt,
+    text_encoder,
+)
+from backend.engine.embedding.sentence_files import (
+    Answers,
+    Messages,
+    answers_of,
+    messages_of,
+    prompts_of,
+    read_json,
+    scores_are_raw,
     sequence_limit,
+    transformer_config,
 )
-from backend.engine.embedding.readers import (
-    Limits,
-    PairReader,
-    Reader,
-    TextReader,
-    cross_encoder,
-    yes_no_prompt,
-)
-from backend.engine.embedding.rotary_loading import open_rotary
 from backend.engine.embedding.task_adapters import task_adapter
 from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.load_request import LoadOrder
@@ -126,7 +135,12 @@ def build(order: LoadOrder) -> Stages[Built]:
 
 
 def text_embedder(
-    loaded: LoadedModel, settings: Settings, here: Device, limits: Limits, room: int
+    checkpoint: Checkpoint,
+    loaded: LoadedModel,
+    settings: Settings,
+    here: Device,
+    limits: Limits,
+    room: int,
 ) -> tuple[NewEncoder, TextReader] | tuple[None, None]:
     """The encoder and reader with which a generative model answers Embedding.
 
@@ -137,43 +151,45 @@ def text_embedder(
         return None, None
     rule = pooling_of_text_model(settings)
     run = networks.embedder(networks.causal(loaded.model), (), rule, pad_token=0)
-    reader = TextReader(loaded.tokenizer.encode, limits, per_token=rule.mode == "none")
+    encode = _id_encoder(checkpoint, loaded)
+    reader = TextReader(encode, limits, per_token=rule.mode == "none", truncates=settings.truncate)
     return _new_encoder(run, loaded, settings, here, room), reader
 
 
 def _opener(checkpoint: Checkpoint, settings: Settings, dtype: str) -> OpenModel | None:
-    """The function that opens the model, with mlx-vlm or with a network of ours.
+    """The function that opens the model, with mlx-vlm, with mlx-lm, or with a network of ours.
 
-    None for rerankers that answer yes or no, which mlx-lm opens. dtype: the load request's own
-    field. Raises ModelRejected, and InvalidRequest for a task that the model does not have.
+    None for rerankers that answer with a token, which mlx-lm opens whole. dtype: the load request's
+    own field. Raises ModelRejected, and InvalidRequest for a task that the model does not have.
     """
-    family = module_of(checkpoint.kind, checkpoint.config)
+    name, config, kind = checkpoint.name, checkpoint.config, checkpoint.kind
+    family = module_of(kind, config)
+    stated = None
+    if kind is ModelKind.EMBEDDING:
+        stated = dense_layers(checkpoint.path, name, config)
     if not family:
-        return None
+        return partial(open_causal, stated or ()) if kind is ModelKind.EMBEDDING else None
     if family in (OURS, JINA_V4):
-        task = task_adapter(checkpoint.path, checkpoint.name, checkpoint.config, settings.task)
+        task = task_adapter(checkpoint.path, name, config, settings.task)
         type_ = devices.weight_type(devices.detect(), weight_dtype(settings, dtype))
         if family == JINA_V4:
             assert task is not None  # `task_adapter` has refused a load without one
-            return partial(open_jina_v4, checkpoint.name, checkpoint.config, task, type_)
-        return partial(
-            open_rotary, checkpoint.name, checkpoint.config, checkpoint.kind, task, type_
-        )
+            return partial(open_jina_v4, name, config, task, type_)
+        return partial(open_rotary, name, config, kind, task, type_, stated or ())
 
-    config = in_earlier_form(checkpoint.name, checkpoint.config)
+    config = in_earlier_form(name, config)
 
     def open_model(path: Path) -> tuple[Any, dict[str, Any]]:
         from mlx_vlm.encoder_loader import load_encoder_model
 
         config.pop("model_file", None)  # names code in the checkpoint, which mlx-vlm would run
-        labels = labels_of(config)
-        if checkpoint.kind is not ModelKind.EMBEDDING:
-            config["num_labels"] = len(labels) or 1
-        named = _CLASSES[checkpoint.kind] if family != "openai_privacy_filter" else "Model"
-        if checkpoint.kind is ModelKind.EMBEDDING:
-            dense = dense_layers(path, checkpoint.name, config)
-            if dense is not None:
-                named = class_with(dense, importlib.import_module(f"mlx_vlm.models.{family}"))
+        if kind is not ModelKind.EMBEDDING:
+            config["num_labels"] = len(labels_of(config)) or 1
+        named = _CLASSES[kind] if family != "openai_privacy_filter" else "Model"
+        if stated is not None:
+            module = importlib.import_module(f"mlx_vlm.models.{family}")
+            named = "ModelWithDense"  # mlx-vlm looks for the class in its module
+            setattr(module, named, with_dense(module.Model, stated, path))
         model = load_encoder_model(
             path,
             model_remapping={config["model_type"]: family},
@@ -182,20 +198,10 @@ def _opener(checkpoint: Checkpoint, settings: Settings, dtype: str) -> OpenModel
             lazy=True,
         )
         if family == "modernbert":
-            _use_exact_gelu(model)
+            mend_modernbert(model)
         return model, config
 
     return open_model
-
-
-def _use_exact_gelu(model: Any) -> None:
-    """Use ModernBERT's exact GELU in place of mlx-vlm 0.7.10's tanh approximation."""
-    from mlx.nn.layers.activations import GELU
-
-    for layer in model.layers:
-        layer.mlp.act = GELU()
-    if hasattr(model, "head"):
-        model.head.act = GELU()
 
 
 def _limits(checkpoint: Checkpoint, loaded: LoadedModel, requested: int) -> Limits:
@@ -207,38 +213,99 @@ def _limits(checkpoint: Checkpoint, loaded: LoadedModel, requested: int) -> Limi
 def _read_kind(
     checkpoint: Checkpoint, loaded: LoadedModel, settings: Settings, limits: Limits
 ) -> tuple[Run, Reader]:
-    model, pad = loaded.model, _pad_token(loaded)
     if checkpoint.kind is ModelKind.EMBEDDING:
-        rule = pooling_of_checkpoint(checkpoint.path, checkpoint.name, checkpoint.config, settings)
-        stated = dense_layers(checkpoint.path, checkpoint.name, checkpoint.config)
-        dense = getattr(model, "dense", ())
-        if stated is not None:
-            dense = applied(stated, dense)
-        hidden = networks.encoder(model, checkpoint.config)
-        run = networks.embedder(hidden, dense, rule, pad)
-        end = _end_token(checkpoint.config) if rule.mode == "last" else None
-        encode = _encode(loaded, lower=reads_lower_case(checkpoint.path, checkpoint.name))
-        return run, TextReader(encode, limits, per_token=rule.mode == "none", end_token=end)
-    tokenizer = _own_tokenizer(loaded)
-    if checkpoint.kind is ModelKind.TOKEN_CLASSIFY:
-        return networks.token_classifier(model, pad), _label_reader(
-            checkpoint, tokenizer, loaded, limits
-        )
-    if checkpoint.config["model_type"] in ANSWERING_RERANKERS:
-        yes, no = (tokenizer.token_to_id(word) for word in ("yes", "no"))
+        return _embedding(checkpoint, loaded, settings, limits)
+    if checkpoint.kind is ModelKind.RERANK:
+        return _reranking(checkpoint, loaded, settings, limits)
+    run = networks.token_classifier(loaded.model, _pad_token(loaded))
+    return run, _label_reader(checkpoint, _own_tokenizer(loaded), loaded, limits)
+
+
+def _embedding(
+    checkpoint: Checkpoint, loaded: LoadedModel, settings: Settings, limits: Limits
+) -> tuple[Run, TextReader]:
+    path, name, config = checkpoint.path, checkpoint.name, checkpoint.config
+    rule = pooling_of_checkpoint(path, name, config, settings)
+    stated = dense_layers(path, name, config)
+    dense = getattr(loaded.model, "dense", ())
+    if stated is not None:
+        dense = applied(stated, dense)
+    hidden = networks.encoder(loaded.model, module_of(checkpoint.kind, config), config)
+    run = networks.embedder(hidden, dense, rule, _pad_token(loaded))
+    transformer = transformer_config(path, name)
+    encode: EncodeRow
+    if (messages := messages_of(transformer)) is not None:
+        encode = _chat(loaded, _own_tokenizer(loaded), messages).encode_text
+    elif getattr(loaded.tokenizer, "backend_tokenizer", None) is None:
+        encode = _id_encoder(checkpoint, loaded)
+    else:
+        end = _end_token(checkpoint, loaded)
+        if end is None and rule.mode == "last" and config["model_type"] == "qwen3":
+            # Conversions of Qwen3-Embedding no longer append it, although it is pooled.
+            end = _id_or_none(config.get("eos_token_id"))
+        lower = transformer.get("do_lower_case") is True
+        encode = text_encoder(_own_tokenizer(loaded), lower=lower, end_token=end)
+    return run, TextReader(
+        encode,
+        limits,
+        per_token=rule.mode == "none",
+        prompts=prompts_of(path, name, settings),
+        truncates=settings.truncate,
+    )
+
+
+def _reranking(
+    checkpoint: Checkpoint, loaded: LoadedModel, settings: Settings, limits: Limits
+) -> tuple[Run, PairReader]:
+    path, name, config = checkpoint.path, checkpoint.name, checkpoint.config
+    tokenizer, pad = _own_tokenizer(loaded), _pad_token(loaded)
+    prompt = prompts_of(path, name, settings).default
+    raw = scores_are_raw(path, name, config)
+    if module_of(checkpoint.kind, config):
+        segments = "token_type_ids" in loaded.tokenizer.model_input_names
+        run = networks.classifier(loaded.model, pad, raw=raw)
+        encode = pair_encoder(tokenizer, segments=segments, prompt=prompt)
+        return run, PairReader(encode, limits, settings.truncate)
+    yes, no = (tokenizer.token_to_id(word) for word in ("yes", "no"))
+    compared = answers_of(path, name)
+    chat = _chat(loaded, tokenizer, messages_of(transformer_config(path, name)))
+    if compared is not None and chat.renders_pairs:
+        encode = chat.pairs(prompt)
+    elif config["model_type"] in ANSWERING_RERANKERS and compared in (None, Answers(yes, no)):
         if yes is None or no is None:
-            raise ModelRejected.because(loaded.name, 'its vocabulary has no tokens "yes" and "no"')
-        require_answers(checkpoint.path, checkpoint.name, yes, no)
-        run = networks.yes_or_no(model, yes, no, pad)
-        return run, PairReader(yes_no_prompt(tokenizer), limits)
-    segments = "token_type_ids" in loaded.tokenizer.model_input_names
-    encode_pair = cross_encoder(tokenizer, segments=segments)
-    return networks.classifier(model, pad), PairReader(encode_pair, limits)
+            raise ModelRejected.because(name, 'its vocabulary has no tokens "yes" and "no"')
+        compared, encode = Answers(yes, no), qwen3_prompt(tokenizer)
+    elif compared is not None:
+        raise ModelRejected.because(
+            name,
+            "its chat template does not render messages of the roles query and document, so how to"
+            " ask it is unknown: use a version with the chat template of the original",
+        )
+    else:
+        raise ModelRejected.because(
+            name,
+            "it has no LogitScore step, which states the tokens that make its score: use a version"
+            " of it for sentence-transformers 5.4 or later",
+        )
+    most = max(compared.yes, compared.no or 0)
+    if most >= limits.vocabulary or min(compared.yes, compared.no or 0) < 0:
+        raise ModelRejected.because(
+            name, f"its LogitScore step names the token {most}, which its vocabulary does not have"
+        )
+    run = networks.answers(loaded.model, compared, pad, raw=raw)
+    return run, PairReader(encode, limits, settings.truncate)
 
 
-def _encode(loaded: LoadedModel, *, lower: bool) -> Callable[[str], list[int]]:
-    encode: Callable[[str], list[int]] = loaded.tokenizer.encode
-    return (lambda text: encode(text.lower())) if lower else encode
+def _id_encoder(checkpoint: Checkpoint, loaded: LoadedModel) -> EncodeRow:
+    special = frozenset(loaded.tokenizer.all_special_ids)
+    return id_encoder(loaded.tokenizer.encode, special, _end_token(checkpoint, loaded))
+
+
+def _chat(loaded: LoadedModel, tokenizer: Any, messages: Messages | None) -> ChatEncoder:
+    """The encoder of messages. messages: how they are written; None means as plain strings."""
+    written = messages or Messages({}, parts=False)
+    render = partial(loaded.tokenizer.apply_chat_template, tokenize=False, **written.arguments)
+    return ChatEncoder(render, tokenizer, written.parts)
 
 
 def _label_reader(
@@ -332,10 +399,18 @@ def _pad_token(loaded: LoadedModel) -> int:
     return 0
 
 
-def _end_token(config: Mapping[str, Any]) -> int | None:
-    """The token whose hidden state a causal embedding model uses, from its config.json."""
-    end = config.get("eos_token_id")
-    return end if type(end) is int else None
+def _end_token(checkpoint: Checkpoint, loaded: LoadedModel) -> int | None:
+    """The token that the checkpoint tells its tokenizer to append; None for none.
+
+    transformers 5 ignores this where it has a class of its own for the model's tokenizer.
+    """
+    stated = read_json(checkpoint.path / "tokenizer_config.json", checkpoint.name)
+    adds = isinstance(stated, dict) and stated.get("add_eos_token") is True
+    return _id_or_none(loaded.tokenizer.eos_token_id) if adds else None
+
+
+def _id_or_none(value: Any) -> int | None:
+    return value if type(value) is int else None
 
 
 def _part(config: Mapping[str, Any]) -> Mapping[str, Any]:

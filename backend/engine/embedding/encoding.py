@@ -19,10 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One row for the model: token ids, and segment ids if the model distinguishes two segments."""
+    """One row for the model: token ids, and segment ids if the model distinguishes two segments.
+
+    cut: tokens of the input that were left out because the model reads no more.
+    """
 
     ids: list[int]
     segments: list[int] = field(default_factory=list)
+    cut: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from typing import Any
 from backend.engine.embedding.rotary_shape import JINA, REQUIRED, family_of, shape_of
 from backend.engine.embedding.task_adapters import is_jina_v4
 from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.loading.architectures import is_multimodal, model_types
 from common.model_kind import ModelKind
 from common.wording import shown
 
 # `model_type` in config.json → the module of mlx-vlm that computes it, or OURS. RoBERTa and
-# CamemBERT have the same layers and positions as XLM-RoBERTa.
+# CamemBERT have the same layers and positions as XLM-RoBERTa. Text models of mlx-lm embed too.
 OURS, JINA_V4 = "rotary_bert", "jina_v4"
 _ROBERTAS = {"xlm-roberta": "xlm_roberta", "roberta": "xlm_roberta", "camembert": "xlm_roberta"}
 FAMILIES: Mapping[ModelKind, Mapping[str, str]] = {
@@ -24,7 +25,6 @@ FAMILIES: Mapping[ModelKind, Mapping[str, str]] = {
         "bert": "bert",
         **_ROBERTAS,
         "modernbert": "modernbert",
-        "qwen3": "qwen3_embedding",
         "gemma3_text": "gemma3_embedding",
         "embedding_gemma2": "embedding_gemma2",
         "lfm2": "lfm2_embedding",
@@ -34,12 +34,13 @@ FAMILIES: Mapping[ModelKind, Mapping[str, str]] = {
         "nomic_bert": OURS,
         "new": OURS,
         "gte": OURS,
+        "mpnet": OURS,
+        "distilbert": OURS,
     },
     ModelKind.RERANK: {
         "bert": "bert",
         **_ROBERTAS,
         "modernbert": "modernbert",
-        "qwen3": "",
         "new": OURS,
         "gte": OURS,
     },
@@ -50,14 +51,14 @@ FAMILIES: Mapping[ModelKind, Mapping[str, str]] = {
 }
 # The only values of config.json that mlx-vlm computes, although it loads others without an error;
 # and a model that has them.
-_RULES: Mapping[str, tuple[Mapping[str, Any], str]] = {
-    "bert": (
-        {"hidden_act": "gelu", "hidden_activation": "gelu", "position_embedding_type": "absolute"},
-        "BGE-M3",
-    ),
-    "qwen3": ({"is_causal": True, "use_sliding_window": False}, "Qwen3-Embedding-0.6B"),
-}
-# Rerankers that answer "yes" or "no": generating models, distinguished by their prompts.
+_BERT: tuple[Mapping[str, Any], str] = (
+    {"hidden_act": "gelu", "hidden_activation": "gelu", "position_embedding_type": "absolute"},
+    "BGE-M3",
+)
+# The kinds that text models of mlx-lm serve: pooled, or by the token with which they answer.
+_OF_TEXT_MODELS = (ModelKind.EMBEDDING, ModelKind.RERANK)
+# Rerankers whose prompt is known where their files do not state it; they are told from generating
+# models by the load request.
 ANSWERING_RERANKERS = frozenset({"qwen3"})
 
 
@@ -97,7 +98,7 @@ def module_of(kind: ModelKind, config: Mapping[str, Any]) -> str:
     """
     if is_jina_v4(config):
         return JINA_V4
-    return OURS if family_of(config) == JINA else FAMILIES[kind][config["model_type"]]
+    return OURS if family_of(config) == JINA else FAMILIES[kind].get(config["model_type"], "")
 
 
 def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> None:
@@ -107,30 +108,43 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
     if kind is ModelKind.EMBEDDING and is_jina_v4(config):
         _require_values(name, config, {"single_vector_pool_strategy": "mean"}, "jina-embeddings-v4")
         return
-    if model_type not in families:
+    generates = model_type not in families and kind in _OF_TEXT_MODELS and is_text_model(config)
+    if model_type not in families and not generates:
+        others = "; text models of mlx-lm" if kind in _OF_TEXT_MODELS else ""
         raise ModelRejected.because(
             name,
             f"it {kind.words}, and its model type {shown(model_type)} is not among the supported"
-            f" ones: {', '.join(sorted(families))}; load one of those",
+            f" ones: {', '.join(sorted(families))}{others}; load one of those",
         )
-    if kind is ModelKind.RERANK and model_type in ANSWERING_RERANKERS and _scores(config):
+    if generates and kind is ModelKind.RERANK and _scores(config):
         raise ModelRejected.because(
             name,
             "it was converted to give a score instead of an answer; load the original, such as"
             " Qwen3-Reranker-0.6B, with Reranking set",
         )
-    if kind is ModelKind.RERANK and model_type not in ANSWERING_RERANKERS:
+    if kind is ModelKind.RERANK and not generates:
         _require_one_score(name, config)
     if kind is ModelKind.TOKEN_CLASSIFY and not labels_of(config):
         raise ModelRejected.because(name, "its config.json does not name the labels (id2label)")
     if own := family_of(config):
         rules, example = REQUIRED[own]
+    elif generates:
+        rules, example = {"use_sliding_window": False}, "Qwen3-Embedding-0.6B"
     else:
-        alike = "bert" if "bert" in families[model_type] else model_type
-        rules, example = _RULES.get(alike, ({}, ""))
+        rules, example = _BERT if "bert" in families[model_type] else ({}, "")
     _require_values(name, config, rules, example)
     if own:
         shape_of(name, config)
+
+
+def is_text_model(config: Mapping[str, Any]) -> bool:
+    """Whether mlx-lm computes it, and it reads nothing but text."""
+    model_type = str(config["model_type"])
+    return (
+        model_type in model_types()
+        and not model_type.endswith("_vl")
+        and not is_multimodal(dict(config))
+    )
 
 
 def _require_values(

@@ -83,7 +83,7 @@ class LabelReader:
 
     def read(self, text: str) -> LabelledText:
         """Tokenise a text. Raises TooLong, InvalidRequest."""
-        self.limits.check_text("text", text)
+        self.limits.bounded("text", text, truncate=False)
         row = self.tokenizer.encode(text, add_special_tokens=False)
         self.limits.check_known("text", row.ids)
         parts = windows(len(row.ids), self.limits.context - len(self.before) - len(self.after))

@@ -14,9 +14,10 @@ import numpy as np
 
 from backend.engine.embedding.encode_queue import Run
 from backend.engine.embedding.encoding import Piece
-from backend.engine.embedding.gemma import gemma_states
 from backend.engine.embedding.kind import JINA_V4
+from backend.engine.embedding.local_attention import gemma_states
 from backend.engine.embedding.pooling_rule import PoolingRule
+from backend.engine.embedding.sentence_files import Answers
 from backend.engine.embedding.vectors import PaddedRows, last_tokens, normalized, padded, pool
 
 Hidden = Callable[[PaddedRows], mx.array]
@@ -44,11 +45,12 @@ def embedder(hidden: Hidden, dense: Sequence[Any], rule: PoolingRule, pad_token:
     return run
 
 
-def classifier(model: Any, pad_token: int) -> Run:
-    """Computes a cross-encoder's score for each pair, (), between 0 and 1."""
+def classifier(model: Any, pad_token: int, *, raw: bool) -> Run:
+    """Computes a cross-encoder's score for each pair, (): its logit if `raw`, else from 0 to 1."""
 
     def run(pieces: Sequence[Piece]) -> list[np.ndarray]:
-        return _split(mx.sigmoid(_logits(model, padded(pieces, pad_token))[:, 0]))
+        logits = _logits(model, padded(pieces, pad_token))[:, 0]
+        return _split(logits if raw else mx.sigmoid(logits))
 
     return run
 
@@ -64,24 +66,32 @@ def token_classifier(model: Any, pad_token: int) -> Run:
     return run
 
 
-def yes_or_no(model: Any, yes: int, no: int, pad_token: int) -> Run:
-    """Computes, for each prompt, the probability of "yes" against "no" as the next token, ()."""
+def answers(model: Any, tokens: Answers, pad_token: int, *, raw: bool) -> Run:
+    """Computes a score for each prompt, (), from the logits of one or two tokens that may be next.
+
+    raw: whether it is the logit, or the difference of both; otherwise it is between 0 and 1.
+    """
     inner, head = inner_model(model), getattr(model, "lm_head", None)
     project = head or inner.embed_tokens.as_linear
 
     def run(pieces: Sequence[Piece]) -> list[np.ndarray]:
         rows = padded(pieces, pad_token)
         logits = project(last_tokens(inner(rows.ids), rows)).astype(mx.float32)
-        return _split(mx.sigmoid(logits[:, yes] - logits[:, no]))
+        scores = logits[:, tokens.yes]
+        if tokens.no is not None:
+            scores = scores - logits[:, tokens.no]
+        return _split(scores if raw else mx.sigmoid(scores))
 
     return run
 
 
-def encoder(model: Any, config: Mapping[str, Any]) -> Hidden:
-    """Hidden states of an embedding model. config: its config.json."""
-    if model.model_type == JINA_V4:
+def encoder(model: Any, module: str, config: Mapping[str, Any]) -> Hidden:
+    """Hidden states of an embedding model. module: from `module_of`. config: its config.json."""
+    if module == JINA_V4:
         return causal(model)
-    if model.model_type == "gemma3_embedding":
+    if not module:
+        return both_ways(model) if config.get("is_causal") is False else causal(model)
+    if module == "gemma3_embedding":
         one_way = not config.get("use_bidirectional_attention")
         return lambda rows: gemma_states(model, rows, causal=one_way)
 
@@ -102,6 +112,33 @@ def causal(model: Any) -> Hidden:
         return states
 
     return hidden
+
+
+def both_ways(model: Any) -> Hidden:
+    """Hidden states of a generative model of mlx-lm whose tokens attend in both directions."""
+    inner = inner_model(model)
+
+    def hidden(rows: PaddedRows) -> mx.array:
+        mask = rows.mask.astype(mx.bool_)[:, None, None, :]
+        states: mx.array = inner(rows.ids, cache=[_NoCache(mask)] * len(inner.layers))
+        return states
+
+    return hidden
+
+
+class _NoCache:
+    """Stands in for a layer's KV cache, and so determines the mask of mlx-lm's models."""
+
+    offset = 0
+
+    def __init__(self, mask: mx.array) -> None:
+        self._mask = mask
+
+    def make_mask(self, *_: Any, **__: Any) -> mx.array:
+        return self._mask
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        return keys, values
 
 
 def inner_model(model: Any) -> Any:

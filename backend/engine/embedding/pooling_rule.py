@@ -1,22 +1,23 @@
 """How the vectors of a text's tokens are pooled to one vector, as the checkpoint states it.
 
 Sentence-transformers checkpoints list their steps in modules.json and describe pooling in a
-separate folder. Prompts in config_sentence_transformers.json are not applied: only the client knows
-whether a text is a query or a document, so the client writes the prompt.
+separate folder.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from backend.engine.embedding.dense_layers import DenseLayer, dense_layer
+from backend.engine.embedding.kind import FAMILIES
+from backend.engine.embedding.sentence_files import read_json
 from backend.engine.embedding.task_adapters import is_jina_v4
 from backend.engine.errors import ModelRejected
 from backend.engine.settings import Settings
+from common.model_kind import ModelKind
 from common.wording import shown
 
 Mode = Literal["cls", "mean", "max", "last", "weighted_mean", "mean_sqrt_len", "none"]
@@ -39,7 +40,7 @@ _NAMES: Mapping[str, Mode] = {
     "lasttoken": "last",
 }
 # For checkpoints without a rule. In a causal model, only the last token attends to the whole text.
-_FAMILY: Mapping[str, Mode] = {"qwen3": "last", "lfm2": "cls", "new": "cls", "gte": "cls"}
+_FAMILY: Mapping[str, Mode] = {"lfm2": "cls", "new": "cls", "gte": "cls"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +63,23 @@ def pooling_of_checkpoint(
 
     Raises ModelRejected for steps that are not supported.
     """
-    modules = _read(path / "modules.json", name)
-    family: Mode = _FAMILY.get(str(config["model_type"]), "mean")
-    if not isinstance(modules, list):
-        stated = _mode(_read(path / "1_Pooling" / "config.json", name), name)
-        return _overridden(PoolingRule(stated or family, True), settings)
+    modules = read_json(path / "modules.json", name)
     # The code of jina-embeddings-v4 pools and scales in its first step.
-    mode, normalize, pooled = family, is_jina_v4(config), False
+    own, model_type = is_jina_v4(config), str(config["model_type"])
+    generates = model_type not in FAMILIES[ModelKind.EMBEDDING] and config.get("is_causal", True)
+    family: Mode = "last" if generates and not own else _FAMILY.get(model_type, "mean")
+    if not isinstance(modules, list):
+        stated = _mode(read_json(path / "1_Pooling" / "config.json", name), name)
+        return _overridden(PoolingRule(stated or family, True), settings)
+    mode, normalize, pooled = family, own, False
     for module in modules:
         kind = str(module.get("type", "")).rpartition(".")[2]
         folder = Path(str(module.get("path", ""))).name
         if kind == "Pooling":
-            mode = _mode(_read(path / folder / "config.json", name), name) or mode
+            found = _mode(read_json(path / folder / "config.json", name), name)
+            if found is None and not settings.pooling:
+                raise _unpooled(name, f"{folder}/config.json, which its modules.json names")
+            mode = found or mode
         elif kind == "Normalize":
             normalize = True
         elif kind not in ("Transformer", "Dense"):
@@ -87,7 +93,17 @@ def pooling_of_checkpoint(
                 " is not supported",
             )
         pooled = pooled or kind == "Pooling"
+    if not (pooled or own or settings.pooling):
+        raise _unpooled(name, "the step Pooling in modules.json")
     return _overridden(PoolingRule(mode, normalize), settings)
+
+
+def _unpooled(name: str, missing: str) -> ModelRejected:
+    return ModelRejected.because(
+        name,
+        f"it lacks {missing}, so how its vectors are pooled is unknown: copy the file from the"
+        " model that it was made from, or set the option pooling",
+    )
 
 
 def dense_layers(path: Path, name: str, config: Mapping[str, Any]) -> tuple[DenseLayer, ...] | None:
@@ -97,7 +113,7 @@ def dense_layers(path: Path, name: str, config: Mapping[str, Any]) -> tuple[Dens
     not describe theirs. Raises ModelRejected.
     """
     own = config["model_type"] == "gemma3_text"
-    modules = _read(path / "modules.json", name)
+    modules = read_json(path / "modules.json", name)
     if not isinstance(modules, list):
         return None
     found = []
@@ -105,7 +121,7 @@ def dense_layers(path: Path, name: str, config: Mapping[str, Any]) -> tuple[Dens
         if not str(module.get("type", "")).endswith(".Dense"):
             continue
         folder = Path(str(module.get("path", ""))).name
-        stated = _read(path / folder / "config.json", name)
+        stated = read_json(path / folder / "config.json", name)
         if stated is None and own:
             return None
         if (path / folder / "pytorch_model.bin").exists() and not (
@@ -118,47 +134,6 @@ def dense_layers(path: Path, name: str, config: Mapping[str, Any]) -> tuple[Dens
             )
         found.append(dense_layer(folder, stated if isinstance(stated, dict) else {}, name))
     return tuple(found) if found or own else None
-
-
-def require_answers(path: Path, name: str, yes: int, no: int) -> None:
-    """Raise ModelRejected if a reranker's LogitScore step compares other tokens than yes and no.
-
-    Such a model was trained with another prompt.
-    """
-    for file in path.glob("*LogitScore/config.json"):
-        stated = _read(file, name)
-        if isinstance(stated, dict):
-            compared = (stated.get("true_token_id"), stated.get("false_token_id"))
-            if compared != (yes, no):
-                raise ModelRejected.because(
-                    name,
-                    f"its LogitScore step compares the tokens {compared[0]} and {compared[1]}, and"
-                    f' only rerankers that answer "yes" ({yes}) or "no" ({no}) are supported',
-                )
-
-
-def reads_lower_case(path: Path, name: str) -> bool:
-    """Whether texts are turned into lower case before they are tokenised."""
-    sentence = _read(path / "sentence_bert_config.json", name)
-    return isinstance(sentence, dict) and sentence.get("do_lower_case") is True
-
-
-def sequence_limit(path: Path, name: str, config: Mapping[str, Any]) -> int:
-    """The checkpoint's maximum sequence length in tokens; 0 if it states none.
-
-    RoBERTa's positions begin after the id of its padding token, which reduces the length.
-    """
-    limits: list[int] = []
-    if config["model_type"] in ("xlm-roberta", "roberta", "camembert"):
-        limits.append(config["max_position_embeddings"] - int(config.get("pad_token_id", 1)) - 1)
-    sentence = _read(path / "sentence_bert_config.json", name)
-    tokenizer = _read(path / "tokenizer_config.json", name)
-    for source, key in ((sentence, "max_seq_length"), (tokenizer, "model_max_length")):
-        limit = source.get(key) if isinstance(source, dict) else None
-        if type(limit) is int and 0 < limit < 1 << 30:
-            limits.append(limit)
-            break
-    return min(limits, default=0)
 
 
 def _overridden(rule: PoolingRule, settings: Settings) -> PoolingRule:
@@ -174,6 +149,7 @@ def _overridden(rule: PoolingRule, settings: Settings) -> PoolingRule:
 
 
 def _mode(stated: Any, name: str) -> Mode | None:
+    """Read a Pooling step's configuration; None if there is none. Its own default is the mean."""
     if not isinstance(stated, dict):
         return None
     named = stated.get("pooling_mode")
@@ -189,16 +165,4 @@ def _mode(stated: Any, name: str) -> Mode | None:
         raise ModelRejected.because(
             name, f"it concatenates several poolings ({', '.join(chosen)}), which is not supported"
         )
-    return chosen[0] if chosen else None
-
-
-def _read(file: Path, name: str) -> Any:
-    """The JSON in a file; None if there is no such file. Raises ModelRejected."""
-    try:
-        return json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (ValueError, RecursionError):
-        raise ModelRejected.because(
-            name, f"{file.parent.name}/{file.name} is not valid JSON"
-        ) from None
+    return chosen[0] if chosen else "mean"

@@ -1,26 +1,24 @@
 """Turns requests into rows of tokens, and the model's output into answers.
 
-Readers run on the prompt threads and on the event loop, never on the engine thread. A text that is
-too long is refused and never truncated: a vector does not show that it stands for half a text.
+Readers run on the prompt threads and on the event loop, never on the engine thread. An input that
+is too long loses its end, as in sentence-transformers, unless the request refuses that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol, TypeAlias
 
 from backend.engine.embedding.encoding import Encoded, Piece
+from backend.engine.embedding.sentence_files import Prompts, unknown_prompt
 from backend.engine.errors import InvalidRequest, TooLong
 
 LARGEST_TEXT = 1 << 20  # characters; tokenising takes a second
-_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-_BEFORE = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and"
-    ' the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
-    "<|im_start|>user\n"
-)
-_AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+# Encodes a prompt and a text, or a query and a document, into a row of at most so many tokens; None
+# means of any number.
+EncodeRow: TypeAlias = Callable[[str, str, int | None], Piece]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +28,24 @@ class Limits:
     context: int
     vocabulary: int
 
-    def check_text(self, name: str, text: str) -> None:
-        """Raise TooLong for a text that would take long even to tokenise."""
-        if len(text) > LARGEST_TEXT:
-            raise TooLong(
-                f"{name} is {len(text)} characters long, but the model reads {self.context} tokens,"
-                f" and texts may have at most {LARGEST_TEXT} characters",
-                name,
-            )
+    def bounded(self, name: str, text: str, *, truncate: bool) -> str:
+        """Return a text that does not take long to tokenise. Raises TooLong."""
+        if len(text) <= LARGEST_TEXT:
+            return text
+        if truncate:
+            return text[:LARGEST_TEXT]
+        raise TooLong(
+            f"{name} is {len(text)} characters long, but the model reads {self.context} tokens,"
+            f" and texts may have at most {LARGEST_TEXT} characters",
+            name,
+        )
 
     def check(self, name: str, length: int) -> None:
         """Raise TooLong for more tokens than the model reads."""
         if length > self.context:
             raise TooLong(
                 f"{name} is {length} tokens long, but the model reads at most {self.context}:"
-                " send a shorter text, or split it",
+                " send a shorter text, split it, or allow to truncate it",
                 name,
             )
 
@@ -68,6 +69,7 @@ class Embedded:
     """The answer to Embedding.
 
     values: `rows` vectors of `dim` numbers, row-major. per_token: whether they are token vectors.
+    truncated: tokens of the text that were left out.
     """
 
     values: list[float]
@@ -75,11 +77,12 @@ class Embedded:
     dim: int
     per_token: bool
     prompt_tokens: int
+    truncated: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A document's index in the request, and its relevance from 0 to 1."""
+    """A document's index in the request, and its score."""
 
     index: int
     score: float
@@ -95,35 +98,46 @@ class Reader(Protocol):
 class TextReader:
     """Reads one text into one row.
 
-    encode: tokenises, adding the special tokens that the model expects. end_token: appended to
-    rows that do not end with it, for models that pool this token; None: nothing is appended.
+    prompts: those that may be put in front of the text. truncates: whether a request that does not
+    say so allows to cut its text.
     """
 
     rpc: ClassVar[str] = "Embedding"
-    encode: Callable[[str], list[int]]
+    encode: EncodeRow
     limits: Limits
     per_token: bool = False
-    end_token: int | None = None
+    prompts: Prompts = field(default_factory=Prompts)
+    truncates: bool = True
 
-    def read_text(self, text: str) -> list[Piece]:
+    def read_text(
+        self, text: str, *, prompt_name: str | None = None, truncate: bool | None = None
+    ) -> list[Piece]:
         """Tokenise a text. Raises TooLong, InvalidRequest."""
-        self.limits.check_text("Embeddings", text)
-        ids = self.encode(text)
-        if self.end_token is not None and ids[-1:] != [self.end_token]:
-            ids = [*ids, self.end_token]
-        if not ids:
+        truncate = self.truncates if truncate is None else truncate
+        prompt = self.prompts.default
+        if prompt_name is not None:
+            if prompt_name not in self.prompts.named:
+                sentence = unknown_prompt(prompt_name, self.prompts.named)
+                raise InvalidRequest(sentence, "prompt_name")
+            prompt = self.prompts.named[prompt_name]
+        text = self.limits.bounded("Embeddings", text, truncate=truncate)
+        piece = self.encode(prompt, text, self.limits.context if truncate else None)
+        if not piece.ids:
             raise InvalidRequest(
                 "Embeddings has no tokens: send a text that is not empty", "Embeddings"
             )
-        self.limits.check("Embeddings", len(ids))
-        self.limits.check_known("Embeddings", ids)
-        return [_single(ids)]
+        self.limits.check("Embeddings", len(piece.ids))
+        self.limits.check_known("Embeddings", piece.ids)
+        return [piece]
 
-    def read_tokens(self, tokens: Sequence[int]) -> list[Piece]:
+    def read_tokens(self, tokens: Sequence[int], *, truncate: bool | None = None) -> list[Piece]:
         """Use ids as they were sent, without adding any. Raises TooLong, InvalidRequest."""
-        self.limits.check("EmbeddingTokens", len(tokens))
-        self.limits.check_known("EmbeddingTokens", tokens, listed=True)
-        return [_single(list(tokens))]
+        kept = list(tokens)
+        if self.truncates if truncate is None else truncate:
+            kept = kept[: self.limits.context]
+        self.limits.check("EmbeddingTokens", len(kept))
+        self.limits.check_known("EmbeddingTokens", kept, listed=True)
+        return [Piece(kept, [0] * len(kept), len(tokens) - len(kept))]
 
     def answer(self, pieces: Sequence[Piece], encoded: Encoded) -> Embedded:
         """The vector or vectors of the one row."""
@@ -135,6 +149,7 @@ class TextReader:
             dim=output.shape[-1],
             per_token=self.per_token,
             prompt_tokens=len(pieces[0].ids),
+            truncated=pieces[0].cut,
         )
 
 
@@ -143,16 +158,21 @@ class PairReader:
     """Reads a query and its documents, one row per document. encode: turns a pair into a row."""
 
     rpc: ClassVar[str] = "Rerank"
-    encode: Callable[[str, str], Piece]
+    encode: EncodeRow
     limits: Limits
+    truncates: bool = True
 
-    def read(self, query: str, documents: Sequence[str]) -> list[Piece]:
+    def read(
+        self, query: str, documents: Sequence[str], *, truncate: bool | None = None
+    ) -> list[Piece]:
         """Tokenise the pairs. Raises TooLong and InvalidRequest, which name the document."""
-        self.limits.check_text("query", query)
+        truncate = self.truncates if truncate is None else truncate
+        limit = self.limits.context if truncate else None
+        query = self.limits.bounded("query", query, truncate=truncate)
         pieces: list[Piece] = []
         for index, document in enumerate(documents):
-            self.limits.check_text(f"documents[{index}]", document)
-            piece = self.encode(query, document)
+            document = self.limits.bounded(f"documents[{index}]", document, truncate=truncate)
+            piece = self.encode(query, document, limit)
             self.limits.check(f"the query with documents[{index}]", len(piece.ids))
             self.limits.check_known(f"the query with documents[{index}]", piece.ids)
             pieces.append(piece)
@@ -163,31 +183,3 @@ class PairReader:
         ranked = [Ranked(index, float(score)) for index, score in enumerate(encoded.outputs)]
         ranked.sort(key=lambda one: -one.score)
         return ranked[:top_n] if top_n else ranked
-
-
-def cross_encoder(tokenizer: Any, *, segments: bool) -> Callable[[str, str], Piece]:
-    """Encodes pairs as the checkpoint's tokenizer joins them.
-
-    tokenizer: a tokenizers.Tokenizer. segments: whether the model uses segment ids (BERT does,
-    RoBERTa does not).
-    """
-
-    def encode(query: str, document: str) -> Piece:
-        row = tokenizer.encode(query, document)
-        return Piece(list(row.ids), list(row.type_ids)) if segments else _single(list(row.ids))
-
-    return encode
-
-
-def yes_no_prompt(tokenizer: Any) -> Callable[[str, str], Piece]:
-    """Encodes pairs in the prompt format of Qwen3-Reranker's model card."""
-
-    def encode(query: str, document: str) -> Piece:
-        asked = f"<Instruct>: {_INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
-        return _single(list(tokenizer.encode(_BEFORE + asked + _AFTER).ids))
-
-    return encode
-
-
-def _single(ids: list[int]) -> Piece:
-    return Piece(ids, [0] * len(ids))

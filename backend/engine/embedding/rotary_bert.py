@@ -1,11 +1,12 @@
-"""A BERT with rotary positions: Jina embeddings v3, Nomic Embed, GTE, and rerankers made of these.
+"""The BERTs that mlx-vlm 0.7.10 lacks: Jina embeddings v3, Nomic Embed, GTE, MPNet, DistilBERT.
 
 One network for all of them: learned or rotary positions, a plain or gated MLP or experts, and the
-head of a reranker, as `Shape` says. mlx-vlm 0.7.10 has none of them.
+head of a reranker, as `Shape` says.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -58,6 +59,8 @@ class Model(Module):
             self.segments = Embedding(shape.segments, shape.hidden)
         if shape.positions.learned:
             self.places = Embedding(shape.positions.learned, shape.hidden)
+        if shape.positions.distances:
+            self.nearness = Embedding(shape.positions.distances, shape.heads)
         self.norm = LayerNorm(shape.hidden, shape.epsilon)
         head = shape.hidden // shape.heads
         self._periods = _periods(shape.positions, head) if shape.positions.theta else None
@@ -81,6 +84,10 @@ class Model(Module):
             states = states + self.places(mx.cumsum(filled, axis=1) * filled + pad)
         states = self.norm(states)
         mask = attention_mask.astype(mx.bool_)[:, None, None, :]
+        if "nearness" in self:
+            classes = _distance_classes(ids.shape[1], self._plan.shape.positions.distances)
+            bias = self.nearness(classes).transpose(2, 0, 1)
+            mask = mx.where(mask, bias, mx.finfo(bias.dtype).min)
         for layer in self.layers:
             states = layer(states, mask, self._periods)
         if "score" not in self:
@@ -138,6 +145,23 @@ def _turned(states: mx.array, periods: mx.array) -> mx.array:
         offset=0,
         freqs=periods,
     )
+
+
+def _distance_classes(length: int, count: int) -> mx.array:
+    """The class of the distance from each token to each other, (length, length), as in MPNet.
+
+    The first half is for earlier tokens, the second for later ones. Half of either is for a single
+    distance each, the rest for ranges that grow up to a distance of 128.
+    """
+    place = mx.arange(length)
+    distance = place[:, None] - place[None, :]
+    half = count // 2
+    exact = half // 2
+    ahead = mx.where(distance < 0, half, 0)
+    distance = mx.abs(distance)
+    growth = mx.log(mx.maximum(distance, 1).astype(mx.float32) / exact) / math.log(128 / exact)
+    ranged = mx.minimum(exact + (growth * (half - exact)).astype(mx.int32), half - 1)
+    return ahead + mx.where(distance < exact, distance, ranged)
 
 
 def _periods(positions: Positions, size: int) -> mx.array:

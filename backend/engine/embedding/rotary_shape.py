@@ -1,8 +1,9 @@
-"""The shape of a BERT with rotary positions, from its config.json.
+"""The shape of a BERT that mlx-vlm does not have, from its config.json.
 
 Jina embeddings v3, Nomic Embed and GTE were published with Python code of their own, each with its
 own names. transformers 5 has classes for them, with other names. Both are read here, before any
-weight is, and what the network does not compute is refused by name.
+weight is, and what the network does not compute is refused by name. MPNet and DistilBERT are read
+here too.
 """
 
 from __future__ import annotations
@@ -15,8 +16,15 @@ from backend.engine.errors import ModelRejected
 from common.wording import shown
 
 # Families of models, by the code that they were published with.
-JINA, NOMIC, GTE = "jina", "nomic", "gte"
-_TYPES = {"jina_embeddings_v3": JINA, "nomic_bert": NOMIC, "new": GTE, "gte": GTE}
+JINA, NOMIC, GTE, MPNET, DISTILBERT = "jina", "nomic", "gte", "mpnet", "distilbert"
+_TYPES = {
+    "jina_embeddings_v3": JINA,
+    "nomic_bert": NOMIC,
+    "new": GTE,
+    "gte": GTE,
+    "mpnet": MPNET,
+    "distilbert": DISTILBERT,
+}
 _JINA_CODE = "XLMRobertaFlashConfig"
 # By family: the values of config.json that the network computes (others are refused, because they
 # would be ignored), and a model that has these values.
@@ -49,6 +57,8 @@ REQUIRED: Mapping[str, tuple[Mapping[str, Any], str]] = {
         },
         "gte-multilingual-base",
     ),
+    MPNET: ({"hidden_act": "gelu"}, "all-mpnet-base-v2"),
+    DISTILBERT: ({"activation": "gelu"}, "msmarco-distilbert-base-v4"),
 }
 
 
@@ -68,13 +78,16 @@ class Experts:
 class Positions:
     """theta: the base of rotary frequencies; 0 for learned positions. stretch: divides frequencies.
 
-    learned: number of learned positions, of which the first is for the token after `pad`.
+    learned: number of learned positions. pad: the padding token, whose id is also the position
+    before the first token's; -1 if the first token has the position 0. distances: number of classes
+    of distances between two tokens, each with a learned bias of the attention; 0 for none.
     """
 
     theta: float = 0.0
     stretch: float = 1.0
     learned: int = 0
     pad: int = 0
+    distances: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +118,7 @@ class Shape:
 
 
 def family_of(config: Mapping[str, Any]) -> str:
-    """JINA, NOMIC or GTE; "" for other models.
+    """The family of a model that the network computes; "" for other models.
 
     Jina's models have the type of XLM-RoBERTa and name code that computes something else.
     """
@@ -163,17 +176,8 @@ def _jina(name: str, config: Mapping[str, Any]) -> Shape:
         raise ModelRejected.because(
             name, f"its position_embedding_type is {shown(kind)}, which is not supported"
         )
-    return Shape(
-        family=JINA,
-        **_sizes(config, segments=1, epsilon=1e-5),
-        activation="gelu",
-        gated=False,
-        attention_bias=True,
-        up_bias=True,
-        down_bias=True,
-        positions=positions,
-        longest=(limit or most) - pad - 1,
-    )
+    sizes = _sizes(config, segments=1, epsilon=1e-5)
+    return _plain(JINA, sizes, positions, (limit or most) - pad - 1)
 
 
 def _gte(name: str, config: Mapping[str, Any]) -> Shape:
@@ -256,7 +260,46 @@ def _nomic_of_transformers(name: str, config: Mapping[str, Any]) -> Shape:
     )
 
 
-_READERS = {JINA: _jina, NOMIC: _nomic, GTE: _gte}
+def _mpnet(_: str, config: Mapping[str, Any]) -> Shape:
+    most, pad = int(config["max_position_embeddings"]), 1
+    distances = int(config.get("relative_attention_num_buckets", 32))
+    return _plain(
+        MPNET,
+        _sizes({**config, "type_vocab_size": 0}, segments=0, epsilon=1e-12),
+        Positions(learned=most, pad=pad, distances=distances),
+    )
+
+
+def _distilbert(_: str, config: Mapping[str, Any]) -> Shape:
+    named = {
+        "hidden_size": config["dim"],
+        "num_hidden_layers": config["n_layers"],
+        "num_attention_heads": config["n_heads"],
+        "intermediate_size": config["hidden_dim"],
+        "vocab_size": config["vocab_size"],
+    }
+    positions = Positions(learned=int(config["max_position_embeddings"]), pad=-1)
+    return _plain(DISTILBERT, _sizes(named, segments=0, epsilon=1e-12), positions)
+
+
+def _plain(
+    family: str, sizes: dict[str, Any], positions: Positions, longest: int | None = None
+) -> Shape:
+    """A BERT with biases everywhere and without a gate. longest: None means by the positions."""
+    return Shape(
+        family=family,
+        **sizes,
+        activation="gelu",
+        gated=False,
+        attention_bias=True,
+        up_bias=True,
+        down_bias=True,
+        positions=positions,
+        longest=positions.learned - positions.pad - 1 if longest is None else longest,
+    )
+
+
+_READERS = {JINA: _jina, NOMIC: _nomic, GTE: _gte, MPNET: _mpnet, DISTILBERT: _distilbert}
 
 
 def _rotation(

@@ -16,9 +16,11 @@ from backend.engine.embedding.task_adapters import TaskAdapter
 
 Weights = dict[str, mx.array]
 
-_PREFIX = re.compile(r"^(base_model\.model\.)?((model|roberta|new|nomic_bert|gte|bert)\.)?")
-_LAYER = re.compile(r"^(?:encoder\.)?layers?\.(\d+)\.(.+)$")
-_UNREAD = re.compile(r"^(lm_head|cls)\.|(position_ids|token_type_ids|inv_freq)$")
+_PREFIX = re.compile(
+    r"^(base_model\.model\.)?((model|roberta|new|nomic_bert|gte|bert|mpnet|distilbert)\.)?"
+)
+_LAYER = re.compile(r"^(?:encoder\.|transformer\.)?layers?\.(\d+)\.(.+)$")
+_UNREAD = re.compile(r"^(lm_head|cls|vocab_\w+)\.|(position_ids|token_type_ids|inv_freq)$")
 _HEAD = ("pooler", "score")
 _OUTER = {
     "embeddings.word_embeddings": "words",
@@ -26,6 +28,7 @@ _OUTER = {
     "embeddings.position_embeddings": "places",
     "embeddings.LayerNorm": "norm",
     "emb_ln": "norm",
+    "encoder.relative_attention_bias": "nearness",
     "pooler.dense": "pooler",
     "classifier.dense": "pooler",
     "classifier.out_proj": "score",
@@ -39,23 +42,39 @@ _INNER = {
     "self_attn.q_proj": "attention.joined#0",
     "self_attn.k_proj": "attention.joined#1",
     "self_attn.v_proj": "attention.joined#2",
+    "attention.attn.q": "attention.joined#0",
+    "attention.attn.k": "attention.joined#1",
+    "attention.attn.v": "attention.joined#2",
+    "attention.q_lin": "attention.joined#0",
+    "attention.k_lin": "attention.joined#1",
+    "attention.v_lin": "attention.joined#2",
     "mixer.out_proj": "attention.out",
     "attn.out_proj": "attention.out",
     "attention.o_proj": "attention.out",
     "self_attn.o_proj": "attention.out",
+    "attention.attn.o": "attention.out",
+    "attention.out_lin": "attention.out",
     "norm1": "attention_norm",
+    "attention.LayerNorm": "attention_norm",
+    "sa_layer_norm": "attention_norm",
     "attn_ln": "attention_norm",
     "post_attention_layernorm": "attention_norm",
     "norm2": "mlp_norm",
+    "output.LayerNorm": "mlp_norm",
+    "output_layer_norm": "mlp_norm",
     "mlp_ln": "mlp_norm",
     "post_mlp_layernorm": "mlp_norm",
     "mlp.fc1": "mlp.joined",
+    "intermediate.dense": "mlp.joined",
+    "ffn.lin1": "mlp.joined",
     "mlp.up_gate_proj": "mlp.joined",
     "mlp.fc11": "mlp.joined#0",
     "mlp.up_proj": "mlp.joined#0",
     "mlp.fc12": "mlp.joined#1",
     "mlp.gate_proj": "mlp.joined#1",
     "mlp.fc2": "mlp.down",
+    "output.dense": "mlp.down",
+    "ffn.lin2": "mlp.down",
     "mlp.down_proj": "mlp.down",
     "mlp.router.layer": "mlp.router",
     "mlp.experts": "mlp",

@@ -177,7 +177,12 @@ def build(
     new_encoder, reader = None, None
     if ranks is None:
         new_encoder, reader = text_embedder(
-            loaded, settings, here, Limits(context_size, vocabulary), plan.limit - taken
+            order.checkpoint,
+            loaded,
+            settings,
+            here,
+            Limits(context_size, vocabulary),
+            plan.limit - taken,
         )
     if request.embeddings and reader is None:
         raise ModelRejected(

@@ -160,7 +160,7 @@ def _load(
         model, config = open_text_model(
             checkpoint.path,
             lazy=True,
-            get_model_classes=_classes,
+            get_model_classes=mlx_lm_classes,
             trust_remote_code=settings.trust_remote_code,
         )
     if unread := unread_layer(model):
@@ -213,7 +213,7 @@ def _load(
     )
 
 
-def _classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+def mlx_lm_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
     """mlx-lm's classes of a model and of its configuration, to which fields of RoPE are added.
 
     DeepSeek-V3 has a head for multi-token prediction as one more layer, which mlx-lm 0.32.2 drops

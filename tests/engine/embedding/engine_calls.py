@@ -32,9 +32,16 @@ async def embed(engine: Engine, text: str) -> Embedded:
     return reader.answer(pieces, await engine.encode(lambda: pieces))
 
 
-async def rerank(engine: Engine, query: str, documents: list[str], top_n: int = 0) -> list[Ranked]:
+async def rerank(
+    engine: Engine,
+    query: str,
+    documents: list[str],
+    top_n: int = 0,
+    truncate: bool | None = None,
+) -> list[Ranked]:
     reader = engine.reader(PairReader)
-    return reader.answer(await engine.encode(lambda: reader.read(query, documents)), top_n)
+    encoded = await engine.encode(lambda: reader.read(query, documents, truncate=truncate))
+    return reader.answer(encoded, top_n)
 
 
 async def entities(engine: Engine, text: str, threshold: float = 0.0) -> list[Entity]:

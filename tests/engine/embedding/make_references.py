@@ -19,6 +19,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from tests.engine.embedding import jina_v4_checkpoint
+from tests.engine.embedding import logit_rerankers as logits
 from tests.engine.embedding import rotary_checkpoints as rotary
 from tests.engine.embedding.texts import TEXTS as REAL_TEXTS
 from tests.engine.embedding.tiny_checkpoints import (
@@ -72,6 +73,14 @@ def reranked(family: str, folder: Path) -> list[float]:
                 score = torch.sigmoid(model(**row).logits[0, 0])
         scores.append(float(score))
     return scores
+
+
+def answered(folder: Path, documents: list[str]) -> list[float]:
+    """Scores of a reranker with a LogitScore step."""
+    from sentence_transformers import CrossEncoder
+
+    model = CrossEncoder(str(folder), device="cpu")
+    return [float(model.predict([(QUERY, document)])[0]) for document in documents]
 
 
 def labelled(folder: Path) -> list[list[list[float]]]:
@@ -177,6 +186,10 @@ def main() -> None:
             recorded[family] = embedded(folder, list(TEXTS), 1).tolist()
         for family in RERANKERS:
             recorded[family] = reranked(family, write(family, Path(scratch) / family))
+        for name in logits.RERANKERS:
+            folder = logits.write_reranker(name, Path(scratch) / name)
+            recorded[name] = answered(folder, list(TEXTS))
+            recorded[f"{name} long"] = answered(folder, [logits.LONG])
         for family in LABELLERS:
             recorded[family] = labelled(write(family, Path(scratch) / family))
     (HERE / "tiny_references.json").write_text(json.dumps(recorded))

@@ -23,6 +23,7 @@ from backend.engine import device
 from backend.engine.embedding.label_reader import LabelReader
 from backend.engine.embedding.readers import TextReader
 from backend.engine.errors import InvalidRequest, ModelRejected, TooLong, WrongKind
+from tests.engine.embedding import logit_rerankers as logits
 from tests.engine.embedding import rotary_checkpoints as rotary
 from tests.engine.embedding import tiny_checkpoints as tiny
 from tests.engine.embedding.engine_calls import embed, entities, rerank, serving
@@ -44,7 +45,7 @@ async def test_vectors_equal_the_references(family: str, tmp_path: Path) -> None
     async with serving(write(family, tmp_path)) as engine:
         alone = [(await embed(engine, text)).values for text in TEXTS]
         together = await asyncio.gather(*(embed(engine, text) for text in TEXTS * 5))
-    np.testing.assert_allclose(alone, SAID[family], atol=2e-4)
+    np.testing.assert_allclose(alone, SAID[family], atol=1e-5)
     np.testing.assert_allclose([one.values for one in together], alone * 5, atol=1e-5)
 
 
@@ -298,6 +299,16 @@ async def test_scores_equal_the_references(family: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(scores, SAID[family], atol=1e-4)
 
 
+@pytest.mark.parametrize("name", logits.RERANKERS)
+async def test_rerankers_that_answer_with_a_token_equal_sentence_transformers(
+    name: str, tmp_path: Path
+) -> None:
+    async with serving(logits.write_reranker(name, tmp_path)) as engine:
+        ranked = await rerank(engine, QUERY, [*TEXTS, logits.LONG])
+    scores = [one.score for one in sorted(ranked, key=lambda one: one.index)]
+    np.testing.assert_allclose(scores, SAID[name] + SAID[f"{name} long"], atol=1e-5)
+
+
 def with_logit_score(folder: Path, yes: int | None, no: int | None) -> Path:
     """Add the steps that sentence-transformers writes for a reranker that answers yes or no."""
     steps = ["base.modules.transformer.Transformer", "cross_encoder.modules.LogitScore"]
@@ -326,9 +337,18 @@ async def test_a_reranker_with_sentence_transformers_steps_is_served(
     np.testing.assert_allclose(scores, SAID["qwen3_rerank"], atol=1e-4)
 
 
-async def test_a_reranker_that_compares_other_tokens_is_refused(tmp_path: Path) -> None:
-    folder = with_logit_score(write("qwen3_rerank", tmp_path), 5, None)
-    with pytest.raises(ModelRejected, match="LogitScore step compares the tokens 5 and None"):
+@pytest.mark.parametrize(
+    ("yes", "no", "sentence"),
+    [
+        (5, None, "template does not render messages of the roles query and document"),
+        ("yes", None, "LogitScore step compares the tokens 'yes' and None, which are not token"),
+    ],
+)
+async def test_a_reranker_that_cannot_be_asked_is_refused(
+    yes: Any, no: Any, sentence: str, tmp_path: Path
+) -> None:
+    folder = with_logit_score(write("qwen3_rerank", tmp_path), yes, no)
+    with pytest.raises(ModelRejected, match=sentence):
         async with serving(folder):
             pass
 
@@ -412,7 +432,8 @@ async def test_the_end_token_that_a_causal_model_pools_at_is_added_once(tmp_path
 
 
 async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> None:
-    async with serving(write("bert", tmp_path), context_size=20) as engine:
+    settings = {"truncate": False}
+    async with serving(write("bert", tmp_path), context_size=20, settings=settings) as engine:
         with pytest.raises(TooLong, match="32 tokens long, but the model reads at most 20"):
             await embed(engine, "a" * 30)
         with pytest.raises(TooLong, match="characters long"):
@@ -426,7 +447,7 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
         ("bert", {"position_embedding_type": "relative_key"}, "its position_embedding_type is"),
         ("bert_rerank", {"id2label": {"0": "a", "1": "b"}}, "it classifies texts into 2 classes"),
         ("bert_labels", {"id2label": None}, "does not name the labels"),
-        ("xlm_roberta", {"model_type": "mpnet"}, "its model type 'mpnet' is not among the"),
+        ("mpnet", {"hidden_act": "relu"}, "its hidden_act is 'relu', .* such as all-mpnet-base-v2"),
         ("bert", {"position_embedding_type": "rotary"}, "'rotary', .* such as BGE-M3"),
         # Another embedding model of Qwen2.5-VL's type, and a converted Qwen3-Reranker.
         (
@@ -434,7 +455,7 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
             {"model_type": "qwen2_5_vl", "architectures": ["OtherEmbeddingsModel"]},
             "'qwen2_5_vl' is not among the supported .* load one of those",
         ),
-        ("qwen3", {"is_causal": False}, "its is_causal is False, but only True"),
+        ("qwen2", {"use_sliding_window": True}, "its use_sliding_window is True, but only False"),
         (
             "gemma3",
             {"layer_types": ["sliding_attention", "full_attention"] * 2 + ["full_attention"] * 2},

@@ -256,7 +256,7 @@ async def test_too_long_texts_are_refused(family: str, tmp_path: Path) -> None:
     name, _, scaled = family.partition(" ")
     folder = rotary.write(name, tmp_path, **({"rotary_scaling_factor": 2.0} if scaled else {}))
     most = POSITIONS // 2 if scaled else POSITIONS
-    async with serving(folder) as engine:
+    async with serving(folder, settings={"truncate": False}) as engine:
         assert (await embed(engine, "a " * (most - 2))).prompt_tokens == most
         with pytest.raises(TooLong, match=f"{most + 1} tokens long, .* reads at most {most}"):
             await embed(engine, "a " * (most - 1))
@@ -265,7 +265,7 @@ async def test_too_long_texts_are_refused(family: str, tmp_path: Path) -> None:
 async def test_the_maximum_length_of_the_checkpoint_counts(tmp_path: Path) -> None:
     folder = rotary.write("gte_multilingual", tmp_path)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 20}))
-    async with serving(folder) as engine:
+    async with serving(folder, settings={"truncate": False}) as engine:
         with pytest.raises(TooLong, match="21 tokens long, but the model reads at most 20"):
             await embed(engine, "a " * 19)
 
@@ -278,7 +278,7 @@ async def test_dynamic_scaling_of_transformers_ends_at_the_trained_positions(
     config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 64}
     config["rope_parameters"] |= {"rope_type": "dynamic", "factor": 2.0}
     (folder / "config.json").write_text(json.dumps(config))
-    async with serving(folder) as engine:
+    async with serving(folder, settings={"truncate": False}) as engine:
         np.testing.assert_allclose(
             (await embed(engine, "paris")).values, SAID["nomic_v15"][0], atol=1e-5
         )

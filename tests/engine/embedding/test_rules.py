@@ -15,18 +15,16 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 
 from backend.engine.embedding.batch_plan import ActivationCost, bucket_of, rows_that_fit
 from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.entities import entities_of, labels_of_words, runs_of
 from backend.engine.embedding.label_reader import LabelReader, windows
-from backend.engine.embedding.pooling_rule import (
-    Mode,
-    PoolingRule,
-    pooling_of_checkpoint,
-    sequence_limit,
-)
-from backend.engine.embedding.readers import Limits, PairReader, TextReader, cross_encoder
+from backend.engine.embedding.pooling_rule import Mode, PoolingRule, pooling_of_checkpoint
+from backend.engine.embedding.readers import Limits, PairReader, TextReader
+from backend.engine.embedding.row_encoding import id_encoder, pair_encoder, text_encoder
+from backend.engine.embedding.sentence_files import sequence_limit
 from backend.engine.embedding.vectors import padded, pool
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.settings import Settings
@@ -161,6 +159,15 @@ def test_pooling_is_read_from_the_checkpoint(tmp_path: Path) -> None:
             state(tmp_path, *order)
     with pytest.raises(ModelRejected, match="the step 'LSTM' in its modules"):
         state(tmp_path, "Transformer", "LSTM", "Pooling")
+    with pytest.raises(ModelRejected, match="it lacks the step Pooling in modules"):
+        state(tmp_path, "Transformer", "Normalize")
+    state(tmp_path, *two)
+    (tmp_path / "1_Pooling" / "config.json").unlink()
+    config = {"model_type": "bert"}
+    with pytest.raises(ModelRejected, match=r"it lacks 1_Pooling/config\.json, .* option pooling"):
+        pooling_of_checkpoint(tmp_path, "m", config, Settings())
+    chosen = pooling_of_checkpoint(tmp_path, "m", config, Settings(pooling="cls"))
+    assert chosen == PoolingRule("cls", False)
     (tmp_path / "modules.json").unlink()
     rule = pooling_of_checkpoint(tmp_path, "m", {"model_type": "bert"}, Settings())
     assert rule == PoolingRule("mean", True)
@@ -172,6 +179,10 @@ def test_maximum_length_of_a_checkpoint(tmp_path: Path) -> None:
     assert sequence_limit(tmp_path, "m", roberta) == 512
     (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1e30}')
     assert sequence_limit(tmp_path, "m", roberta) == 512
+    mistral = {"model_type": "mistral", "max_position_embeddings": 512, "sliding_window": 64}
+    assert sequence_limit(tmp_path, "m", mistral) == 64
+    (tmp_path / "sentence_roberta_config.json").write_text('{"max_seq_length": 128}')
+    assert sequence_limit(tmp_path, "m", roberta) == 128
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 256}')
     assert sequence_limit(tmp_path, "m", roberta) == 256
 
@@ -216,7 +227,7 @@ def test_texts_with_tokens_that_the_model_does_not_have_are_refused() -> None:
     tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1, "<new>": 2}, "a"))
     tokenizer.pre_tokenizer = WhitespaceSplit()
     limits = Limits(context=100, vocabulary=2)
-    pairs = PairReader(cross_encoder(tokenizer, segments=False), limits)
+    pairs = PairReader(pair_encoder(tokenizer, segments=False), limits)
     assert [piece.ids for piece in pairs.read("a", ["b"])] == [[0, 1]]
     with pytest.raises(InvalidRequest, match=r"documents\[1\] has the token 2, but .* ends at 1"):
         pairs.read("a", ["b", "a <new>"])
@@ -224,6 +235,43 @@ def test_texts_with_tokens_that_the_model_does_not_have_are_refused() -> None:
     assert labels.read("a b").pieces[0].ids == [0, 1]
     with pytest.raises(InvalidRequest, match=r"text has the token 2, but .* ends at 1"):
         labels.read("a b <new>")
-    texts = TextReader(lambda text: tokenizer.encode(text).ids, limits)
+    texts = TextReader(text_encoder(tokenizer), limits)
     with pytest.raises(InvalidRequest, match=r"Embeddings has the token 2, but .* ends at 1"):
         texts.read_text("a <new>")
+
+
+def words(count: int) -> Tokenizer:
+    """A tokenizer of words w0, w1, …, which adds [CLS] in front and [SEP] after each text."""
+    names = ["[CLS]", "[SEP]", *(f"w{at}" for at in range(count))]
+    tokenizer = Tokenizer(WordLevel({name: at for at, name in enumerate(names)}, "w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 0), ("[SEP]", 1)],
+    )
+    return tokenizer
+
+
+@given(st.integers(0, 12), st.integers(0, 12), st.integers(3, 20))
+def test_pairs_are_truncated_as_the_tokenizer_does(first: int, second: int, limit: int) -> None:
+    query, document = (" ".join(f"w{at}" for at in range(count)) for count in (first, second))
+    whole, cutting = words(12), words(12)
+    cutting.enable_truncation(limit)  # longest first, at the end
+    wanted = cutting.encode(query, document)
+    piece = pair_encoder(whole, segments=True)(query, document, limit)
+    assert (piece.ids, piece.segments) == (wanted.ids, wanted.type_ids)
+    assert piece.cut == max(first + second + 3 - limit, 0)
+    assert pair_encoder(whole, segments=True)(query, document, None).cut == 0
+
+
+@given(st.integers(0, 12), st.integers(2, 20))
+def test_texts_are_truncated_as_the_tokenizer_does(count: int, limit: int) -> None:
+    text = " ".join(f"w{at}" for at in range(count))
+    whole, cutting = words(12), words(12)
+    cutting.enable_truncation(limit)
+    piece = text_encoder(whole)("", text, limit)
+    assert piece.ids == cutting.encode(text).ids
+    assert piece.cut == max(count + 2 - limit, 0)
+    by_id = id_encoder(lambda text: whole.encode(text).ids, {0, 1})("", text, limit)
+    assert (by_id.ids, by_id.cut) == (piece.ids, piece.cut)

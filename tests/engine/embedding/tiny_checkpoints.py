@@ -83,7 +83,7 @@ def write_parts(
 ) -> Path:
     """Write a checkpoint. appends: whether its tokenizer adds special tokens."""
     specials, config, tensors, modules = parts
-    vocabulary = _tokenizer(folder, specials, appends=appends)
+    vocabulary = write_tokenizer(folder, specials, appends=appends)
     config = {**config, "vocab_size": vocabulary, **changes}
     (folder / "config.json").write_text(json.dumps(config))
     rng = np.random.RandomState(20)
@@ -101,7 +101,7 @@ def _random(rng: np.random.RandomState, name: str, shape: tuple[int, ...]) -> np
     return values.astype(np.float32)
 
 
-def _tokenizer(folder: Path, specials: Specials, *, appends: bool) -> int:
+def write_tokenizer(folder: Path, specials: Specials, *, appends: bool) -> int:
     """A WordPiece tokenizer of a few words and all ASCII characters; returns its size."""
     folder.mkdir(parents=True, exist_ok=True)
     pieces = [*specials.tokens, *_WORDS, *string.ascii_lowercase, *string.digits]
@@ -244,7 +244,16 @@ def _modernbert_pairs(vocabulary: int) -> Tensors:
     yield from linear("classifier", 1, HIDDEN)
 
 
-def _decoder(prefix: str, layers: int, norms: tuple[str, ...], vocabulary: int) -> Tensors:
+def _decoder(
+    prefix: str,
+    layers: int,
+    norms: tuple[str, ...],
+    vocabulary: int,
+    *,
+    head_norms: bool = True,
+    biases: bool = False,
+) -> Tensors:
+    """head_norms: of queries and keys, as in Qwen3. biases: of queries, keys and values."""
     yield f"{prefix}embed_tokens.weight", (vocabulary, HIDDEN)
     for layer in range(layers):
         here = f"{prefix}layers.{layer}"
@@ -252,8 +261,13 @@ def _decoder(prefix: str, layers: int, norms: tuple[str, ...], vocabulary: int) 
         yield f"{here}.self_attn.k_proj.weight", (HIDDEN // 2, HIDDEN)
         yield f"{here}.self_attn.v_proj.weight", (HIDDEN // 2, HIDDEN)
         yield f"{here}.self_attn.o_proj.weight", (HIDDEN, HIDDEN)
-        yield f"{here}.self_attn.q_norm.weight", (HIDDEN // HEADS,)
-        yield f"{here}.self_attn.k_norm.weight", (HIDDEN // HEADS,)
+        if head_norms:
+            yield f"{here}.self_attn.q_norm.weight", (HIDDEN // HEADS,)
+            yield f"{here}.self_attn.k_norm.weight", (HIDDEN // HEADS,)
+        if biases:
+            yield f"{here}.self_attn.q_proj.bias", (HIDDEN,)
+            yield f"{here}.self_attn.k_proj.bias", (HIDDEN // 2,)
+            yield f"{here}.self_attn.v_proj.bias", (HIDDEN // 2,)
         yield f"{here}.mlp.gate_proj.weight", (WIDE, HIDDEN)
         yield f"{here}.mlp.up_proj.weight", (WIDE, HIDDEN)
         yield f"{here}.mlp.down_proj.weight", (HIDDEN, WIDE)
@@ -270,9 +284,59 @@ def _qwen3_whole(vocabulary: int) -> Tensors:
     return _decoder("model.", LAYERS, (), vocabulary)
 
 
+_GEMMA_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+
+
 def _gemma3(vocabulary: int) -> Tensors:
-    norms = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
-    return _decoder("", 6, norms, vocabulary)
+    return _decoder("", 6, _GEMMA_NORMS, vocabulary)
+
+
+def _gemma2(vocabulary: int) -> Tensors:
+    return _decoder("model.", LAYERS, _GEMMA_NORMS, vocabulary, head_norms=False)
+
+
+def _qwen2(vocabulary: int) -> Tensors:
+    return _decoder("", LAYERS, (), vocabulary, head_norms=False, biases=True)
+
+
+def _qwen2_whole(vocabulary: int) -> Tensors:
+    yield from _decoder("model.", LAYERS, (), vocabulary, head_norms=False, biases=True)
+    yield "lm_head.weight", (vocabulary, HIDDEN)
+
+
+def _llama(vocabulary: int) -> Tensors:
+    return _decoder("", LAYERS, (), vocabulary, head_norms=False)
+
+
+def _mpnet(vocabulary: int) -> Tensors:
+    yield "embeddings.word_embeddings.weight", (vocabulary, HIDDEN)
+    yield "embeddings.position_embeddings.weight", (POSITIONS + 2, HIDDEN)
+    yield from norm("embeddings.LayerNorm")
+    yield "encoder.relative_attention_bias.weight", (32, HEADS)
+    for layer in range(LAYERS):
+        here = f"encoder.layer.{layer}"
+        for part in "qkvo":
+            yield from linear(f"{here}.attention.attn.{part}", HIDDEN, HIDDEN)
+        yield from norm(f"{here}.attention.LayerNorm")
+        yield from linear(f"{here}.intermediate.dense", WIDE, HIDDEN)
+        yield from linear(f"{here}.output.dense", HIDDEN, WIDE)
+        yield from norm(f"{here}.output.LayerNorm")
+    yield from linear("pooler.dense", HIDDEN, HIDDEN)
+
+
+def _distilbert(vocabulary: int) -> Tensors:
+    yield "distilbert.embeddings.word_embeddings.weight", (vocabulary, HIDDEN)
+    yield "distilbert.embeddings.position_embeddings.weight", (POSITIONS, HIDDEN)
+    yield from norm("distilbert.embeddings.LayerNorm")
+    for layer in range(LAYERS):
+        here = f"distilbert.transformer.layer.{layer}"
+        for part in ("q", "k", "v", "out"):
+            yield from linear(f"{here}.attention.{part}_lin", HIDDEN, HIDDEN)
+        yield from norm(f"{here}.sa_layer_norm")
+        yield from linear(f"{here}.ffn.lin1", WIDE, HIDDEN)
+        yield from linear(f"{here}.ffn.lin2", HIDDEN, WIDE)
+        yield from norm(f"{here}.output_layer_norm")
+    yield from linear("vocab_transform", HIDDEN, HIDDEN)
 
 
 def _privacy(vocabulary: int) -> Tensors:
@@ -360,6 +424,57 @@ _GEMMA3_CONFIG = _QWEN3_CONFIG | {
     "eos_token_id": 1,
     "bos_token_id": 2,
 }
+_QWEN2_CONFIG = {
+    **_QWEN3_CONFIG,
+    "model_type": "qwen2",
+    "architectures": ["Qwen2Model"],
+    "use_sliding_window": False,
+    "tie_word_embeddings": False,
+}
+_LLAMA_CONFIG = _QWEN3_CONFIG | {
+    "model_type": "llama",
+    "architectures": ["LlamaModel"],
+    "tie_word_embeddings": False,
+}
+_MISTRAL_CONFIG = _LLAMA_CONFIG | {
+    "model_type": "mistral",
+    "architectures": ["MistralModel"],
+    "sliding_window": 64,
+}
+_GEMMA2_CONFIG = _QWEN3_CONFIG | {
+    "model_type": "gemma2",
+    "architectures": ["Gemma2Model"],
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 8,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "sliding_window": 64,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
+_MPNET_CONFIG = _ENCODER | {
+    "model_type": "mpnet",
+    "architectures": ["MPNetModel"],
+    "max_position_embeddings": POSITIONS + 2,
+    "relative_attention_num_buckets": 32,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-5,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+}
+_DISTILBERT_CONFIG = {
+    "model_type": "distilbert",
+    "architectures": ["DistilBertForMaskedLM"],
+    "dim": HIDDEN,
+    "hidden_dim": WIDE,
+    "n_layers": LAYERS,
+    "n_heads": HEADS,
+    "max_position_embeddings": POSITIONS,
+    "activation": "gelu",
+    "pad_token_id": 0,
+}
 _ONE_SCORE = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 _NAMED = {
     "id2label": {str(place): label for place, label in enumerate(LABELS)},
@@ -392,6 +507,12 @@ _PRIVACY_CONFIG = _ENCODER | {
 }
 _DENSE = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
 
+_LAST = {
+    "word_embedding_dimension": HIDDEN,
+    "pooling_mode_lasttoken": True,
+    "pooling_mode_mean_tokens": False,
+}
+
 FAMILIES: dict[str, Parts] = {
     "bert": (BERT, _BERT_CONFIG, _bert_alone, {
         "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_cls_token": True,
@@ -406,8 +527,7 @@ FAMILIES: dict[str, Parts] = {
                     "pooling_mode_mean_tokens": False},
     }),
     "qwen3": (QWEN, _QWEN3_CONFIG, _qwen3_alone, {
-        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_lasttoken": True,
-                    "pooling_mode_mean_tokens": False},
+        "Pooling": _LAST,
         "Normalize": {},
     }),
     "gemma3": (_GEMMA, _GEMMA3_CONFIG, _gemma3, {
@@ -415,6 +535,25 @@ FAMILIES: dict[str, Parts] = {
         "Dense1": {"in_features": HIDDEN, "out_features": 4 * HIDDEN, **_DENSE},
         "Dense2": {"in_features": 4 * HIDDEN, "out_features": HIDDEN, **_DENSE},
         "Normalize": {},
+    }),
+    "qwen2": (QWEN, _QWEN2_CONFIG, _qwen2, {"Pooling": _LAST, "Normalize": {}}),
+    "qwen2_both_ways": (QWEN, _QWEN2_CONFIG | {
+        "architectures": ["Qwen2ForCausalLM"], "is_causal": False}, _qwen2_whole, {
+        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True},
+        "Dense": {"in_features": HIDDEN, "out_features": 24, **_DENSE},
+    }),
+    "llama": (QWEN, _LLAMA_CONFIG, _llama, {
+        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_weightedmean_tokens": True,
+                    "pooling_mode_mean_tokens": False},
+    }),
+    "mistral": (QWEN, _MISTRAL_CONFIG, _llama, {"Pooling": _LAST, "Normalize": {}}),
+    "gemma2": (_GEMMA, _GEMMA2_CONFIG, _gemma2, {"Pooling": _LAST, "Normalize": {}}),
+    "mpnet": (ROBERTA, _MPNET_CONFIG, _mpnet, {
+        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True},
+        "Normalize": {},
+    }),
+    "distilbert": (BERT, _DISTILBERT_CONFIG, _distilbert, {
+        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True},
     }),
     "bert_rerank": (BERT, _BERT_CONFIG | _ONE_SCORE | {
         "architectures": ["BertForSequenceClassification"]}, _bert_pairs, {}),
@@ -429,7 +568,11 @@ FAMILIES: dict[str, Parts] = {
     "privacy_labels": (QWEN, _PRIVACY_CONFIG, _privacy, {}),
 }  # fmt: skip
 LABELLERS = ("bert_labels", "privacy_labels")
-EMBEDDERS = ("bert", "xlm_roberta", "modernbert", "qwen3", "gemma3")
+CAUSAL = ("qwen2", "qwen2_both_ways", "llama", "mistral", "gemma2")
+EMBEDDERS = (
+    *("bert", "xlm_roberta", "modernbert", "qwen3", "gemma3", "mpnet", "distilbert"),
+    *CAUSAL,
+)
 RERANKERS = ("bert_rerank", "xlm_roberta_rerank", "modernbert_rerank", "qwen3_rerank")
 TEXTS = (
     "paris",
