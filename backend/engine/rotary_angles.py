@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import mlx.core as mx
 
-from backend.engine.caching.shared_numbers import on_device
+from backend.engine.caching.shared_numbers import shared_numbers
 
 # passes whose angles are cached, because the layers of a model may have several kinds of rotation
 _PASSES = 4
@@ -27,7 +27,7 @@ class SharedAngles:
     """Computes what `mx.fast.rope` computes on a CPU, bit by bit.
 
     Angles are shared where the positions are known without a read from the device: for an offset
-    that is a Python integer or an array made by `on_device`. Everything else is left to `rope`.
+    that is a Python integer or an array of `shared_numbers`. Everything else is left to `rope`.
     """
 
     def __init__(self, rope: Rope) -> None:
@@ -47,7 +47,7 @@ class SharedAngles:
         stream: Any = None,
     ) -> mx.array:
         """`a`: [rows, heads, tokens, size], of which the first `dims` are rotated."""
-        places = on_device.numbers_of(offset) if isinstance(offset, mx.array) else (offset,)
+        places = shared_numbers.numbers_of(offset) if isinstance(offset, mx.array) else (offset,)
         rows = 1 if places is None else len(places)
         fits = a.ndim == 4 and rows in (1, a.shape[0]) and dims % 2 == 0
         if places is None or stream is not None or not fits or self._large(a, rows, dims):
@@ -88,7 +88,8 @@ class SharedAngles:
             self._kept.move_to_end(key)
             return self._kept[key][1:]
         tokens, dtype, dims, traditional, base, scale, _ = rule
-        positions = mx.arange(tokens, dtype=mx.float32) + on_device(places)[:, None]
+        firsts = shared_numbers.array(shared_numbers(places))
+        positions = mx.arange(tokens, dtype=mx.float32) + firsts[:, None]
         if freqs is None:
             step = mx.array(math.log(base) / (dims // 2), dtype=mx.float32)
             frequencies = mx.exp(mx.arange(0, -(dims // 2), -1, dtype=mx.float32) * step)

@@ -91,9 +91,12 @@ class Scheduler:
         self._gauges = gauges
         self._flush = flush
         self._steps = 0
+        self._plan = StepPlan(0)  # the latest
+        self._step_name = ""
         self._latest_seconds = 0.0  # that were predicted of the latest step
         self._outputs: dict[int, Output] = {}
         self._events: list[PlannerEvent] = []
+        self._generated: dict[int, list[int]] = {}  # tokens since the latest plan
         self._retried: set[int] = set()
         self._unstarted: set[int] = set()  # sequences that will generate nothing
         self._watched: set[int] = set()  # sequences whose owners requested prompt progress
@@ -224,6 +227,7 @@ class Scheduler:
             self._publish(ticket, error)
         self._outputs.clear()
         self._events.clear()
+        self._generated.clear()
         self._retried.clear()
         self._unstarted.clear()
         self._watched.clear()
@@ -234,8 +238,10 @@ class Scheduler:
     def step(self) -> None:
         """Run one step: every decoding sequence gets a token, and prefill gets its share."""
         plan = self.planner.plan(self._now(), self._take_events())
-        self._gauges.heartbeat.begin(str(plan), expected=self._expected_seconds(plan))
-        if plan == StepPlan(plan.number) and self._model.disk is not None:
+        if plan is not self._plan:
+            self._plan, self._step_name = plan, str(plan)
+        self._gauges.heartbeat.begin(self._step_name, expected=self._expected_seconds(plan))
+        if self._model.disk is not None and plan == StepPlan(plan.number):
             # no sequence can continue until the writes are done
             self._model.disk.drain(_WRITE_WAIT)
         for refusal in plan.refuse:
@@ -257,8 +263,13 @@ class Scheduler:
             self._deliver(one)
         self._flush()
         self._fail_broken()
-        self._finish_unstarted()
-        self._report_progress()
+        if self._unstarted:
+            self._finish_unstarted()
+        if self._watched:
+            self._report_progress()
+        for numbers in (self._retried, self._unstarted, self._watched):
+            if numbers:
+                numbers.intersection_update(self._outputs)
         self._steps += 1
         self._settle()
 
@@ -284,6 +295,9 @@ class Scheduler:
 
     def _take_events(self) -> list[PlannerEvent]:
         events, self._events = self._events, []
+        if self._generated:
+            events.insert(0, Generated(self._generated))
+            self._generated = {}
         return events
 
     def _learn(self, events: list[PlannerEvent], began: float) -> None:
@@ -311,7 +325,7 @@ class Scheduler:
             self._fail(number, "text", fault)
             return
         self._gauges.tokens_generated += len(output.generated) - before
-        self._events.append(Generated(number, (sampled.token,)))
+        self._generated.setdefault(number, []).append(sampled.token)
         self._end_if_over(number, events)
 
     def _end_if_over(self, number: int, events: Sequence[Undelivered]) -> None:
@@ -337,12 +351,10 @@ class Scheduler:
                 )
             if over:
                 self._end_if_over(number, output.finish_unstarted())
-        self._unstarted &= self._outputs.keys()
 
     def _report_progress(self) -> None:
         """Report to owners that wait for a first token how much of the prompt is done."""
-        self._watched &= self._outputs.keys()
-        for number in [*self._watched]:
+        for number in [number for number in self._watched if number in self._outputs]:
             output = self._outputs[number]
             if output.generated:
                 self._watched.discard(number)
@@ -354,7 +366,6 @@ class Scheduler:
         failures, self.executor.failures = self.executor.failures, []
         for failure in failures:
             self._handle(failure)
-        self._retried &= self._outputs.keys()
 
     def _handle(self, failure: Failure) -> None:
         short = is_allocation_failure(failure.fault)

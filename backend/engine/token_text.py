@@ -11,10 +11,12 @@ from __future__ import annotations
 import codecs
 import json
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Protocol
 
 _REPLACEMENT = "\ufffd"
 _UNFINISHED = 8  # tokens without complete text that are held back; a character has up to four bytes
+_USUAL = 1 << 13  # tokens whose bytes are kept after their first use
 _SENTENCEPIECE = [
     {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
     {"type": "ByteFallback"},
@@ -51,10 +53,16 @@ class ByteStream:
     def __init__(self, bytes_of: Callable[[int], bytes], strip_first_space: bool) -> None:
         self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+        self._incomplete = False  # whether the decoder has a part of a character
         self._strip = strip_first_space
 
     def add(self, token: int) -> str:
-        text = self._decoder.decode(self._bytes_of(token))
+        added = self._bytes_of(token)
+        if self._incomplete or not added.isascii():  # the decoder is slow
+            text = self._decoder.decode(added)
+            self._incomplete = bool(self._decoder.getstate()[0])
+        else:
+            text = added.decode()
         if self._strip and text:
             self._strip = False
             text = text.removeprefix(" ")
@@ -107,9 +115,9 @@ class TokenTexts:
         self._bytes_of: Callable[[int], bytes] | None = None
         self._strip = False
         if [part["type"] for part in parts] == ["ByteLevel"]:
-            self._bytes_of = _byte_level(backend)
+            self._bytes_of = lru_cache(_USUAL)(_byte_level(backend))
         elif parts[:3] == _SENTENCEPIECE and parts[3:] in ([], [_FIRST_SPACE]):
-            self._bytes_of = _sentencepiece(backend)
+            self._bytes_of = lru_cache(_USUAL)(_sentencepiece(backend))
             self._strip = len(parts) > 3
 
     def stream(self, continues: bool) -> TextStream:

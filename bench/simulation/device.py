@@ -280,7 +280,7 @@ class SimulatedDevice:
             seconds += self._setup.decode_seconds(len(members), longest)
             for one in members:
                 until = one.produced + steps
-                ran.events.append(Generated(one.number, tuple(one.answer[one.produced : until])))
+                ran.events.append(Generated({one.number: one.answer[one.produced : until]}))
                 one.produced = until
                 ran.tokens.append(one)
         for _ in range(steps if seconds else 0):

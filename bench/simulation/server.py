@@ -138,8 +138,9 @@ class Server:
             case Prefilled(number, filled):
                 if row := self._prompts.get(number):
                     row.filled = filled
-            case Generated(number, tokens):
-                self._decoding[number].filled += len(tokens)
+            case Generated(tokens):
+                for number, own in tokens.items():
+                    self._decoding[number].filled += len(own)
             case Ended(number):
                 self._ended(number)
             case Stored():

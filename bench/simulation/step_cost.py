@@ -83,6 +83,6 @@ def _arrival(drawn: np.random.Generator, number: int) -> Arrived:
 
 def _results(planner: Planner) -> list[PlannerEvent]:
     events: list[PlannerEvent] = [
-        Generated(one.number, (7,)) for one in planner.sequences.of("decode")
+        Generated({one.number: (7,) for one in planner.sequences.of("decode")})
     ]
     return [*events, DecodeTimed(_STEP_SECONDS)]

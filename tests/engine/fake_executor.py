@@ -440,7 +440,7 @@ class FakeExecutor:
             return
         token = one.sampled(len(one.generated))
         one.generated.append(token)
-        self._events.append(Generated(one.number, (token,)))
+        self._events.append(Generated({one.number: (token,)}))
         if len(one.generated) >= min(one.ends_at, one.arrived.limit):
             self.end(one.number, "finished")
             self._events.append(Ended(one.number))

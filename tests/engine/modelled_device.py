@@ -19,7 +19,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 from backend.engine import device
-from backend.engine.executing import batch, choosing, prefill_passes
+from backend.engine.executing import batch, choosing
 from backend.engine.executing.step_times import StepTimes
 from backend.engine.scheduler import Scheduler
 
@@ -103,7 +103,7 @@ def modelled(device_: ModelledDevice) -> Iterator[None]:
         patch.setattr(device, "may_wait_within_a_step", lambda: False)
         start: Any = mx.async_eval
         evaluate: Any = mx.eval
-        ids = choosing.ids
+        fitting = choosing.fitting
 
         def started(*arrays: Any) -> None:
             start(*arrays)
@@ -113,14 +113,14 @@ def modelled(device_: ModelledDevice) -> Iterator[None]:
             evaluate(*arrays)
             device_.wait(arrays)
 
-        def read(tokens: mx.array) -> list[int]:
-            device_.wait([tokens])
-            return ids(tokens)
+        def read(checked: mx.array) -> tuple[list[int], list[int]]:
+            device_.wait([checked])
+            return fitting(checked)
 
         patch.setattr(mx, "async_eval", started)
         patch.setattr(mx, "eval", evaluated)
-        for module in (batch, choosing, prefill_passes):
-            patch.setattr(module, "ids", read)
+        for module in (batch, choosing):
+            patch.setattr(module, "fitting", read)
         patch.setattr(Scheduler, "_now", lambda _: device_.now)
         make: Any = StepTimes.__init__
         patch.setattr(StepTimes, "__init__", lambda self, _: make(self, lambda: device_.now))

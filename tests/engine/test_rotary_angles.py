@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.engine import device
-from backend.engine.caching.shared_numbers import SharedNumbers, on_device
+from backend.engine.caching.shared_numbers import SharedNumbers, shared_numbers
 from backend.engine.rotary_angles import SharedAngles
 from tests.engine.random_models import random_model
 
@@ -40,7 +40,9 @@ def _calls(draw: st.DrawFn) -> tuple[mx.array, int, dict[str, Any]]:
         "traditional": draw(st.booleans()),
         "base": None if own else draw(st.sampled_from((1e4, 5e5))),
         "scale": draw(st.sampled_from((1.0, 0.25))),
-        "offset": draw(st.sampled_from((places[0], on_device(tuple(places))))),
+        "offset": draw(
+            st.sampled_from((places[0], shared_numbers.array(shared_numbers(tuple(places)))))
+        ),
         "freqs": mx.random.uniform(1, 1000, (dims // 2,), key=key) if own else None,
     }
     return mx.random.normal((rows, 3, tokens, size), key=key).astype(dtype), dims, named
@@ -105,11 +107,31 @@ def test_only_a_cpu_without_compiled_functions_shares_angles(
 
 def test_the_numbers_of_kept_arrays_are_known() -> None:
     numbers = SharedNumbers(2)
-    first, second = numbers((1, 2)), numbers((3,))
-    assert numbers((1, 2)) is first
+    first, second = numbers.array(numbers((1, 2))), numbers.array(numbers((3,)))
+    assert numbers.array(numbers((1, 2))) is first
     assert numbers.numbers_of(first) == (1, 2)
-    third = numbers((4,))
-    assert [numbers.numbers_of(one) for one in (first, second, third)] == [(1, 2), None, (4,)]
+    third = numbers.array(numbers.plus(numbers((3,)), 1))
+    assert [numbers.numbers_of(one) for one in (first, second, third)] == [None, (3,), (4,)]
+    assert third.tolist() == [4]
     assert numbers.numbers_of(mx.array([4])) is None
     numbers.clear()
-    assert numbers.numbers_of(first) is None
+    assert numbers.numbers_of(second) is None
+
+
+def test_numbers_that_follow_from_an_array_are_not_copied_from_the_host(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers = SharedNumbers(64)
+    made = numbers((5, 9))
+    numbers.array(made)
+
+    def copied(_: object) -> mx.array:
+        raise AssertionError("copied from the host")
+
+    monkeypatch.setattr(mx, "array", copied)
+    later = made
+    for _ in range(3):
+        later = numbers.plus(later, 2)
+        assert numbers.plus(later, 2) is numbers.plus(later, 2)
+        assert numbers.array(later).tolist() == list(later)
+    assert later == (11, 15)

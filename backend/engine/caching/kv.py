@@ -202,6 +202,7 @@ class BatchCache:
         # Rows, spare ones included, of the buffers of layers that grow with their sequences.
         # Counted even if this rank has no such layer: all ranks must make the same decisions.
         self._depth = 0
+        self._dropped = False  # whether tokens were removed, which may have left holes
         self._settled = True  # whether `_layers` are these sequences, ready for the next tokens
         # tokens per sequence in the pass between `begin` and `end`
         self._counts: Sequence[int] = ()
@@ -224,9 +225,10 @@ class BatchCache:
     def layers_for(self, tokens: int) -> list[Any]:
         """`layers`, with room for a pass over this many tokens of each sequence."""
         layers = self.layers
-        for leaf in leaves(layers):
-            if isinstance(leaf, Rectangle):
-                leaf.make_room(tokens, holes=self._holes)
+        if self._dropped:
+            for leaf in leaves(layers):
+                if isinstance(leaf, Rectangle):
+                    leaf.make_room(tokens, holes=self._holes)
         return layers
 
     def drop(self, tokens: Sequence[int]) -> None:
@@ -242,6 +244,7 @@ class BatchCache:
         """`drop`, with a number per row."""
         if not any(tokens):
             return
+        self._dropped = True
         for leaf in leaves(layers):
             if isinstance(leaf, Rectangle):
                 leaf.drop(tokens)
@@ -319,6 +322,7 @@ class BatchCache:
         if not len(self) and list(places) == list(range(len(other))):
             self._layers, self._rows, self._settled = other._layers, other._rows, other._settled
             self._width, self._depth = other._width, other._depth
+            self._dropped = other._dropped
         elif len(order) == 1 < len(other):
             self.join([(other.extract(places[0]), 0)])
         else:
@@ -334,6 +338,9 @@ class BatchCache:
         ValueError if the sequences cannot be batched.
         """
         count = len(self) + len(joining)
+        whole = self._settled and self._width == count
+        if whole and not joining and self._depth <= max(self.rows, count):
+            return list(range(count))
         if count < 2:
             if joining or not self._settled:
                 self._become([*map(self.member, range(len(self))), *joining])

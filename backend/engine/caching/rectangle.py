@@ -10,7 +10,7 @@ decode kernels. Here both are Python integers. Models recognise a cache by its a
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import KVCache, create_attention_mask, create_causal_mask
 
-from backend.engine.caching.shared_numbers import on_device
+from backend.engine.caching.shared_numbers import Numbers, shared_numbers
 
 STEP: int = KVCache.step  # tokens by which a cache grows
 
@@ -68,9 +68,10 @@ class Rectangle:
 
     keys: Any = None
     values: Any = None
+    lengths: Numbers
 
     def __init__(self, lengths: Sequence[int], parts: Parts = ()) -> None:
-        self.lengths = list(lengths)
+        self.lengths = shared_numbers(tuple(lengths))
         self._idx = max(self.lengths)
         self._right_padding = [0] * len(self.lengths)
         self.holes: list[tuple[Range, ...]] = [()] * len(self.lengths)
@@ -112,7 +113,8 @@ class Rectangle:
             for part, one in zip(self.parts, copies, strict=True):
                 part[row : row + 1, :, : self._idx] = one
         new = copy.copy(self)
-        new.lengths, new._right_padding = lengths, [0] * len(spans)
+        new.lengths = shared_numbers(tuple(lengths))
+        new._right_padding = [0] * len(spans)
         new.holes = [self.holes[row] if stay else () for row, stay in enumerate(stays)]
         return new
 
@@ -163,7 +165,7 @@ class Rectangle:
         tokens = keys.shape[2]
         self.parts = appended(self.parts, self.fresh(keys, values), self._idx)
         self._idx += tokens
-        self.lengths = [length + tokens for length in self.lengths]
+        self.lengths = shared_numbers.plus(self.lengths, tokens)
         return self.keys_and_values()
 
     def keys_and_values(self) -> tuple[Any, Any]:
@@ -177,7 +179,7 @@ class Rectangle:
     def finalize(self) -> None:
         """Align the sequences at their ends again after a pass with padding."""
         pairs = zip(self.lengths, self._right_padding, strict=True)
-        self.lengths = [length - padding for length, padding in pairs]
+        self.lengths = shared_numbers(tuple(length - padding for length, padding in pairs))
 
     def make_room(self, tokens: int, *, holes: bool = True) -> None:
         """Prepare for a pass over this many tokens: close the holes if that avoids growing.
@@ -199,7 +201,7 @@ class Rectangle:
             _shortened(self._ranges(row), self.lengths[row] - count)
             for row, count in enumerate(tokens)
         ]
-        self.lengths = [length - count for length, count in zip(self.lengths, tokens, strict=True)]
+        self.lengths = shared_numbers(tuple(map(int.__sub__, self.lengths, tokens)))
         self._idx = max((own[-1][1] for own in kept if own), default=0)
         self.holes = [_gaps(own, self._idx) if own else () for own in kept]
 
@@ -210,11 +212,11 @@ class Rectangle:
 
     @property
     def offset(self) -> mx.array:
-        return on_device(tuple(self.lengths))
+        return shared_numbers.array(self.lengths)
 
     @property
     def left_padding(self) -> mx.array:
-        return on_device(tuple(self._idx - length for length in self.lengths))
+        return on_device(self._idx - length for length in self.lengths)
 
     def make_mask(
         self,
@@ -226,13 +228,13 @@ class Rectangle:
         if any(self.holes):
             rows = range(len(self.lengths))
             ranges = tuple(map(self._ranges, rows))
-            positions = _positions(tuple(self.lengths), ranges, self._idx, N)
+            positions = _positions(self.lengths, ranges, self._idx, N)
             now = positions[:, self._idx :]
             mask: mx.array | str | None = _visible(positions, now, window_size)
         elif min(self.lengths) == self._idx:
             mask = create_attention_mask(N, self._idx, return_array, window_size)
         else:
-            mask = create_causal_mask(N, self._idx, window_size, left_padding=self.left_padding)
+            mask = padded_mask(N, self._idx, window_size, self.left_padding)
         return mask
 
     @property
@@ -248,6 +250,25 @@ class Rectangle:
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
+
+
+def on_device(numbers: Iterable[int]) -> mx.array:
+    """The numbers, as the same array while they do not change."""
+    return shared_numbers.array(shared_numbers(tuple(numbers)))
+
+
+def padded_mask(new: int, past: int, window: int | None, paddings: mx.array) -> mx.array:
+    """The mask of `new` tokens after `past` columns, [rows, 1, new, past + new].
+
+    paddings: [rows], the columns before each sequence. For one token it takes fewer operations than
+    mlx-lm's mask.
+    """
+    if new > 1:
+        mask: mx.array = create_causal_mask(new, past, window, left_padding=paddings)
+        return mask
+    if window and past >= window:
+        paddings = mx.maximum(paddings, past + 1 - window)
+    return mx.arange(past + 1) >= paddings[:, None, None, None]
 
 
 @lru_cache(maxsize=4)
@@ -270,7 +291,7 @@ def _positions(
 
 def forget_arrays() -> None:
     """Drop the cached position arrays and masks; called when a model is dropped."""
-    on_device.clear()
+    shared_numbers.clear()
     _positions.cache_clear()
 
 

@@ -7,35 +7,70 @@ from collections import OrderedDict
 import mlx.core as mx
 
 
+class Numbers(tuple[int, ...]):
+    """A number for each row of a batch, made by `SharedNumbers`."""
+
+    before: tuple[mx.array, int] | None = None  # what `array` is the sum of
+    made: mx.array | None = None
+
+
 class SharedNumbers:
     """Makes one array per tuple of numbers, and knows the numbers of the arrays that it made.
 
-    The arrays are never written to. most: how many of them are kept.
+    The layers of a pass ask for the same numbers one after the other. The arrays are never written
+    to. most: how many of them are kept.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._arrays: OrderedDict[tuple[int, ...], mx.array] = OrderedDict()
-        self._numbers: dict[int, tuple[int, ...]] = {}  # by the id of the array
+        self._known: OrderedDict[tuple[int, ...], Numbers] = OrderedDict()
+        self._by_array: OrderedDict[int, Numbers] = OrderedDict()  # by the id of the array
+        self._sum: tuple[Numbers, int, Numbers] | None = None  # the latest
 
-    def __call__(self, numbers: tuple[int, ...]) -> mx.array:
-        if numbers in self._arrays:
-            self._arrays.move_to_end(numbers)
-            return self._arrays[numbers]
-        if len(self._arrays) >= self._most:
-            _, oldest = self._arrays.popitem(last=False)
-            del self._numbers[id(oldest)]
-        array = self._arrays[numbers] = mx.array(numbers)
-        self._numbers[id(array)] = numbers
-        return array
+    def __call__(self, numbers: tuple[int, ...]) -> Numbers:
+        """The numbers, as the same object while they are kept."""
+        if numbers in self._known:
+            self._known.move_to_end(numbers)
+            return self._known[numbers]
+        if len(self._known) >= self._most:
+            self._known.popitem(last=False)
+        found = self._known[numbers] = Numbers(numbers)
+        return found
 
-    def numbers_of(self, array: mx.array) -> tuple[int, ...] | None:
+    def plus(self, numbers: Numbers, added: int) -> Numbers:
+        """The sums of the numbers and `added`; all layers of a pass get the same object."""
+        if self._sum is None or self._sum[0] is not numbers or self._sum[1] != added:
+            sums = Numbers(number + added for number in numbers)
+            if numbers.made is not None:
+                sums.before = numbers.made, added
+            elif numbers.before is not None:
+                sums.before = numbers.before[0], numbers.before[1] + added
+            self._sum = numbers, added, sums
+        return self._sum[2]
+
+    def array(self, numbers: Numbers) -> mx.array:
+        """The numbers, [rows] int32.
+
+        A GPU computes those that follow from an array that it has, because it would have to wait
+        for a copy from the host.
+        """
+        if numbers.made is None:
+            before = numbers.before
+            array = mx.array(numbers) if before is None else before[0] + before[1]
+            numbers.made, numbers.before = array, None
+            if len(self._by_array) >= self._most:
+                self._by_array.popitem(last=False)
+            self._by_array[id(array)] = numbers
+        return numbers.made
+
+    def numbers_of(self, array: mx.array) -> Numbers | None:
         """The numbers in an array, without a wait for the device; None if it was not made here."""
-        return self._numbers.get(id(array))
+        return self._by_array.get(id(array))
 
     def clear(self) -> None:
-        self._arrays.clear()
-        self._numbers.clear()
+        self._known.clear()
+        self._by_array.clear()
+        self._sum = None
 
 
-on_device = SharedNumbers(64)
+shared_numbers = SharedNumbers(64)

@@ -13,8 +13,16 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import RotatingKVCache, create_causal_mask
 
-from backend.engine.caching.rectangle import Parts, Rectangle, Span, packed, whole_steps
-from backend.engine.caching.shared_numbers import on_device
+from backend.engine.caching.rectangle import (
+    Parts,
+    Rectangle,
+    Span,
+    on_device,
+    packed,
+    padded_mask,
+    whole_steps,
+)
+from backend.engine.caching.shared_numbers import shared_numbers
 
 
 class BatchWindow(Rectangle):
@@ -59,7 +67,7 @@ class BatchWindow(Rectangle):
             self._append_one((keys, values))
         else:
             self._append((keys, values))
-        self.lengths = [length + tokens for length in self.lengths]
+        self.lengths = shared_numbers.plus(self.lengths, tokens)
         return self.keys_and_values()
 
     def _append_one(self, new: Parts) -> None:
@@ -104,7 +112,7 @@ class BatchWindow(Rectangle):
         """
         kept = self._idx - min(tokens)
         self.parts = tuple(part[:, :, :kept] for part in self.parts)
-        self.lengths = [length - count for length, count in zip(self.lengths, tokens, strict=True)]
+        self.lengths = shared_numbers(tuple(map(int.__sub__, self.lengths, tokens)))
         self._idx = kept
         self._right_padding = [count - min(tokens) for count in tokens]
         if any(self._right_padding):
@@ -119,7 +127,7 @@ class BatchWindow(Rectangle):
 
     @property
     def left_padding(self) -> mx.array:
-        return on_device(tuple(max(self._places - length, 0) for length in self.lengths))
+        return on_device(max(self._places - length, 0) for length in self.lengths)
 
     def make_mask(
         self,
@@ -135,8 +143,11 @@ class BatchWindow(Rectangle):
         fits = past + N <= window
         if not padded and fits and not (return_array and N > 1):
             return None if N == 1 else "causal"
-        padding = on_device(paddings) if padded else None
-        mask: mx.array = create_causal_mask(N, past, window, left_padding=padding)
+        mask: mx.array
+        if padded:
+            mask = padded_mask(N, past, window, on_device(paddings))
+        else:
+            mask = create_causal_mask(N, past, window)
         if N == 1 and self._places >= self.max_size:
             # The new token will be at index `at`, so the oldest one is at `at + 1`.
             at = self._idx if self.rotated and self._idx < self.max_size else 0

@@ -29,16 +29,18 @@ from backend.engine.drafting.unread_states import (
     distribute,
     latest,
 )
+from backend.engine.errors import NotFinite
+from backend.engine.events import TokenLogprob
 from backend.engine.executing.choosing import (
     Chooser,
     Chosen,
     Sampled,
     accept,
+    combined,
+    fitting,
     grammar_ended,
-    ids,
     masking,
     most_grammar_seconds,
-    read_choices,
     sampled_of,
 )
 from backend.engine.model import EngineModel
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Fed:
     """The tokens of a launched step. ran: whether it has a forward pass on them.
 
@@ -175,30 +177,18 @@ class DecodeBatch:
 
         Raises what MLX raises; the batch is then unchanged.
         """
-        first = [one.first for one in joining if one.first is not None]
-        tokens = [chosen.of(one) for chosen, one in zip(first, joining, strict=True)]
-        if self._chosen is not None:
-            tokens.insert(0, self._chosen.tokens)
-        joined = mx.concatenate(tokens)
+        parts = [] if self._chosen is None else [self._chosen]
+        parts += {id(one.first): one.first for one in joining if one.first is not None}.values()
+        chosen = combined(parts)
         if not self._engine_model.together:
             self._feed_again()
         order = self._cache.absorb(group.cache, [group.sequences.index(one) for one in joining])
         group.sequences = [one for one in group.sequences if one not in joining]
         self._kept.hand_out(self._states())
-        known = [] if self._chosen is None else [self._chosen]
-        known += {id(chosen): chosen for chosen in first}.values()
         members = [*self._known(), *((one, []) for one in joining)]
         self.sequences = [members[place][0] for place in order]
         self._again = [members[place][1] for place in order]
-        self._chosen = Chosen(
-            self.sequences,
-            joined[mx.array(order)],
-            [one for chosen in known for one in chosen.logprobs],
-            {at: fault for chosen in known for at, fault in chosen.faults.items()},
-            [peaks for chosen in known for peaks in chosen.peaks],
-        )
-        # Started now, because a read would otherwise wait for the whole pass that computes them.
-        mx.async_eval(self._chosen.tokens)
+        self._chosen = chosen.select(self.sequences)
         self._chooser = None
         for one in joining:
             one.batch, one.group, one.first, one.media_prefill = self, None, None, None
@@ -231,13 +221,14 @@ class DecodeBatch:
         assert fed is not None
         if isinstance(fed, _Checked):
             return self._settle(fed)
-        tokens = ids(fed.chosen.tokens)
+        tokens = fed.chosen.read()
         for one, again, token in zip(self.sequences, fed.again, tokens, strict=True):
             if fed.ran:
-                one.history += [*again, token]
+                one.history += again
+                one.history.append(token)
             elif not one.first_delivered:  # without a pass, the grammar gets its token only here
                 accept(one, token, fed.chosen.faults)
-        return _delivered(sampled_of(self.sequences, fed.chosen, tokens))
+        return _delivered(sampled_of(fed.chosen, tokens))
 
     def remove_before_read(self, one: ExecutorSequence) -> list[Sampled]:
         """Remove a sequence whose latest token has not been read; returns that token.
@@ -249,11 +240,11 @@ class DecodeBatch:
             self.leave([one])
             return []
         assert self._chosen is not None
-        tokens = ids(self._chosen.tokens)
+        tokens = self._chosen.read()
         at = self.sequences.index(one)
         if not one.first_delivered:
             accept(one, tokens[at], self._chosen.faults)
-        sampled = sampled_of(self.sequences, self._chosen, tokens)[at]
+        sampled = sampled_of(self._chosen, tokens)[at]
         self.leave([one])
         return _delivered([sampled])
 
@@ -281,9 +272,7 @@ class DecodeBatch:
             self._chosen = None
             return
         assert self._chosen is not None
-        self._chosen.tokens = self._chosen.tokens[mx.array(stay)]
-        mx.async_eval(self._chosen.tokens)  # as in `join`
-        self._chosen.sequences = self.sequences
+        self._chosen = self._chosen.select(self.sequences)
 
     def _launch(self, before_start: Callable[[], None]) -> None:
         assert self._chosen is not None
@@ -297,7 +286,8 @@ class DecodeBatch:
         if any(self._again):
             logits = self._run_again(chosen.tokens)
         else:
-            logits = self._run(chosen.tokens[:, None], self._cache.layers_for(1))[:, -1, :]
+            tokens = mx.expand_dims(chosen.tokens, 1)
+            logits = mx.squeeze(self._run(tokens, self._cache.layers_for(1)), 1)
         before_start()
         if any(step.again):
             self._remember([(len(own), len(own) + 1) for own in step.again])
@@ -305,7 +295,7 @@ class DecodeBatch:
             self._kept.add(self._passed, self._states())
             self._passed = None
         steps = [one.delivered + 1 for one in self.sequences]
-        self._chosen = self._chooser(logits, chosen.tokens, steps, chosen.faults, new=True)
+        self._chosen = self._chooser(logits, chosen, steps, new=True)
         self.ahead = self._chosen.tokens
 
     def _run(self, tokens: mx.array, layers: list[Any]) -> mx.array:
@@ -367,7 +357,7 @@ class DecodeBatch:
         if self._speculation is None or not self._speculation.ready(self._known()):
             return False
         assert self._chosen is not None
-        last_tokens = ids(self._chosen.tokens)
+        last_tokens = self._chosen.read()
         known = [
             (one, [*own, token])
             for (one, own), token in zip(self._known(), last_tokens, strict=True)
@@ -453,9 +443,12 @@ class DecodeBatch:
         The token after the last right one is delivered immediately.
         """
         assert self._speculation is not None
-        every = ids(checked.choices.tokens)
-        logprobs, unfit = read_choices(checked.choices, every)
-        sampled = _delivered(sampled_of(self.sequences, checked.chosen, checked.last_tokens))
+        every, places = fitting(checked.choices.checked)
+        unfit = {at: NotFinite() for at in places}
+        logprobs: dict[int, TokenLogprob] = {}
+        for part in checked.choices.logprobs:
+            logprobs |= part.batch.read(part.computed, every)
+        sampled = _delivered(sampled_of(checked.chosen, checked.last_tokens))
         right: list[int] = []
         latest: list[int] = []
         start = 0
@@ -475,19 +468,17 @@ class DecodeBatch:
             latest.append(choices[count])
             start += len(choices)
         self.proposed, self.right = sum(checked.proposed), right
-        self._chosen = Chosen(self.sequences, mx.array(latest, dtype=mx.uint32), [], {})
+        tokens = mx.array(latest, dtype=mx.uint32)
+        self._chosen = Chosen(self.sequences, tokens, tokens, [], known=latest)
         pairs = zip(checked.fed, checked.proposed, right, strict=True)
         known = [fed[: len(fed) - proposed + count] for fed, proposed, count in pairs]
         self._remember(
-            [
-                (len(tokens) - 1 - count, len(tokens))
-                for tokens, count in zip(known, right, strict=True)
-            ]
+            [(len(own) - 1 - count, len(own)) for own, count in zip(known, right, strict=True)]
         )
         kept = self._cache.end(list(map(len, known)))
-        for one, tokens, count in zip(self.sequences, known, kept, strict=True):
-            one.history += tokens[:count]
-        self._again = [tokens[count:] for tokens, count in zip(known, kept, strict=True)]
+        for one, own, count in zip(self.sequences, known, kept, strict=True):
+            one.history += own[:count]
+        self._again = [own[count:] for own, count in zip(known, kept, strict=True)]
         return sampled
 
     def _last_for_all(self) -> bool:

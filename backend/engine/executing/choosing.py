@@ -20,9 +20,9 @@ from backend.engine.constraints.constraint import words
 from backend.engine.errors import NotFinite
 from backend.engine.events import TokenLogprob
 from backend.engine.model import EngineModel
-from backend.engine.sampling.logprobs import BatchLogprobs, SampledLogprobs
+from backend.engine.sampling.logprobs import BatchLogprobs
 from backend.engine.sampling.penalties import Past
-from backend.engine.sampling.sampler import BatchSampler
+from backend.engine.sampling.sampler import UNFIT, BatchSampler, checked
 
 if TYPE_CHECKING:
     from backend.engine.executing.executor_sequence import ExecutorSequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _MOST_STALLS = 2  # maximum processor time of the grammars in one step, as a multiple of `stall_ms`
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sampled:
     """A token that was sampled for a sequence, and the fault that ends the sequence, if any.
 
@@ -49,33 +49,61 @@ class _Logprobs:
     """Log-probabilities of some sequences, still being computed."""
 
     batch: BatchLogprobs
-    sampled: SampledLogprobs
+    computed: mx.array
     sequences: Sequence[ExecutorSequence]
 
 
 @dataclass(slots=True)
 class Chosen:
-    """The next token of each sequence, being computed: [sequences] uint32.
+    """The next token of each sequence, being computed.
 
-    faults: errors of grammars, by `id` of the sequence. peaks: for some sequences, a number each
-    that is finite if its logits are.
+    tokens: [sequences] uint32, for the next pass. checked: the same tokens for the host, with UNFIT
+    where logits are not finite. faults: errors of grammars and logits, by `id` of the sequence.
+    known: the tokens, once they have been read.
     """
 
     sequences: Sequence[ExecutorSequence]
     tokens: mx.array
+    checked: mx.array
     logprobs: list[_Logprobs]
-    faults: dict[int, Exception]
-    peaks: list[tuple[mx.array, Sequence[ExecutorSequence]]] = field(default_factory=list)
+    faults: dict[int, Exception] = field(default_factory=dict)
+    known: Sequence[int] | None = None
 
     @property
     def arrays(self) -> list[mx.array]:
-        logprobs = (array for one in self.logprobs for array in one.sampled.arrays)
-        return [self.tokens, *logprobs, *(peaks for peaks, _ in self.peaks)]
+        return [self.tokens, self.checked, *(one.computed for one in self.logprobs)]
 
-    def of(self, one: ExecutorSequence) -> mx.array:
-        """The token of one sequence, [1]."""
-        at = next(at for at, other in enumerate(self.sequences) if other is one)
-        return self.tokens[at : at + 1]
+    def read(self) -> Sequence[int]:
+        """Wait for the tokens, and note sequences whose logits are not finite in `faults`."""
+        if self.known is None:
+            self.known, unfit = fitting(self.checked)
+            for at in unfit:
+                self.faults[id(self.sequences[at])] = NotFinite()
+        return self.known
+
+    def select(self, sequences: Sequence[ExecutorSequence]) -> Chosen:
+        """The tokens of these sequences, in this order.
+
+        Started now, because a read would otherwise wait for the whole pass that computes them.
+        """
+        places = {id(one): at for at, one in enumerate(self.sequences)}
+        order = mx.array([places[id(one)] for one in sequences])
+        tokens, checked = self.tokens[order], self.checked[order]
+        mx.async_eval(tokens, checked)
+        return Chosen(sequences, tokens, checked, self.logprobs, self.faults)
+
+
+def combined(parts: Sequence[Chosen]) -> Chosen:
+    """The tokens of all parts, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Chosen(
+        [one for part in parts for one in part.sequences],
+        mx.concatenate([part.tokens for part in parts]),
+        mx.concatenate([part.checked for part in parts]),
+        [one for part in parts for one in part.logprobs],
+        {at: fault for part in parts for at, fault in part.faults.items()},
+    )
 
 
 class Chooser:
@@ -115,26 +143,18 @@ class Chooser:
         """Bytes that are kept from step to step."""
         return self._sampler.nbytes
 
-    def __call__(
-        self,
-        logits: mx.array,
-        fed: mx.array,
-        steps: Sequence[int],
-        faults: dict[int, Exception],
-        *,
-        new: bool,
-    ) -> Chosen:
+    def __call__(self, logits: mx.array, fed: Chosen, steps: Sequence[int], *, new: bool) -> Chosen:
         """Sample the next tokens.
 
-        logits: [sequences, vocabulary]. fed: [sequences], the tokens that led to them. steps:
-        tokens generated so far, per sequence. faults: collects errors of grammars. new: whether the
-        grammars have not seen `fed` yet; they then read it while the logits are computed.
+        logits: [sequences, vocabulary]. fed: the tokens that led to them; its `faults` collect the
+        errors of grammars. steps: tokens generated so far, per sequence. new: whether the grammars
+        have not seen `fed` yet; they then read it while the logits are computed.
         """
         allowed: np.ndarray | None = None
         if self._constrained:
             mx.async_eval(logits)
-            allowed = self._advance(ids(fed) if new else None, faults)
-        return self.choose(logits, fed, steps, allowed)
+            allowed = self._advance(fed.read() if new else None, fed.faults)
+        return self.choose(logits, fed.tokens, steps, allowed)
 
     def choose(
         self, logits: mx.array, fed: mx.array, steps: Sequence[int], allowed: np.ndarray | None
@@ -145,10 +165,9 @@ class Chooser:
             tokens = self._spread(tokens)
         logprobs = []
         if self._logprobs:
-            sampled = self._logprobs(logits, tokens)
-            logprobs.append(_Logprobs(self._logprobs, sampled, self._sequences))
-        peaks = self._sampler.peaks(logits, tokens)
-        chosen = Chosen(self._sequences, tokens, logprobs, {}, [(peaks, self._sequences)])
+            computed = self._logprobs(logits, tokens)
+            logprobs.append(_Logprobs(self._logprobs, computed, self._sequences))
+        chosen = Chosen(self._sequences, tokens, checked(logits, tokens), logprobs)
         mx.async_eval(chosen.arrays)
         return chosen
 
@@ -195,12 +214,11 @@ def first_tokens(
     logits: [sequences, vocabulary]. spent: as for `Chooser`.
     """
     pasts = [Past(one.history[:-1], len(one.prompt), one.longest) for one in sequences]
-    fed = mx.array([one.history[-1] for one in sequences], dtype=mx.uint32)
+    last = mx.array([one.history[-1] for one in sequences], dtype=mx.uint32)
+    fed = Chosen(sequences, last, last, [])
     steps = [one.delivered for one in sequences]
-    faults: dict[int, Exception] = {}
-    chooser = Chooser(sequences, pasts, model, spent=spent)
-    chosen = chooser(logits, fed, steps, faults, new=False)
-    chosen.faults = faults
+    chosen = Chooser(sequences, pasts, model, spent=spent)(logits, fed, steps, new=False)
+    chosen.faults = fed.faults
     return chosen
 
 
@@ -233,47 +251,36 @@ def accept(one: ExecutorSequence, token: int, faults: dict[int, Exception]) -> N
             faults[id(one)] = refusal
 
 
-def sampled_of(
-    sequences: Sequence[ExecutorSequence], chosen: Chosen, tokens: Sequence[int]
-) -> list[Sampled]:
+def sampled_of(chosen: Chosen, tokens: Sequence[int]) -> list[Sampled]:
     """The tokens with their log-probabilities and faults."""
-    by_sequence = {id(one): token for one, token in zip(sequences, tokens, strict=True)}
     logprobs: dict[int, TokenLogprob] = {}
     for part in chosen.logprobs:
         # Some of these sequences may have left since.
+        by_sequence = {id(one): token for one, token in zip(chosen.sequences, tokens, strict=True)}
         own = [by_sequence.get(id(one), 0) for one in part.sequences]
-        for at, entry in part.batch.read(part.sampled, own).items():
+        for at, entry in part.batch.read(part.computed, own).items():
             logprobs[id(part.sequences[at])] = entry
-    faults = dict(chosen.faults)
-    for peaks, rows in chosen.peaks:
-        for at in _unfit(peaks):
-            faults[id(rows[at])] = NotFinite()
+    pairs = zip(chosen.sequences, tokens, strict=True)
+    if not (logprobs or chosen.faults):
+        return [Sampled(one, token, over=grammar_ended(one)) for one, token in pairs]
     return [
-        Sampled(one, token, logprobs.get(id(one)), faults.get(id(one)), grammar_ended(one))
-        for one, token in zip(sequences, tokens, strict=True)
+        Sampled(one, token, logprobs.get(id(one)), chosen.faults.get(id(one)), grammar_ended(one))
+        for one, token in pairs
     ]
 
 
-def read_choices(
-    choices: Chosen, tokens: Sequence[int]
-) -> tuple[dict[int, TokenLogprob], dict[int, Exception]]:
-    """The log-probabilities and the faults of logits, by position, of computed choices."""
-    logprobs: dict[int, TokenLogprob] = {}
-    for part in choices.logprobs:
-        logprobs |= part.batch.read(part.sampled, tokens)
-    return logprobs, {at: NotFinite() for peaks, _ in choices.peaks for at in _unfit(peaks)}
+def fitting(checked: mx.array) -> tuple[list[int], list[int]]:
+    """The tokens, once they are computed, and the places of those from logits that are not finite.
 
-
-def _unfit(peaks: mx.array) -> list[int]:
-    """The positions of numbers that are not finite."""
-    found = enumerate(cast(list[float], peaks.tolist()))
-    return [at for at, peak in found if not math.isfinite(peak)]
+    Such a token becomes 0, which is safe to feed.
+    """
+    tokens = cast(list[int], checked.tolist())
+    unfit = [at for at, token in enumerate(tokens) if token == UNFIT] if UNFIT in tokens else []
+    for at in unfit:
+        tokens[at] = 0
+    return tokens, unfit
 
 
 def grammar_ended(one: ExecutorSequence) -> bool:
     """Whether the sequence's grammar is complete."""
     return one.constraint is not None and one.constraint.ended
-
-
-def ids(tokens: mx.array) -> list[int]:
-    return cast(list[int], tokens.tolist())

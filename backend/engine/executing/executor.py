@@ -54,6 +54,7 @@ class Executor:
         self._launched_batches: list[DecodeBatch] = []
         self._prefills: Sequence[Sequence[Prefill]] = ()
         self._scores: Sequence[Score] = ()
+        self._plan = StepPlan(0)  # the latest
         self._early: list[Sampled] = []
         self._guessed: list[PlannerEvent] = []
         self._only_decodes = False  # whether the step only decodes
@@ -116,6 +117,22 @@ class Executor:
         if self._model.blas is not None:
             self._model.blas.follow()
         self._times.begin()
+        events: list[PlannerEvent] = []
+        if plan is not self._plan:
+            self._plan = plan
+            self._change(plan, events)
+        self._launched_batches = []
+        for number in plan.decode:
+            if number in self._batches:
+                self._decode(number, plan)
+        launched = [batch.ahead for batch in self._launched_batches if batch.ahead is not None]
+        self._times.decode_launched(launched)
+        self._only_decodes = plan.only_decodes and not (plan.join or plan.score)
+        self._prefills, self._scores = plan.prefill, plan.score
+        return events
+
+    def _change(self, plan: StepPlan, events: list[PlannerEvent]) -> None:
+        """Carry out what a plan changes: what is stored, and which sequences run where."""
         for number in plan.unread:
             self.sequences[number].stored = None
         self._entries.evict(plan.evict)
@@ -124,7 +141,6 @@ class Executor:
         for preempted in plan.preempt:
             self._preempt(self.sequences[preempted.sequence], preempted.entry)
         self._leave(plan.leave)
-        events: list[PlannerEvent] = []
         for start in plan.start:
             self._start(start, events)
         joins: dict[int, list[ExecutorSequence]] = {}
@@ -135,15 +151,6 @@ class Executor:
         for number, joining in joins.items():
             self._join(number, joining, plan)
         self._settle_groups()
-        self._launched_batches = []
-        for number in plan.decode:
-            if number in self._batches:
-                self._decode(number, plan)
-        launched = [batch.ahead for batch in self._launched_batches if batch.ahead is not None]
-        self._times.decode_launched(launched)
-        self._only_decodes = plan.only_decodes and not (plan.join or plan.score)
-        self._prefills, self._scores = plan.prefill, plan.score
-        return events
 
     def _delaying_seconds(self) -> float | None:
         """Processor time of this step's grammars; None if no sequence decodes without a grammar."""
@@ -499,6 +506,8 @@ class Executor:
     def other_memory_events(self) -> list[PlannerEvent]:
         """Report the memory that neither sequences nor entries use, if it has changed."""
         media, disk = self._model.media, self._model.disk
+        if media is None and disk is None and self.lacking_bytes == self._other.texts:
+            return []
         other = OtherBytes(
             disk.writing_bytes if disk else 0,
             features=media.features.nbytes if media else 0,

@@ -160,7 +160,7 @@ def _choice_bytes(sampling: Sampling, vocabulary: int) -> int:
         sampler = BatchSampler([sampling], [Past((), 0, _SEEN)], vocabulary)
         logits = mx.zeros((1, vocabulary))
         tokens = sampler(logits, mx.zeros(1, mx.int32), [0])
-        mx.eval(tokens, BatchLogprobs([1])(logits, tokens).arrays)
+        mx.eval(tokens, BatchLogprobs([1])(logits, tokens))
 
     return _peak_bytes(run)
 

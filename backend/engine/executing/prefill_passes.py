@@ -19,7 +19,6 @@ from backend.engine.executing.choosing import (
     Sampled,
     accept,
     first_tokens,
-    ids,
     sampled_of,
 )
 from backend.engine.executing.executor_sequence import ExecutorSequence
@@ -72,12 +71,12 @@ class PrefillPass:
         chosen = self.chosen
         if chosen is None or all(one.first is not chosen for one in self.sequences):
             return []
-        tokens = ids(chosen.tokens)
+        tokens = chosen.read()
         for one, token in zip(chosen.sequences, tokens, strict=True):
             if one.first is chosen and not one.postponed:
                 accept(one, token, chosen.faults)
                 one.first_delivered = True
-        sampled = sampled_of(chosen.sequences, chosen, tokens)
+        sampled = sampled_of(chosen, tokens)
         return [
             one for one in sampled if one.sequence.first is chosen and not one.sequence.postponed
         ]

@@ -28,6 +28,5 @@ def read(logits: mx.array, following: Sequence[int], alternatives: int) -> list[
     """
     logprobs = BatchLogprobs([alternatives] * len(following))
     computed = logprobs(logits, mx.array(list(following)))
-    mx.eval(computed.arrays)
     entries = logprobs.read(computed, following)
     return [entries[place] for place in range(len(following))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from backend.engine.planning.guess_width import MOST_AGAIN
-from backend.engine.planning.plan import Limits
+from backend.engine.planning.plan import GROWTH_STEP, Limits
 from backend.engine.planning.sequence_state import SequenceState
 from backend.engine.planning.sequence_table import SequenceTable
 
@@ -46,6 +46,16 @@ class Charges:
     def rectangle(self, members: Collection[SequenceState]) -> int:
         """Bytes of sequences that share arrays: each takes as much as the longest."""
         return sum(one.width for one in members) * self.row(max(one.charged for one in members))
+
+    def growth(self, batches: Iterable[Collection[SequenceState]]) -> tuple[int, int]:
+        """The tokens that every sequence may add without more KV, and the bytes that this adds."""
+        charged = [[one.charged for one in members] for members in batches]
+        tokens = min(-one % GROWTH_STEP for lengths in charged for one in lengths)
+        growth = 0
+        for lengths in charged:
+            longest = max(lengths)
+            growth += len(lengths) * (self.row(longest + tokens) - self.row(longest))
+        return tokens, growth
 
     def spare_rows(self, members: Collection[SequenceState], rows: int) -> int:
         """Bytes of rows that no sequence uses, in the rectangle of these sequences."""

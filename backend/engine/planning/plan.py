@@ -162,10 +162,9 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """Tokens that were sampled for a sequence and delivered."""
+    """The tokens that a step has delivered, by the number of their sequence."""
 
-    sequence: int
-    tokens: tuple[int, ...]
+    tokens: Mapping[int, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +380,8 @@ class Refusal:
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step, in the order in which the executor carries it out.
+
+    A step that only decodes may have the plan of the one before it, number included.
 
     features: bytes that features of images and sounds may keep; None means no change. unread:
     waiting sequences that lose the KV that was read from disk for them. preempt: sequences that

@@ -97,6 +97,10 @@ class Planner:
         self._step_seconds = 0.0  # of the latest decode step
         self._claim = 0  # bytes that the latest plan leaves free for texts to embed
         self._depths: dict[int, int] = {}  # rows of each batch's KV, after the latest plan
+        self._latest, self._latest_limits = StepPlan(0), limits  # the latest that was decided
+        # By how many tokens sequences may grow before another plan must be decided, if nothing else
+        # happens; less than 0 if another must be decided now.
+        self._lasts = -1
 
     @property
     def busy(self) -> bool:
@@ -105,13 +109,26 @@ class Planner:
     def plan(self, now: float, events: Iterable[PlannerEvent]) -> StepPlan:
         """Learn from the events since the last plan, and decide the next step.
 
+        Returns the same plan again if the next step does the same.
+
         now: seconds on any clock that only moves forward.
         """
         for event in events:
             self._learn(event, now)
+            if isinstance(event, Generated):
+                self._lasts -= max(map(len, event.tokens.values()))
+            elif not isinstance(event, DecodeTimed):
+                self._lasts = -1
+        if self._lasts < 0 or self._latest_limits is not self.limits:
+            self._steps += 1
+            self._latest_limits = self.limits
+            self._latest = self._decide(now)
+            self._lasts = self._tokens_until_change(self._latest)
+        return self._latest
+
+    def _decide(self, now: float) -> StepPlan:
         patience = _DISK_PATIENCE + self._other / _DISK_SPEED
         self._disk_hangs = bool(self._other) and now - self._written_at > patience
-        self._steps += 1
         self.entries.copied.clear()
         self._claim = 0
         if self._texts.lacking:
@@ -165,13 +182,35 @@ class Planner:
             score=tuple(score),
         )
 
+    def _tokens_until_change(self, plan: StepPlan) -> int:
+        """`_lasts` after a plan.
+
+        While steps only decode, the next plan would be the same until a sequence needs more KV, or
+        all have grown by more than the free bytes. Those bytes count as used from now on.
+        """
+        if plan != StepPlan(plan.number, decode=plan.decode, rows=plan.rows):
+            return -1
+        if not plan.decode or len(self.sequences.by_number) > sum(plan.decode.values()):
+            return -1
+        if self.limits.guesses or self.masks.owed or self._other or self._files or self._claim:
+            return -1
+        if self.entries.busy or self._texts.lacking:
+            return -1
+        tokens, growth = self._charges.growth(self.sequences.batches().values())
+        if growth > self.lendable:
+            return -1
+        self.lendable -= growth
+        self.unused -= growth
+        return tokens
+
     # Learning from events.
 
     def _learn(self, event: PlannerEvent, now: float) -> None:
         match event:
-            case Generated(number, tokens):
-                if one := self.sequences.by_number.get(number):
-                    one.generated += tokens
+            case Generated(tokens):
+                for number, own in tokens.items():
+                    if one := self.sequences.by_number.get(number):
+                        one.generated += own
             case Arrived():
                 self.sequences.by_number[event.sequence] = SequenceState(
                     event, now, event.width, on_disk=event.on_disk

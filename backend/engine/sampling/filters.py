@@ -11,7 +11,7 @@ on the row's own settings, so the other rows of a batch do not change a row's re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -65,51 +65,52 @@ def search_all(row: Sampling, vocabulary: int) -> bool:
     return row.top_k > 0 or row.typical_p < 1 or row.top_p < 1 or row.xtc_probability > 0
 
 
-class BatchFilters:
-    """The filters of a fixed set of sampled rows that have the same reach."""
+def columns(rows: Sequence[Sampling]) -> dict[str, mx.array]:
+    """The settings of the rows by name, [rows, 1] each, without filters that no row uses."""
+    found = {
+        "top_k": _column(rows, "top_k", 0, _EVERY_RANK),
+        "typical_p": _column(rows, "typical_p", 1),
+        "top_p": _column(rows, "top_p", 1),
+        "min_p": _column(rows, "min_p", 0),
+        "xtc": _column(rows, "xtc_probability", 0),
+    }
+    if found["xtc"] is not None:
+        found["xtc_threshold"] = mx.array([[row.xtc_threshold] for row in rows])
+    return {name: column for name, column in found.items() if column is not None}
 
-    def __init__(self, rows: Sequence[Sampling], reach: int) -> None:
-        self._reach = reach
-        self._top_k = _column(rows, "top_k", 0, _EVERY_RANK)
-        self._typical_p = _column(rows, "typical_p", 1)
-        self._top_p = _column(rows, "top_p", 1)
-        self._min_p = _column(rows, "min_p", 0)
-        self._xtc = _column(rows, "xtc_probability", 0)
-        self._xtc_threshold = mx.array([[row.xtc_threshold] for row in rows])
 
-    def __call__(self, logits: mx.array, uniform: mx.array) -> Candidates:
-        """Apply the filters.
+def filtered(logits: mx.array, reach: int, columns: Mapping[str, mx.array]) -> Candidates:
+    """Apply the filters of rows that have the same reach.
 
-        logits: [rows, vocabulary] float32; tokens with -inf are never kept. uniform: [rows, 1], a
-        random number in [0, 1) for each row; XTC runs if it is below the row's xtc_probability.
-        """
-        ids = complete = None
-        left = logits
-        if self._top_k is not None or self._guesses(logits):
-            ids = best(logits, self._reach)
-            left = mx.take_along_axis(logits, ids, axis=-1)
-        if self._top_k is not None:
-            left = _only(mx.arange(self._reach) < self._top_k, left)
-        if self._typical_p is not None:
-            left = _only(_typical(_shares(left), self._typical_p), left)
-        if self._top_p is not None:
-            total = mx.sum(likelihood(logits), -1, keepdims=True) if self._guesses(logits) else None
-            left = _only(_nucleus(left, self._top_p, total, in_order=ids is not None), left)
-        if self._min_p is not None:
-            least = mx.max(left, axis=-1, keepdims=True) + mx.log(self._min_p)
-            left = _only(left >= least, left)
-        if self._guesses(logits):
-            # Without top_k, the filters keep the best tokens: if the last one of the reach was
-            # removed, all tokens beyond it would be too.
-            complete = left[:, -1] == _NEVER
-        if self._xtc is not None:
-            out = _excluded(left, self._xtc_threshold)
-            left = _only(~(out & (uniform < self._xtc)), left)
-        return Candidates(left, ids, complete)
-
-    def _guesses(self, logits: mx.array) -> bool:
-        """Whether a row's filters may keep tokens beyond the reach."""
-        return self._top_k is None and 0 < self._reach < logits.shape[-1]
+    logits: [rows, vocabulary] float32; tokens with -inf are never kept. columns: what the function
+    of that name returns and, with XTC, `uniform`, [rows, 1]: a random number in [0, 1) for each
+    row. XTC runs if it is below the row's xtc_probability.
+    """
+    ids = complete = None
+    left = logits
+    # whether the filters may keep tokens beyond the reach
+    guesses = "top_k" not in columns and 0 < reach < logits.shape[-1]
+    if "top_k" in columns or guesses:
+        ids = best(logits, reach)
+        left = mx.take_along_axis(logits, ids, axis=-1)
+    if "top_k" in columns:
+        left = _only(mx.arange(reach) < columns["top_k"], left)
+    if "typical_p" in columns:
+        left = _only(_typical(_shares(left), columns["typical_p"]), left)
+    if "top_p" in columns:
+        total = mx.sum(likelihood(logits), -1, keepdims=True) if guesses else None
+        left = _only(_nucleus(left, columns["top_p"], total, in_order=ids is not None), left)
+    if "min_p" in columns:
+        least = mx.max(left, axis=-1, keepdims=True) + mx.log(columns["min_p"])
+        left = _only(left >= least, left)
+    if guesses:
+        # Without top_k, the filters keep the best tokens: if the last one of the reach was removed,
+        # all tokens beyond it would be too.
+        complete = left[:, -1] == _NEVER
+    if "xtc" in columns:
+        out = _excluded(left, columns["xtc_threshold"])
+        left = _only(~(out & (columns["uniform"] < columns["xtc"])), left)
+    return Candidates(left, ids, complete)
 
 
 def likelihood(logits: mx.array, temperature: mx.array | float = 1.0) -> mx.array:

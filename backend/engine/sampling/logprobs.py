@@ -8,30 +8,12 @@ bias, penalties, grammar, filters and temperature, like OpenAI's `logprobs` and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
 
 import mlx.core as mx
+import numpy as np
 
 from backend.engine.events import TokenLogprob
 from backend.engine.sampling.subset import Subset
-
-
-@dataclass(slots=True)
-class SampledLogprobs:
-    """The log-probabilities of one step's tokens, not yet read from the device.
-
-    n is the number of rows with log-probabilities. chosen: [n], of the sampled tokens. top,
-    top_values: [n, alternatives], the likeliest tokens and their log-probabilities, unsorted.
-    """
-
-    chosen: mx.array
-    top: mx.array
-    top_values: mx.array
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        return [self.chosen, self.top, self.top_values]
 
 
 class BatchLogprobs:
@@ -51,26 +33,33 @@ class BatchLogprobs:
     def __bool__(self) -> bool:
         return bool(self._asking)
 
-    def __call__(self, logits: mx.array, tokens: mx.array) -> SampledLogprobs:
-        """Compute the log-probabilities of one step.
+    def __call__(self, logits: mx.array, tokens: mx.array) -> mx.array:
+        """The log-probabilities of one step, in the form that `read` expects.
 
-        logits: [rows, vocabulary], as the model returned them. tokens: [rows], as sampled.
+        It is one array, because the host waits for each array that it reads: [n, 1 + 2 *
+        alternatives] uint32, for n rows with log-probabilities. Its columns are the log-probability
+        of the sampled token, the likeliest tokens, unsorted, and their log-probabilities; these are
+        the bits of float32 numbers. logits: [rows, vocabulary], as the model returned them. tokens:
+        [rows], as sampled.
         """
         own = self._asking.of(logits).astype(mx.float32)
         values = own - mx.logsumexp(own, axis=-1, keepdims=True)
-        chosen = mx.take_along_axis(values, self._asking.of(tokens)[:, None], axis=-1)[:, 0]
+        chosen = mx.take_along_axis(values, self._asking.of(tokens)[:, None], axis=-1)
         most = min(self._most, values.shape[-1])
         if not most:
-            empty = mx.zeros((values.shape[0], 0))
-            return SampledLogprobs(chosen, empty.astype(mx.uint32), empty)
+            return mx.view(chosen, mx.uint32)
         top = mx.argpartition(-values, kth=most - 1, axis=-1)[:, :most]
-        return SampledLogprobs(chosen, top, mx.take_along_axis(values, top, axis=-1))
+        found = mx.concatenate([chosen, mx.take_along_axis(values, top, axis=-1)], axis=-1)
+        bits = mx.view(found, mx.uint32)
+        return mx.concatenate([bits[:, :1], top.astype(mx.uint32), bits[:, 1:]], axis=-1)
 
-    def read(self, sampled: SampledLogprobs, tokens: Sequence[int]) -> dict[int, TokenLogprob]:
+    def read(self, computed: mx.array, tokens: Sequence[int]) -> dict[int, TokenLogprob]:
         """The log-probabilities by row, for the rows that have any."""
-        chosen = cast(list[float], sampled.chosen.tolist())
-        top_tokens = cast(list[list[int]], sampled.top.tolist())
-        top_values = cast(list[list[float]], sampled.top_values.tolist())
+        bits = np.array(computed)
+        most = bits.shape[1] // 2
+        values = bits.view(np.float32)
+        chosen, top_values = values[:, 0].tolist(), values[:, 1 + most :].tolist()
+        top_tokens = bits[:, 1 : 1 + most].tolist()
         rows = zip(self._asking.places, chosen, top_tokens, top_values, strict=True)
         return {
             at: TokenLogprob(tokens[at], value, _ranked(top, values, self._counts[at] or 0))

@@ -12,7 +12,8 @@ instead of one per token of the vocabulary. The noise belongs to ids, not to ran
 token does not change if nearly equal logits swap ranks between batch sizes, or if the filters
 compute on fewer tokens.
 
-No function here is compiled with the random state as an input: an exception while such a function
+The functions without state are compiled, so that a GPU gets few kernels and Python does not build
+their graph at every step. None has the random state as an input: an exception while such a function
 is traced breaks every later evaluation in the process (mlx 0.32.4).
 """
 
@@ -27,7 +28,7 @@ import numpy as np
 
 from backend.engine.constraints import masks
 from backend.engine.request import Sampling
-from backend.engine.sampling.filters import BatchFilters, likelihood, reach
+from backend.engine.sampling.filters import columns, filtered, likelihood, reach
 from backend.engine.sampling.penalties import BatchPenalties, Past
 from backend.engine.sampling.ranking import in_blocks
 from backend.engine.sampling.subset import Subset
@@ -39,6 +40,8 @@ _BLOCK = 256
 # Less than any noise except that of the uniform number 0, which is -inf and would exclude even the
 # only candidate.
 _LEAST_NOISE = -4.0
+_STEPS = 16  # steps whose random keys are copied to the device together
+UNFIT = (1 << 32) - 1  # stands for a token that was chosen from logits that are not all finite
 
 
 def row_keys(seeds: Sequence[int], steps: Sequence[int]) -> np.ndarray:
@@ -90,6 +93,8 @@ class BatchSampler:
             self._ends = mx.array(list(end_ids))
         self._constrained = Subset(constrained, len(rows))
         self._draws = _draws(rows, vocabulary)
+        # whether all rows take the best token as it is, which needs no float32
+        self._plain = not (self._draws or self._penalties or self._closed or self._constrained)
 
     @property
     def nbytes(self) -> int:
@@ -109,6 +114,17 @@ class BatchSampler:
         steps: tokens generated so far, per row. allowed: masks of the constrained rows, in their
         order, [constrained, words] uint32.
         """
+        if not self._plain:
+            logits = self._changed(logits, fed, steps, allowed)
+        tokens = mx.argmax(logits, axis=-1)
+        for at, draw in self._draws:
+            tokens = at.put(tokens, draw(at.of(logits), [steps[place] for place in at.places]))
+        return tokens
+
+    def _changed(
+        self, logits: mx.array, fed: mx.array, steps: Sequence[int], allowed: np.ndarray | None
+    ) -> mx.array:
+        """The logits in float32, with bias, penalties and masks."""
         logits = logits.astype(mx.float32)
         if self._penalties is not None:
             logits = self._penalties(logits, fed, steps)
@@ -120,47 +136,70 @@ class BatchSampler:
         if self._constrained and allowed is not None:
             own = masks.apply(self._constrained.of(logits), mx.array(allowed))
             logits = self._constrained.put(logits, own)
-        tokens = mx.argmax(logits, axis=-1)
-        for at, draw in self._draws:
-            tokens = at.put(tokens, draw(at.of(logits), [steps[place] for place in at.places]))
-        return tokens
+        return logits
 
-    def peaks(self, logits: mx.array, tokens: mx.array) -> mx.array:
-        """One value per row, [rows], that is finite only if the row's logits are.
 
-        logits, tokens: the input and output of one call. For greedy rows the logit of the chosen
-        token is enough, because `argmax` prefers NaN.
-        """
-        if self._draws:
-            return mx.max(logits, axis=-1)
-        return mx.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
+@mx.compile
+def checked(logits: mx.array, tokens: mx.array) -> mx.array:
+    """The tokens, [rows] uint32, with UNFIT for each row whose logits are not all finite.
+
+    logits, tokens: the input and output of one call of a BatchSampler.
+    """
+    fit = mx.abs(mx.max(logits, axis=-1)) < float("inf")
+    return mx.where(fit, tokens.astype(mx.uint32), UNFIT)
 
 
 class _Draw:
     """Samples tokens for a fixed set of rows whose filters have the same reach."""
 
     def __init__(self, rows: Sequence[Sampling], reach: int) -> None:
-        self._rows = rows
-        self._filters = BatchFilters(rows, reach)
-        self._temperature = mx.array([[row.temperature] for row in rows])
+        self._rows, self._reach = rows, reach
+        self._columns = columns(rows) | {
+            "temperature": mx.array([[row.temperature] for row in rows])
+        }
+        self._random: list[dict[str, mx.array]] = []  # of the next steps, in reverse
+        self._next: list[int] = []  # the next steps of the rows
 
     def __call__(self, logits: mx.array, steps: Sequence[int]) -> mx.array:
         """One token per row, [rows] uint32. logits: [rows, vocabulary] float32."""
-        keys = row_keys([row.seed for row in self._rows], steps)
-        kept = self._filters(logits, mx.array(row_uniforms(keys)))
-        weights = likelihood(kept.logits, self._temperature)
-        if kept.ids is not None:
-            weights = mx.put_along_axis(mx.zeros(logits.shape), kept.ids, weights, axis=-1)
-        tokens = drawn(weights, mx.array(keys))
-        if kept.complete is None:
+        tokens, *complete = _draw(logits, self._reach, self._columns | self._random_of(steps))
+        if not complete:
             return tokens
-        mx.async_eval(tokens, kept.complete)
-        complete = cast(list[bool], kept.complete.tolist())
-        short = Subset([at for at, enough in enumerate(complete) if not enough], len(complete))
+        mx.async_eval(tokens, complete)
+        enough = cast(list[bool], complete[0].tolist())
+        short = Subset([at for at, whole in enumerate(enough) if not whole], len(enough))
         if not short:
             return tokens
         again = _Draw([self._rows[at] for at in short.places], logits.shape[-1])
         return short.put(tokens, again(short.of(logits), [steps[at] for at in short.places]))
+
+    def _random_of(self, steps: Sequence[int]) -> dict[str, mx.array]:
+        """The keys and, for XTC, the random numbers of a step; later steps' are made with them."""
+        if not self._random or list(steps) != self._next:
+            # Some samplers are used once.
+            count = _STEPS if self._next else 1
+            seeds = [row.seed for row in self._rows] * count
+            keys = row_keys(seeds, [step + later for later in range(count) for step in steps])
+            random = {"keys": mx.array(keys.reshape(count, -1, 2))}
+            if "xtc" in self._columns:
+                random["uniform"] = mx.array(row_uniforms(keys).reshape(count, -1, 1))
+            self._random = [
+                {name: values[later] for name, values in random.items()}
+                for later in reversed(range(count))
+            ]
+        self._next = [step + 1 for step in steps]
+        return self._random.pop()
+
+
+@mx.compile
+def _draw(logits: mx.array, reach: int, columns: dict[str, mx.array]) -> list[mx.array]:
+    """One token per row and, where the reach is a guess, whether it was enough."""
+    kept = filtered(logits, reach, columns)
+    weights = likelihood(kept.logits, columns["temperature"])
+    if kept.ids is not None:
+        weights = mx.put_along_axis(mx.zeros(logits.shape), kept.ids, weights, axis=-1)
+    tokens = drawn(weights, columns["keys"])
+    return [tokens] if kept.complete is None else [tokens, kept.complete]
 
 
 def drawn(weights: mx.array, keys: mx.array) -> mx.array:

@@ -30,7 +30,7 @@ from backend.engine.errors import Cancelled, EngineFailed
 from backend.engine.executing import batch as decode_batch
 from backend.engine.executing import choosing, prefill_passes, prompt_logprobs
 from backend.engine.executing.batch import DecodeBatch, PrefillGroup
-from backend.engine.executing.choosing import Chooser
+from backend.engine.executing.choosing import Chooser, Chosen
 from backend.engine.executing.score_plan import Continuation, ScorePlan
 from backend.engine.executing.scoring import Scoring
 from backend.engine.model import EngineModel
@@ -181,13 +181,14 @@ ACTIONS = [
     Action(prefill_passes, "first_tokens", BATCH, late=True),
     Action(DecodeBatch, "__init__", BATCH),
     Action(DecodeBatch, "join", BATCH),
-    Action(mx, "concatenate", BATCH, caller="join"),
+    Action(mx, "concatenate", BATCH, caller="combined"),
     Action(DecodeBatch, "launch", BATCH),
     Action(DecodeBatch, "launch", BATCH, late=True),
     Action(BatchSampler, "__call__", BATCH),
     Action(BatchLogprobs, "__call__", BATCH, caller="choose"),
-    Action(decode_batch, "ids", BATCH, caller="read"),
-    Action(choosing, "ids", BATCH, caller="__call__"),
+    Action(choosing, "fitting", BATCH, caller="read"),
+    Action(Chosen, "read", BATCH, caller="read"),
+    Action(Chosen, "read", BATCH, caller="__call__"),
     Action(DecodeBatch, "read", BATCH, late=True),
     Action(decode_batch, "sampled_of", BATCH),
     Action(DecodeBatch, "remove_before_read", BATCH),
@@ -196,7 +197,7 @@ ACTIONS = [
     Action(DecodeBatch, "leave", BATCH, late=True),
     Action(kv.BatchCache, "leave", BATCH, caller="leave"),
     Action(mx, "eval", BATCH, caller="wait"),
-    Action(prefill_passes, "ids", BATCH),
+    Action(Chosen, "read", BATCH, caller="read_first"),
     Action(prefill_passes, "sampled_of", BATCH),
     Action(prompt_logprobs, "read", BATCH),
     Action(Scoring, "step", ONE),

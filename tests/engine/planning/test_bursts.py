@@ -76,7 +76,7 @@ def passes_of(gpu: Gpu, lengths: list[int]) -> list[int]:
             now += gpu.fixed
             events.append(DecodeTimed(gpu.fixed))
         for sequence in [*left] if plan.decode else []:
-            events.append(Generated(sequence, (1,)))
+            events.append(Generated({sequence: (1,)}))
             left[sequence] -= 1
             if not left[sequence]:
                 del left[sequence]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -247,9 +248,9 @@ NEVER = Faults()
 SOMETIMES = Faults(short_start=0.3, short_prefill=0.1, unstored=0.1, lost=0.01, failed=0.01)
 
 
-def random_course(seed: int) -> World:
+def random_course(seed: int, **limits: Any) -> World:
     dice = random.Random(seed)
-    world = World(random_limits(dice), dice, dice.choice([NEVER, SOMETIMES]))
+    world = World(replace(random_limits(dice), **limits), dice, dice.choice([NEVER, SOMETIMES]))
     world.bases = [[dice.randrange(7) for _ in range(1500)] for _ in range(dice.choice([1, 3]))]
     for _ in range(dice.choice([2, 6, 14])):
         for _ in range(dice.choice([1, 1, 6])):
@@ -278,6 +279,20 @@ def test_every_course_of_events_ends_well_and_can_be_replayed(start: int) -> Non
         except Exception as fault:
             fault.add_note(f"seed {seed}")
             raise
+
+
+def test_a_plan_that_is_returned_again_is_what_would_be_decided(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    courses = [random_course(seed, guesses=0) for seed in range(COURSES)]
+    monkeypatch.setattr(Planner, "_tokens_until_change", lambda self, plan: -1)
+    again = 0
+    for seed, world in enumerate(courses):
+        plans = [plan for _, _, plan in world.course]
+        again += sum(one is other for one, other in pairwise(plans))
+        decided = [replace(plan, number=0) for plan in world.replayed()]
+        assert decided == [replace(plan, number=0) for plan in plans], f"seed {seed}"
+    assert again > 100
 
 
 # One example for each rule.

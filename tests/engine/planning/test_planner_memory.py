@@ -111,7 +111,7 @@ def test_snapshots_of_an_entry_that_was_lost_are_forgotten() -> None:
     planner.plan(0.1, [Started(1, 0)])
     planner.entries.clear()
     planner.plan(0.2, [Prefilled(1, 401)])
-    plan = planner.plan(0.3, [Generated(1, (1,)), arrived(2, [*tokens[:300], 3])])
+    plan = planner.plan(0.3, [Generated({1: (1,)}), arrived(2, [*tokens[:300], 3])])
     assert [start.source for start in plan.start] == [None]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from backend.engine import device
 from backend.engine.request import Sampling
-from backend.engine.sampling.filters import BatchFilters, Candidates, reach
+from backend.engine.sampling.filters import Candidates, columns, filtered, reach
 from tests.engine.filter_definitions import Undecided, kept
 
 
@@ -66,9 +66,9 @@ def test_they_keep_what_their_definitions_keep(
     kind = _kind(rows[0], vocabulary)
     at = [place for place, row in enumerate(rows) if _kind(row, vocabulary) == kind]
     rows, logits = [rows[place] for place in at], logits[at]
-    own, uniform = mx.array(logits), mx.zeros((len(rows), 1))
-    left = BatchFilters(rows, kind[0])(own, uniform)
-    whole = BatchFilters(rows, vocabulary)(own, uniform)
+    own, settings_of = mx.array(logits), {**columns(rows), "uniform": mx.zeros((len(rows), 1))}
+    left = filtered(own, kind[0], settings_of)
+    whole = filtered(own, vocabulary, settings_of)
     decided = 0
     for place, row in enumerate(rows):
         try:
@@ -118,6 +118,6 @@ def test_a_row_that_needed_more_tokens_than_were_sorted_is_reported(
     logits = np.zeros((3, 3000), dtype=np.float32)
     logits[0, 5] = 20.0
     rows = [Sampling(top_p=0.5), Sampling(top_p=0.5), Sampling(top_p=0.3)]
-    left = BatchFilters(rows, reach(rows[0], 3000))(mx.array(logits), mx.zeros((3, 1)))
+    left = filtered(mx.array(logits), reach(rows[0], 3000), columns(rows))
     assert left.complete is not None
     assert left.complete.tolist() == [True, False, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from shutil import which
 
 import mlx.core as mx
 import numpy as np
@@ -14,6 +15,7 @@ from backend.engine import device
 from backend.engine.request import WHOLE, Sampling
 from backend.engine.sampling.penalties import Past
 from backend.engine.sampling.sampler import BatchSampler, row_keys, row_uniforms
+from tests.engine.compiling import compiled
 from tests.engine.filter_definitions import kept
 
 VOCABULARY = 40
@@ -143,6 +145,18 @@ def test_waiting_for_the_device_does_not_change_the_draw(monkeypatch: pytest.Mon
     waited = _sample(rows, [0] * 64, logits)
     monkeypatch.setattr(device, "may_wait_within_a_step", lambda: False)
     assert _sample(rows, [0] * 64, logits) == waited
+
+
+@pytest.mark.skipif(which("c++") is None, reason="on a CPU, MLX compiles with a C++ compiler")
+def test_compiled_functions_draw_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "may_wait_within_a_step", lambda: False)
+    logits = np.random.default_rng(8).normal(0, 2, (8, 3000)).astype(np.float32)
+    settings = {"top_p": 0.9, "min_p": 0.01, "xtc_probability": 0.5}
+    rows = [Sampling(temperature=1.0, seed=at, **settings) for at in range(8)]  # type: ignore[arg-type]
+    steps = range(20)
+    plain = [_sample(rows, [step] * 8, logits) for step in steps]
+    with compiled():
+        assert [_sample(rows, [step] * 8, logits) for step in steps] == plain
 
 
 def test_a_sole_candidate_is_drawn_whatever_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,19 @@
+"""Turns MLX's compilation of functions on, which tests on a CPU do without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import mlx.core as mx
+
+
+@contextmanager
+def compiled() -> Iterator[None]:
+    """Compile functions within the block, as on a GPU."""
+    mx.enable_compile()
+    try:
+        yield
+    finally:
+        if mx.default_device() == mx.Device(mx.cpu):
+            mx.disable_compile()
