@@ -20,10 +20,11 @@ from pathlib import Path
 
 import psutil
 
-from bench.process import load, process
+from bench.process import load
 from bench.report import Figure, Table, at_most, fact
 from bench.soak.clients import Clients, Ledger
 from bench.soak.traffic import CONTEXT, Model, models
+from cli.backend_process import process
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
