@@ -145,10 +145,13 @@ def _readers() -> dict[type[Any], Any]:
     def ids(*texts: str) -> list[int]:
         return list("".join(texts).encode())
 
+    def piece(prompt: str, text: str, _: int | None = None) -> Piece:
+        return Piece(ids(prompt, text))
+
     tokenizer = byte_tokenizer().backend_tokenizer
     labels = LabelReader(tokenizer, LIMITS, LABELS, lambda shares: list(shares.argmax(axis=1)))
     return {
-        TextReader: TextReader(ids, LIMITS),
-        PairReader: PairReader(lambda *pair: Piece(ids(*pair)), LIMITS),
+        TextReader: TextReader(piece, LIMITS),
+        PairReader: PairReader(piece, LIMITS),
         LabelReader: labels,
     }
