@@ -40,6 +40,8 @@ ANSWERS = {
     ),
     "a Python argument": ("pythonic", "[save_note(text='", "text ", "')]"),
     "a Gemma argument": ("gemma4", '<|tool_call>call:save_note{text:<|"|>', "text ", '<|"|>}'),
+    "Gemma's missing delimiters": ("gemma4", "", '<|tool_call>call:f{a:<|"|>b}<tool_call|>', ""),
+    "Gemma's apostrophes": ("gemma4", "<|tool_call>call:save_note{", "a:'x,", ""),
     "openings": ("hermes", "", "<tool_call>", ""),
     "openings of tags": ("qwen3_coder", "", "<function=f><parameter=a>", ""),
     "openings in reasoning": ("qwen3_coder", "<think>", "<function=f>\n<parameter=a>\n", ""),

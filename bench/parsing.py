@@ -45,6 +45,7 @@ CALLS = {
     "qwen3_coder": "<tool_call>\n<function=write>\n<parameter=text>\n" + VALUE,
     "glm45": "<tool_call>write\n<arg_key>text</arg_key>\n<arg_value>" + VALUE,
     "minimax_m2": '<minimax:tool_call>\n<invoke name="write">\n<parameter name="text">' + VALUE,
+    "gemma4": '<|tool_call>call:write{text:<|"|>' + VALUE,
     "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="write">\n'
     '<｜DSML｜parameter name="text" string="true">' + VALUE,
 }

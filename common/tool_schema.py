@@ -16,6 +16,9 @@ from common.formats.values import NUMBER, PYTHON, as_json, json_string, string_o
 Undeclared = Literal["text", "guess"]
 """The type of an argument that is not declared: a string, or inferred from its text."""
 
+_MARKUP = re.compile(r"""<\|?[\w"]+\|?>(?:commentary|analysis|final|json)?|</\w+>?\Z""")
+_AROUND_NAME = " \t\r\n\"'`"
+_NAME_SEPARATOR = re.compile(r"(?<=[\w-])[.:/]")
 _LOOSE_NUMBER = re.compile(r"([+-]?)0*([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
 _NUMBER_BEGUN = re.compile(r"[+-]?[0-9]*\.?[0-9]*(?:[eE][+-]?[0-9]*)?")
 _NESTED = ("object",)
@@ -52,11 +55,18 @@ class ToolSchemas:
         return list(self._parameters)
 
     def meant(self, name: str) -> str:
-        """The offered tool that a model means by `functions.NAME` or `NAME.NAME`."""
-        bare = name.removeprefix("functions.")
-        first, _, second = name.partition(".")
-        bare = first if first == second else bare
-        return bare if bare in self and name not in self else name
+        """The offered tool that a model means by a name with a prefix or with markup in it.
+
+        Models write `functions.NAME`, `default_api:NAME`, `google:mcp:NAME`, `NAME.NAME`,
+        `NAME.call`, quotes around the name, and tokens before and after it.
+        """
+        if name in self:
+            return name
+        bare = _MARKUP.sub("", name).strip(_AROUND_NAME)
+        found = [bare, bare.removesuffix(".call")]
+        if not re.search(r"\s", bare):
+            found += [bare[match.end() :] for match in _NAME_SEPARATOR.finditer(bare)]
+        return next((known for known in found if known in self), name)
 
     def properties(self, name: str) -> list[str]:
         """The declared arguments of a tool, in order."""

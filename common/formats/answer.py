@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from common.chat_events import ChatEvent, Content, Reasoning, ToolCallArguments, ToolCallStart
 from common.formats.markdown import Markdown
 
+_FIRST_BREAKS = re.compile(r"\A(?:\r?\n)+")
 _OPENING_QUOTE = re.compile(r"(?:^|[\s(\[{])[`'\"“‘«]\Z")
 
 
@@ -86,14 +87,14 @@ class Answer:
             return
         self.markdown.feed(text)
         self._latest = (self._latest + text[-2:])[-2:]
-        body = text.strip() if self.fresh else text.rstrip("\n")
+        body = text.strip() if self.fresh else text.rstrip("\r\n")
         if not body:
             self._blank.append(text)
             return
-        end = len(text.rstrip("\n"))
+        end = len(text.rstrip("\r\n"))
         lead = "".join(self._blank)
         if self.fresh and self._after_block and self._kind not in self._written:
-            shown = (lead + text[:end]).lstrip("\n")
+            shown = _FIRST_BREAKS.sub("", lead + text[:end])
         else:
             shown = lead + text[:end]
         self._blank = [text[end:]]

@@ -19,6 +19,7 @@ Wait = Generator[None, None, T]
 """A grammar that returns a T and yields whenever it needs more text."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
+_SURPLUS = re.compile(r"[})\]\s]*")
 
 
 class Unreadable(Exception):
@@ -157,11 +158,11 @@ class Cursor:
         found = yield from self.at(literals)
         return self.take(len(found))
 
-    def accept_after_space(self, literal: str) -> Wait[None]:
-        """Read a literal and the space before it, or nothing if the literal does not follow."""
+    def accept_after_space(self, *literals: str) -> Wait[None]:
+        """Read a literal and the space before it, or nothing if no literal follows."""
         with self.ahead():
             space = len((yield from self.space()))
-            found = yield from self.at([literal])
+            found = yield from self.at(literals)
         self.take(space + len(found) if found else 0)
 
     def expect(self, *literals: str) -> Wait[str]:
@@ -181,6 +182,14 @@ class Cursor:
             left = self._text[self._at :] if self.ended else ""
         if left and not comes and any(literal.startswith(left) for literal in literals):
             self.take(length + len(left))
+
+    def drop_surplus(self, ends: tuple[str, ...]) -> Wait[None]:
+        """Read closing brackets and space before one of the ends, even cut, or the text's end."""
+        with self.ahead():
+            surplus = yield from self.run(_SURPLUS)
+            yield from self.drop_cut(ends)
+            closes = (yield from self.at(ends)) or not (yield from self.more())
+        self.take(len(surplus) if closes else 0)
 
     def run(self, pattern: re.Pattern[str], show: Callable[[str], None] | None = None) -> Wait[str]:
         """Read characters as long as the pattern, a repeated character class, matches."""

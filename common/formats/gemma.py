@@ -5,37 +5,41 @@ from __future__ import annotations
 import re
 
 from common.formats.answer import Call
-from common.formats.cursor import Wait
+from common.formats.cursor import Cursor, Wait
 from common.formats.json_calls import read_arguments, read_json_calls
-from common.formats.pythonic import read_pythonic
+from common.formats.pythonic import TOOL_CODE, read_pythonic
 from common.formats.reading import CallSyntax, Reading, Tags, begins_line
 from common.formats.tagged_text import TaggedText
 from common.formats.values import FUNCTION_GEMMA, GEMMA4, Dialect
 
 _NAME = re.compile(r"[\w.:/-]*")
-_CALL = "<call>"  # what Gemma 4 sometimes writes instead of its token
+_AROUND_NAME = ('"', "'", "`", "<|channel|>commentary", "<|channel|>")
+_GEMMA4_OPENERS = ("<|tool_call>", "<tool_call>", "<|tool_call|>", "<call>")
+_HALF_OPENERS = ("tool_call>", "|tool_call>")
+_GEMMA4_CLOSERS = ("<tool_call|>", "</tool_call>", "<|/tool_call|>", "<|tool_call|>", "</call>")
+"""The tokens, and what the model sometimes writes instead."""
 
 
-def _read(reading: Reading, dialect: Dialect, opener: str, closer: str) -> Wait[None]:
+def _read(
+    reading: Reading, dialect: Dialect, openers: tuple[str, ...], closers: tuple[str, ...]
+) -> Wait[None]:
     cursor = reading.cursor
-    marked = bool((yield from cursor.accept(opener, _CALL)))
+    marked = bool((yield from cursor.accept(*openers)))
+    yield from cursor.accept(*_HALF_OPENERS)
     while True:
         yield from cursor.space()
-        if marked and (yield from _read_other_forms(reading, closer)):
+        if marked and (yield from _read_other_forms(reading, closers)):
             return
         word = yield from cursor.accept("call:", ":call:", ":")
         yield from cursor.space()
-        name = yield from cursor.run(_NAME)
-        yield from cursor.space()
+        name = reading.tools.meant((yield from _read_name(cursor, dialect, openers)))
         if not name or not ((marked and word) or name in reading.tools):
             raise cursor.unreadable()
-        if (yield from cursor.at([closer])) and reading.tools.takes_nothing(name):
+        if (yield from cursor.at(closers)) and reading.tools.takes_nothing(name):
             reading.call(Call(name, "{}"))
         elif (yield from cursor.peek()) == "{":
             reading.begin(name)
-            arguments = yield from read_arguments(
-                reading, (closer,), dialect, typed=reading.tools.meant(name)
-            )
+            arguments = yield from read_arguments(reading, closers, dialect, typed=name)
             reading.call(Call(name, arguments))
         else:
             raise cursor.unreadable()
@@ -44,13 +48,23 @@ def _read(reading: Reading, dialect: Dialect, opener: str, closer: str) -> Wait[
             yield from cursor.space()
             another = yield from cursor.at(["call:"])
             length = cursor.position - start
-            closes = yield from cursor.accept(closer)
+            closes = yield from cursor.accept(*closers)
         cursor.take(length + len(closes) if closes or another else 0)
         if not another:
             return
 
 
-def _read_other_forms(reading: Reading, closer: str) -> Wait[bool]:
+def _read_name(cursor: Cursor, dialect: Dialect, openers: tuple[str, ...]) -> Wait[str]:
+    """Read a name, without the tokens or quotes that the model wrote around it."""
+    around = (*_AROUND_NAME, dialect.fence, *openers)
+    yield from cursor.accept(*around)
+    name = yield from cursor.run(_NAME)
+    yield from cursor.accept(*around)
+    yield from cursor.space()
+    return name
+
+
+def _read_other_forms(reading: Reading, closers: tuple[str, ...]) -> Wait[bool]:
     """Read calls that are JSON or Python's between the markers; returns whether they are."""
     cursor = reading.cursor
     with cursor.ahead():
@@ -59,22 +73,22 @@ def _read_other_forms(reading: Reading, closer: str) -> Wait[bool]:
         yield from cursor.run(_NAME)
         is_python = (yield from cursor.peek()) == "("
     if is_json:
-        yield from read_json_calls(reading, (closer,))
+        yield from read_json_calls(reading, closers)
     elif is_python:
         cursor.take(len(word))
-        yield from read_pythonic(reading, (closer,), offered=False)
+        yield from read_pythonic(reading, closers, offered=False)
     else:
         return False
-    yield from cursor.accept_after_space(closer)
+    yield from cursor.accept_after_space(*closers)
     return True
 
 
 def _read_gemma4(reading: Reading) -> Wait[None]:
-    yield from _read(reading, GEMMA4, "<|tool_call>", "<tool_call|>")
+    yield from _read(reading, GEMMA4, _GEMMA4_OPENERS, _GEMMA4_CLOSERS)
 
 
 def _read_function_gemma(reading: Reading) -> Wait[None]:
-    yield from _read(reading, FUNCTION_GEMMA, "<start_function_call>", "<end_function_call>")
+    yield from _read(reading, FUNCTION_GEMMA, ("<start_function_call>",), ("<end_function_call>",))
 
 
 GEMMA4_TEXT = TaggedText(
@@ -84,13 +98,17 @@ GEMMA4_TEXT = TaggedText(
     ),
     late_tags=(Tags("<|channel>", "<channel|>", anywhere=True),),  # a channel without a name
     calls=(
-        CallSyntax(("<|tool_call>", _CALL), _read_gemma4, ("<tool_call|>",)),
-        CallSyntax(("call:",), _read_gemma4, begins=begins_line),
+        CallSyntax(_GEMMA4_OPENERS, _read_gemma4, _GEMMA4_CLOSERS[:1]),
+        CallSyntax(("call:", *_HALF_OPENERS), _read_gemma4, begins=begins_line),
+        TOOL_CODE,
     ),
     answers=("<|channel>content\n", "<|channel>response\n", "<|channel>final\n"),
     silent=("<|tool_response>", "<turn|>"),
 )
 FUNCTION_GEMMA_TEXT = TaggedText(
-    calls=(CallSyntax(("<start_function_call>",), _read_function_gemma, ("<end_function_call>",)),),
+    calls=(
+        CallSyntax(("<start_function_call>",), _read_function_gemma, ("<end_function_call>",)),
+        TOOL_CODE,
+    ),
     silent=("<start_function_response>", "<end_of_turn>"),
 )

@@ -43,7 +43,7 @@ class KeyValueTags(CallTags):
             yield from cursor.accept(self.call)
             yield from cursor.space()
             begun = cursor.position - start
-            is_json = (yield from cursor.peek()) in ("{", "[")
+            is_json = yield from self._in_other_syntax(reading)
             pairs = yield from self._are_pairs(reading)
         if pairs:
             yield from self._read_pairs(reading)
@@ -57,7 +57,7 @@ class KeyValueTags(CallTags):
     def _are_pairs(self, reading: Reading) -> Wait[bool]:
         """Whether an offered tool's name and a key with an equals sign come next."""
         cursor = reading.cursor
-        name = yield from cursor.run(_NAME)
+        name = reading.tools.meant((yield from cursor.run(_NAME)))
         space = yield from cursor.space()
         key = yield from cursor.run(_WORD)
         return bool(name in reading.tools and space and key and (yield from cursor.at(["="])))
@@ -67,7 +67,7 @@ class KeyValueTags(CallTags):
         cursor = reading.cursor
         yield from cursor.expect(self.call)
         yield from cursor.space()
-        name = yield from cursor.run(_NAME)
+        name = reading.tools.meant((yield from cursor.run(_NAME)))
         chunks: list[str] = []
         yield from cursor.inside(Markers([self.call_close]), chunks.append)
         yield from cursor.expect(self.call_close)

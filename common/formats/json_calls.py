@@ -8,6 +8,7 @@ from functools import partial
 
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Unreadable, Wait
+from common.formats.pythonic import NAME, at_named_call, read_pythonic
 from common.formats.reading import Reading
 from common.formats.values import (
     MODEL_JSON,
@@ -29,7 +30,6 @@ _KEYS = _EXTRAS.union(_NAMES, _ARGUMENTS)
 _KEY_EDGE = "{[\"'" + " \t\r\n"
 _SPACE = re.compile(r"\s+")
 _OPENINGS = ("{", '{"type":"function",', '{"type":"function","function":{', '{"function":{')
-_SURPLUS = re.compile(r"[})\]\s]*")
 _SURPLUS_BRACE = re.compile(r"[}\s]*")
 _FENCE, _LANGUAGE = "```", re.compile(r"\w*")
 _FIRST_KEY = re.compile(r"""[\w"' \t\r\n{\[]*""")
@@ -79,11 +79,15 @@ def read_arguments(
             else None
         )
 
-    value = yield from read_value(cursor, dialect, ends, send=send, converter=converter)
+    tools = reading.tools
+    declared = {key: "string" in tools.types_at(typed, (key,)) for key in tools.properties(typed)}
+    value = yield from read_value(
+        cursor, dialect, ends, send=send, converter=converter, declared=declared
+    )
     arguments = arguments_of(value)
     if arguments is None:
         raise Unreadable
-    yield from drop_surplus(cursor, (fence, *ends) if fence else ends)
+    yield from cursor.drop_surplus((fence, *ends) if fence else ends)
     yield from cursor.accept_after_space(fence)
     yield from cursor.drop_cut((fence, *ends))
     return arguments
@@ -102,15 +106,6 @@ def _read_fence(cursor: Cursor) -> Wait[str]:
         yield from cursor.run(_LANGUAGE)
         yield from cursor.space()
     return fence
-
-
-def drop_surplus(cursor: Cursor, ends: tuple[str, ...]) -> Wait[None]:
-    """Read closing brackets and space before one of the ends, even cut, or the end of the text."""
-    with cursor.ahead():
-        surplus = yield from cursor.run(_SURPLUS)
-        yield from cursor.drop_cut(ends)
-        closes = (yield from cursor.at(ends)) or not (yield from cursor.more())
-    cursor.take(len(surplus) if closes else 0)
 
 
 def calls_of(text: str, tools: ToolSchemas, *, strict: bool = False) -> list[Call]:
@@ -132,6 +127,7 @@ def _call_of(text: str, tools: ToolSchemas, strict: bool) -> Call:
     others = members.keys() - _EXTRAS - {name_key, arguments_key}
     if not name or arguments is None or (strict and (others or not arguments_key)):
         raise Unreadable
+    name = tools.meant(name)
     if not arguments_key:  # the arguments may be beside the name
         declared = set(tools.properties(name))
         arguments = object_of([item for item in members.items() if item[0] in others & declared])
@@ -192,11 +188,20 @@ class _CallSender:
 def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
     """Read a call, several on lines, or a list of calls, which may be in a code block.
 
-    One bracket too few or too many before an end is repaired.
+    One bracket too few or too many before an end is repaired. A call may also be Python's, or a
+    name before an object.
     """
     cursor = reading.cursor
     fence = yield from _read_fence(cursor)
-    if (yield from cursor.accept("[")):
+    sign = yield from at_named_call(reading)
+    if sign == "(":
+        yield from read_pythonic(reading, (fence, *ends) if fence else ends, offered=False)
+    elif sign:
+        name = yield from cursor.run(NAME)
+        yield from cursor.space()
+        reading.begin(name)
+        reading.call(Call(name, (yield from read_arguments(reading, ends))))
+    elif (yield from cursor.accept("[")):
         yield from _read_json_list(reading, ends)
     else:
         yield from _read_json_call(reading, ends)
@@ -204,7 +209,7 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
             yield from cursor.space()
             reading.settle()
             yield from _read_json_call(reading, ends)
-    yield from drop_surplus(cursor, (fence, *ends) if fence else ends)
+    yield from cursor.drop_surplus((fence, *ends) if fence else ends)
     yield from cursor.accept_after_space(fence)
 
 
@@ -301,7 +306,7 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
             reading.tools,
             strict=True,
         )
-        yield from drop_surplus(cursor, closers)
+        yield from cursor.drop_surplus(closers)
         start = cursor.position
         with cursor.ahead():
             yield from cursor.space()
@@ -339,7 +344,7 @@ def _expect_call(reading: Reading, alone: bool) -> Wait[None]:
         if key not in _NAMES or (yield from cursor.peek()) not in ('"', "'"):
             return
         name = string_of((yield from read_value(cursor, MODEL_JSON)))
-        if name is not None and name in reading.tools:
+        if name is not None and reading.tools.meant(name) in reading.tools:
             reading.begun = reading.begun or alone
             return
         yield from cursor.space()

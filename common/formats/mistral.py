@@ -12,6 +12,7 @@ from common.formats.json_calls import (
     read_bare_calls,
     read_json_calls,
 )
+from common.formats.pythonic import at_named_call
 from common.formats.reading import CallSyntax, Reading, Tags, no_content_yet
 from common.formats.tagged_text import TaggedText
 
@@ -26,10 +27,8 @@ def _read(reading: Reading) -> Wait[None]:
         yield from cursor.space()
         if not (yield from cursor.more()):
             return
-        if not (yield from cursor.at([_ARGS, _CALL_ID])) and (yield from cursor.peek()) in (
-            "[",
-            "{",
-        ):
+        named = (yield from cursor.at([_ARGS, _CALL_ID])) or not (yield from _in_brackets(reading))
+        if not named:
             yield from read_json_calls(reading)
             while (yield from accept_separator(reading)):
                 yield from read_json_calls(reading)
@@ -41,6 +40,13 @@ def _read(reading: Reading) -> Wait[None]:
             another = named and bool((yield from cursor.at([_ARGS, _CALL_ID])))
         if not another:
             return
+
+
+def _in_brackets(reading: Reading) -> Wait[bool]:
+    """Whether JSON comes next, or a call with its arguments in brackets."""
+    if (yield from reading.cursor.peek()) in ("[", "{"):
+        return True
+    return (yield from at_named_call(reading)) == "("
 
 
 def _read_named(reading: Reading) -> Wait[None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from common.formats.answer import Call
 from common.formats.cursor import Unreadable, Wait
-from common.formats.json_calls import arguments_of, drop_surplus, read_bare_calls, read_json_calls
+from common.formats.json_calls import arguments_of, read_bare_calls, read_json_calls
 from common.formats.qwen import MARKED_CALLS, THINK, UNMARKED_CALLS
 from common.formats.qwen import TEXT as HERMES_TEXT
 from common.formats.reading import CallSyntax, Reading, Tags, always, begins_line, no_content_yet
@@ -53,6 +53,7 @@ MINIMAX_TEXT = TaggedText(
     tags=(replace(THINK, anywhere=True),),
     calls=(
         CallSyntax(_INVOKE.openers, _INVOKE.read, _INVOKE.closers),
+        CallSyntax((f"{_INVOKE.call[1:]} name=",), _INVOKE.read, begins=begins_line),
         _json_block("<tool_calls>", "</tool_calls>"),  # MiniMax M1
     ),
 )
@@ -255,7 +256,7 @@ def _read_apertus(reading: Reading) -> Wait[None]:
         more = comma or (yield from cursor.at(["{"]))
         if not more or (yield from cursor.at(["]"])):
             break
-    yield from drop_surplus(cursor, _APERTUS[1:])
+    yield from cursor.drop_surplus(_APERTUS[1:])
     yield from cursor.accept_after_space(_APERTUS[1])
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 
 from common.formats.answer import Call
-from common.formats.cursor import Unreadable, Wait
-from common.formats.json_calls import drop_surplus
-from common.formats.reading import Reading
+from common.formats.cursor import Cursor, Unreadable, Wait
+from common.formats.reading import CallSyntax, Reading, begins_line
 from common.formats.values import PYTHON_SOURCE, json_string, object_of, read_source, read_value
 
-_NAME = re.compile(r"[\w.-]*")
+NAME = re.compile(r"[\w.:/-]*")
+_KEYWORD = re.compile(r"[\w.-]*")
+_STATEMENT_SPACE = re.compile(r"[\s;]*")
+_CODE_ENDS = ("```", "</tool_code>")
 _SEPARATOR = re.compile(r"[,\s}]*")
 _SURPLUS = re.compile(r"[)}\s]*")
 
@@ -70,6 +72,74 @@ def read_pythonic(reading: Reading, ends: tuple[str, ...] = (), *, offered: bool
         reading.call(call)
 
 
+def at_named_call(reading: Reading) -> Wait[str]:
+    """The bracket after an offered tool's name that comes next, perhaps in a list; else ''.
+
+    The first argument, if it has a name, must be declared.
+    """
+    cursor = reading.cursor
+    with cursor.ahead():
+        listed = yield from cursor.accept("[")
+        yield from cursor.space()
+        name = reading.tools.meant((yield from cursor.run(NAME)))
+        if name not in reading.tools:
+            return ""
+        if not (yield from cursor.at(["("])):
+            yield from cursor.space()
+        head = yield from cursor.peek()
+        if head == "(":
+            cursor.take(1)
+            yield from cursor.space()
+            key = yield from _read_keyword(reading)
+            if key is not None and key not in reading.tools.properties(name):
+                return ""
+    return head if head == "(" or (head == "{" and not listed) else ""
+
+
+def _read_tool_code(reading: Reading) -> Wait[None]:
+    """Read the calls of a block of code, whose results may be assigned or printed."""
+    cursor = reading.cursor
+    cursor.take(len(reading.opener))
+    reading.begun = not reading.opener.isidentifier()
+    variable, called = "tool_code", False
+    while True:
+        start = cursor.position
+        with cursor.ahead():
+            yield from cursor.run(_STATEMENT_SPACE)
+            assigned = (yield from _read_assigned(cursor)) or variable
+            printed = yield from cursor.accept("print(")
+            only_printed = printed and (yield from cursor.accept(f"{variable})"))
+            another = yield from at_named_call(reading)
+            length = cursor.position - start
+        if called and not (only_printed or another):
+            break
+        cursor.take(length)
+        if only_printed:
+            continue
+        variable = assigned
+        call = yield from _read_call(reading, _CODE_ENDS, shown=True)
+        if call.name not in reading.tools:
+            raise Unreadable
+        called = True
+        reading.call(call)
+        if printed:
+            yield from cursor.accept_after_space(")")
+    yield from cursor.accept_after_space(*_CODE_ENDS)
+
+
+def _read_assigned(cursor: Cursor) -> Wait[str]:
+    """Read a variable and an equals sign; returns the variable, '' if there is none."""
+    start = cursor.position
+    with cursor.ahead():
+        variable = yield from cursor.run(_KEYWORD)
+        yield from cursor.space()
+        equals = yield from cursor.accept("=")
+        yield from cursor.space()
+        length = cursor.position - start
+    cursor.take(length if equals else 0)
+    return variable if equals else ""
+
+
 def read_fenced_pythonic(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
     """Read calls that may be in a code block inside the family's markers."""
     cursor = reading.cursor
@@ -78,17 +148,16 @@ def read_fenced_pythonic(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
         yield from cursor.run(re.compile(r"\w*"))
         yield from cursor.space()
     yield from read_pythonic(reading, (*ends, "```"), offered=False)
-    yield from drop_surplus(cursor, (*ends, "```"))
+    yield from cursor.drop_surplus((*ends, "```"))
     yield from cursor.accept_after_space(fence)
 
 
 def _read_call(reading: Reading, ends: tuple[str, ...], *, shown: bool) -> Wait[Call]:
     cursor = reading.cursor
-    name = yield from cursor.run(_NAME)
+    name = yield from cursor.run(NAME)
     if not name or not (name[0].isalpha() or name[0] == "_"):
         raise cursor.unreadable()
-    if (bare := name.removesuffix(".call")) in reading.tools:  # Llama 3's built-in tools
-        name = bare
+    name = reading.tools.meant(name)
     yield from cursor.expect("(")
     arguments: list[tuple[str, str]] = []
     if shown:
@@ -136,7 +205,7 @@ def _read_keyword(reading: Reading) -> Wait[str | None]:
     cursor = reading.cursor
     with cursor.ahead():
         start = cursor.position
-        name = yield from cursor.run(_NAME)
+        name = yield from cursor.run(_KEYWORD)
         yield from cursor.space()
         if not (yield from cursor.more()):
             raise cursor.unreadable()
@@ -147,3 +216,11 @@ def _read_keyword(reading: Reading) -> Wait[str | None]:
     cursor.take(length)
     yield from cursor.space()
     return name
+
+
+TOOL_CODE = CallSyntax(
+    ("```tool_code", "<tool_code>", "<|tool_code|>", "tool_code"),
+    _read_tool_code,
+    begins=begins_line,
+)
+"""The block of Python that Gemma's earlier models were trained on, and later ones still write."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
+from common.formats.answer import Call
 from common.formats.cursor import Wait
-from common.formats.json_calls import read_bare_calls
+from common.formats.json_calls import read_arguments, read_bare_calls
+from common.formats.pythonic import TOOL_CODE
 from common.formats.reading import CallSyntax, Reading, Tags, begins_line, no_content_yet
 from common.formats.tagged_calls import CallTags, keyed, named
 from common.formats.tagged_text import TaggedText
@@ -35,8 +38,41 @@ def _read_marked(reading: Reading) -> Wait[None]:
     with cursor.ahead():
         yield from cursor.accept(_TAGS.block)
         yield from cursor.space()
-        named_tags = yield from cursor.at([_NAMED_TAGS.call])
-    yield from (_NAMED_TAGS if named_tags else _TAGS).read(reading)
+        found = yield from cursor.at([_NAMED_TAGS.call, _ELEMENT])
+    if found == _ELEMENT:
+        yield from _read_elements(reading)
+    else:
+        yield from (_NAMED_TAGS if found else _TAGS).read(reading)
+
+
+def _read_elements(reading: Reading) -> Wait[None]:
+    """Read calls whose name and arguments are elements, as VibeThinker writes them."""
+    cursor = reading.cursor
+    yield from cursor.accept(_TAGS.block)
+    yield from cursor.space()
+    while (yield from cursor.accept(_ELEMENT)):
+        yield from cursor.space()
+        yield from cursor.expect("<name>")
+        name = (yield from cursor.run(_ELEMENT_TEXT)).strip()
+        yield from cursor.expect("</name>")
+        yield from cursor.space()
+        element = yield from cursor.accept("<arguments>", "<parameters>")
+        close = f"</{element[1:]}"
+        reading.begin(name)
+        arguments = "{}"
+        if element and not (yield from cursor.accept(close)):
+            arguments = yield from read_arguments(reading, (close, _TAGS.call_close))
+        yield from cursor.accept_after_space(close)
+        yield from cursor.space()
+        yield from cursor.expect(_TAGS.call_close)
+        reading.call(Call(name, arguments))
+        yield from cursor.space()
+    yield from cursor.accept_after_space(BLOCK_CLOSE)
+
+
+def _read_respelt(reading: Reading) -> Wait[None]:
+    tags = _TAGS if reading.opener == _TAGS.call[1:] else replace(_TAGS, block=reading.opener)
+    yield from tags.read(reading)
 
 
 def _read_without_opening(reading: Reading) -> Wait[None]:
@@ -53,6 +89,7 @@ def _read_in_other_tags(reading: Reading) -> Wait[None]:
     yield from cursor.accept_after_space(closer)
 
 
+_ELEMENT, _ELEMENT_TEXT = "<function>", re.compile(r"[^<>]*")
 MARKED_CALLS = CallSyntax((*_TAGS.openers, _NAMED_TAGS.call), _read_marked, _TAGS.closers)
 FUNCTION_CALLS = CallSyntax((_TAGS.call,), _TAGS.read, (_TAGS.call_close,))
 """Calls without the block around them; Llama 3.1 writes them for custom tools, with JSON inside."""
@@ -63,4 +100,14 @@ _OTHER_TAGS = CallSyntax(
     begins=begins_line,
 )
 """What Qwen 2.5 Coder and others write instead of the tag that their template asks for."""
-TEXT = TaggedText(tags=(THINK,), calls=(MARKED_CALLS, UNMARKED_CALLS, _OTHER_TAGS))
+_RESPELT = CallSyntax(
+    ("<|tool_call>", "<|tool_call|>", "<tool_call|>", "tool_call>", _TAGS.call[1:]),
+    _read_respelt,
+    begins=begins_line,
+)
+"""The opening tags with wrong or missing brackets."""
+_ELEMENTS = CallSyntax((_ELEMENT,), _read_elements, begins=begins_line)
+TEXT = TaggedText(
+    tags=(THINK,),
+    calls=(MARKED_CALLS, UNMARKED_CALLS, _OTHER_TAGS, _RESPELT, _ELEMENTS, TOOL_CODE),
+)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import arguments_of, read_arguments, read_json_calls
+from common.formats.pythonic import at_named_call
 from common.formats.reading import Reading
 from common.formats.values import Pairs, Send, as_json, escaped, json_string, object_of, parts
 from common.tool_schema import Undeclared
@@ -29,8 +30,12 @@ _CDATA_OPEN, _CDATA_CLOSE = "<![CDATA[", "]]>"
 _CDATA_END = re.compile(r"\](?:\](?:>\s*)?)?\Z")
 
 Lines = Literal["kept", "dropped", "paired"]
-_LINES_BEHIND: Mapping[Lines, int] = {"kept": 0, "dropped": 1, "paired": 2}
-"""How many line breaks at the end of a value may turn out not to belong to it."""
+_BEHIND: Mapping[Lines, re.Pattern[str]] = {
+    "dropped": re.compile(r"(?:\r?\n)?\r?\Z"),
+    "paired": re.compile(r"(?:\r?\n){0,2}\r?\Z"),
+}
+"""The line breaks at the end of a value that may turn out not to belong to it."""
+_FIRST_BREAK, _LAST_BREAK = re.compile(r"\A\r?\n"), re.compile(r"\r?\n\Z")
 _TYPED_BY = 64  # a longer value whose type is still open is sent only when it is complete
 
 
@@ -94,8 +99,8 @@ class ValueSender:
             self._decide()
         if self._streams_text:
             end = len(self._text)
-            for _ in range(_LINES_BEHIND[self._lines]):
-                end -= self._text.endswith("\n", 0, end)
+            if self._lines != "kept" and (behind := _BEHIND[self._lines].search(self._text)):
+                end = behind.start()
             if self._wrapped and (closing := _CDATA_END.search(self._text)):
                 end = closing.start()
             self._put(escaped(self._text[:end]))
@@ -117,10 +122,12 @@ class ValueSender:
                 self._text = bare.removeprefix(_CDATA_OPEN)
             elif _CDATA_OPEN.startswith(bare):
                 return
+        if self._lines != "kept" and self._text == "\r":
+            return
         if self._is_text(self._text):
             self._streams_text = True
             if self._lines != "kept" and not self._wrapped:
-                self._text = self._text.removeprefix("\n")
+                self._text = _FIRST_BREAK.sub("", self._text)
             self._put('"')
         elif len(self._text) > _TYPED_BY:
             self._streams_text = False
@@ -177,6 +184,12 @@ def attributes_of(header: str) -> dict[str, str]:
     }
 
 
+def respelt(tag: str) -> tuple[str, ...]:
+    """A closing tag, and how models write it if they confuse its brackets."""
+    word = tag.strip("<>/|")
+    return (tag, f"<{word}|>", f"<|{word}|>", f"<|/{word}|>", f"</{word}|>") if word else ()
+
+
 def keyed(header: str) -> dict[str, str]:
     """The attributes of a header that is only a key, as in `<parameter=KEY>`."""
     key = header.strip().strip("\"'")
@@ -217,6 +230,8 @@ class CallTags:
     json_close: str = ""
     _closing: Mapping[str, str] = field(init=False, repr=False, compare=False)
     _tags: Markers = field(init=False, repr=False, compare=False)
+    _ends: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """The closing tag of a parameter, also without its last bracket."""
 
     def __post_init__(self) -> None:
         closing = {
@@ -224,8 +239,12 @@ class CallTags:
             self.call: self.call_close,
             self.parameter: self.parameter_close,
         }
+        ends: tuple[str, ...] = (self.parameter_close,)
+        if self.parameter_close.startswith("<"):
+            ends += (self.parameter_close.removesuffix(">"),)
         object.__setattr__(self, "_closing", closing)
-        object.__setattr__(self, "_tags", Markers([*closing, *closing.values()]))
+        object.__setattr__(self, "_ends", ends)
+        object.__setattr__(self, "_tags", Markers([*closing, *closing.values(), *ends]))
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -239,6 +258,11 @@ class CallTags:
         """Read a block of calls, or calls without the block's tags."""
         cursor = reading.cursor
         in_block = bool(self.block) and bool((yield from cursor.accept(self.block)))
+        if tags := (yield from self._without_brackets(reading)):
+            yield from cursor.space()
+            yield from tags.read(reading)
+            return
+        ends = respelt(self.block_close)
         count = 0
         while True:
             if in_block or count:
@@ -246,14 +270,52 @@ class CallTags:
                 if space is None:
                     break
                 cursor.take(space)
-            if in_block and (yield from cursor.peek()) in ("{", "[", "`"):
-                yield from read_json_calls(reading, (self.block_close,))
+            if in_block and (yield from self._in_other_syntax(reading)):
+                yield from read_json_calls(reading, ends)
             else:
                 yield from self._read_calls(reading)
             count += 1
-        yield from cursor.accept_after_space(self.block_close)
+        yield from cursor.accept_after_space(*ends)
         if not count:
             raise cursor.unreadable()
+
+    def _in_other_syntax(self, reading: Reading) -> Wait[bool]:
+        """Whether the block contains JSON, or a call with brackets after the tool's name."""
+        if (yield from reading.cursor.peek()) in ("{", "[", "`"):
+            return True
+        return bool((yield from at_named_call(reading)))
+
+    def _without_brackets(self, reading: Reading) -> Wait[CallTags | None]:
+        """The tags with which a call is written here whose first angle bracket is missing.
+
+        The others may be missing too. The call must name an offered tool.
+        """
+        cursor = reading.cursor
+        if not self.call.startswith("<"):
+            return None
+        with cursor.ahead():
+            yield from cursor.space()
+            if not (yield from cursor.accept(self.call[1:])):
+                return None
+            try:
+                name, _, _ = yield from self._read_call_header(cursor)
+            except Unreadable:
+                return None
+            yield from cursor.space()
+            bare = not (yield from cursor.at(["<"]))
+        if reading.tools.meant(name) not in reading.tools:
+            return None
+        half = replace(self, call=self.call[1:])
+        return (
+            half
+            if not bare
+            else replace(
+                half,
+                call_close=self.call_close[2:],
+                parameter=self.parameter[1:],
+                parameter_close=self.parameter_close[2:],
+            )
+        )
 
     def _space_before_call(self, reading: Reading) -> Wait[int | None]:
         """The length of the space before the next call of the block; None if there is none.
@@ -267,10 +329,9 @@ class CallTags:
             if not (yield from cursor.at([self.call])):
                 comma = yield from cursor.accept(",")
                 yield from cursor.space()
-                head = yield from cursor.peek()
-                if comma and not head and reading.was_cut():
+                if comma and not (yield from cursor.more()) and reading.was_cut():
                     raise Cut
-                if head not in ("{", "[", "`"):
+                if not (yield from self._in_other_syntax(reading)):
                     return None
             return cursor.position - start
 
@@ -294,8 +355,8 @@ class CallTags:
             text.append((yield from cursor.run(_HEADER_RUN)))
         else:
             yield from cursor.until(Markers([self.header_close, "\n"]), text.append)
-        # The `>` of a tag such as `<function=NAME>` may be missing at the end of its line.
-        if self.header is not named or (yield from cursor.peek()) != "\n":
+        # The `>` of a tag such as `<function=NAME>` may be missing before the next tag or line.
+        if self.header is not named or (yield from cursor.peek()) not in ("\n", "<"):
             yield from cursor.expect(self.header_close)
         header = "".join(text)
         return header.rstrip("/"), header.endswith("/")
@@ -318,7 +379,7 @@ class CallTags:
         reading.begin(name, identity)
         while not closed:
             yield from self._gap(cursor)
-            if (yield from cursor.accept(self.call_close)):
+            if (yield from self._accept_close(cursor, self.call_close)):
                 break
             if (yield from self._opens_parameter(cursor)):
                 yield from self._read_parameter(reading, name, arguments)
@@ -343,6 +404,19 @@ class CallTags:
             yield from self._read_parameter(reading, name, arguments)
             yield from self._gap(reading.cursor)
         return arguments
+
+    def _accept_close(self, cursor: Cursor, tag: str) -> Wait[bool]:
+        """Read a closing tag, whose last bracket may be missing; returns whether it came."""
+        if (yield from cursor.accept(tag)):
+            return True
+        half = tag.removesuffix(">")
+        with cursor.ahead():
+            comes = yield from cursor.accept(half)
+            head = yield from cursor.peek()
+            cut = not head and not cursor.stopped
+        found = bool(comes) and half != tag and not cut and head in ("", "\n", "\r", "<")
+        cursor.take(len(half) if found else 0)
+        return found
 
     def _gap(self, cursor: Cursor) -> Wait[None]:
         """Read what may be between two tags."""
@@ -375,7 +449,7 @@ class CallTags:
             if reading.was_cut() or not begun or tools.lacks(name, (key for key, _ in arguments)):
                 raise Cut
             return True
-        following = filter(None, (self.block_close, self.block, self.call))
+        following = filter(None, (*respelt(self.block_close), self.block, self.call))
         return bool((yield from cursor.at(following)))
 
     def _read_json(self, reading: Reading) -> Wait[str]:
@@ -396,7 +470,7 @@ class CallTags:
             closed = yield from cursor.at([self.call_close])
             length = cursor.position - start + len(closed)
             following = yield from cursor.at(
-                filter(None, (self.block_close, self.block, self.call))
+                filter(None, (*respelt(self.block_close), self.block, self.call))
             )
             if not closed and not following and (yield from cursor.more()):
                 raise cursor.unreadable()
@@ -416,8 +490,8 @@ class CallTags:
         text = "" if closed else (yield from self._read_text(reading, value))
         if self.cdata and (unwrapped := _unwrapped_text(text)) != text:
             text = unwrapped
-        elif self.lines == "dropped" or (self.lines == "paired" and text.startswith("\n")):
-            text = text.removeprefix("\n").removesuffix("\n")
+        elif self.lines == "dropped" or (self.lines == "paired" and _FIRST_BREAK.match(text)):
+            text = _LAST_BREAK.sub("", _FIRST_BREAK.sub("", text))
         arguments.append((key, self._typed(reading, name, key, text, attributes)))
         value.whole(arguments[-1][1])
 
@@ -501,11 +575,11 @@ class CallTags:
                 value.quotes = True
                 value.stop()
             elif (yield from self._ends_text(reading, marker, value)):
-                if skips_calls and value.quotes and marker != self.parameter_close:
+                if skips_calls and value.quotes and marker not in self._ends:
                     raise Cut  # the value's own closing tag was taken for one of the quoted call
                 text = "".join(chunks)
-                if not cursor.take(len(marker) if marker == self.parameter_close else 0):
-                    text = text.removesuffix("\n" if self.lines == "paired" else "")
+                if not cursor.take(len(marker) if marker in self._ends else 0):
+                    text = _LAST_BREAK.sub("", text) if self.lines == "paired" else text
                 return text
             add(cursor.take(len(marker)))
 
@@ -568,7 +642,8 @@ class CallTags:
         Raises Cut if the length limit leaves that open.
         """
         cursor = reading.cursor
-        following = [t for t in (self.call_close, self.block_close, self.block, self.call) if t]
+        call_ends = (self.call_close, self.call_close.removesuffix(">"))
+        following = [t for t in (*call_ends, self.block_close, self.block, self.call) if t]
         if marker == self.parameter:
             key = yield from self._next_key(reading)
             return key in value.declared and key not in value.given
@@ -577,13 +652,13 @@ class CallTags:
         with cursor.ahead():
             cursor.take(len(marker))
             yield from self._gap(cursor)
-            ends = marker != self.parameter_close and not value.quotes
+            ends = marker not in self._ends and not value.quotes
             if not (yield from cursor.more()) and (ends or not reading.was_cut()):
                 return True
-            if marker == self.parameter_close:
+            if marker in self._ends:
                 following.append(self.parameter)
             elif marker == self.call_close:
-                following.remove(self.call_close)
+                following = [t for t in following if t not in call_ends]
             else:
                 following = [t for t in (self.block,) if t]
             found = yield from self._follows(reading, following)

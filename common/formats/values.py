@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,10 +37,13 @@ _AFTER_INNER_QUOTE = frozenset("_).!?'-+*/=(;")
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z_]*")
 _TEXT_RUN = re.compile(r"[^,{}\[\]<]*")
+_FENCED_RUN = re.compile(r"[^,}\]<]*")
+_BRACKETS_RUN = re.compile(r"[}\]\s]*")
+_FARTHEST, _MOST_DELIMITERS = 20_000, 100
+"""How far the end of a string is searched whose delimiters are wrong."""
 _SCALAR_THEN_KEY = re.compile(rf"\s*(?:{NUMBER.pattern}|[tT]rue|[fF]alse|null|None)(?=\s+\w+:)")
 _TEXT_THEN_KEY = re.compile(r".*\S(?=\s+\w+:\s*\Z)", re.S)
-_UNFENCED = re.compile(r"[^:{}\[\]<]*")
-_KEY_RUN = re.compile(r"[^:,{}\[\]<\n]*")
+_KEY_RUN = re.compile(r"[^:=,{}\[\]<\n]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _CLOSERS = {"{": "}", "[": "]", "(": ")", "set": "}"}
 _JSON_WORDS = {"true": "true", "false": "false", "null": "null"}
@@ -116,13 +119,15 @@ class MemberReceiver(Protocol):
 class _JsonOutput:
     """The JSON of a value as far as it has been read; pieces are sent when they are certain."""
 
-    __slots__ = ("_comma", "_texts", "send", "send_member")
+    __slots__ = ("_comma", "_texts", "misquoted", "send", "send_member", "unclosed")
 
     def __init__(self, send: Send | None) -> None:
         self._texts: list[str] = []
         self._comma: list[str] = []  # a comma, which may turn out to be superfluous, and space
         self.send = send
         self.send_member: Send | None = None
+        self.unclosed = False  # text without delimiters went on to the end of the answer
+        self.misquoted = False  # an apostrophe was at the beginning of text without delimiters
 
     def add(self, text: str) -> None:
         if not text:
@@ -156,11 +161,13 @@ def read_value(
     send: Send | None = None,
     receiver: MemberReceiver | None = None,
     converter: Callable[[str], Callable[[str], str] | None] = lambda _key: None,
+    declared: Mapping[str, bool] | None = None,
 ) -> Wait[str]:
     """The next value as JSON. `ends`: markers at which open brackets are closed.
 
     send: called with each piece of that JSON as soon as it is certain. receiver: called likewise
-    for the members of an object. converter: what converts a member, by its key as JSON.
+    for the members of an object. converter: what converts a member, by its key as JSON. declared:
+    the declared members, and whether each may be a string, so that its delimiters may be missing.
     """
     out = _JsonOutput(send)
     stack: list[str] = []
@@ -173,7 +180,7 @@ def read_value(
         head = yield from cursor.peek()
         loose = dialect.source or dialect.loose
         between = stack and (state == "next" or (loose and state != "value"))
-        over = between and dialect.loose and not head and cursor.stopped
+        over = between and (dialect.loose or out.unclosed) and not head and cursor.stopped
         if over or (between and ends and (yield from cursor.at(ends))):
             out.after_comma(item=False)
             out.send_member = None
@@ -219,7 +226,8 @@ def read_value(
         elif stack and stack[-1] == "{" and state in ("first", "key"):
             key = yield from _read_key(cursor, dialect, ends)
             yield from cursor.space()
-            valued = yield from (cursor.accept if dialect.source else cursor.expect)(":")
+            signs = (":", "=") if dialect.bare else (":",)
+            valued = yield from (cursor.accept if dialect.source else cursor.expect)(*signs)
             out.add(key + (":" if dialect is JSON else ": ") + ("" if valued else "null"))
             state = "value" if valued else "next"
         else:
@@ -241,7 +249,14 @@ def read_value(
             else:
                 convert = converter(key) if len(stack) == 1 else None
                 whole = _JsonOutput(None) if convert else out
-                yield from _read_scalar(cursor, dialect, whole, ends)
+                if dialect.bare:
+                    known = declared if declared and len(stack) == 1 else {}
+                    free = state == "value" and known.get(string_of(key) or "", False)
+                    listed = stack[-1:] != ["{"]
+                    place = _Place(dialect.fence, ends, len(stack), listed, free, known)
+                    yield from _read_unquoted_scalar(cursor, dialect, whole, place, space)
+                else:
+                    yield from _read_scalar(cursor, dialect, whole, ends)
                 if convert:
                     out.add(convert(whole.text()))
                 state = "next"
@@ -257,11 +272,17 @@ def _at_member(cursor: Cursor, dialect: Dialect) -> Wait[bool]:
         return False
     with cursor.ahead():
         if dialect.bare:
-            return bool((yield from cursor.run(_WORD_RUN))) and bool((yield from cursor.at([":"])))
+            return (yield from _at_key(cursor))
         if not (yield from _read_string(cursor, dialect, lambda _text: None)):
             return False
         yield from cursor.space()
         return bool((yield from cursor.at([":"])))
+
+
+def _at_key(cursor: Cursor) -> Wait[bool]:
+    """Read a word; returns whether it is a key without quotes."""
+    word = yield from cursor.run(_WORD_RUN)
+    return bool(word) and bool((yield from cursor.at([":", "="])))
 
 
 def _is_term(cursor: Cursor, ends: tuple[str, ...]) -> Wait[bool]:
@@ -294,6 +315,10 @@ def _read_key(cursor: Cursor, dialect: Dialect, ends: tuple[str, ...]) -> Wait[s
         yield from _read_scalar(cursor, dialect, out, ends, stops=(",", ":"))
         return out.text() if out.text().startswith('"') else json_string(out.text())
     chunks: list[str] = []
+    if dialect.fence and (yield from cursor.accept(dialect.fence)):
+        place = _Place(dialect.fence, ends)
+        yield from _read_fenced(cursor, place, chunks.append)
+        return "".join(chunks)
     if (yield from _read_string(cursor, dialect, chunks.append)):
         return "".join(chunks)
     key = (yield from cursor.run(_KEY_RUN)).rstrip() if dialect.bare else ""
@@ -316,9 +341,6 @@ def _read_string(cursor: Cursor, dialect: Dialect, add: Send, sent: bool = False
 
     sent: `add` sends each piece at once, so later text must not change where the string ends.
     """
-    if dialect.fence and (yield from cursor.accept(dialect.fence)):
-        yield from _read_fenced(cursor, dialect.fence, add)
-        return True
     head = yield from cursor.peek()
     if dialect.python and (yield from _at_literal(cursor)):
         add('"')
@@ -353,15 +375,6 @@ def _read_scalar(
         text = (yield from read_source(cursor, ends, stops)).strip()
         out.add(_scalar(text, dialect) or json_string(text))
         return
-    if dialect.bare:
-        if (yield from _read_half_fenced(cursor, dialect.fence, out.add)):
-            return
-        bare = (yield from _read_bare(cursor, dialect.fence)).strip()
-        following = yield from cursor.peek()
-        if not following or (not bare and following not in (",", "}", "]")):
-            raise cursor.unreadable()
-        out.add(_bare_value(bare, dialect))
-        return
     if dialect.loose:
         text = (yield from read_source(cursor, ends, (",", "\n", '"'))).strip()
         yield from _skip_last_quote(cursor)
@@ -387,32 +400,6 @@ def _skip_last_quote(cursor: Cursor) -> Wait[None]:
     cursor.take(1 if ends else 0)
 
 
-def _read_bare(cursor: Cursor, fence: str) -> Wait[str]:
-    """Read text without delimiters, up to the next key if the comma before that is missing."""
-    with cursor.ahead():
-        text = yield from cursor.run(_TEXT_RUN)
-        fenced = yield from cursor.at([fence])
-        yield from cursor.drop_cut((fence,))
-        if not (yield from cursor.more()):
-            raise cursor.unreadable()
-    key = _SCALAR_THEN_KEY.match(text) or (fenced and _TEXT_THEN_KEY.match(text))
-    return cursor.take(key.end() if key else len(text))
-
-
-def _read_half_fenced(cursor: Cursor, fence: str, add: Send) -> Wait[bool]:
-    """Read a string whose first delimiter is missing; returns whether there is one."""
-    with cursor.ahead():
-        text = yield from cursor.run(_UNFENCED)
-        yield from cursor.drop_cut((fence,))
-        if not (yield from cursor.more()):
-            raise cursor.unreadable()
-        if not text.strip() or text.rstrip().endswith(",") or not (yield from cursor.at([fence])):
-            return False
-    cursor.take(len(text) + len(fence))
-    add(json_string(text.strip()))
-    return True
-
-
 def _scalar(text: str, dialect: Dialect) -> str | None:
     """A word or a number as JSON; None for any other text."""
     if text in dialect.words or NUMBER.fullmatch(text):
@@ -433,13 +420,165 @@ def _bare_value(text: str, dialect: Dialect) -> str:
     return f"{text}0" if text.endswith(".") and NUMBER.fullmatch(f"{text}0") else json_string(text)
 
 
-def _read_fenced(cursor: Cursor, fence: str, add: Send) -> Wait[None]:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a value in a notation with fences is, which shows where it ends if a fence is missing.
+
+    depth: how many brackets are open. listed: whether the value is an item of a list. free: whether
+    it is declared as a string. keys: the declared members.
+    """
+
+    fence: str
+    ends: tuple[str, ...]
+    depth: int = 1
+    listed: bool = False
+    free: bool = False
+    keys: Collection[str] = ()
+
+    def ends_call(self, cursor: Cursor) -> Wait[bool]:
+        """Whether the call ends here, or the answer does."""
+        return bool((yield from cursor.at(self.ends))) or not (yield from cursor.more())
+
+    def ends_member(self, cursor: Cursor) -> Wait[bool]:
+        """Read space and brackets; returns whether what comes next can only follow a value."""
+        brackets = (yield from cursor.run(_BRACKETS_RUN)).strip()
+        if not brackets and not (yield from cursor.at(self.ends)):
+            yield from _expect_more(cursor, self.ends)
+        if (yield from self.ends_call(cursor)):
+            return True
+        if not (yield from cursor.accept(",")):
+            return not brackets and (yield from _at_key(cursor))
+        yield from cursor.space()
+        if brackets or self.listed or (yield from cursor.peek()) in ("}", ","):
+            return True
+        yield from cursor.accept(self.fence, '"', "'")
+        key = (yield from cursor.run(_KEY_RUN)).strip().strip("\"'")
+        yield from cursor.accept(self.fence)
+        known = key in self.keys if self.free else key
+        return bool(known) and bool((yield from cursor.at([":", "="])))
+
+
+def _read_unquoted_scalar(
+    cursor: Cursor, dialect: Dialect, out: _JsonOutput, place: _Place, space: str
+) -> Wait[None]:
+    """Read a string between fences or other delimiters, or a value without any.
+
+    space: what comes before the value.
+    """
+    if (yield from cursor.accept(place.fence)):
+        yield from _read_fenced(cursor, place, out.add)
+        return
+    head = yield from cursor.peek()
+    if head in ("'", "`") and not out.misquoted:
+        text = yield from _read_raw(cursor, place)
+        if text is not None:
+            out.add(json_string(text))
+            return
+        out.misquoted = True
+    if (yield from _read_string(cursor, dialect, out.add)):
+        with cursor.ahead():
+            yield from cursor.space()
+            surplus = yield from cursor.at([place.fence])
+        if surplus:
+            yield from cursor.space()
+            cursor.take(len(surplus))
+        return
+    text = yield from _read_bare(cursor, place)
+    out.unclosed = not (yield from cursor.more())
+    value = _bare_value(text.strip(), dialect)
+    if place.free and "\n" in space + text and value.startswith('"'):
+        value = json_string(space + text)
+    out.add(value)
+
+
+def _read_raw(cursor: Cursor, place: _Place) -> Wait[str | None]:
+    """Read text between single quotes or backticks, which escapes only these; None if no such
+    quote ends a value.
+    """
+    start, text = cursor.position, None
+    with cursor.ahead():
+        quote = cursor.take(1)
+        quotes = Markers([quote, f"\\{quote}"])
+        chunks: list[str] = []
+        for _ in range(_MOST_DELIMITERS):
+            if text is not None or cursor.position - start > _FARTHEST:
+                break
+            marker = yield from cursor.until(quotes, chunks.append)
+            if not marker:
+                yield from _expect_more(cursor, ())
+                break
+            cursor.take(len(marker))
+            length = cursor.position - start
+            if marker == quote:
+                with cursor.ahead():
+                    yield from cursor.space()
+                    if (yield from cursor.accept(place.fence)):  # of the other notation
+                        length = cursor.position - start
+                    if (yield from place.ends_member(cursor)):
+                        text = "".join(chunks)
+            chunks.append(quote)
+    cursor.take(0 if text is None else length)
+    return text
+
+
+def _read_bare(cursor: Cursor, place: _Place) -> Wait[str]:
+    """Read text without delimiters up to what ends its member.
+
+    The comma before the next key, and the first of two fences, may be missing. Only text that is
+    declared as a string may contain brackets and markup, and may go on to the end of the answer.
+    """
+    length, fenced = -1, 0
+    with cursor.ahead():
+        text = ""
+        while length < 0:
+            text += yield from cursor.run(_TEXT_RUN)
+            yield from cursor.drop_cut((place.fence,))
+            if not (yield from cursor.more()):
+                if not (place.free and cursor.stopped and text.strip()):
+                    raise cursor.unreadable()
+                length = len(text)
+            elif (yield from cursor.at([place.fence])):
+                if key := _TEXT_THEN_KEY.match(text):
+                    length = key.end()
+                    break
+                with cursor.ahead():
+                    cursor.take(len(place.fence))
+                    if not text.strip() or not (yield from place.ends_member(cursor)):
+                        raise cursor.unreadable()
+                length, fenced = len(text), len(place.fence)
+            else:
+                head = yield from cursor.peek()
+                ends = head != "," and not place.free
+                if head == ",":
+                    with cursor.ahead():
+                        ends = not text.strip() or (yield from place.ends_member(cursor))
+                elif place.free:
+                    end, skipped = yield from _missing_end(cursor, place)
+                    text += cursor.take(skipped if end < 0 else end)
+                    ends = end >= 0
+                if ends:
+                    length = len(text)
+                elif head == ",":
+                    text += cursor.take(1)
+    if not place.free and (key := _SCALAR_THEN_KEY.match(text[:length])):
+        length, fenced = key.end(), 0
+    text = cursor.take(length)
+    cursor.take(fenced)
+    if not text.strip() and (yield from cursor.peek()) not in (",", "}", "]"):
+        raise cursor.unreadable()
+    return text
+
+
+def _read_fenced(cursor: Cursor, place: _Place, add: Send) -> Wait[None]:
     """Read a string up to its fence; strings of a call that it quotes are part of it.
 
     A fence opens a quoted string if a colon, comma or opening bracket comes before it, and neither
-    the end of the text nor a colon, comma or closing bracket comes after it.
+    the end of the text nor a colon, comma or closing bracket comes after it. A fence in the middle
+    of text is a quotation mark. If no fence ends the string, it ends before the next key that has a
+    fence, or before the brackets at the end of the call.
     """
-    latest, quoted = "", False
+    fence, latest, quoted = place.fence, "", False
+    known = -1  # the position up to which the string is known to go on
 
     def show(text: str) -> None:
         nonlocal latest
@@ -448,17 +587,104 @@ def _read_fenced(cursor: Cursor, fence: str, add: Send) -> Wait[None]:
 
     add('"')
     while True:
-        yield from cursor.inside(Markers([fence]), show)
-        yield from cursor.expect(fence)
-        with cursor.ahead():
+        yield from cursor.run(_FENCED_RUN, show)
+        if not (yield from cursor.more()):
+            raise cursor.unreadable()
+        if (yield from cursor.at([fence])):
+            kind = yield from _fence_kind(cursor, place, latest, quoted)
+            cursor.take(len(fence))
+            if kind == "end":
+                break
+            show('"' if kind == "mark" else fence)
+            quoted = kind == "opening"
+            continue
+        length = 1
+        if not quoted and cursor.position >= known:
+            end, length = yield from _missing_end(cursor, place)
+            if end >= 0:
+                known = yield from _end_of_fenced(cursor, place, latest)
+                if known < 0:
+                    show(cursor.take(end))
+                    break
+        yield from cursor.drop_cut((fence,))
+        show(cursor.take(length))
+    add('"')
+
+
+def _fence_kind(cursor: Cursor, place: _Place, latest: str, quoted: bool) -> Wait[str]:
+    """What the next fence is: the `end` of the string, the `opening` or `closing` of one that it
+    quotes, or a quotation `mark`.
+    """
+    if quoted:
+        return "closing"
+    with cursor.ahead():
+        cursor.take(len(place.fence))
+        yield from cursor.space()
+        yield from _expect_more(cursor, ())
+        ends = (yield from cursor.peek()) in ("", ",", ":", "}", "]")
+        if not ends and latest in (":", ",", "[", "{", "="):
+            return "opening"
+        if ends or (yield from cursor.at(place.ends)) or (yield from _at_key(cursor)):
+            return "end"
+        yield from _expect_more(cursor, place.ends)
+        return "mark"
+
+
+def _expect_more(cursor: Cursor, literals: tuple[str, ...]) -> Wait[None]:
+    """Raise Cut if the length limit cut the text here, or in one of the literals."""
+    yield from cursor.drop_cut(literals)
+    if not (yield from cursor.more()) and not cursor.stopped:
+        raise cursor.unreadable()
+
+
+def _missing_end(cursor: Cursor, place: _Place) -> Wait[tuple[int, int]]:
+    """Whether a string may end here without a fence.
+
+    Returns the length of the text that then still belongs to it, else -1, and of the text that can
+    be skipped otherwise.
+    """
+    with cursor.ahead():
+        head = yield from cursor.peek()
+        if head == ",":
+            cursor.take(1)
             yield from cursor.space()
-            ends = (yield from cursor.peek()) in ("", ",", ":", "}", "]")
-        opens = not quoted and not ends and latest in (":", ",", "[", "{")
-        if not quoted and not opens:
-            add('"')
-            return
-        show(fence)
-        quoted = opens
+            if (yield from _at_key(cursor)):
+                cursor.take(1)
+                yield from cursor.space()
+                if (yield from cursor.at([place.fence])):
+                    return 0, 1
+            yield from _expect_more(cursor, (place.fence,))
+            return -1, 1
+        brackets = yield from cursor.run(_BRACKETS_RUN)
+        if not (yield from cursor.at(place.ends)):
+            yield from _expect_more(cursor, place.ends)
+        if not (yield from place.ends_call(cursor)):
+            return -1, max(len(brackets), 1)
+    end, left = len(brackets), place.depth
+    while left and (last := max(brackets.rfind(b, 0, end) for b in "}]")) >= 0:
+        end, left = last, left - 1
+    return end, max(len(brackets), 1)
+
+
+def _end_of_fenced(cursor: Cursor, place: _Place, latest: str) -> Wait[int]:
+    """The position of the fence that ends the string; -1 if there is none nearby."""
+    start, quoted = cursor.position, False
+    fences = Markers([place.fence])
+
+    def see(text: str) -> None:
+        nonlocal latest
+        latest = text.rstrip()[-1:] or latest
+
+    with cursor.ahead():
+        for _ in range(_MOST_DELIMITERS):
+            if not (yield from cursor.until(fences, see)) or cursor.position - start > _FARTHEST:
+                break
+            kind = yield from _fence_kind(cursor, place, latest, quoted)
+            if kind == "end":
+                return cursor.position
+            see(cursor.take(len(place.fence)))
+            quoted = kind == "opening"
+    return -1
 
 
 def _is_inner_quote(cursor: Cursor) -> Wait[bool]:

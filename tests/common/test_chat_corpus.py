@@ -7,6 +7,7 @@ import pytest
 from common.chat_format import ChatFormat
 from tests.common.chat_replay import parse_every_split, plain
 from tests.common.corpus import TOOLS, Case, elements, json_blocks, qwen, sections, tagged, unquoted
+from tests.common.corpus.field import REPORTED
 from tests.common.corpus.variants import VARIANTS
 
 FAMILIES: dict[tuple[str, str | None, str], list[Case]] = {
@@ -45,7 +46,7 @@ FAMILIES: dict[tuple[str, str | None, str], list[Case]] = {
 }
 CASES = [
     pytest.param(names, case, id=f"{names[0]}: {case.why}")
-    for names, cases in FAMILIES.items()
+    for names, cases in (*FAMILIES.items(), *REPORTED.items())
     for case in cases
 ]
 

@@ -47,6 +47,16 @@ WORDS = [
     *("<parameter=harbour>", "</parameter>", "<function=tide_now>", ' name="tide_now">', ">", "/>"),
     *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", '<|"|>', "<escape>", "<|message|>"),
     *("<｜DSML｜parameter", "</｜DSML｜parameter>", "<parameter", "<|open|>argument", "<|sep|>"),
+    *(
+        "'",
+        "text:",
+        ",path:",
+        "\r\n",
+        "```tool_code\n",
+        "print(",
+        "</function",
+        "function=tide_now>",
+    ),
     *("<｜tool▁sep｜>", "<|tool_call_argument_begin|>", "[ARGS]", "[CALL_ID]", "<｜DSML｜invoke"),
 ]
 

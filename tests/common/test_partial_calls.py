@@ -16,6 +16,7 @@ from common.chat_format import ChatFormat
 from common.chat_parser import ChatParser, parse_chat
 from tests.common.chat_replay import parse_every_split, plain, stream
 from tests.common.corpus import TOOLS, Case, tool
+from tests.common.corpus.field import REPORTED
 from tests.common.test_chat_corpus import FAMILIES
 from tests.common.test_chat_round_trip import (
     deepseek_v31,
@@ -70,7 +71,7 @@ def test_a_cut_call_is_never_content(names: tuple[str, str | None, str], case: C
 
 FAMILY_CASES = {
     names: clear
-    for names, cases in FAMILIES.items()
+    for names, cases in {**FAMILIES, **REPORTED}.items()
     if (clear := [c for c in cases if c.calls and not (c.cut or UNCLEAR.search(c.why))])
 }
 
