@@ -28,8 +28,8 @@ from backend.engine.device import (
 from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.loading.adapters import Adapter, adapters_digest
 from backend.engine.loading.architectures import model_types
-from backend.engine.loading.checkpoint import Checkpoint
-from backend.engine.loading.rope_fields import earlier_fields
+from backend.engine.loading.checkpoint import Checkpoint, missing_files
+from backend.engine.loading.earlier_fields import earlier_fields
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
 from backend.engine.ranks.member import Member, Value
@@ -124,7 +124,11 @@ def load_model(
                 f"its weights are quantised by {shown(method)}, in a form that cannot be read for"
                 f" this model type: use a version that was made for MLX ({reason})"
             )
-        refusal = ModelRejected.because(checkpoint.name, reason)
+        refusal = (
+            missing_files(checkpoint.name, checkpoint.missing)
+            if checkpoint.missing
+            else ModelRejected.because(checkpoint.name, reason)
+        )
     # The frames of a traceback would keep the half-loaded model for as long as the error lives.
     refusal.__context__ = refusal.__cause__ = None
     raise refusal.with_traceback(None)
@@ -245,10 +249,14 @@ def _of_text(arguments: Any, part: dict[str, Any]) -> Any:
     from mlx_lm.utils import _get_classes
 
     module = sys.modules[arguments.__module__]
-    for name in ("TextConfig", "TextArgs", "TextModelArgs"):
-        if hasattr(module, name):
-            return getattr(module, name)
-    return _get_classes(part)[1] if part.get("model_type") in model_types() else None
+    for base in module.Model.__mro__:  # a family may be derived from another
+        for name in ("TextConfig", "TextArgs", "TextModelArgs"):
+            if found := getattr(sys.modules[base.__module__], name, None):
+                return found
+    if part.get("model_type") in model_types():
+        return _get_classes(part)[1]
+    texts = [one.ModelArgs for one in vars(module).values() if hasattr(one, "ModelArgs")]
+    return texts[0] if len(texts) == 1 else None
 
 
 def _names(arguments: Any) -> frozenset[str]:
