@@ -23,7 +23,7 @@ from backend.engine.executing import batch, choosing
 from backend.engine.executing.step_times import StepTimes
 from backend.engine.scheduler import Scheduler
 
-_BUILD = 0.002  # seconds that the host takes to build a pass's graph
+BUILD = 0.002  # seconds that the host takes to build a pass's graph
 _SMALL = 64  # numbers; larger arrays are not remembered, because that would delay their release
 
 
@@ -50,7 +50,7 @@ class ModelledDevice:
 
     def build(self, rows: int, tokens: int, behind: int) -> None:
         """Build a pass, which the next launch starts."""
-        self.now += _BUILD
+        self.now += BUILD
         self._built.append((rows, tokens, self.seconds(rows, tokens, behind)))
 
     def start(self, arrays: Any) -> list[mx.array]:

@@ -20,7 +20,7 @@ from backend.engine.planning.plan import (
     StepPlan,
 )
 from backend.engine.request import GenerationRequest, RawPrompt
-from tests.engine.modelled_device import ModelledDevice, modelled
+from tests.engine.modelled_device import BUILD, ModelledDevice, modelled
 from tests.engine.random_models import random_model
 from tests.engine.rounds import Rounds, engine_model
 
@@ -186,3 +186,23 @@ def test_the_step_after_a_change_of_the_batch_waits_for_no_later_step(change: st
             rounds.step()
     assert not rounds.faults
     assert min(left) > 0.0
+
+
+def test_the_device_does_not_wait_between_the_passes_of_a_lone_prompt() -> None:
+    """The host builds each pass while the device computes the one before, which is still timed."""
+    gpu = ModelledDevice(lambda rows, tokens, behind: 0.02 + 1e-4 * rows * tokens)
+    with modelled(gpu):
+        model = engine_model(random_model("full"), prefill_chunk=64, stall_ms=50)
+        model.model = gpu.slow(model.model)
+        rounds = Rounds(model)
+        for number, length in enumerate((300, 2000), 1):
+            gpu.passes.clear()
+            began = gpu.now
+            rounds.submit(number, [number] * length, 1, ignore_eos=True)
+            rounds.drain()
+        idle = gpu.now - began - sum(seconds for *_, seconds in gpu.passes)
+    count = len(gpu.passes)
+    assert count > 30
+    assert idle < count * BUILD / 2
+    pace = rounds.scheduler.planner.pace
+    assert pace.seconds(64) == pytest.approx(0.02 + 64e-4, rel=0.2)

@@ -16,9 +16,11 @@ from mlx.utils import tree_map
 from mlx_lm.models.cache import CacheList, KVCache, RotatingKVCache
 
 from backend.engine.caching.quantized_kv import QuantizedBatch, QuantizedRow
-from backend.engine.caching.rectangle import Rectangle, Span
+from backend.engine.caching.rectangle import Rectangle, RowKV, Span
 from backend.engine.caching.row_shift import BatchShift, RowShift
 from backend.engine.caching.window import BatchWindow, row_span
+
+PLAIN = (KVCache, RowKV)  # caches of one sequence that keep every token as it is
 
 # A layer's cache, and the row of a sequence in it; 0 in a cache of one sequence.
 Member = tuple[Any, int]
@@ -38,7 +40,7 @@ def can_gather(layer: Any) -> bool:
         case Rectangle() | QuantizedRow() | RowShift() | BatchShift():
             return True
         case _:
-            return type(layer) is KVCache or keeps_state(layer)
+            return type(layer) in PLAIN or keeps_state(layer)
 
 
 def rearranged(layer: Any, members: Sequence[Member], rows: int) -> Any:
@@ -104,8 +106,8 @@ def taken(member: Member) -> Any:
             alone = RotatingKVCache(layer.max_size)
         case QuantizedRow() | QuantizedBatch():
             alone = QuantizedRow(layer.group_size, layer.bits)
-        case _ if type(layer) in (KVCache, BatchKV):
-            alone = KVCache()
+        case _ if type(layer) in (*PLAIN, BatchKV):
+            alone = RowKV()
         case _ if keeps_state(layer):
             alone = type(layer)(len(layer.cache))
             rows = slice(row, row + 1)

@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
 from backend.engine.caching.gather import (
+    PLAIN,
     BatchKV,
     can_gather,
     gathered,
@@ -25,7 +26,7 @@ from backend.engine.caching.gather import (
     taken,
 )
 from backend.engine.caching.quantized_kv import QuantizedBatch, QuantizedRow
-from backend.engine.caching.rectangle import Rectangle, oversized
+from backend.engine.caching.rectangle import Rectangle, RowKV, oversized
 from backend.engine.caching.row_shift import BatchShift, RowShift
 from backend.engine.planning.plan import CacheCost
 
@@ -33,7 +34,7 @@ RowCache = list[Any]
 Snapshot = list[Any]  # per layer of a row: a copy, or None if the layer can be truncated
 Member = tuple[list[Any], int]  # the layers of a row or a batch, and a sequence's index in them
 
-_KEEP_ALL = (KVCache, BatchKV, QuantizedRow, QuantizedBatch, RowShift, BatchShift)
+_KEEP_ALL = (*PLAIN, BatchKV, QuantizedRow, QuantizedBatch, RowShift, BatchShift)
 MOST_GAPS = 0.25  # share of a pass's rows that may be without a sequence
 _SETTLED = 256  # shortest length, in tokens, at which layers of unknown kinds are measured
 
@@ -41,6 +42,9 @@ _SETTLED = 256  # shortest length, in tokens, at which layers of unknown kinds a
 def new_row(model: Any) -> RowCache:
     """An empty cache for one sequence."""
     cache: RowCache = make_prompt_cache(model)
+    for leaf in leaves(cache):
+        if type(leaf) is KVCache:
+            leaf.__class__ = RowKV
     return cache
 
 
@@ -140,7 +144,7 @@ def trim(cache: RowCache, tokens: int) -> bool:
     if tokens and not all(layer.trim(tokens) == tokens for layer in cache):
         return False
     for layer in leaves(cache):
-        if type(layer) is KVCache and layer.keys is not None:
+        if type(layer) in PLAIN and layer.keys is not None:
             # a slice keeps the whole buffer alive
             copied = oversized(layer.offset, layer.keys.shape[2])
             layer.keys = layer.keys[..., : layer.offset, :]
@@ -230,6 +234,12 @@ class BatchCache:
                 if isinstance(leaf, Rectangle):
                     leaf.make_room(tokens, holes=self._holes)
         return layers
+
+    def expect(self, tokens: int) -> None:
+        """Give buffers room for this many tokens of each sequence when they grow."""
+        for leaf in leaves(self.layers):
+            if isinstance(leaf, (RowKV, QuantizedRow, Rectangle)):
+                leaf.expected = tokens
 
     def drop(self, tokens: Sequence[int]) -> None:
         """Remove the last `tokens[i]` tokens of each sequence i; recurrent states are left alone.

@@ -29,11 +29,13 @@ class QuantizedRow(QuantizedKVCache):  # type: ignore[misc]  # mlx-lm is untyped
     offset: int
     bits: int
     group_size: int
+    expected = 0  # as in `RowKV`
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Packed, Packed]:
         """Append [1, heads, tokens, size]; returns all keys and values."""
-        self.keys = appended(self.keys or (), _quantized(keys, self), self.offset)
-        self.values = appended(self.values or (), _quantized(values, self), self.offset)
+        at, expected = self.offset, self.expected
+        self.keys = appended(self.keys or (), _quantized(keys, self), at, expected)
+        self.values = appended(self.values or (), _quantized(values, self), at, expected)
         self.offset += keys.shape[2]
         return _first(self.keys, self.offset, 1), _first(self.values, self.offset, 1)
 

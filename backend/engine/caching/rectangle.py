@@ -57,6 +57,26 @@ class Span:
         )
 
 
+class RowKV(KVCache):  # type: ignore[misc]  # mlx-lm is untyped
+    """Keys and values of one sequence.
+
+    Unlike those of mlx-lm's own class, the buffers have whole steps of columns also after a cut,
+    as cuDNN's decode kernel needs it. expected: tokens for which they get room when they grow, so
+    that a long prompt's KV is not copied for each of its passes.
+    """
+
+    keys: Any
+    values: Any
+    expected = 0
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append [1, heads, tokens, size]; returns all keys and values."""
+        parts = () if self.keys is None else (self.keys, self.values)
+        self.keys, self.values = appended(parts, (keys, values), self.offset, self.expected)
+        self.offset += keys.shape[2]
+        return self.keys_and_values()  # type: ignore[no-any-return]
+
+
 class Rectangle:
     """Base of the batched caches of keys and values.
 
@@ -68,6 +88,7 @@ class Rectangle:
 
     keys: Any = None
     values: Any = None
+    expected = 0  # as in `RowKV`
     lengths: Numbers
 
     def __init__(self, lengths: Sequence[int], parts: Parts = ()) -> None:
@@ -163,7 +184,7 @@ class Rectangle:
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append [sequences, heads, tokens, size] and return the whole rectangle."""
         tokens = keys.shape[2]
-        self.parts = appended(self.parts, self.fresh(keys, values), self._idx)
+        self.parts = appended(self.parts, self.fresh(keys, values), self._idx, self.expected)
         self._idx += tokens
         self.lengths = shared_numbers.plus(self.lengths, tokens)
         return self.keys_and_values()
@@ -335,11 +356,14 @@ def oversized(tokens: int, columns: int) -> bool:
     return columns - tokens >= STEP or 4 * tokens < 3 * columns
 
 
-def appended(old: Parts, new: Parts, at: int) -> Parts:
-    """Write `new` after the first `at` columns of the first rows; buffers grow by whole steps."""
+def appended(old: Parts, new: Parts, at: int, expected: int = 0) -> Parts:
+    """Write `new` after the first `at` columns of the first rows; buffers grow by whole steps.
+
+    expected: columns for which buffers that grow get room.
+    """
     rows, tokens = new[0].shape[0], new[0].shape[2]
     if not old or at + tokens > old[0].shape[2]:
-        room = whole_steps(at + tokens) - at
+        room = whole_steps(max(at + tokens, expected)) - at
         depth = old[0].shape[0] if old else rows
         rooms = [mx.zeros((depth, part.shape[1], room, part.shape[3]), part.dtype) for part in new]
         if old:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend.engine.caching import kv
+from backend.engine.caching.rectangle import RowKV
 from backend.engine.caching.row_shift import RowShift
 
 GROWING = -1  # in a shape: the axis that has one index per token
@@ -105,7 +106,7 @@ def learn_layout(model: Any) -> Layout | None:
     model(mx.array([[0]]), cache=row)
     layout = []
     for layer in _stored(row):
-        kind = type(layer).__name__
+        kind = _kind(layer)
         state = _structure(layer.state, growing=kind in GROWING_KINDS)
         if kind not in KINDS or any(not _storable(part) for part in parts(state)):
             return None
@@ -127,10 +128,10 @@ def pack(row: kv.RowCache, *, copy: bool) -> PackedRow | None:
         scalars = [part for part in state if type(part) is int]
         if len(arrays) + len(scalars) + sum(part is None for part in state) < len(state):
             return None
-        if type(layer).__name__ in FULL_KINDS:
+        if _kind(layer) in FULL_KINDS:
             arrays = [array[..., : layer.offset, :] for array in arrays]
         specs = tuple(ArraySpec(_name(array), tuple(array.shape)) for array in arrays)
-        layers.append(StoredLayer(type(layer).__name__, tuple(scalars), specs))
+        layers.append(StoredLayer(_kind(layer), tuple(scalars), specs))
         carried += [array.view(_CARRIERS[array.dtype.size]) for array in arrays]
     if copy:
         carried = [array | mx.array(0, array.dtype) for array in carried]
@@ -235,6 +236,10 @@ _RULES: Mapping[str, Callable[[LayerSpec, StoredLayer, int], bool]] = {
 KINDS = frozenset(_RULES)
 FULL_KINDS = frozenset(kind for kind, rule in _RULES.items() if rule is _full)
 GROWING_KINDS = KINDS - {"ArraysCache"}
+
+
+def _kind(layer: Any) -> str:
+    return "KVCache" if isinstance(layer, RowKV) else type(layer).__name__
 
 
 def _structure(state: Any, *, growing: bool) -> Structure:

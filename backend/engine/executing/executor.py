@@ -129,6 +129,7 @@ class Executor:
         self._times.decode_launched(launched)
         self._only_decodes = plan.only_decodes and not (plan.join or plan.score)
         self._prefills, self._scores = plan.prefill, plan.score
+        self._passes.ahead = plan.ahead
         return events
 
     def _change(self, plan: StepPlan, events: list[PlannerEvent]) -> None:
@@ -379,8 +380,7 @@ class Executor:
         for one in launched.sequences if launched.logits is not None else ():
             if any(math.isnan(each.logprob) for each in one.prompt_logprobs):
                 self.failures.append(Failure((one.number,), "prefill", NotFinite()))
-        self._passes.time(launched)
-        events.append(PrefillTimed(launched.tokens, launched.seconds, launched.behind))
+        events += self._passes.ended(launched)
         self.prompt_tokens += launched.read
         for one, tokens, row in launched.saves:
             self._save(one, tokens, row)

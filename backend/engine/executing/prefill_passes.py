@@ -25,14 +25,15 @@ from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.prefix_files import PrefixFiles
 from backend.engine.executing.step_times import StepTimes
 from backend.engine.model import EngineModel
-from backend.engine.planning.plan import PlannerEvent, Prefill, Prefilled
+from backend.engine.planning.plan import PlannerEvent, Prefill, Prefilled, PrefillTimed
 
 
 @dataclass(slots=True)
 class PrefillPass:
     """A prefill pass that was launched but not waited for.
 
-    tokens: number of tokens that it computes, including padding; read: of these, tokens of prompts.
+    ahead: whether it was started before the pass before it had ended. tokens: number of tokens that
+    it computes, including padding; read: of these, tokens of prompts.
     behind: tokens before them, in the longest prompt. at: time when it was started; done: time when
     it was computed, if that happened within the launch. seconds: how long the device took for it;
     negative until that is known. marks: small arrays that are available when it
@@ -45,6 +46,7 @@ class PrefillPass:
     behind: int
     sequences: tuple[ExecutorSequence, ...]
     at: float
+    ahead: bool = False
     done: float = math.inf
     seconds: float = -1.0
     marks: list[mx.array] = field(default_factory=list)
@@ -89,6 +91,8 @@ class PrefillPasses:
         self._model, self._files, self._times = model, files, times
         # processor time of this step's grammars; None if no sequence decodes without a grammar
         self.grammar_seconds: float | None = None
+        self.ahead = False  # `ahead` of the plan
+        self._untimed: list[PrefillPass] = []  # that have ended, but when is not known
         self._launched: list[PrefillPass] = []  # in this step
         self._earlier: list[PrefillPass] = []
 
@@ -111,13 +115,14 @@ class PrefillPasses:
     def due(self, *, idle: bool) -> Iterator[PrefillPass]:
         """The passes to wait for now, in the order in which they were launched.
 
-        The latest ones stay in flight behind the next decode step, except when nothing decodes
-        (`idle`) and none was in flight before. On a CPU none stay: launching computes the next
-        decode step immediately, so the first tokens would come only after it. A pass with
-        log-probabilities of its prompt is waited for as well: otherwise the answer could end
-        without them.
+        The latest ones stay in flight behind the next decode step or, when nothing decodes
+        (`idle`), behind the next passes, except for those with first tokens. On a CPU none stay:
+        launching computes the next step immediately, so the first tokens would come only after it.
+        A pass with log-probabilities of its prompt is waited for as well: otherwise the answer
+        could end without them.
         """
-        waiting = len(self._earlier) or (len(self._launched) if idle else 0)
+        first = idle and any(launched.chosen is not None for launched in self._launched)
+        waiting = len(self._earlier) + (len(self._launched) if first else 0)
         self._earlier += self._launched
         self._launched = []
         for at, launched in enumerate(self._earlier, 1):
@@ -139,6 +144,22 @@ class PrefillPasses:
                 mx.eval(launched.marks)
             self.time(launched)
 
+    def ended(self, launched: PrefillPass) -> list[PrefillTimed]:
+        """The times that are known when a pass has been waited for.
+
+        If the next pass was started before, the end of this one is not known. Such passes are
+        reported together with the next ones, with the mean of their times.
+        """
+        self.time(launched)
+        self._untimed.append(launched)
+        if self._earlier and self._earlier[0].ahead:
+            return []
+        passes, self._untimed = self._untimed, []
+        tokens = sum(one.tokens for one in passes)
+        seconds = sum(one.seconds for one in passes) / len(passes)
+        behind = sum(one.tokens * one.behind for one in passes) // tokens
+        return [PrefillTimed(tokens // len(passes), seconds, behind)] * len(passes)
+
     def time(self, launched: PrefillPass) -> None:
         """Record how long a pass took that has just ended, unless that is known."""
         if launched.seconds < 0:
@@ -154,7 +175,7 @@ class PrefillPasses:
         return any(one in launched.sequences for launched in self._in_flight())
 
     def clear(self) -> None:
-        self._earlier, self._launched = [], []
+        self._earlier, self._launched, self._untimed = [], [], []
 
     def _in_flight(self) -> list[PrefillPass]:
         return [*self._earlier, *self._launched]
@@ -163,6 +184,7 @@ class PrefillPasses:
         """Run a pass of a prompt with images or sounds, or with requested log-probabilities."""
         assert one.group is not None
         row = one.group.alone(one)
+        one.group.cache.expect(len(one.tokens) + 1)
         start, end = part.start, self._end(one, part)
         alternatives = one.request.prompt_logprobs
         if alternatives is not None:
@@ -204,6 +226,7 @@ class PrefillPasses:
         """Run a pass of one prompt, or of several, each padded to the longest."""
         began = self._times.clock()
         group = PrefillGroup.gathered([one for one, _ in parts])
+        group.cache.expect(max(len(one.tokens) for one, _ in parts) + 1)
         planned = {part.sequence: part for _, part in parts}
         ordered = [(one, planned[one.number]) for one in group.sequences]
         ends = [(one, part, self._end(one, part)) for one, part in ordered]
@@ -288,7 +311,9 @@ class PrefillPasses:
         last: logits of [sequences, vocabulary] for the prompts that this pass completes.
         """
         if not self._times.in_order:
-            self.wait_for_earlier()
+            launched.ahead = self.ahead and bool(self._in_flight())
+            if not launched.ahead:
+                self.wait_for_earlier()
             launched.at = self._times.clock()
         whole = [one for one, _, end in ends if end == len(one.tokens)]
         if last is not None and whole:

@@ -17,7 +17,7 @@ class StepTimes:
     A GPU works while the host goes on, so the end of a pass is known only if the host waits for it
     before it starts anything else. The host therefore builds the graph of the next pass, waits, and
     only then starts that pass: the device is idle for little more than a launch. Decode steps
-    without a pass between them are not separated.
+    without a pass between them are not separated, nor are passes that a plan starts ahead.
 
     clock: seconds. wait: replaces `mx.eval`. in_order: whether the device computes within the call
     that launches, as a CPU does, so that work ends in the order of the launches.

@@ -50,7 +50,8 @@ class PassCost:
     that it attends to: attention scores, if MLX has no fused kernel. per_mask: for every such pair,
     in addition, if the mask is an array: MLX's CUDA kernels need it as a number for every attention
     head. per_choice: for every token whose logits are computed. per_filter: in addition, if filters
-    look at the whole vocabulary.
+    look at the whole vocabulary. per_small: for every pair, if the pass has several tokens, but at
+    most most_small in all: attention by plain operations (`small_attention`).
     """
 
     per_token: int = 0
@@ -58,6 +59,8 @@ class PassCost:
     per_choice: int = 0
     per_mask: float = 0.0
     per_filter: int = 0
+    per_small: int = 0
+    most_small: int = 0
 
     def of(self, tokens: int, seen: int, masked: int = 0) -> int:
         """Bytes of a pass over `tokens` tokens; its sequences are then up to `seen` tokens long.
@@ -65,7 +68,8 @@ class PassCost:
         masked: for how many of the `seen` tokens the mask is an array.
         """
         pairs = self.per_pair * seen + self.per_mask * min(masked, seen)
-        return tokens * (self.per_token + math.ceil(pairs))
+        small = min(tokens * seen * self.per_small, self.most_small) if tokens > 1 else 0
+        return tokens * (self.per_token + math.ceil(pairs)) + small
 
     def become(self, other: PassCost) -> None:
         """Take the values of another cost, wherever this one is used."""
@@ -390,6 +394,7 @@ class StepPlan:
     the maximum number of guesses to check for each sequence; batches not listed check none, and
     their steps are not reported as `Guessed`. rows: by batch, how many rows its KV may have, with
     spare ones into which sequences can join; exactly those of its sequences for batches not listed.
+    ahead: whether the passes may start before those of the step before have ended.
     """
 
     number: int
@@ -405,6 +410,7 @@ class StepPlan:
     guess: Mapping[int, int] = field(default_factory=dict)
     rows: Mapping[int, int] = field(default_factory=dict)
     prefill: tuple[tuple[Prefill, ...], ...] = ()
+    ahead: bool = False
     score: tuple[Score, ...] = ()
 
     @property

@@ -28,6 +28,7 @@ from backend.engine.planning.plan import (
     NotStored,
     OtherBytes,
     PlannerEvent,
+    Prefill,
     Prefilled,
     PrefillTimed,
     Refusal,
@@ -57,6 +58,7 @@ _MOST_SNAPSHOTS = 16
 _FEW_SNAPSHOTS = 3  # a short prompt may have this many, even if they take more bytes than its KV
 # the snapshots of one sequence take at most 1/_SNAPSHOT_SHARE of the prompt cache
 _SNAPSHOT_SHARE = 8
+_MOST_AHEAD = 3  # steps in a row whose passes start before those of the step before have ended
 
 
 class Planner:
@@ -101,6 +103,8 @@ class Planner:
         # By how many tokens sequences may grow before another plan must be decided, if nothing else
         # happens; less than 0 if another must be decided now.
         self._lasts = -1
+        self._computing = 0  # bytes of the latest plan's passes
+        self._ahead = 0  # steps in a row whose passes have started ahead
 
     @property
     def busy(self) -> bool:
@@ -147,9 +151,10 @@ class Planner:
         left = self._room - used - self.entries.storing_bytes
         prefilling = self.sequences.of("prefill")
         left += self._charges.least_pass(prefilling)
-        prefill, score, computing = self._turns.choose(
-            prefilling, now, left - self.entries.copied_bytes, running=bool(decode)
-        )
+        free = left - self.entries.copied_bytes
+        prefill, score, computing = self._turns.choose(prefilling, now, free, running=bool(decode))
+        ahead = not (decode or score) and self._runs_ahead(prefill, computing, free)
+        self._computing = computing
         left -= max(computing, self._charges.least_pass(prefilling))
         if prefilling:
             used = self._used()  # a shared pass makes them one rectangle
@@ -179,8 +184,19 @@ class Planner:
             guess=guess,
             rows=rows,
             prefill=tuple(prefill),
+            ahead=ahead,
             score=tuple(score),
         )
+
+    def _runs_ahead(self, prefill: Sequence[Sequence[Prefill]], computing: int, free: int) -> bool:
+        """Whether the passes may start before those of the step before have ended.
+
+        Then the device does not wait for the host, but two steps' passes take memory, and the time
+        of each is not known, so every few steps one waits. computing: bytes of the passes.
+        """
+        runs = bool(prefill) and self.pace.known and computing + self._computing <= free
+        self._ahead = self._ahead + 1 if runs and self._ahead < _MOST_AHEAD else 0
+        return self._ahead > 0
 
     def _tokens_until_change(self, plan: StepPlan) -> int:
         """`_lasts` after a plan.

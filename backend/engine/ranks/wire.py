@@ -17,7 +17,7 @@ from typing import Any, cast
 from backend.engine.executing.score_plan import ScorePlan
 from backend.engine.planning.plan import StepPlan
 
-VERSION = 6
+VERSION = 7
 
 
 class WireError(Exception):
