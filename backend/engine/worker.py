@@ -37,6 +37,7 @@ _GATHER_SECONDS = 0.025  # maximum time for which the first of several announced
 _LINGER_SECONDS = 0.01  # maximum time that a prompt waits for others that are not announced yet
 _LINGER_SHARE = 0.1  # maximum of the same wait, as a share of the prompt's prefill time
 _LEAST_LINGER = 0.002  # its minimum: long enough for the event loop to read another request
+_COMPANY_SECONDS = 0.05  # time after which a prompt counts as alone, and does not wait
 _QUIET_SECONDS = 1.0  # time without a command before a load's remaining work goes on
 _CHECK_SECONDS = 0.002  # interval of checks for prompts that are being prepared
 
@@ -62,6 +63,7 @@ class Worker:
         self.gauges = Gauges()
         self._announced: set[int] = set()
         self._gather_until = self._linger_until = 0.0
+        self._submitted_at = float("-inf")  # when the latest prompt came
         self._suspect = False
         self._stopping = False
 
@@ -226,8 +228,10 @@ class Worker:
         now = time.monotonic()
         if not self._scheduler.waiting:
             self._gather_until = now + _GATHER_SECONDS
-        share = self._scheduler.prefill_seconds(command) * _LINGER_SHARE
-        self._linger_until = now + min(max(share, _LEAST_LINGER), _LINGER_SECONDS)
+        if now - self._submitted_at < _COMPANY_SECONDS:
+            share = self._scheduler.prefill_seconds(command) * _LINGER_SHARE
+            self._linger_until = now + min(max(share, _LEAST_LINGER), _LINGER_SECONDS)
+        self._submitted_at = now
         try:
             self._scheduler.submit(command)
         except Exception as fault:

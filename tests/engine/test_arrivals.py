@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from backend.engine import device, worker
+from backend.engine.commands import Submit
 from backend.engine.engine import Engine
 from backend.engine.events import Finished
 from backend.engine.load_request import LoadRequest
@@ -21,6 +23,8 @@ from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
 from backend.engine.worker import Worker
+from tests.engine.random_models import random_model
+from tests.engine.rounds import Rounds, engine_model
 from tests.polling import until
 
 pytestmark = pytest.mark.usefixtures("each_order")
@@ -89,6 +93,18 @@ async def test_prompts_that_arrive_together_start_in_one_step(
     assert all(isinstance(events[-1], Finished) for events in answers)
     starts = [len(plan.start) for plan in plans if plan.start]
     assert starts == [len(PROMPTS)]
+
+
+def test_a_prompt_waits_only_if_another_has_just_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Worker(lambda _: None, lambda _: None)
+    made._scheduler = Rounds(engine_model(random_model("full"))).scheduler
+    waits = []
+    for ticket, now in enumerate((100.0, 100.2, 100.24, 100.3), 1):
+        request = GenerationRequest(str(ticket), RawPrompt(""))
+        monkeypatch.setattr(time, "monotonic", lambda now=now: now)
+        made._handle(Submit(0, ticket, request, [1, 2, 3], 4))
+        waits.append(made._linger_until > now)
+    assert waits == [False, False, True, False]
 
 
 async def test_the_load_has_measured_how_long_passes_take(
