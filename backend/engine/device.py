@@ -35,8 +35,10 @@ COMPILE_ON_CPU = "MLX_BACKEND_CPU_COMPILE"  # 1: let mx.compile build kernels
 
 LEAST_STEP_TIMEOUT = 60  # seconds for which a step is not called hung, unless the user says so
 
-# Maximum prompt tokens of one prefill step: a data-centre GPU needs more to be fully used.
-_PREFILL_CHUNK: dict[Kind, int] = {"cpu": 512, "metal": 512, "cuda": 2048}
+# Maximum prompt tokens of one prefill step: a GPU needs more to be fully used.
+_PREFILL_CHUNK: dict[Kind, int] = {"cpu": 512, "metal": 2048, "cuda": 2048}
+# the same for texts to embed, as a factor: a data-centre GPU needs many short texts
+_ENCODED_CHUNKS: dict[Kind, int] = {"cpu": 4, "metal": 4, "cuda": 16}
 
 _WEIGHT_TYPES: dict[str, WeightType] = {
     "float32": "float32",
@@ -64,6 +66,11 @@ class Device:
 
 def host_reads_disturb(device: Device) -> bool:
     """Whether a read by the host moves a buffer away from the kernels that use it."""
+    return device.kind == "cuda"
+
+
+def plans_each_shape(device: Device) -> bool:
+    """Whether attention takes long at the first use of each pair of query and key lengths."""
     return device.kind == "cuda"
 
 
@@ -170,6 +177,12 @@ def prepare(device: Device, environ: Mapping[str, str] = os.environ) -> None:
     """
     import mlx.core as mx
 
+    if plans_each_shape(device):
+        from backend.engine.small_attention import SmallAttention
+
+        if not isinstance(mx.fast.scaled_dot_product_attention, SmallAttention):
+            attend = SmallAttention(mx.fast.scaled_dot_product_attention)
+            mx.fast.scaled_dot_product_attention = attend
     if device.kind != "cpu":
         return
     from backend.engine.rotary_angles import SharedAngles
@@ -293,9 +306,9 @@ def warm_up_tokens(device: Device, settings: Settings) -> int:
 def encode_tokens(device: Device, settings: Settings) -> int:
     """The maximum number of padded tokens in one step of Embedding, Rerank or TokenClassify.
 
-    It is larger than for prefill: a GPU needs many short texts to be fully used, and no KV is kept.
+    It is larger than for prefill, because no KV is kept.
     """
-    return prefill_chunk(device, settings) * (4 if device.kind == "cpu" else 16)
+    return prefill_chunk(device, settings) * _ENCODED_CHUNKS[device.kind]
 
 
 def step_timeout(device: Device, settings: Settings) -> StepTimeout:

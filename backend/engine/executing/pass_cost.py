@@ -17,16 +17,18 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import RotatingKVCache
 
 from backend.engine.caching import kv
 from backend.engine.caching.quantized_kv import QuantizedRow
+from backend.engine.caching.rectangle import RowKV
 from backend.engine.planning.plan import PassCost
 from backend.engine.request import Sampling
 from backend.engine.sampling.logits_head import FIRST_TOKENS
 from backend.engine.sampling.logprobs import BatchLogprobs
 from backend.engine.sampling.penalties import Past
 from backend.engine.sampling.sampler import BatchSampler
+from backend.engine.small_attention import COPIES, MOST_SCORES, without_small_attention
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +76,7 @@ class FirstPass:
         Layers that store something shorter, or choose what to attend to, need more memory.
         """
         layers = [*kv.leaves(self.row)]
-        if any(type(layer) not in (KVCache, RotatingKVCache) for layer in layers):
+        if any(type(layer) not in (RowKV, RotatingKVCache) for layer in layers):
             return False
         stored = [(*layer.keys.shape[1::2], layer.values.shape[3]) for layer in layers]
         return stored == [form[1:4] for form in self.attention]
@@ -114,21 +116,27 @@ def pass_cost(
     """
     first = first or FirstPass(model)
     row = first.row
-    short = _temporary_bytes(model, row)
-    if bounded:
-        pair = float(max(form.heads for form in first.attention) * _UNFUSED)
-    else:
-        long = _bytes_after_long_kv(model, row, short)
-        pair = _MARGIN * max(long - short, 0) / (_TOKENS * _SEEN)
+    heads = max((form.heads for form in first.attention), default=0)
+    with without_small_attention() as small:
+        short = _temporary_bytes(model, row)
+        if bounded:
+            pair = float(heads * _UNFUSED)
+        else:
+            long = _bytes_after_long_kv(model, row, short)
+            pair = _MARGIN * max(long - short, 0) / (_TOKENS * _SEEN)
+        masked = _mask_bytes(first.attention)
+    copies = small * max((COPIES * form.dtype.size for form in first.attention), default=0)
     choice = _choice_bytes(_CHOICE, vocabulary)
     filtered = _choice_bytes(_FILTERED, vocabulary)
     mx.clear_cache()
     return PassCost(
         per_token=round(_MARGIN * short / _TOKENS) + all_logits * 2 * 4 * vocabulary,
         per_pair=pair,
-        per_mask=_MARGIN * _mask_bytes(first.attention) / (_TOKENS * _SEEN),
+        per_mask=_MARGIN * masked / (_TOKENS * _SEEN),
         per_choice=round(_MARGIN * choice),
         per_filter=round(_MARGIN * max(filtered - choice, 0)),
+        per_small=round(_MARGIN * copies * heads),
+        most_small=round(_MARGIN * copies * MOST_SCORES),
     )
 
 

@@ -1,0 +1,95 @@
+"""Attention of passes with few tokens, on devices that prepare a kernel for each new shape.
+
+On CUDA, cuDNN plans the attention of each pair of query and key lengths at its first use, which
+takes 60 ms (docs/hardware.md). Almost every turn of a chat has a new pair, and a step that checks
+guesses has one too. For few tokens, attention by plain operations takes far less than a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import mlx.core as mx
+
+# Scores of a layer up to which plain operations are used. They move about ten bytes for each, so on
+# an H100 all layers of a model with 8 billion parameters take 3 ms longer than with a plan.
+MOST_SCORES = 1 << 24
+COPIES = 3  # arrays of scores that exist at the same time
+
+Attention: TypeAlias = Callable[..., mx.array]
+
+
+class SmallAttention:
+    """`mx.fast.scaled_dot_product_attention`, with plain operations for few tokens.
+
+    A single token is left to `attend`, whose kernels for decode steps depend on the KV's buffers
+    only.
+    """
+
+    def __init__(self, attend: Attention, most: int = MOST_SCORES) -> None:
+        self.attend = attend
+        self._most = most
+
+    def __call__(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        *,
+        scale: float,
+        mask: mx.array | str | None = None,
+        sinks: mx.array | None = None,
+        **rest: Any,
+    ) -> mx.array:
+        """`q`: [rows, heads, tokens, size]; `k`, `v`: [rows, KV heads, places, size]."""
+        rows, heads, tokens, _ = q.shape
+        if tokens == 1 or rows * heads * tokens * k.shape[2] > self._most:
+            return self.attend(q, k, v, scale=scale, mask=mask, sinks=sinks, **rest)
+        return _plain(q, k, v, scale, mask, sinks)
+
+
+@contextmanager
+def without_small_attention() -> Iterator[bool]:
+    """Use MLX's own attention in the block; yields whether that differs."""
+    present: Any = mx.fast.scaled_dot_product_attention
+    differs = isinstance(present, SmallAttention)
+    if differs:
+        mx.fast.scaled_dot_product_attention = present.attend
+    try:
+        yield differs
+    finally:
+        mx.fast.scaled_dot_product_attention = present
+
+
+def _plain(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    scale: float,
+    mask: mx.array | str | None,
+    sinks: mx.array | None,
+) -> mx.array:
+    rows, heads, tokens, size = q.shape
+    kv_heads, places = k.shape[1], k.shape[2]
+    grouped = (q * scale).reshape(rows, kv_heads, heads // kv_heads, tokens, size)
+    scores = grouped @ mx.expand_dims(k, 2).swapaxes(-1, -2)
+    if isinstance(mask, str):  # "causal"
+        mask = mx.arange(places - tokens, places)[:, None] >= mx.arange(places)
+    if mask is not None:
+        if mask.ndim == 4:  # [rows, heads or 1, tokens, places]
+            own = mask.shape[1] > 1
+            mask = mask.reshape(mask.shape[0], -1, heads // kv_heads if own else 1, *mask.shape[2:])
+        if mask.dtype == mx.bool_:
+            scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+        else:
+            scores = scores + mask
+    if sinks is not None:
+        shape = (rows, kv_heads, heads // kv_heads, tokens, 1)
+        own_sinks = sinks.astype(scores.dtype).reshape(1, kv_heads, -1, 1, 1)
+        scores = mx.concatenate([mx.broadcast_to(own_sinks, shape), scores], axis=-1)
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    if sinks is not None:
+        weights = weights[..., 1:]
+    return (weights @ mx.expand_dims(v, 2)).reshape(rows, heads, tokens, v.shape[3])
