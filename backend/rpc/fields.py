@@ -199,7 +199,7 @@ MODEL_OPTIONS = Fields(
         "CacheTypeKey": "type of the KV cache: empty or `f16` (the model's own type), `q8_0`,"
         " `q5_0`, `q4_0` …; unknown names, and types that the model does not support, are refused",
         "CacheTypeValue": "must equal CacheTypeKey: MLX has one type for both",
-        "LoraAdapter": "an mlx-lm adapter: absolute path, path under ModelPath, or hub id",
+        "LoraAdapter": "an adapter of mlx-lm or PEFT: path, also below ModelPath, or hub id",
         "LoraAdapters": "further adapters; several are added up",
         "LoraScale": "multiplies the adapter's own scale; 0 means 1",
         "LoraScales": "the same, in the order of LoraAdapters",

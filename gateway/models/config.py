@@ -154,7 +154,7 @@ class ModelConfig(Strict):
     yarn_beta_fast: float = about("Passed to LoadModel.", 0)
     yarn_beta_slow: float = about("Passed to LoadModel.", 0)
     tensor_parallel_size: int = about("Passed to LoadModel.", 0, ge=0)
-    lora_adapter: str = about("An mlx-lm adapter: folder, path or hub id.", "")
+    lora_adapter: str = about("An adapter of mlx-lm or PEFT: folder, path or hub id.", "")
     lora_base: str = about("Passed to LoadModel.", "")
     lora_scale: float = about("Multiplies the adapter's own scale; 0 means 1.", 0)
     lora_adapters: list[str] = about("Several adapters, which are added up.", [])

@@ -1,4 +1,4 @@
-"""Adapters in mlx-lm's format, compared with the same change made to the weights by hand."""
+"""Adapters in mlx-lm's and PEFT's formats, compared with the same change made by hand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from backend.engine.engine import Engine
 from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
 from backend.engine.events import Finished
 from backend.engine.load_request import LoadRequest
-from backend.engine.loading import hub_process
+from backend.engine.loading import hub_process, peft
 from backend.engine.loading.adapters import (
     CONFIG,
     WEIGHTS,
@@ -104,6 +104,25 @@ def write_adapter(folder: Path, weights: Weights, kind: str = "lora", **paramete
     return folder
 
 
+_PEFT_NAMES = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "m": "lora_magnitude_vector"}
+_OF_EMBEDDINGS = {"lora_a": "lora_embedding_A", "lora_b": "lora_embedding_B"}
+
+
+def write_peft(folder: Path, weights: Weights, outer: str = "", **stated: Any) -> Path:
+    """Write an adapter of mlx-lm's form as PEFT does. outer: replaces `model.` in the names."""
+    folder.mkdir(parents=True)
+    named = {}
+    for name, value in weights.items():
+        layer, _, part = name.rpartition(".")
+        parts = _OF_EMBEDDINGS if layer == EMBEDDING else _PEFT_NAMES
+        layer = layer.replace("model.", outer, 1) if outer else layer
+        named[f"base_model.model.{layer}.{parts.get(part, part)}"] = value.T
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": SCALE * RANK, "bias": "none"} | stated
+    (folder / CONFIG).write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / peft.WEIGHTS), named)
+    return folder
+
+
 def find(
     *wanted: tuple[Path | str, float] | Path | str, root: Path | str = ""
 ) -> tuple[Adapter, ...]:
@@ -175,12 +194,71 @@ def test_an_adapter_is_a_change_of_weights(
         assert not same(loaded.model, load(model).model, within=1e-2)
 
 
+@pytest.mark.parametrize("outer", ["", "model.language_model.", "layers-only"])
+@pytest.mark.parametrize(
+    ("base", "layers"),
+    [("dense", (ATTENTION, MLP, EMBEDDING)), ("quantised", (ATTENTION, MLP))],
+)
+def test_an_adapter_of_peft_is_the_same_change(
+    base: str, layers: tuple[str, ...], outer: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    model: Path = request.getfixturevalue(base)
+    weights = random_weights(1, *layers)
+    adapter = write_peft(tmp_path / "adapter", weights, outer.removeprefix("layers-only"))
+    if outer == "layers-only":  # of the inner model, as sentence-transformers has it
+        held: Any = mx.load(str(adapter / peft.WEIGHTS))
+        bare = {name.replace(".model.model.", ".model."): value for name, value in held.items()}
+        assert bare.keys() != held.keys()
+        mx.save_safetensors(str(adapter / peft.WEIGHTS), bare)
+    for scale in (1.0, 0.25):
+        loaded = load(model, *find((adapter, scale)), dequantize=False).model
+        assert same(loaded, with_change(model, weights, SCALE * scale, dequantize=False))
+        assert not same(loaded, load(model).model, within=1e-2)
+
+
+def test_scales_of_peft_may_differ_between_layers(dense: Path, tmp_path: Path) -> None:
+    one, other = random_weights(1, ATTENTION), random_weights(2, MLP, rank=2)
+    stated: dict[str, Any] = {
+        "alpha_pattern": {"layers.1.self_attn.q_proj": 6},
+        "rank_pattern": {"down_proj": 2},
+    }
+    for rooted, name in ((False, "plain"), (True, "rooted")):
+        adapter = write_peft(tmp_path / name, one | other, **stated, use_rslora=rooted)
+        scales = (6 / (2 if rooted else RANK), SCALE * RANK / (2**0.5 if rooted else 2))
+        expected = with_change(dense, one, scales[0])
+        module = dict(expected.named_modules())[MLP]
+        change = other[f"{MLP}.lora_a"] @ other[f"{MLP}.lora_b"]
+        module.weight = module.weight + scales[1] * change.T
+        assert same(load(dense, *find(adapter)).model, expected)
+
+
+def test_peft_saves_some_weights_whole(dense: Path, tmp_path: Path) -> None:
+    """Those of modules_to_save, and adapted embeddings as they are in the model."""
+    norm = mx.arange(64) / 64
+    whole = {
+        "model.norm.modules_to_save.default.weight": norm,
+        f"{EMBEDDING}.base_layer.weight": mx.zeros((64, 259)),
+    }
+    weights = random_weights(1, ATTENTION)
+    adapter = write_peft(tmp_path / "adapter", weights | whole)
+    expected = with_change(dense, weights, SCALE)
+    expected.model.norm.weight = norm
+    assert same(load(dense, *find(adapter)).model, expected)
+
+
+def test_dora_of_peft_is_that_of_mlx_lm(dense: Path, tmp_path: Path) -> None:
+    weights = random_weights(1, ATTENTION) | {f"{ATTENTION}.m": mx.arange(1, 65) / 10}
+    wanted = load(dense, *find(write_adapter(tmp_path / "mlx", weights, "dora"))).model
+    adapter = write_peft(tmp_path / "peft", weights, use_dora=True)
+    assert same(load(dense, *find(adapter)).model, wanted)
+
+
 def test_two_adapters_add_up_with_their_own_scales(dense: Path, tmp_path: Path) -> None:
     """The adapters share a layer and differ in rank; their order does not matter."""
     first = random_weights(1, ATTENTION, MLP)
     second = random_weights(2, ATTENTION, EMBEDDING, rank=6)
     a = write_adapter(tmp_path / "a", first)
-    b = write_adapter(tmp_path / "b", second, rank=6, scale=3.0)
+    b = write_peft(tmp_path / "b", second, lora_alpha=18)
     together = load(dense, *find((a, 0.5), b)).model
     assert same(together, load(dense, *find(b, (a, 0.5))).model)
     expected = with_change(dense, first, 0.5 * SCALE)
@@ -292,11 +370,17 @@ def _cut(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(content[:-100])
 
 
-def _peft(folder: Path) -> None:
-    (folder / WEIGHTS).rename(folder / "adapter_model.safetensors")
-    _edit(peft_type="LORA", r=RANK, lora_alpha=16, fine_tune_type=None, lora_parameters=None)(
-        folder
-    )
+def _peft(change: Callable[[Weights], Weights] = dict, **stated: Any) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        shutil.rmtree(folder)
+        write_peft(folder, change(random_weights(1, ATTENTION, MLP)), **stated)
+
+    return edit
+
+
+def _as_bin(folder: Path) -> None:
+    _peft()(folder)
+    (folder / peft.WEIGHTS).rename(folder / "adapter_model.bin")
 
 
 def void(_: object) -> None:
@@ -314,8 +398,32 @@ DEFECTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a broken config": (_write(CONFIG, b"{"), "not valid JSON"),
     "a list for a config": (_write(CONFIG, b"[]"), "not a JSON object"),
     "an endless config": (_write(CONFIG, b" " * (2 << 20)), "larger than"),
-    "peft": (_peft, "made with PEFT"),
-    "peft's config": (_edit(peft_type="LORA"), "made with PEFT"),
+    "peft's config": (_edit(peft_type="LORA"), "the folder has no adapter_model.safetensors"),
+    "peft for PyTorch": (_as_bin, "its weights are a PyTorch file, adapter_model.bin"),
+    "another kind of peft": (_peft(peft_type="IA3"), "its peft_type is 'IA3', but only 'LORA'"),
+    "peft of experts": (_peft(target_parameters=["a"]), r"its target_parameters is \['a'\]"),
+    "peft without alpha": (_peft(lora_alpha=None), "lora_alpha in adapter_config.json is None"),
+    "a bad pattern": (_peft(alpha_pattern={"(": 1}), r"alpha_pattern has '\('"),
+    "half of peft": (
+        _peft(lambda held: {name: held[name] for name in held if name != f"{MLP}.lora_b"}),
+        "has no lora_b",
+    ),
+    "peft with two ranks": (
+        _peft(lambda held: held | {f"{MLP}.lora_b": mx.zeros((5, 64))}),
+        r"has the ranks \[4, 5\]",
+    ),
+    "peft without layers": (
+        _peft(lambda held: {"model.norm.weight": mx.zeros(64)}),
+        "has no weights of a LoRA adapter",
+    ),
+    "peft of another model": (
+        _peft(lambda held: {name.replace("q_proj", "qq"): held[name] for name in held}),
+        "the model has no layer 'model.layers.1.self_attn.qq'",
+    ),
+    "several of peft": (
+        _peft(lambda held: {f"{name}.lora_A.task": held[name] for name in held}),
+        "it has the adapters 'task', not one without a name",
+    ),
     "another kind": (_edit(fine_tune_type="prefix"), "fine_tune_type 'prefix'"),
     "no parameters": (_edit(lora_parameters=None), "no lora_parameters"),
     "no scale": (_parameters(scale=None, alpha=16), "scale .* is None.* alpha"),
@@ -433,7 +541,9 @@ def test_references_are_paths_folders_of_the_host_or_repositories(
 
     monkeypatch.setattr(hub_process, "fetch", fetch)
     assert find("owner/lora@v2", root=root)[0].weights == folder / WEIGHTS
-    assert asked == [(HubModel("owner/lora", "v2", "owner/lora@v2"), (CONFIG, WEIGHTS))]
+    assert asked == [
+        (HubModel("owner/lora", "v2", "owner/lora@v2"), (CONFIG, WEIGHTS, peft.WEIGHTS))
+    ]
 
 
 async def _says(engine: Engine) -> str:

@@ -54,9 +54,10 @@ from backend.engine.embedding.sentence_files import (
     sequence_limit,
     transformer_config,
 )
-from backend.engine.embedding.task_adapters import task_adapter
+from backend.engine.embedding.task_adapters import TaskAdapter, task_adapter
 from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.load_request import LoadOrder
+from backend.engine.loading.adapters import Adapter
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
@@ -83,7 +84,7 @@ _CLASSES = {
 def build(order: LoadOrder) -> Stages[Built]:
     """Build a model. Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest."""
     settings, checkpoint = order.settings, order.checkpoint
-    open_model = _opener(checkpoint, settings, order.request.dtype)
+    open_model = _opener(order)
     yield "engine"
     here = devices.detect()
     devices.prepare(here)
@@ -95,7 +96,7 @@ def build(order: LoadOrder) -> Stages[Built]:
         settings,
         here,
         dtype=order.request.dtype,
-        adapters=order.adapters,
+        adapters=() if _adds_adapters(checkpoint) else order.adapters,
         open_model=open_model,
     )
     plan = devices.memory_plan(here, settings, loaded.weights_bytes)
@@ -156,12 +157,26 @@ def text_embedder(
     return _new_encoder(run, loaded, settings, here, room), reader
 
 
-def _opener(checkpoint: Checkpoint, settings: Settings, dtype: str) -> OpenModel | None:
+def _adds_adapters(checkpoint: Checkpoint) -> bool:
+    """Whether adapters are added to the weights, because ours have other names and are joined."""
+    return module_of(checkpoint.kind, checkpoint.config) == OURS
+
+
+def _added(adapter: Adapter) -> TaskAdapter:
+    if adapter.peft is None or adapter.peft.dora:
+        raise adapter.rejected(
+            "to this model only LoRA adapters of PEFT are added, without DoRA: train it with PEFT"
+        )
+    return TaskAdapter(adapter.name, adapter.scale, file=adapter.weights, peft=adapter.peft)
+
+
+def _opener(order: LoadOrder) -> OpenModel | None:
     """The function that opens the model, with mlx-vlm, with mlx-lm, or with a network of ours.
 
-    None for rerankers that answer with a token, which mlx-lm opens whole. dtype: the load request's
-    own field. Raises ModelRejected, and InvalidRequest for a task that the model does not have.
+    None for rerankers that answer with a token, which mlx-lm opens whole. Raises ModelRejected, and
+    InvalidRequest for a task that the model does not have.
     """
+    checkpoint, settings = order.checkpoint, order.settings
     name, config, kind = checkpoint.name, checkpoint.config, checkpoint.kind
     family = module_of(kind, config)
     stated = None
@@ -171,11 +186,12 @@ def _opener(checkpoint: Checkpoint, settings: Settings, dtype: str) -> OpenModel
         return partial(open_causal, stated or ()) if kind is ModelKind.EMBEDDING else None
     if family in (OURS, JINA_V4):
         task = task_adapter(checkpoint.path, name, config, settings.task)
-        type_ = devices.weight_type(devices.detect(), weight_dtype(settings, dtype))
+        type_ = devices.weight_type(devices.detect(), weight_dtype(settings, order.request.dtype))
         if family == JINA_V4:
             assert task is not None  # `task_adapter` has refused a load without one
             return partial(open_jina_v4, name, config, task, type_)
-        return partial(open_rotary, name, config, kind, task, type_, stated or ())
+        adapters = [*map(_added, order.adapters), *([task] if task else [])]
+        return partial(open_rotary, name, config, kind, adapters, type_, stated or ())
 
     config = in_earlier_form(name, config)
 

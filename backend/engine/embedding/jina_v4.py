@@ -20,6 +20,7 @@ from backend.engine.embedding.rotary_weights import Weights, add_changes
 from backend.engine.embedding.task_adapters import TaskAdapter
 from backend.engine.errors import ModelRejected
 from backend.engine.loading.earlier_fields import earlier_fields
+from backend.engine.loading.peft import changes_of
 
 _LONGEST = 32768  # tokens that its code reads of a text
 _TEXT = re.compile(r"^(?:base_model\.model\.)?(?:model\.)?(?:language_model\.)?(?:model\.)?(.+)$")
@@ -87,15 +88,11 @@ def _of_text(weights: Mapping[str, mx.array]) -> Weights:
 
 
 def _changes(task: TaskAdapter) -> Weights:
+    assert task.file is not None
+    assert task.peft is not None
     read: Any = mx.load(str(task.file))
-    first, second = f".lora_A.{task.name}.weight", f".lora_B.{task.name}.weight"
-    held = _of_text(read)
-    found = {}
-    for name in [name for name in held if name.endswith(first)]:
-        module = name.removesuffix(first)
-        left, right = held[f"{module}{second}"], held[name]
-        product = left.astype(mx.float32) @ right.astype(mx.float32)
-        found[f"model.{module}.weight"] = product * task.scale
+    changes = changes_of(read, task.peft, task.name)
+    found = {f"model.{name}": change for name, change in _of_text(changes).items()}
     if not found:
         raise ValueError("its adapters have no weights for this task")
     return found

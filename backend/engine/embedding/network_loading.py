@@ -28,7 +28,7 @@ def open_rotary(
     name: str,
     config: Mapping[str, Any],
     kind: ModelKind,
-    task: TaskAdapter | None,
+    adapters: Sequence[TaskAdapter],
     type_: WeightType | None,
     dense: Sequence[DenseLayer],
     path: Path,
@@ -41,7 +41,7 @@ def open_rotary(
     plan = rotary_bert.Plan(
         shape_of(name, config),
         ranks=kind is ModelKind.RERANK,
-        task=task,
+        adapters=tuple(adapters),
         dtype=getattr(mx, type_) if type_ else None,
     )
     arguments = type("Arguments", (), {"from_dict": staticmethod(lambda _: plan)})

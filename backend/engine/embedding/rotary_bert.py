@@ -35,13 +35,13 @@ class Outputs(NamedTuple):
 class Plan:
     """What `Model` is built from.
 
-    ranks: whether it has the head of a reranker. task: the adapter that is added to its weights.
+    ranks: whether it has the head of a reranker. adapters: those that are added to its weights.
     dtype: of the sums; None means that of the weights.
     """
 
     shape: Shape
     ranks: bool = False
-    task: TaskAdapter | None = None
+    adapters: tuple[TaskAdapter, ...] = ()
     dtype: mx.Dtype | None = None
 
 
@@ -97,7 +97,9 @@ class Model(Module):
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """A checkpoint's weights under the names of the network."""
         plan = self._plan
-        return in_own_names(weights, plan.shape, ranks=plan.ranks, task=plan.task, dtype=plan.dtype)
+        return in_own_names(
+            weights, plan.shape, ranks=plan.ranks, adapters=plan.adapters, dtype=plan.dtype
+        )
 
 
 class _Layer(Module):

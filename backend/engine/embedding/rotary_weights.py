@@ -7,12 +7,14 @@ differently; a file may have either form, whatever its config.json looks like.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 
 from backend.engine.embedding.rotary_shape import Shape
 from backend.engine.embedding.task_adapters import TaskAdapter
+from backend.engine.loading.peft import changes_of
 
 Weights = dict[str, mx.array]
 
@@ -82,7 +84,6 @@ _INNER = {
 _ORIGINAL, _FIRST, _SECOND = (
     f".parametrizations.weight.{part}" for part in ("original", "0.lora_A", "0.lora_B")
 )
-_PEFT = re.compile(r"^(.+)\.lora_(embedding_)?A(\.weight)?$")
 
 
 def in_own_names(
@@ -90,12 +91,12 @@ def in_own_names(
     shape: Shape,
     *,
     ranks: bool,
-    task: TaskAdapter | None = None,
+    adapters: Sequence[TaskAdapter] = (),
     dtype: mx.Dtype | None = None,
 ) -> Weights:
     """A checkpoint's weights as the network has them.
 
-    ranks: whether it has the head of a reranker. task: the adapter to add. dtype: of the sums; None
+    ranks: whether it has the head of a reranker. adapters: those to add. dtype: of the sums; None
     means that of the weights.
     """
     plain = {
@@ -104,8 +105,8 @@ def in_own_names(
         if not name.endswith((_FIRST, _SECOND))
     }
     own = _joined(_renamed(plain, shape, ranks=ranks), sparse=False)
-    if task is not None:
-        changes = _renamed(_changes(weights, task), shape, ranks=ranks)
+    for adapter in adapters:
+        changes = _renamed(_changes(weights, adapter), shape, ranks=ranks)
         add_changes(own, _joined(changes, sparse=True), dtype)
     return own
 
@@ -158,36 +159,23 @@ def _joined(weights: Weights, *, sparse: bool) -> Weights:
     return whole
 
 
-def _changes(weights: Weights, task: TaskAdapter) -> Weights:
+def _changes(weights: Weights, adapter: TaskAdapter) -> Weights:
     """What an adapter adds to each weight of a checkpoint, by the weight's name."""
-    if task.file is not None:
-        return _changes_of_peft(mx.load(str(task.file)), task.scale)  # type: ignore[arg-type]
+    if adapter.file is not None and adapter.peft is not None:
+        read: Any = mx.load(str(adapter.file))
+        changes = changes_of(read, adapter.peft)
+        return {name: change * adapter.scale for name, change in changes.items()}
     found = {}
     for name in [name for name in weights if name.endswith(_FIRST)]:
         module = name.removesuffix(_FIRST)
         first, second = (
-            weights[f"{module}{part}"][task.place].astype(mx.float32) for part in (_FIRST, _SECOND)
+            weights[f"{module}{part}"][adapter.place].astype(mx.float32)
+            for part in (_FIRST, _SECOND)
         )
         product = first @ second if module.endswith("_embeddings") else second @ first
-        found[f"{module}.weight"] = product * task.scale
+        found[f"{module}.weight"] = product * adapter.scale
     if not found:
         raise ValueError("its weights have no adapters for tasks")
-    return found
-
-
-def _changes_of_peft(weights: Mapping[str, mx.array], scale: float) -> Weights:
-    found = {}
-    for name, value in weights.items():
-        match = _PEFT.match(name)
-        if match is None:
-            continue
-        second = weights[
-            name.replace(".lora_embedding_A", ".lora_embedding_B", 1).replace(
-                ".lora_A", ".lora_B", 1
-            )
-        ].astype(mx.float32)
-        product = second @ value.astype(mx.float32) * scale
-        found[f"{match[1]}.weight"] = product.T if match[2] else product
     return found
 
 
@@ -198,8 +186,8 @@ def add_changes(weights: Weights, changes: Weights, dtype: mx.Dtype | None) -> N
             raise ValueError(f"its adapter changes {name}, which the model does not have")
         if f"{name.removesuffix('weight')}scales" in weights:
             raise ValueError(
-                "its weights are quantised, and a task's adapter cannot be added to them: use a"
-                " version that is not quantised"
+                "its weights are quantised, and an adapter cannot be added to them: use a version"
+                " that is not quantised"
             )
         value = weights[name]
         weights[name] = (value.astype(mx.float32) + change).astype(dtype or value.dtype)

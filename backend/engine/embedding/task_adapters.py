@@ -14,31 +14,24 @@ from typing import Any
 
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.json_files import BadFileError, read_object
+from backend.engine.loading.peft import WEIGHTS, Peft, read_peft
 from common.wording import shown
 
-_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-# Values of PEFT's configuration that are computed.
-_PLAIN: Mapping[str, Any] = {
-    "peft_type": "LORA",
-    "bias": "none",
-    "lora_bias": False,
-    "use_dora": False,
-    "use_rslora": False,
-    "fan_in_fan_out": False,
-    "modules_to_save": None,
-    "rank_pattern": {},
-    "alpha_pattern": {},
-}
+_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskAdapter:
-    """scale: of its matrices' product. place: among those in the weights. file: PEFT's weights."""
+    """scale: multiplies its product, and what PEFT states. place: among those in the weights.
+
+    file, peft: PEFT's weights, and what it states about them; None for those in the weights.
+    """
 
     name: str
-    scale: float
+    scale: float = 1.0
     place: int = 0
     file: Path | None = None
+    peft: Peft | None = None
 
 
 def task_adapter(
@@ -96,18 +89,14 @@ def _tasks(path: Path, name: str, config: Mapping[str, Any]) -> dict[str, TaskAd
 
 def _of_peft(folder: Path, name: str) -> TaskAdapter:
     try:
-        stated = read_object(folder / _CONFIG)
-    except BadFileError as error:
-        raise ModelRejected.because(name, str(error)) from None
-    for key, computed in _PLAIN.items():
-        if (value := stated.get(key, computed)) not in (computed, None):
-            raise ModelRejected.because(
-                name,
-                f"the {key} of its adapter {shown(folder.name)} is {shown(value)}, but only"
-                f" {shown(computed)} is supported",
-            )
-    scale = _scale(name, stated.get("lora_alpha"), stated.get("r"))
-    return TaskAdapter(folder.name, scale, file=folder / _WEIGHTS)
+        peft = read_peft(read_object(folder / _CONFIG))
+        if peft.dora:
+            raise ValueError("its use_dora is True, but only False is supported")
+    except (BadFileError, ValueError) as error:
+        raise ModelRejected.because(
+            name, f"its adapter {shown(folder.name)} cannot be added: {error}"
+        ) from None
+    return TaskAdapter(folder.name, file=folder / WEIGHTS, peft=peft)
 
 
 def _scale(name: str, alpha: Any, rank: Any) -> float:

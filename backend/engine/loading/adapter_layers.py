@@ -7,7 +7,8 @@ LoRA adapters of one layer add up, W + Σ sᵢBᵢAᵢ, and become one layer who
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from mlx_lm.tuner.dora import DoRAEmbedding, DoRALinear
 from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
 
 from backend.engine.loading.adapters import Adapter
+from backend.engine.loading.peft import layers_of, part_of, whole_name
 from common.wording import did_you_mean, shown
 
 _SWITCH = (SwitchLinear, QuantizedSwitchLinear)
@@ -28,15 +30,19 @@ _EMBEDDING = (Embedding, QuantizedEmbedding)
 # Exactly these classes: a layer derived from one may compute something else.
 _ADAPTABLE = (Linear, QuantizedLinear, *_SWITCH, *_EMBEDDING)
 
+# What transformers puts in front of the layers of a model for text, or of the text part of another.
+_OUTER = re.compile(r"^(model\.language_model\.|language_model\.(model\.)?|model\.)")
+
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One adapter's part in one layer."""
+    """One adapter's part in one layer. scale: of its product."""
 
     adapter: Adapter
     weights: dict[str, mx.array]
+    scale: float
 
     @property
     def rank(self) -> int:
@@ -46,23 +52,48 @@ class _Part:
 def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
     """Add the adapters to the model. Raises ModelRejected; the model is then unusable."""
     layers: dict[str, list[_Part]] = {}
+    modules = dict(model.named_modules())
     for adapter in adapters:
         tensors = mx.load(str(adapter.weights))
         assert isinstance(tensors, dict)
         if adapter.kind == "full":
             _replace(model, adapter, tensors)
-            continue
-        for path in sorted({name.rpartition(".")[0] for name in tensors}):
-            prefix = f"{path}."
-            own = {
-                name.removeprefix(prefix): tensors[name]
-                for name in tensors
-                if name.startswith(prefix)
-            }
-            layers.setdefault(path, []).append(_Part(adapter, own))
-    modules = dict(model.named_modules())
+        elif adapter.peft is not None:
+            _replace(model, adapter, _saved_whole(tensors, modules))
+            for name, (own, scale, _) in layers_of(tensors, adapter.peft).items():
+                part = _Part(adapter, own, adapter.scale * scale)
+                layers.setdefault(_own_path(name, modules), []).append(part)
+        else:
+            for path in sorted({name.rpartition(".")[0] for name in tensors}):
+                prefix = f"{path}."
+                own = {
+                    name.removeprefix(prefix): tensors[name]
+                    for name in tensors
+                    if name.startswith(prefix)
+                }
+                layers.setdefault(path, []).append(_Part(adapter, own, adapter.scale))
     adapted = [(path, _adapted(path, modules, parts)) for path, parts in layers.items()]
     model.update_modules(tree_unflatten(adapted))
+
+
+def _saved_whole(tensors: Mapping[str, mx.array], modules: Collection[str]) -> dict[str, mx.array]:
+    """The weights that a PEFT adapter replaces, by the model's names.
+
+    PEFT also saves adapted embeddings as they were, and as they are in the model.
+    """
+    found = {}
+    for tensor, value in tensors.items():
+        if part_of(tensor) is None and not tensor.endswith(".base_layer.weight"):
+            path, _, leaf = whole_name(tensor).rpartition(".")
+            found[f"{_own_path(path, modules)}.{leaf}"] = value
+    return found
+
+
+def _own_path(path: str, modules: Collection[str]) -> str:
+    """The path of a layer in the model, whose outer parts transformers may name otherwise."""
+    inner = _OUTER.sub("", path)
+    paths = [path, *(f"{outer}{inner}" for outer in ("", "model.", "language_model.model."))]
+    return next((one for one in paths if one in modules), path)
 
 
 def _replace(model: Any, adapter: Adapter, tensors: dict[str, mx.array]) -> None:
@@ -109,10 +140,10 @@ def _lora(base: Any, parts: list[_Part]) -> Any:
     elif type(base) in _SWITCH:
         kind = LoRASwitchLinear
     if len(parts) == 1:
-        layer = kind.from_base(base, r=parts[0].rank, scale=parts[0].adapter.scale)
+        layer = kind.from_base(base, r=parts[0].rank, scale=parts[0].scale)
         return _filled(layer, parts[0].weights)
     first = [part.weights["lora_a"] for part in parts]
-    second = [part.weights["lora_b"] * part.adapter.scale for part in parts]
+    second = [part.weights["lora_b"] * part.scale for part in parts]
     rank_of_second = 2 if kind is LoRASwitchLinear else 0
     return _filled(
         kind.from_base(base, r=sum(part.rank for part in parts), scale=1.0),
@@ -125,7 +156,7 @@ def _lora(base: Any, parts: list[_Part]) -> Any:
 
 def _dora(base: Any, part: _Part) -> Any:
     kind: Any = DoRAEmbedding if type(base) in _EMBEDDING else DoRALinear
-    return _filled(kind.from_base(base, r=part.rank, scale=part.adapter.scale), part.weights)
+    return _filled(kind.from_base(base, r=part.rank, scale=part.scale), part.weights)
 
 
 def _filled(layer: Any, weights: dict[str, mx.array]) -> Any:

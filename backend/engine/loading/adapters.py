@@ -1,8 +1,8 @@
 """Finds the adapters of a load request and checks their files.
 
-An adapter is a folder as `mlx_lm.lora` writes it: adapter_config.json and adapters.safetensors.
-Everything that the files alone show is checked here, on the file thread and without MLX;
-`adapter_layers` puts them into a model.
+An adapter is a folder as `mlx_lm.lora` or PEFT writes it: adapter_config.json, and
+adapters.safetensors or adapter_model.safetensors. Everything that the files alone show is checked
+here, on the file thread and without MLX; `adapter_layers` puts them into a model.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
 from backend.engine.loading.folder import UnsafeFileError, require_regular_files
 from backend.engine.loading.json_files import BadFileError, read_object
 from backend.engine.loading.model_reference import HubModel, resolve
+from backend.engine.loading.peft import WEIGHTS as PEFT_WEIGHTS
+from backend.engine.loading.peft import Peft, part_of, read_peft
 from backend.engine.loading.shards import ShardError, read_header
 from common.wording import shown
 
@@ -50,16 +52,17 @@ class Adapter:
     """An adapter whose files are complete and consistent.
 
     kind: `lora` adds to layers, `dora` also sets the magnitude of their weights, `full` replaces
-    weights. scale: the adapter's own times the request's. shapes: of all tensors, by name. digest:
-    SHA-256 of the weights file.
+    weights. scale: the adapter's own times the request's; of PEFT's, whose own may differ between
+    layers, the request's. peft: what PEFT states; None for mlx-lm's. digest: SHA-256 of the weights
+    file and of what PEFT states.
     """
 
     name: str
     kind: Kind
     weights: Path
     scale: float
-    shapes: Mapping[str, tuple[int, ...]]
     digest: str
+    peft: Peft | None = None
 
     def rejected(self, reason: str) -> ModelRejected:
         return _rejected(self.name, reason)
@@ -106,7 +109,7 @@ def _folder(request: AdapterRequest, model_path: str, cancel: threading.Event) -
             return place.path
         from backend.engine.loading.hub_process import cache_for, fetch
 
-        return fetch(place, (CONFIG, WEIGHTS), cache_for(place), cancel)
+        return fetch(place, (CONFIG, WEIGHTS, PEFT_WEIGHTS), cache_for(place), cancel)
     except EngineError as error:
         # `resolve` and `fetch` write their messages about a model.
         raise type(error)(str(error).replace("model ", "adapter ", 1)) from None
@@ -126,11 +129,18 @@ def _inspect(folder: Path, request: AdapterRequest) -> Adapter:
         _require_files(name, files)
         require_regular_files(folder)
         config = _read_config(name, folder / CONFIG)
-        if WEIGHTS not in files:
-            raise _rejected(name, f"its weights are missing: the folder has no {WEIGHTS}")
-        tensors = _read_tensors(name, folder / WEIGHTS)
-        kind = _kind(name, config)
-        rank, scale = (0, 1.0) if kind == "full" else _parameters(name, config)
+        of_peft = "peft_type" in config
+        weights = PEFT_WEIGHTS if of_peft else WEIGHTS
+        if weights not in files:
+            raise _rejected(name, f"its weights are missing: the folder has no {weights}")
+        tensors = _read_tensors(name, folder / weights)
+        peft, rank, scale = None, None, 1.0
+        if of_peft:
+            peft = read_peft(config)
+            kind: Kind = "dora" if peft.dora else "lora"
+            tensors = _in_our_form(name, tensors)
+        elif (kind := _kind(name, config)) != "full":
+            rank, scale = _parameters(name, config)
         if kind != "lora" and request.scale != 1:
             raise InvalidRequest(
                 f"adapter {shown(name)} has the scale {request.scale:g}, but adapters of the kind"
@@ -138,18 +148,40 @@ def _inspect(folder: Path, request: AdapterRequest) -> Adapter:
             )
         if kind != "full":
             _require_pairs(name, kind, tensors, rank)
-        with (folder / WEIGHTS).open("rb") as file:
+        with (folder / weights).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest += repr(peft) if peft else ""
     except UnsafeFileError as error:
         raise _rejected(name, str(error)) from None
     except OSError as error:
         raise _rejected(name, f"its files cannot be read: {error.strerror}") from None
-    return Adapter(name, kind, (folder / WEIGHTS).resolve(), scale * request.scale, tensors, digest)
+    except ValueError as error:
+        raise _rejected(name, str(error)) from None
+    path = (folder / weights).resolve()
+    return Adapter(name, kind, path, scale * request.scale, digest, peft)
+
+
+def _in_our_form(name: str, tensors: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """The shapes of the parts of PEFT's layers as those of mlx-lm's."""
+    parts = {part_of(tensor): shape for tensor, shape in tensors.items()}
+    named = sorted({part.name for part in parts if part} - {"", "default"})
+    if named:
+        raise _rejected(
+            name, f"it has the adapters {', '.join(map(shown, named))}, not one without a name"
+        )
+    found = {f"{part.layer}.{part.part}": shape[::-1] for part, shape in parts.items() if part}
+    if not found:
+        raise _rejected(name, f"{PEFT_WEIGHTS} has no weights of a LoRA adapter")
+    return found
 
 
 def _require_files(name: str, files: frozenset[str]) -> None:
-    if WEIGHTS not in files and files & {"adapter_model.safetensors", "adapter_model.bin"}:
-        raise _peft(name)
+    if CONFIG in files and "adapter_model.bin" in files and PEFT_WEIGHTS not in files:
+        raise _rejected(
+            name,
+            "its weights are a PyTorch file, adapter_model.bin: use a version that has"
+            f" {PEFT_WEIGHTS}",
+        )
     if CONFIG in files:
         return
     if "config.json" in files:
@@ -164,8 +196,6 @@ def _read_config(name: str, path: Path) -> dict[str, Any]:
         config = read_object(path)
     except BadFileError as error:
         raise _rejected(name, str(error)) from None
-    if "peft_type" in config:
-        raise _peft(name)
     return config
 
 
@@ -210,8 +240,10 @@ def _read_tensors(name: str, path: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _require_pairs(name: str, kind: Kind, shapes: Mapping[str, tuple[int, ...]], rank: int) -> None:
-    """Require that every layer has all of its parts, with the configured rank."""
+def _require_pairs(
+    name: str, kind: Kind, shapes: Mapping[str, tuple[int, ...]], rank: int | None
+) -> None:
+    """Require that every layer has all of its parts, with the configured rank; None means any."""
     layers: dict[str, set[str]] = {}
     for tensor in shapes:
         layer, _, part = tensor.rpartition(".")
@@ -227,19 +259,13 @@ def _require_pairs(name: str, kind: Kind, shapes: Mapping[str, tuple[int, ...]],
                 name, f"lora_a and lora_b of layer {shown(layer)} have shapes {first} and {second}"
             )
         ranks = {first[1], second[0] if len(second) == 2 else second[2]}
-        if ranks != {rank}:
+        if rank is None and len(ranks) > 1:
+            raise _rejected(name, f"layer {shown(layer)} has the ranks {sorted(ranks)}")
+        if rank is not None and ranks != {rank}:
             other = next(iter(ranks - {rank}))
             raise _rejected(
                 name, f"layer {shown(layer)} has rank {other}, but {CONFIG} says {rank}"
             )
-
-
-def _peft(name: str) -> ModelRejected:
-    return _rejected(
-        name,
-        "it was made with PEFT, and this backend reads adapters of mlx-lm only: fuse it into its"
-        " model and convert that with mlx_lm.convert, or train it with mlx_lm.lora",
-    )
 
 
 def _rejected(name: str, reason: str) -> ModelRejected:

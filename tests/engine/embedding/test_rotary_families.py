@@ -102,8 +102,11 @@ async def test_a_task_is_refused_by_models_without_adapters(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"use_dora": True}, "the use_dora of its adapter 'separation' is True, but only False"),
-        ({"r": 0}, "have the alpha 1 and the rank 0"),
+        (
+            {"use_dora": True},
+            "its adapter 'separation' cannot be added: its use_dora is True, but only False",
+        ),
+        ({"lora_alpha": "a"}, "cannot be added: lora_alpha in adapter_config.json is 'a'"),
     ],
 )
 async def test_other_adapters_are_refused_by_name(
@@ -127,7 +130,7 @@ async def test_an_adapter_is_not_added_to_quantised_weights(tmp_path: Path) -> N
     ):
         await vectors(folder)
     _quantise(folder, "k", "v")
-    with pytest.raises(ModelRejected, match="its weights are quantised, and a task's adapter"):
+    with pytest.raises(ModelRejected, match="its weights are quantised, and an adapter"):
         await vectors(folder, task="separation")
 
 

@@ -1,0 +1,70 @@
+"""PEFT adapters on embedding models: the vectors are those of weights to which they were added."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from backend.engine.errors import ModelRejected
+from backend.engine.loading.adapters import CONFIG, WEIGHTS, AdapterRequest
+from backend.engine.loading.peft import WEIGHTS as PEFT_WEIGHTS
+from tests.engine.embedding import tiny_checkpoints as tiny
+from tests.engine.embedding.engine_calls import embed, serving
+from tests.engine.embedding.tiny_checkpoints import HIDDEN, TEXTS
+
+RANK, ALPHA, SCALE = 4, 2.0, 0.5
+# Family → a layer in each of its forms: of mlx-vlm's BERT, of a network of ours, and of mlx-lm's.
+LAYERS = {
+    "bert": "encoder.layer.1.attention.self.query",
+    "mpnet": "encoder.layer.1.attention.attn.k",
+    "distilbert": "distilbert.transformer.layer.0.ffn.lin1",
+    "qwen2": "layers.1.self_attn.q_proj",
+}
+
+
+def write_adapter(folder: Path, layer: str, outputs: int) -> np.ndarray:
+    """Write an adapter of a layer; returns what it adds to the weight at a scale of 1."""
+    folder.mkdir()
+    drawn = np.random.RandomState(5)
+    first = drawn.standard_normal((RANK, HIDDEN)).astype(np.float32)
+    second = drawn.standard_normal((outputs, RANK)).astype(np.float32)
+    name = f"base_model.model.{layer}.lora_"
+    save_file({f"{name}A.weight": first, f"{name}B.weight": second}, folder / PEFT_WEIGHTS)
+    stated = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none"}
+    (folder / CONFIG).write_text(json.dumps(stated))
+    product: np.ndarray = second @ first * (ALPHA / RANK)
+    return product
+
+
+async def vectors(folder: Path, *adapters: AdapterRequest) -> np.ndarray:
+    async with serving(folder, adapters=adapters) as engine:
+        return np.array([(await embed(engine, text)).values for text in TEXTS])
+
+
+@pytest.mark.parametrize("family", LAYERS)
+async def test_an_adapter_is_added(family: str, tmp_path: Path) -> None:
+    folder, layer = tiny.write(family, tmp_path / "base"), LAYERS[family]
+    weights = load_file(folder / "model.safetensors")
+    weight = f"{layer}.weight"
+    change = write_adapter(tmp_path / "adapter", layer, weights[weight].shape[0])
+    merged = shutil.copytree(folder, tmp_path / "merged")
+    save_file(weights | {weight: weights[weight] + SCALE * change}, merged / "model.safetensors")
+    found = await vectors(folder, AdapterRequest(str(tmp_path / "adapter"), SCALE))
+    np.testing.assert_allclose(found, await vectors(merged), atol=2e-5)
+    assert np.abs(found - await vectors(folder)).max() > 0.01
+
+
+async def test_other_adapters_are_refused_where_weights_are_joined(tmp_path: Path) -> None:
+    folder = tiny.write("mpnet", tmp_path / "base")
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / CONFIG).write_text(json.dumps({"lora_parameters": {"rank": 4, "scale": 1.0}}))
+    parts = {"a.lora_a": np.zeros((HIDDEN, 4)), "a.lora_b": np.zeros((4, HIDDEN))}
+    save_file({key: part.astype(np.float32) for key, part in parts.items()}, adapter / WEIGHTS)
+    with pytest.raises(ModelRejected, match="only LoRA adapters of PEFT are added"):
+        await vectors(folder, AdapterRequest(str(adapter)))
