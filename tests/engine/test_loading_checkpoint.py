@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ import mlx.core as mx
 import pytest
 
 from backend.engine.errors import ModelRejected
+from backend.engine.load_request import LoadRequest
 from backend.engine.loading import architectures
 from backend.engine.loading.architectures import aliases
 from backend.engine.loading.checkpoint import inspect
+from backend.engine.loading.loader import load
 from backend.engine.settings import Settings
 from backend.engine.vision.families import why_not_seen
 from tests.engine.loading_models import read_weights, write_model, write_weights
+from tests.engine.loads import at_once
 
 ROOT = Path(__file__).parents[2]
 TINY_VISION = ROOT / "tests" / "models" / "tiny_vision"
@@ -43,9 +47,9 @@ def model(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "model"))
 
 
-def refusal(path: Path, **settings: Any) -> str:
+def refusal(path: Path, *, complete: bool = False, **settings: Any) -> str:
     with pytest.raises(ModelRejected) as refused:
-        inspect(path, "mine", Settings(**settings))
+        inspect(path, "mine", Settings(**settings), complete=complete)
     sentence = str(refused.value)
     assert sentence.startswith("model 'mine' ")
     assert str(path.parent) not in sentence
@@ -112,40 +116,37 @@ BROKEN = {
     b'{"a": ': "Expecting value: line 1",
     b"[]": "is not a JSON object",
     b'{"a": "\xe9"}': "it is not UTF-8 text",
-    b"\xef\xbb\xbf{}": "it begins with a byte order mark; save it without one",
     b"[" * 100_000: "nested too deeply",
 }
 
 
+def load_refusal(path: Path) -> str:
+    with pytest.raises(ModelRejected) as refused:
+        at_once(load(LoadRequest("mine", str(path)), 1, threading.Event()))
+    return str(refused.value)
+
+
 @pytest.mark.parametrize("content", BROKEN)
-@pytest.mark.parametrize(
-    "file", ["generation_config.json", "tokenizer_config.json", "added_tokens.json"]
-)
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "added_tokens.json"])
 def test_a_broken_text_file_is_named(model: Path, file: str, content: bytes) -> None:
     (model / file).write_bytes(content)
-    sentence = refusal(model)
+    sentence = load_refusal(model)
     assert f"{file} is not" in sentence
     assert BROKEN[content] in sentence
 
 
-@pytest.mark.parametrize("content", BROKEN)
+@pytest.mark.parametrize("content", [one for one in BROKEN if one != b"[]"])  # which mlx-vlm takes
 def test_a_broken_file_of_a_processor_is_named(content: bytes, tmp_path: Path) -> None:
     model = Path(shutil.copytree(TINY_VISION, tmp_path / "seeing"))
     (model / "preprocessor_config.json").write_bytes(content)
-    assert BROKEN[content] in refusal(model)
+    assert BROKEN[content] in load_refusal(model)
     assert inspect(model, "mine", Settings(type="text"))  # which does not read that file
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        (b" \n", "chat_template.jinja is not a chat template: it is empty"),
-        (b"\xff", "chat_template.jinja is not a chat template: it is not UTF-8 text"),
-    ],
-)
-def test_a_broken_template_is_named(model: Path, content: bytes, why: str) -> None:
-    (model / "chat_template.jinja").write_bytes(content)
-    assert why in refusal(model)
+def test_a_broken_template_is_named(model: Path) -> None:
+    (model / "chat_template.jinja").write_bytes(b"\xff")
+    sentence = "chat_template.jinja is not a chat template: it is not UTF-8 text"
+    assert sentence in load_refusal(model)
 
 
 @pytest.mark.parametrize(
@@ -301,7 +302,9 @@ def test_missing_shards(sharded: Path, tmp_path: Path, index: bool) -> None:
     (path / SHARDS[1]).unlink()
     if not index:
         (path / "model.safetensors.index.json").unlink()
-    assert f"weight files are missing ({SHARDS[1]}): download it again" in refusal(path)
+    sentence = f"weight files are missing ({SHARDS[1]}): download it again"
+    assert sentence in refusal(path, complete=True)
+    assert sentence in load_refusal(path)
 
 
 def test_many_missing_shards_are_not_all_listed(sharded: Path, tmp_path: Path) -> None:
@@ -309,7 +312,7 @@ def test_many_missing_shards_are_not_all_listed(sharded: Path, tmp_path: Path) -
     files = {f"t{number}": f"model-{number:05}-of-00100.safetensors" for number in range(1, 101)}
     index = {"weight_map": files | {"t": SHARDS[0], "u": SHARDS[1], "v": SHARDS[2]}}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
-    sentence = refusal(path)
+    sentence = refusal(path, complete=True)
     assert "weight files are missing (model-00001-of-00100.safetensors, " in sentence
     assert "model-00003-of-00100.safetensors and 97 more): download it again" in sentence
     assert len(sentence) < 300
@@ -322,11 +325,9 @@ def test_an_index_left_over_by_a_conversion_is_ignored(model: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": ["a"]}'])
-def test_a_broken_index(model: Path, text: str) -> None:
+def test_a_broken_index_is_ignored(model: Path, text: str) -> None:
     (model / "model.safetensors.index.json").write_text(text)
-    assert "model.safetensors.index.json is not a valid index: download it again" in refusal(model)
-    configure(model, model_type="gemma3", **VISION)
-    assert "model.safetensors.index.json is not a valid index: download it again" in refusal(model)
+    assert inspect(model, "mine", Settings()).weights_bytes > 0
 
 
 def cut(keep: Callable[[int], int]) -> Callable[[bytes], bytes]:
@@ -403,12 +404,12 @@ def test_more_tensors_than_layers_have(model: Path) -> None:
     assert "num_hidden_layers is 5000 in config.json, but at most 4096 are built" in refusal(model)
 
 
-@pytest.mark.parametrize("merges", [["a b"] * 1_500_000, [["a", "b"]] * 750_000])
+@pytest.mark.parametrize("merges", [["a b"] * 4_000_000, [["a", "b"]] * 2_000_000])
 def test_a_tokenizer_that_takes_too_long_to_read(model: Path, merges: list[Any]) -> None:
     tokenizer = json.loads((model / "tokenizer.json").read_text())
     tokenizer["model"]["merges"] = merges
     (model / "tokenizer.json").write_text(json.dumps(tokenizer))
-    assert "tokenizer.json lists more than 1500000 tokens and merges" in refusal(model)
+    assert "tokenizer.json lists more than 4000000 tokens and merges" in refusal(model)
 
 
 def test_a_missing_tokenizer(model: Path) -> None:

@@ -19,7 +19,7 @@ from backend.engine.embedding.kind import JINA_V4
 from backend.engine.embedding.rotary_weights import Weights, add_changes
 from backend.engine.embedding.task_adapters import TaskAdapter
 from backend.engine.errors import ModelRejected
-from backend.engine.loading.rope_fields import earlier_fields
+from backend.engine.loading.earlier_fields import earlier_fields
 
 _LONGEST = 32768  # tokens that its code reads of a text
 _TEXT = re.compile(r"^(?:base_model\.model\.)?(?:model\.)?(?:language_model\.)?(?:model\.)?(.+)$")

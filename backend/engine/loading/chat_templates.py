@@ -6,10 +6,11 @@ here.
 
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from backend.engine.loading.json_files import BadFileError, read_object
 
 # PaliGemma has no roles. The image comes first, because mlx-vlm counts positions from there.
 _PALIGEMMA = r"""
@@ -99,5 +100,8 @@ def _template_of_processor(path: Path) -> Any:
 
 
 def _object_in(file: Path) -> dict[str, Any]:
-    found = json.loads(file.read_bytes()) if file.exists() else {}
-    return found if isinstance(found, dict) else {}
+    """The object in a file; {} if it is broken, which the library that reads it finds too."""
+    try:
+        return read_object(file)
+    except (BadFileError, OSError):
+        return {}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,15 @@ from backend.engine.loading.architectures import (
 )
 from backend.engine.loading.drafter_kind import DrafterKind, drafter_kind, drafter_name
 from backend.engine.loading.folder import UnsafeFileError, require_regular_files
-from backend.engine.loading.json_files import BadFileError, read_object, require_readable
+from backend.engine.loading.json_files import BadFileError, read_object
 from backend.engine.loading.model_reference import gguf_rejected
-from backend.engine.loading.shards import PATTERN, ShardError, Shards, indexed_tensors, read_shards
+from backend.engine.loading.shards import (
+    ShardError,
+    Shards,
+    indexed_tensors,
+    read_shards,
+    weight_files,
+)
 from backend.engine.settings import Settings
 from backend.engine.vision.families import why_not_read, why_not_seen
 from common.media_parts import has_media
@@ -33,16 +38,16 @@ from common.wording import did_you_mean, shown
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
-    "tokenizer.model",
+    "tokenizer.*.json",
+    "tokenizer.model*",
     "*.tiktoken",
     "tekken.json",
-    "spiece.model",
-    "sentencepiece*.model",
+    "*.model",
     "vocab.txt",
     "rwkv_vocab*.txt",
     "tokenizer*.jsonl",
 )
-_COUNTED = re.compile(r"(layers?|depth|experts)$")
+_COUNTED = re.compile(r"(moe_)?(num|n)(_hidden|_local|_routed)?_(layers?|experts)|depth")
 _MOST_PARTS = 4096  # layers, or experts
 _MOST_TENSORS = 128  # maximum for one expert of a layer, with scales and biases
 _SIZES = (
@@ -67,7 +72,8 @@ class Checkpoint:
 
     weights_bytes: as stored; a cast at load time changes them. kind: the kind of request it
     answers. media: whether it also accepts images or sounds, and is loaded with the encoders for
-    them. drafter: its kind if it is a drafter, not a complete model.
+    them. drafter: its kind if it is a drafter, not a complete model. missing: weight files that
+    should be there, as a list for messages.
     """
 
     path: Path
@@ -77,6 +83,7 @@ class Checkpoint:
     kind: ModelKind = ModelKind.TEXT
     media: bool = False
     drafter: DrafterKind | None = None
+    missing: str = ""
 
     @property
     def of_vlm(self) -> bool:
@@ -85,24 +92,32 @@ class Checkpoint:
         return self.media or (unknown and not self.config.get("model_file"))
 
 
-def inspect(path: Path, name: str, settings: Settings, *, drafts: bool = False) -> Checkpoint:
-    """Do all checks that need no MLX. drafts: it may be a drafter. Raises ModelRejected."""
+def inspect(
+    path: Path, name: str, settings: Settings, *, drafts: bool = False, complete: bool = False
+) -> Checkpoint:
+    """Do all checks that need no MLX. Raises ModelRejected.
+
+    drafts: it may be a drafter. complete: whether to refuse missing weight files.
+    """
     try:
         files = frozenset(entry.name for entry in path.iterdir())
         require_files(name, files)
         require_regular_files(path)
         config = inspect_config(path, name, settings, drafts=drafts)
         shards = _weights(path, name)
+        if complete and shards.missing:
+            raise missing_files(name, shards.missing)
         _require_buildable(name, config, len(shards.tensors))
         if drafter := drafter_kind(config):
-            return Checkpoint(path, name, config, shards.bytes, drafter=drafter)
+            return Checkpoint(
+                path, name, config, shards.bytes, drafter=drafter, missing=shards.missing
+            )
         kind = _kind(config, files, settings)
         media = kind is ModelKind.TEXT and _takes_media(name, config, shards.tensors, settings)
         if kind is ModelKind.TEXT and not media and not config.get("model_file"):
             _require_text_family(name, config["model_type"])
         _require_tokenizer(path, name)
-        require_readable(path, media=media)
-        return Checkpoint(path, name, config, shards.bytes, kind, media)
+        return Checkpoint(path, name, config, shards.bytes, kind, media, missing=shards.missing)
     except (UnsafeFileError, BadFileError) as error:
         raise ModelRejected.because(name, str(error)) from None
     except OSError as error:
@@ -140,11 +155,11 @@ def inspect_config(
     if kind is not ModelKind.TEXT:
         require_family(name, kind, config)
         return config
-    if config.get("is_encoder_decoder"):
+    if config.get("is_encoder_decoder") and model_type not in model_types():
         raise ModelRejected.because(
             name, "it is an encoder-decoder model; this version serves decoders only"
         )
-    tensors = _indexed(path, name)
+    tensors = indexed_tensors(path)
     if not tensors and is_multimodal(config) and settings.type != "text":
         why = why_not_seen(config)
         if not why:
@@ -187,7 +202,7 @@ def _require_buildable(name: str, config: dict[str, Any], tensors: int) -> None:
                     name,
                     f"{key} is {shown(count)} in config.json, which cannot be the size of an array",
                 )
-            if not (isinstance(count, int) and _COUNTED.search(key)):
+            if not (isinstance(count, int) and _COUNTED.fullmatch(key)):
                 continue
             if count > _MOST_PARTS:
                 raise ModelRejected.because(
@@ -241,7 +256,7 @@ def _read_config(path: Path, name: str) -> dict[str, Any]:
 def require_files(name: str, files: frozenset[str]) -> None:
     """Refuse a folder or a repository by the names of its files. Raises ModelRejected."""
     names = [file.lower() for file in files]
-    weights = any(fnmatch(file, PATTERN) for file in files)
+    weights = bool(weight_files(files))
     if not files:
         raise IncompleteError.because(name, "the folder is empty")
     if not weights and any(file.endswith(".gguf") for file in names):
@@ -264,16 +279,14 @@ def require_files(name: str, files: frozenset[str]) -> None:
     raise IncompleteError.because(name, "the folder has no weights (model*.safetensors)")
 
 
+def missing_files(name: str, files: str) -> IncompleteError:
+    """The error for missing weight files. files: their names, as a list for messages."""
+    return IncompleteError.because(name, f"weight files are missing ({files}): download it again")
+
+
 def _weights(path: Path, name: str) -> Shards:
     try:
         return read_shards(path)
-    except ShardError as error:
-        raise IncompleteError.because(name, str(error)) from None
-
-
-def _indexed(path: Path, name: str) -> frozenset[str]:
-    try:
-        return indexed_tensors(path)
     except ShardError as error:
         raise IncompleteError.because(name, str(error)) from None
 

@@ -1,9 +1,9 @@
 """Which files of a model's folder are safe to open: regular ones, of limited size.
 
 Opening a pipe waits for a writer that may never come. Devices have no end, and some files of the
-kernel, which look like regular files of size 0, have none either. A folder that contains such a
-file, or a text file far larger than any model's, is refused before anything is parsed. Files that
-no library reads, such as logs and measurements, may be of any kind and size.
+kernel, which look like regular files of size 0, have none either. A folder in which a library would
+open such a file, or a text file far larger than any model's, is refused before anything is parsed.
+Files that no library reads, such as logs and measurements, may be of any kind and size.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -21,14 +22,23 @@ from backend.engine.units import MIB
 _MOST_BYTES: dict[str, int | None] = {
     "tokenizer.json": 256 * MIB,
     "tekken.json": 256 * MIB,
-    "*.index.json": 64 * MIB,
+    "model.safetensors.index.json": 64 * MIB,
     "vocab.json": 64 * MIB,
-    "*config*.json": 16 * MIB,
-    "*token*.json": 16 * MIB,
+    "config.json": 16 * MIB,
+    "generation_config.json": 16 * MIB,
+    "*tokenizer*.json": 16 * MIB,
+    "*processor_config.json": 16 * MIB,
+    "hf_quant_config.json": 16 * MIB,
+    "config_sentence_transformers.json": 16 * MIB,
+    "sentence_*_config.json": 16 * MIB,
+    "adapter_config.json": 16 * MIB,
+    "special_tokens_map.json": 16 * MIB,
+    "added_tokens.json": 16 * MIB,
     "tokenizer*.jsonl": 64 * MIB,
     "modules.json": 16 * MIB,
-    "chat_template*.json": 16 * MIB,
-    "*.jinja": 1 * MIB,
+    "chat_template.json": 16 * MIB,
+    "chat_template.jinja": 1 * MIB,
+    "additional_chat_templates/*.jinja": 1 * MIB,
     "*.model": 256 * MIB,
     "*.py": 16 * MIB,
     "*.tiktoken": 256 * MIB,
@@ -36,9 +46,9 @@ _MOST_BYTES: dict[str, int | None] = {
     "merges.txt": 64 * MIB,
     "*.safetensors": None,
 }
-_MOST_COMMAS = 1_500_000
+_MOST_COMMAS = 4_000_000
 """Commas in a tokenizer.json: one for each token and one or two for each merge. Published files
-have up to 1,340,000. All other threads wait while the file is parsed, 1.5 s for the maximum."""
+have up to 1,340,000. All other threads wait while the file is parsed, 4 s for the maximum."""
 
 
 class UnsafeFileError(Exception):
@@ -48,7 +58,10 @@ class UnsafeFileError(Exception):
 def require_regular_files(folder: Path) -> None:
     """Check a folder and its subfolders. Raises UnsafeFileError, OSError."""
     for path in _files(folder):
-        pattern = next((one for one in _MOST_BYTES if fnmatch(path.name, one)), None)
+        inner = f"{path.parent.name}/{path.name}"
+        pattern = next(
+            (one for one in _MOST_BYTES if fnmatch(inner if "/" in one else path.name, one)), None
+        )
         if pattern is None:
             continue
         try:
@@ -95,4 +108,5 @@ def _files(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
         yield path
         if path.is_dir() and not path.name.startswith("."):
-            yield from path.iterdir()
+            with suppress(PermissionError):  # such as lost+found, which nothing reads either
+                yield from path.iterdir()

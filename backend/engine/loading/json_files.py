@@ -7,13 +7,13 @@ error of Python, or not at all.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from common.wording import json_fault
 
 OF_TOKENIZER = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-OF_TEXT = ("generation_config.json", *OF_TOKENIZER)
 OF_MEDIA = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 TEMPLATE = "chat_template.jinja"
 
@@ -33,16 +33,20 @@ def read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def require_readable(folder: Path, *, media: bool) -> None:
-    """Check the small text files that are read for a model. Raises BadFileError, OSError.
+def first_fault(folder: Path, names: Iterable[str]) -> str:
+    """What is wrong with the first broken file, a clause for the message; '' if none is broken.
 
-    media: whether it is loaded with the encoders for images or sounds.
+    For a load that has failed: some broken files are never read, or a library forgives them.
     """
-    for name in OF_TEXT + (OF_MEDIA if media else ()):
-        if (path := folder / name).is_file():
-            read_object(path)
-    if (path := folder / TEMPLATE).is_file():
-        _text(path, "a chat template")
+    for path in (folder / name for name in names):
+        try:
+            if path.suffix != ".json" and path.is_file():
+                _text(path, "a chat template")
+            elif path.is_file():
+                read_object(path)
+        except BadFileError as error:
+            return str(error)
+    return ""
 
 
 def _text(path: Path, kind: str) -> str:
@@ -50,11 +54,6 @@ def _text(path: Path, kind: str) -> str:
     if not content.strip():
         raise BadFileError(f"{path.name} is not {kind}: it is empty")
     try:
-        text = content.decode()
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise BadFileError(f"{path.name} is not {kind}: it is not UTF-8 text") from None
-    if text.startswith("\ufeff"):
-        raise BadFileError(
-            f"{path.name} is not {kind}: it begins with a byte order mark; save it without one"
-        )
-    return text

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from backend.engine.loading.adapters import find_adapters
 from backend.engine.loading.checkpoint import Checkpoint, inspect
 from backend.engine.loading.model_reference import HubModel, resolve
 from backend.engine.loading.stages import Stages
+from backend.engine.loading.standard_folder import standard_folder
 from backend.engine.media.limits import media_limits
 from backend.engine.mlx_lm_import import import_mlx_lm
 from backend.engine.prompting.prompts import BrokenTemplate, CostlyPrompt
@@ -48,7 +50,18 @@ def load(
     the model; None if there are none. Raises ModelNotFound, ModelRejected, InvalidRequest,
     Cancelled, ShuttingDown if ranks do not join, and RankLost.
     """
-    order = find(request, epoch, cancelled)
+    with ExitStack() as held:
+        return (yield from _load(request, epoch, cancelled, leader, held))
+
+
+def _load(
+    request: LoadRequest,
+    epoch: int,
+    cancelled: threading.Event,
+    leader: Leader | None,
+    held: ExitStack,
+) -> Stages[Built]:
+    order = find(request, epoch, cancelled, held)
     import_mlx_lm()
     if leader is None:
         return (yield from _build(order))
@@ -94,8 +107,13 @@ def _build(order: LoadOrder) -> Stages[Built]:
     return built
 
 
-def find(request: LoadRequest, epoch: int, cancelled: threading.Event) -> LoadOrder:
-    """Find the files of a load, and make all checks that need only files."""
+def find(
+    request: LoadRequest, epoch: int, cancelled: threading.Event, held: ExitStack
+) -> LoadOrder:
+    """Find the files of a load, and make all checks that need only files.
+
+    held: removes temporary files at the end of the load.
+    """
     settings = Settings.from_values(
         request.settings | ({"trust_remote_code": True} if request.trust_remote_code else {})
     )
@@ -111,6 +129,12 @@ def find(request: LoadRequest, epoch: int, cancelled: threading.Event) -> LoadOr
         path = download(place, settings, cancelled)
     else:
         path = place.path
+    try:
+        path = held.enter_context(standard_folder(path))
+    except OSError as error:
+        raise ModelRejected.because(
+            place.name, f"its files cannot be read: {error.strerror}"
+        ) from None
     cache_folder(settings.prompt_cache_dir)
     checkpoint = _flagged(inspect(path, place.name, settings), request)
     require_tasks(checkpoint.kind, checkpoint.config, settings.task)

@@ -2,7 +2,8 @@
 
 mlx-lm loads whatever files match its pattern and ignores the index, so it would report a missing
 shard as a list of missing parameters, and a truncated file as an obscure read error. Both are found
-here in milliseconds, with the name of the file.
+here in milliseconds, with the name of the file. A missing file is no error yet: the model may not
+need what it held, such as a head for drafting.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from backend.engine.units import MIB
 from common.wording import shown
 
 PATTERN = "model*.safetensors"  # what mlx-lm loads
 INDEX = "model.safetensors.index.json"
 
-_HEADER_LIMIT = 16 * MIB  # over 100,000 tensors; all other threads wait while it is parsed
+# Weights that no model is loaded from: in Mistral's own names, and of adapters.
+_OTHERS = ("consolidated", "adapter")
+_HEADER_LIMIT = 100_000_000  # the safetensors format's own bound
 _NUMBERED = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.safetensors)")
 _BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
@@ -36,28 +41,57 @@ class ShardError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """The weight files, the names of all tensors in them, and their bytes."""
+    """The weight files, the names of all tensors in them, and their bytes.
+
+    missing: the names of files that belong to these, as a list for messages; '' if there are none.
+    """
 
     files: tuple[Path, ...]
     tensors: frozenset[str]
     bytes: int
+    missing: str = ""
+
+
+def weight_files(names: Iterable[str]) -> list[str]:
+    """The names of a checkpoint's weight files among those of a folder, sorted.
+
+    If no file has a name that mlx-lm looks for, files with other names count, as for mlx-vlm.
+    Earlier versions of mlx-lm wrote `weights.00.safetensors`.
+    """
+    files = sorted(name for name in names if fnmatch(name, "[!.]*.safetensors"))
+    usual = [name for name in files if fnmatch(name, PATTERN)]
+    return usual or [name for name in files if not name.startswith(_OTHERS)]
 
 
 def read_shards(directory: Path) -> Shards:
     """Check every weight file of a directory. Raises ShardError."""
-    files = tuple(sorted(directory.glob(PATTERN)))
+    files = tuple(
+        directory / name for name in weight_files(one.name for one in directory.iterdir())
+    )
     present = {path.name for path in files}
     missing = sorted(_expected(directory, present) - present)
-    if missing:
-        raise ShardError(f"weight files are missing ({_listed(missing)}): download it again")
-    tensors: set[str] = set()
+    # A part that is missing may be the one for images.
+    tensors = set(indexed_tensors(directory)) if missing else set[str]()
     total = 0
     for path in files:
         with path.open("rb") as file:
             header, size = read_header(path.name, file, path.stat().st_size)
         tensors.update(header)
         total += size
-    return Shards(files, frozenset(tensors), total)
+    if not (directory / INDEX).is_file():
+        tensors |= _beside(directory, present)
+    return Shards(files, frozenset(tensors), total, _listed(missing))
+
+
+def _beside(directory: Path, present: set[str]) -> set[str]:
+    """The tensors of files that mlx-lm does not load, and mlx-vlm does."""
+    tensors = set[str]()
+    for path in directory.glob("[!.]*.safetensors"):
+        if path.name in present or path.name.startswith(_OTHERS) or not path.is_file():
+            continue
+        with suppress(ShardError), path.open("rb") as file:
+            tensors.update(read_header(path.name, file, path.stat().st_size)[0])
+    return tensors
 
 
 def indexed_tensors(directory: Path) -> frozenset[str]:
@@ -90,7 +124,7 @@ def _weight_map(directory: Path) -> dict[str, str]:
         mapping = json.loads(path.read_bytes())["weight_map"]
         return {str(tensor): str(name) for tensor, name in mapping.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ShardError(f"{INDEX} is not a valid index: download it again") from None
+        return {}  # mlx-lm does not read the index at all
 
 
 def read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:

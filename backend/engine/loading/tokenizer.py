@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.chat_templates import template_arguments
 from backend.engine.loading.checkpoint import Checkpoint
-from backend.engine.loading.json_files import OF_TOKENIZER, BadFileError, read_object
+from backend.engine.loading.json_files import OF_TOKENIZER, TEMPLATE, first_fault
 from backend.engine.loading.tekken import of_tekken, settle_chats
 from backend.engine.prompting.template_limits import limit_templates
 from backend.engine.settings import Settings
@@ -122,19 +123,15 @@ def remember_no_words(tokenizer: Any) -> None:
 
 
 def _fault_of(folder: Path, fault: Exception) -> str:
-    """Which file of a tokenizer that failed is to blame: a clause for the message to the user.
-
-    The small files are JSON objects, as the check of the whole folder has found.
-    """
+    """Which file of a tokenizer that failed is to blame: a clause for the message to the user."""
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
+    if why := first_fault(folder, (file.name, *OF_TOKENIZER, TEMPLATE)):
+        return why
     if file.is_file():
         try:
-            read_object(file)
             Tokenizer.from_file(str(file))
-        except BadFileError as error:
-            return str(error)
         except Exception as error:
             return f"{file.name} is not a valid tokenizer: {error}"
     names = [name for name in OF_TOKENIZER if (folder / name).is_file()]
@@ -205,5 +202,7 @@ def _ends_of(config: Mapping[str, Any]) -> set[int]:
 
 
 def _ids(value: object) -> set[int]:
+    """The token ids in a value: numbers, or numbers in strings as some tools write them."""
     values = value if isinstance(value, list) else [value]
-    return {token for token in values if type(token) is int and token >= 0}
+    texts = [str(one) for one in values if isinstance(one, int | float | str)]
+    return {int(match[1]) for text in texts if (match := re.fullmatch(r"(\d{1,18})(\.0)?", text))}

@@ -28,8 +28,8 @@ from backend.engine.device import (
 from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.loading.adapters import Adapter, adapters_digest
 from backend.engine.loading.architectures import model_types
-from backend.engine.loading.checkpoint import Checkpoint
-from backend.engine.loading.rope_fields import earlier_fields
+from backend.engine.loading.checkpoint import Checkpoint, missing_files
+from backend.engine.loading.earlier_fields import earlier_fields
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.tokenizer import end_tokens, load_tokenizer
 from backend.engine.ranks.member import Member, Value
@@ -124,7 +124,11 @@ def load_model(
                 f"its weights are quantised by {shown(method)}, in a form that cannot be read for"
                 f" this model type: use a version that was made for MLX ({reason})"
             )
-        refusal = ModelRejected.because(checkpoint.name, reason)
+        refusal = (
+            missing_files(checkpoint.name, checkpoint.missing)
+            if checkpoint.missing
+            else ModelRejected.because(checkpoint.name, reason)
+        )
     # The frames of a traceback would keep the half-loaded model for as long as the error lives.
     refusal.__context__ = refusal.__cause__ = None
     raise refusal.with_traceback(None)

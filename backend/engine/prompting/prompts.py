@@ -400,15 +400,18 @@ class PromptBuilder:
     ) -> str:
         """A short conversation as the template renders it; '' if the template cannot.
 
-        Raises CostlyPrompt and BrokenTemplate, because a template that fails on this conversation
-        would fail on every prompt.
+        Raises CostlyPrompt, because a template that fails so on this conversation would fail on
+        every prompt.
         """
         try:
             if self._media is not None:
                 messages = self._media.attach(messages, ())
             return self.render(ChatPrompt(messages, tools), changes=False)
-        except (CostlyPrompt, BrokenTemplate):
+        except CostlyPrompt:
             raise
+        except BrokenTemplate as fault:
+            _log.warning("only raw prompts are answered: %s", fault)
+            return ""
         except InvalidRequest:
             return ""
 

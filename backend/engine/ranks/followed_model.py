@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 
 import mlx.core as mx
 
@@ -13,7 +14,7 @@ from backend.engine.errors import EngineError, EngineFailed
 from backend.engine.executing.executor import Executor
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.scoring import Scoring
-from backend.engine.load_request import LoadRequest
+from backend.engine.load_request import LoadOrder, LoadRequest
 from backend.engine.loading.loader import find
 from backend.engine.loading.row_masks import fit_row_masks
 from backend.engine.loading.stages import Stages
@@ -89,11 +90,16 @@ def load_followed(
 
     Raises the load's error, even if the load failed on another rank.
     """
-    order = find(request, number, cancelled)
+    with ExitStack() as held:
+        order = find(request, number, cancelled, held)
+        return (yield from _load(order, member))
+
+
+def _load(order: LoadOrder, member: Member) -> Stages[FollowedModel]:
     import_mlx_lm()
     here = device.detect()
     device.prepare(here)
-    settings = order.settings
+    settings, request = order.settings, order.request
     loaded = yield from load_model(
         order.checkpoint, settings, here, dtype=request.dtype, member=member
     )

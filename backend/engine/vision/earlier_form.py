@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, fields
 from types import ModuleType
 from typing import Any
 
-from backend.engine.loading.rope_fields import earlier_fields
+from backend.engine.loading.earlier_fields import earlier_fields
 from backend.engine.vision.opencv import opencv_replaced
 
 # Families that take the text part from the top level.

@@ -23,7 +23,7 @@ from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.load_request import LoadOrder
 from backend.engine.loading import text_builder
 from backend.engine.loading.architectures import model_types
-from backend.engine.loading.json_files import OF_MEDIA
+from backend.engine.loading.json_files import OF_MEDIA, first_fault
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, reason_of
 from backend.engine.media.items import SOUND_RATE, Picture, Sound, Video
@@ -205,6 +205,8 @@ def _refusing(loaded: LoadedModel, path: Path) -> Iterator[None]:
 
 def _why_it_failed(fault: Exception, path: Path) -> str:
     """Explains a fault of a processor or an encoder to the user, with advice."""
+    if why := first_fault(path, OF_MEDIA):
+        return why
     refused = isinstance(fault, InvalidRequest)
     if refused and isinstance(fault.__context__, Exception):
         fault = fault.__context__  # the processor's own fault

@@ -11,7 +11,7 @@ import pytest
 
 from backend.engine.device import Device
 from backend.engine.loading.checkpoint import inspect
-from backend.engine.loading.rope_fields import earlier_fields
+from backend.engine.loading.earlier_fields import earlier_fields
 from backend.engine.loading.weights import load_model
 from backend.engine.settings import Settings
 from backend.engine.units import GIB

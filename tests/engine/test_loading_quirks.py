@@ -1,0 +1,395 @@
+"""Folders as people have them: whatever mlx-lm loads must load here, and mean the same.
+
+Each quirk changes a small checkpoint. The reference is `mlx_lm.load` of the same folder: its
+logits, its tokens of a text and of a chat, and its end tokens.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from backend.engine.errors import InvalidRequest
+from backend.engine.load_request import LoadRequest
+from backend.engine.loading.loader import load
+from backend.engine.request import ChatPrompt
+from tests.engine.folder_changes import (
+    BOM,
+    INDEX,
+    Change,
+    added_in_config,
+    all_of,
+    before,
+    config,
+    edit,
+    fifo,
+    files,
+    hole,
+    link,
+    linked_folder,
+    of_type,
+    padded_header,
+    put,
+    quantised,
+    read_json,
+    renamed,
+    snapshot,
+    tokens,
+    untied,
+    weights,
+    without,
+)
+from tests.engine.loading_models import read_weights, write_model
+from tests.engine.loads import at_once
+
+TEXT, MESSAGES = "The quick brown fox", [{"role": "user", "content": "What is it?"}]
+TURN = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
+
+
+def nested(path: Path) -> None:
+    """A text model in the form of a model that also sees, as conversions write it."""
+    write_model(path, dtype="float32", model_type="qwen3")
+    text = read_json(path, "config.json")
+    renamed(lambda name: f"model.language_{name}")(path)
+    whole = {"model_type": "qwen3_vl", "text_config": text, "vision_config": {"depth": 1}}
+    put("config.json", whole)(path)
+
+
+LEFT_OVER = {
+    "model__layers__0__self_attn__rotary_emb__inv_freq": mx.zeros(16),
+    "model__layers__1__self_attn__rotary_emb__inv_freq": mx.zeros(16),
+}
+LISTED = [{"name": "default", "template": TURN}, {"name": "tool_use", "template": "tools"}]
+TOKEN = {"content": "<|im_end|>", "lstrip": False, "normalized": False, "single_word": False}
+WHOLE_INDEX = {"metadata": {"total_size": 1}, "weight_map": {}}
+QUANTISED = {"group_size": 32, "bits": 4}
+CUT = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+PADDED = {
+    "strategy": {"Fixed": 64},
+    "direction": "Right",
+    "pad_to_multiple_of": None,
+    "pad_id": 0,
+    "pad_type_id": 0,
+    "pad_token": "<|endoftext|>",
+}
+
+QUIRKS: dict[str, Change] = {
+    "nothing": lambda path: None,
+    # Files that nothing reads.
+    "a FIFO in .git": fifo(".git/index"),
+    "a FIFO in a folder": fifo("logs/pipe"),
+    "a FIFO": fifo("control"),
+    "a FIFO named as a configuration": fifo("training_config.json"),
+    "a large json": hole("measurement.json", 17 << 20),
+    "a large configuration of something else": hole("trainer_config.json", 17 << 20),
+    "a large table of tokens": hole("token_counts.json", 17 << 20),
+    "a large jsonl": hole("eval.jsonl", 65 << 20),
+    "a large txt": hole("train_log.txt", 65 << 20),
+    "a large template of something else": hole("report.jinja", 2 << 20),
+    "json without sense": put("notes.json", "not json"),
+    "a folder of a training": put("checkpoint-500/config.json", "{"),
+    "a folder with junk weights": put("original/model.safetensors", b"junk"),
+    "a folder named as a file": lambda path: (path / "added_notes.json").mkdir(),
+    "a dangling link": link("README.md", "nowhere"),
+    "a link to itself": link("loop", "loop"),
+    "a file of macOS": put("._model.safetensors", b"\x00\x05\x16\x07"),
+    "a file of Finder": put(".DS_Store", b"\x00\x01"),
+    "a file of Git": put(".gitattributes", "*.safetensors filter=lfs"),
+    "Python beside the weights": put("modeling_own.py", "raise SystemExit"),
+    "an image": put("logo.png", b"\x89PNG"),
+    "PyTorch's weights beside": put("pytorch_model.bin", b"\x80"),
+    "GGUF beside": put("model.gguf", b"GGUF"),
+    "Mistral's weights beside": put("consolidated.safetensors", b"junk"),
+    "an adapter beside": all_of(
+        put("adapter_config.json", {"r": 8}), put("adapters.safetensors", b"junk")
+    ),
+    "a processor's broken file": put("preprocessor_config.json", "{"),
+    "a broken template of a processor": put("chat_template.json", "{"),
+    # Where the folder is.
+    "the hub's cache": snapshot,
+    "a link to the folder": linked_folder,
+    "a name with a space": lambda path: path.rename(path.with_name("my model (v2)")),
+    "a name in Unicode": lambda path: path.rename(path.with_name("modèle-模型")),
+    "a name with dots": lambda path: path.rename(path.with_name("Model.v1.5-4bit")),
+    # Weights.
+    "left-over frequencies": weights(**LEFT_OVER),
+    "a head that is tied": lambda path: weights(
+        lm_head__weight=read_weights(path)["model.embed_tokens.weight"]
+    )(path),
+    "a head of its own": untied,
+    "tying that is not stated": without("config.json", "tie_word_embeddings"),
+    "a file with a number": files("model-00001-of-00001.safetensors"),
+    "odd names": files("model.00.safetensors", "model.01.safetensors"),
+    "odd names in the index": files(
+        "model_a.safetensors", "model-b.safetensors", index=WHOLE_INDEX
+    ),
+    "an index of other files": all_of(
+        put(INDEX, {"weight_map": {"model.norm.weight": "pytorch_model-00001-of-00002.bin"}})
+    ),
+    "an index that names a file too many": put(
+        INDEX,
+        {
+            "weight_map": {
+                "model.norm.weight": "model.safetensors",
+                "mtp.fc.weight": "model-mtp.safetensors",
+            }
+        },
+    ),
+    "a broken index": put(INDEX, "{"),
+    "an index without a map": put(INDEX, {"metadata": {}}),
+    "an empty index": put(INDEX, ""),
+    "a shard of another conversion": lambda path: mx.save_safetensors(
+        str(path / "model-00002-of-00003.safetensors"),
+        {name.replace("__", "."): array for name, array in LEFT_OVER.items()},
+    ),
+    "a header with metadata and spaces": padded_header,
+    "a quantised model": quantised(quantization=QUANTISED),
+    "a quantised model with both names": quantised(
+        quantization=QUANTISED, quantization_config=QUANTISED
+    ),
+    "a quantised model with a layer's own bits": quantised(
+        quantization=QUANTISED | {"model.layers.0.mlp.up_proj": QUANTISED}
+    ),
+    "a quantised model with null beside": quantised(
+        quantization=QUANTISED, quantization_config=None
+    ),
+    # config.json
+    "null for quantization": config(quantization=None, quantization_config=None),
+    "a type of before": config(torch_dtype="float32"),
+    "a type as code": config(torch_dtype="torch.float32"),
+    "a type of today": config(dtype="float32"),
+    "null for the type": config(torch_dtype=None, dtype=None),
+    "a type for each part": config(dtype={"": "float32", "vision_config": "float16"}),
+    "no architectures": config(architectures=None),
+    "an architecture as text": config(architectures="LlamaForCausalLM"),
+    "an architecture of a classifier's base": config(architectures=["LlamaModel"]),
+    "null for the scaling": config(rope_scaling=None, rope_parameters=None),
+    "a plain scaling": config(rope_scaling={"type": "default"}),
+    "a plain scaling with today's name": config(rope_scaling={"rope_type": "default"}),
+    "a scaling under both names": config(
+        rope_scaling={"type": "linear", "rope_type": "linear", "factor": 2.0}
+    ),
+    "a base as an integer": config(rope_theta=10000),
+    "no head size": without("config.json", "head_dim"),
+    "no number of heads for KV": of_type("llama", num_key_value_heads=2),
+    "one end token": config(eos_token_id=1),
+    "a list of end tokens": config(eos_token_id=[1, 2]),
+    "an empty list of end tokens": config(eos_token_id=[]),
+    "null for the end token": config(eos_token_id=None),
+    "no end token": without("config.json", "eos_token_id"),
+    "an end token that the model lacks": config(eos_token_id=[0, 5000]),
+    "an end token that is none": config(eos_token_id=-1, bos_token_id=-1),
+    "no context": without("config.json", "max_position_embeddings"),
+    "null values": config(
+        pad_token_id=None, attention_bias=False, sliding_window=None, num_experts=None, task=None
+    ),
+    "code of another library": config(
+        auto_map={"AutoConfig": "configuration_own.C", "AutoModelForCausalLM": "modeling_own.M"}
+    ),
+    "an empty text part": config(text_config={}, vision_config=None),
+    "a tower without weights": config(vision_config={"depth": 1}, image_token_id=5),
+    "a larger vocabulary": of_type("llama", vocab_size=320),
+    "a window": of_type(
+        "llama", sliding_window=16, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "a left-over head": all_of(
+        of_type("mimo"), weights(model__mtp_layers__0__input_layernorm__weight=mx.ones(64))
+    ),
+    "a value that is not finite": lambda path: put(
+        "config.json", (path / "config.json").read_text()[:-1] + ', "limit": Infinity}'
+    )(path),
+    "a value that is tagged": config(time_step_limit=[0.0, {"__float__": "Infinity"}]),
+    "an own name for the family": config(model_type="mistral"),
+    "an encoder and decoder by mistake": config(is_encoder_decoder=True),
+    "a text part in a model that sees": nested,
+    "a large number of something else": config(
+        max_window_layers=1 << 20, num_attention_layers=5000
+    ),
+    "experts that are not there": config(num_experts=0, n_routed_experts=None),
+    "names of labels": config(id2label={"0": "A"}, label2id={"A": 0}, num_labels=1),
+    "no code file": config(model_file=None),
+    # generation_config.json
+    "generation": put("generation_config.json", {"eos_token_id": [0, 1], "temperature": 0.6}),
+    "null in generation": put("generation_config.json", {"eos_token_id": None, "top_k": None}),
+    "an empty generation": put("generation_config.json", {}),
+    "a generation of no bytes": put("generation_config.json", ""),
+    "a broken generation": put("generation_config.json", '{"eos_token_id": 1,}'),
+    "a generation with a byte order mark": put("generation_config.json", BOM + b"{}"),
+    "texts in generation": put("generation_config.json", {"eos_token_id": ["1"], "top_p": "x"}),
+    # Tokenizers.
+    "no configuration of a tokenizer": without("tokenizer_config.json"),
+    "Qwen's tokenizer": tokens(tokenizer_class="Qwen2Tokenizer"),
+    "Qwen's fast tokenizer": tokens(tokenizer_class="Qwen2TokenizerFast"),
+    "Llama's tokenizer": tokens(tokenizer_class="LlamaTokenizer"),
+    "Llama's fast tokenizer": tokens(tokenizer_class="LlamaTokenizerFast"),
+    "GPT-2's tokenizer": tokens(tokenizer_class="GPT2Tokenizer"),
+    "a tokenizer's cuts": edit("tokenizer.json", truncation=CUT, padding=PADDED),
+    "code of a tokenizer": tokens(auto_map={"AutoTokenizer": ["tokenization_own.T", None]}),
+    "Cohere's tokenizer": tokens(tokenizer_class="CohereTokenizerFast"),
+    "a tokenizer of no kind": tokens(tokenizer_class="PreTrainedTokenizer"),
+    "today's tokenizer": tokens(tokenizer_class="TokenizersBackend"),
+    "null for the tokenizer": tokens(tokenizer_class=None),
+    "no class of a tokenizer": without("tokenizer_config.json", "tokenizer_class"),
+    "a tokenizer that nobody knows": tokens(tokenizer_class="GoneTokenizer"),
+    "a tokenizer of mlx-lm": tokens(tokenizer_class="NewlineTokenizer"),
+    "a map to no code": tokens(auto_map={}),
+    "a length without end": tokens(model_max_length=1e30),
+    "null for the length": tokens(model_max_length=None),
+    "added tokens in the configuration": added_in_config(special=True),
+    "added tokens that are not special": added_in_config(special=False),
+    "an unknown added token": tokens(
+        added_tokens_decoder={"259": {**TOKEN, "content": "<more>", "special": True}}
+    ),
+    "a file of added tokens": put("added_tokens.json", {"<|im_end|>": 2}),
+    "an empty file of added tokens": put("added_tokens.json", {}),
+    "a broken file of added tokens that is not read": all_of(
+        added_in_config(special=True), put("added_tokens.json", "")
+    ),
+    "a list of added tokens that is not read": all_of(
+        added_in_config(special=True), put("added_tokens.json", [])
+    ),
+    "a broken map of special tokens that is not read": all_of(
+        added_in_config(special=True), put("special_tokens_map.json", "{")
+    ),
+    "a map of special tokens": put("special_tokens_map.json", {"eos_token": "<|im_end|>"}),
+    "a map of special tokens with objects": put("special_tokens_map.json", {"eos_token": TOKEN}),
+    "an end token as an added token": tokens(eos_token={"__type": "AddedToken", **TOKEN}),
+    "no end token of a tokenizer": without("tokenizer_config.json", "eos_token"),
+    "null for tokens": tokens(bos_token=None, pad_token=None, unk_token=None),
+    "other special tokens": tokens(additional_special_tokens=["<|im_start|>"]),
+    "special tokens as objects": tokens(extra_special_tokens={"turn_token": "<|im_start|>"}),
+    "special tokens as a list": tokens(extra_special_tokens=["<|im_start|>"]),
+    "a tokenizer that cleans up": tokens(clean_up_tokenization_spaces=True),
+    "an end after each text": tokens(add_eos_token=True, add_bos_token=False),
+    "padding on the left": tokens(padding_side="left", truncation_side="left"),
+    "values of a tokenizer without sense": tokens(legacy=None, spaces_between_special_tokens=False),
+    "a vocabulary beside": all_of(put("vocab.json", {"a": 0}), put("merges.txt", "#version: 0.2")),
+    "a broken vocabulary beside": put("vocab.json", ""),
+    "a model of SentencePiece beside": put("tokenizer.model", b"junk"),
+    "a table of tiktoken beside": put("qwen.tiktoken", b""),
+    "tekken.json beside": put("tekken.json", {}),
+    # Chat templates.
+    "no template": without("tokenizer_config.json", "chat_template"),
+    "null for the template": tokens(chat_template=None),
+    "an empty template": tokens(chat_template=""),
+    "a template in a file": put("chat_template.jinja", TURN),
+    "an empty file of a template": put("chat_template.jinja", ""),
+    "a template with a byte order mark": put("chat_template.jinja", BOM + TURN.encode()),
+    "a template with CRLF": put("chat_template.jinja", TURN.replace("%}", "%}\r\n").encode()),
+    "templates with names": tokens(chat_template=LISTED),
+    "templates in files": all_of(
+        put("chat_template.jinja", TURN),
+        put("additional_chat_templates/tool_use.jinja", "tools"),
+    ),
+    "templates as an object": tokens(chat_template={"default": TURN, "tool_use": "tools"}),
+    "templates without a default": tokens(chat_template=LISTED[1:]),
+    "a broken template": put("chat_template.jinja", "{% for %}"),
+    "a template that refuses": put("chat_template.jinja", "{{ raise_exception('no') }}"),
+    "a template with generation marks": put(
+        "chat_template.jinja",
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    ),
+    "a template of a library's": tokens(tool_parser_type="json_tools"),
+}
+# What mlx-lm refuses, but other programs, or an earlier mlx-lm, load.
+MORE: dict[str, Change] = {
+    **{
+        f"a byte order mark in {name}": before(name, BOM)
+        for name in ("config.json", "tokenizer_config.json", "tokenizer.json")
+    },
+    "a byte order mark in special_tokens_map.json": put(
+        "special_tokens_map.json", BOM + b'{"eos_token": "<|im_end|>"}'
+    ),
+    "an end token as a float": config(eos_token_id=[0.0]),
+    "an end token as text": config(eos_token_id="0"),
+    "end tokens as texts": config(eos_token_id=["0", "1"]),
+    "a context as text": config(max_position_embeddings="2048"),
+    "a context as a float": config(max_position_embeddings=2048.0),
+    "values of another type": config(use_cache="yes", id2label=[], transformers_version=5),
+    "an earlier name": files("weights.00.safetensors"),
+    "earlier names": files("weights.00.safetensors", "weights.01.safetensors"),
+    "names that only the index has": files(
+        "part-a.safetensors",
+        "part-b.safetensors",
+        index={"weight_map": {"a": "part-a.safetensors", "b": "part-b.safetensors"}},
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("quirks") / "plain", dtype="float32")
+
+
+@pytest.fixture
+def folder(plain: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(plain, tmp_path / "model"))
+
+
+@pytest.mark.parametrize("name", QUIRKS)
+def test_what_mlx_lm_loads_is_loaded(name: str, folder: Path) -> None:
+    path = QUIRKS[name](folder) or folder
+    assert here(path) == of_mlx_lm(path)
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_what_other_programs_load_is_loaded(name: str, folder: Path) -> None:
+    expected = of_mlx_lm(folder)
+    path = MORE[name](folder) or folder
+    assert here(path) == expected
+
+
+class Meaning:
+    """What a checkpoint computes: logits, and tokens of a text and a chat; None for no chat."""
+
+    def __init__(self, model: Any, text: list[int], chat: list[int] | None, ends: set[int]) -> None:
+        self.logits: mx.array = model(mx.array([[*range(5, 40)]]), cache=make_prompt_cache(model))
+        self.tokens = (text, chat or None)
+        self.ends = {end for end in ends if 0 <= end < self.logits.shape[-1]}
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Meaning)
+        assert self.tokens == other.tokens
+        assert self.ends >= other.ends
+        return bool(mx.allclose(self.logits, other.logits, atol=1e-5))
+
+    def __repr__(self) -> str:
+        return f"{self.tokens} {self.ends} {self.logits}"
+
+
+def of_mlx_lm(path: Path) -> Meaning:
+    model, tokenizer = mlx_lm.load(str(path))
+    try:
+        chat = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True)
+    except Exception:  # it has no template, or one that fails
+        chat = None
+    text = tokenizer.encode(TEXT, add_special_tokens=False)
+    ends = {int(one) for one in tokenizer.eos_token_ids}
+    return Meaning(model, text, chat, ends)
+
+
+def here(path: Path) -> Meaning:
+    engine, _, served = at_once(load(LoadRequest("it", str(path)), 1, threading.Event()))
+    assert engine is not None
+    prompts = served.prompts
+    try:
+        chat = prompts.build(ChatPrompt(tuple(MESSAGES))).tokens
+    except InvalidRequest:
+        chat = None
+    return Meaning(engine.model, prompts.tokenize(TEXT), chat, set(engine.end_tokens))
+
+
+@pytest.mark.parametrize("content", ["[]", "[" * 100_000, b"\xff"])
+def test_a_generation_config_that_says_nothing_is_left_out(
+    content: str | bytes, folder: Path
+) -> None:
+    expected = of_mlx_lm(folder)
+    put("generation_config.json", content)(folder)
+    assert here(folder) == expected

@@ -1,0 +1,167 @@
+"""Folders of vision models as people have them: what mlx-vlm loads loads here, and means the same.
+
+Each quirk changes a small checkpoint. The reference is `mlx_vlm.load` of the same folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from backend.engine.request import ChatPrompt
+from tests.engine.folder_changes import (
+    BOM,
+    INDEX,
+    Change,
+    all_of,
+    before,
+    config,
+    edit,
+    files,
+    put,
+    read_json,
+    snapshot,
+    tokens,
+    without,
+)
+from tests.engine.loading_models import read_weights
+from tests.engine.vision.plain import AMONG_SIGNS, PlainPasses
+from tests.engine.vision.seeing import TINY_VISION, answer_to, asking, picture, seeing, shown, turns
+
+QUESTION = "What colour is the image?"
+TEMPLATE = (TINY_VISION / "chat_template.jinja").read_text()
+
+
+def of_part(part: str, **values: Any) -> Change:
+    """Set values of a part of config.json; None removes one."""
+
+    def change(path: Path) -> None:
+        whole = read_json(path, "config.json")
+        found = whole[part] | values
+        whole[part] = {name: value for name, value in found.items() if value is not None}
+        put("config.json", whole)(path)
+
+    return change
+
+
+def by_part(path: Path) -> None:
+    """A file for each part, and no index."""
+    held = read_weights(path)
+    (path / "model.safetensors").unlink()
+    seeing = {name for name in held if "visual" in name}
+    for part, names in (("language", held.keys() - seeing), ("vision", seeing)):
+        chosen = {name: held[name] for name in names}
+        mx.save_safetensors(str(path / f"{part}.safetensors"), chosen)
+
+
+def one_processor_file(path: Path) -> None:
+    """As transformers 5 saves a processor."""
+    images = read_json(path, "preprocessor_config.json")
+    videos = read_json(path, "video_preprocessor_config.json")
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        (path / name).unlink()
+    whole = {"image_processor": images, "video_processor": videos}
+    put("processor_config.json", whole | {"processor_class": "Qwen3VLProcessor"})(path)
+
+
+def indexed(*names: str) -> Change:
+    """Files with these names, and an index of them."""
+
+    def change(path: Path) -> None:
+        held = sorted(read_weights(path))
+        files(*names)(path)
+        parts = {name: file for at, file in enumerate(names) for name in held[at :: len(names)]}
+        put(INDEX, {"metadata": {}, "weight_map": parts})(path)
+
+    return change
+
+
+TEMPLATE_FILE = "chat_template.jinja"
+NAMED = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": "tools"}]
+QUIRKS: dict[str, Change] = {
+    "nothing": lambda path: None,
+    "no processor for videos": without("video_preprocessor_config.json"),
+    "one file for the processor": one_processor_file,
+    "a processor that names no class": without("preprocessor_config.json", "processor_class"),
+    "a processor of no type": without("preprocessor_config.json", "image_processor_type"),
+    "a fast processor of images": edit(
+        "preprocessor_config.json", image_processor_type="Qwen2VLImageProcessorFast"
+    ),
+    "a processor with null values": edit(
+        "preprocessor_config.json", crop_size=None, do_pad=None, device=None, unknown=1
+    ),
+    "the template in another file": all_of(
+        without(TEMPLATE_FILE), put("chat_template.json", {"chat_template": TEMPLATE})
+    ),
+    "the template in the tokenizer's file": all_of(
+        without(TEMPLATE_FILE), tokens(chat_template=TEMPLATE)
+    ),
+    "the template in both": tokens(chat_template="old"),
+    "null for the tokenizer's template": tokens(chat_template=None),
+    "templates with names": all_of(without(TEMPLATE_FILE), tokens(chat_template=NAMED)),
+    "files with odd names": files("model.00.safetensors", "model.01.safetensors"),
+    "an index of odd names": indexed("a.safetensors", "b.safetensors"),
+    "an index of usual names": indexed(
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+    ),
+    "an index that names a file too many": all_of(
+        put(INDEX, {"weight_map": {"x": "model.safetensors", "mtp.y": "model-mtp.safetensors"}})
+    ),
+    "a broken index": put(INDEX, "{"),
+    "an earlier name": files("weights.00.safetensors"),
+    "a file for each part": by_part,
+    "Mistral's weights beside": put("consolidated.safetensors", b"junk"),
+    "a broken generation": put("generation_config.json", "{"),
+    "a list of end tokens": put("generation_config.json", {"eos_token_id": [2, 0]}),
+    "no generation": without("generation_config.json"),
+    "null for the architectures": config(architectures=None),
+    "null for a part": config(audio_config=None),
+    "a type for each part": config(dtype={"text_config": "bfloat16"}, torch_dtype=None),
+    "a tower without its type": of_part("vision_config", model_type=None),
+    "a type of a part": of_part("text_config", dtype="bfloat16", torch_dtype="bfloat16"),
+    "the hub's cache": snapshot,
+    "PyTorch's weights beside": put("pytorch_model.bin", b"\x80"),
+    "a large log": put("train.jsonl", b"{}\n" * 100),
+    "a broken file that nothing reads": put("special_tokens_map.json", "{}"),
+    "a tokenizer's fast class": tokens(tokenizer_class="Qwen2TokenizerFast"),
+    "a tokenizer's processor": tokens(processor_class="Qwen3VLProcessor"),
+}
+# What mlx-vlm refuses, and should not.
+MORE = {
+    f"a byte order mark in {name}": before(name, BOM)
+    for name in ("config.json", "preprocessor_config.json", "tokenizer_config.json")
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(TINY_VISION, tmp_path / "model"))
+
+
+@pytest.mark.parametrize("name", QUIRKS)
+async def test_what_mlx_vlm_loads_is_loaded(name: str, folder: Path) -> None:
+    path = QUIRKS[name](folder) or folder
+    await require_same(path, PlainPasses(path))
+
+
+@pytest.mark.parametrize("name", MORE)
+async def test_what_other_programs_load_is_loaded(name: str, folder: Path) -> None:
+    plain = PlainPasses(folder)
+    await require_same(MORE[name](folder) or folder, plain)
+
+
+async def require_same(path: Path, plain: PlainPasses) -> None:
+    """Require the answer about an image that mlx-vlm's own passes give."""
+    request = asking(ChatPrompt(turns(QUESTION)), shown("red"), max_tokens=6, sampling=AMONG_SIGNS)
+    async with seeing(path, load_trial=False) as engine:
+        answer = await answer_to(engine, request)
+    messages = [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": QUESTION}]}
+    ]
+    pictures = [picture("red")]
+    assert answer.prompt_tokens == plain.prompt_tokens(messages, pictures)
+    assert answer.tokens == plain.chooses(messages, pictures, answer.tokens)
