@@ -83,3 +83,28 @@ def test_values_for_one_kind_of_layer_that_the_family_cannot_have() -> None:
     rope = {"full_attention": FULL, "sliding_attention": SLIDING}
     with pytest.raises(ValueError, match="gives layers with sliding_attention values of their own"):
         earlier_fields({"rope_parameters": rope}, ["rope_theta", "rope_scaling"])
+
+
+_KINDS = ["sliding_attention", "full_attention"] * 2
+_GEMMA = ["head_dim", "global_head_dim", "num_global_key_value_heads"]
+
+
+def test_values_of_layers_of_one_kind() -> None:
+    layers = {"1": {"head_dim": 32, "num_key_value_heads": 1}}
+    config = {"layer_types": _KINDS, "head_dim": 16, "num_key_value_heads": 2}
+    same = {**config, "per_layer_config": layers | {"3": layers["1"]}}
+    found = {"global_head_dim": 32, "num_global_key_value_heads": 1}
+    assert earlier_fields(same, _GEMMA) == found
+    assert earlier_fields(same | {"global_head_dim": 8}, _GEMMA) == {
+        "num_global_key_value_heads": 1
+    }
+    for known, other in ((_GEMMA, layers), (["head_dim"], same["per_layer_config"])):
+        with pytest.raises(ValueError, match=r"layers with full_attention values of their own for"):
+            earlier_fields({**config, "per_layer_config": other}, known)
+
+
+def test_an_order_of_layers_that_a_period_cannot_express() -> None:
+    kinds = ["linear_attention", "full_attention", "full_attention"]
+    with pytest.raises(ValueError, match=r"layer_types in config.json has no regular order"):
+        earlier_fields({"layer_types": kinds}, ["full_attention_interval"])
+    assert earlier_fields({"layer_types": kinds}, ["layer_types"])["layer_types"] == kinds

@@ -1,12 +1,15 @@
-"""The fields of RoPE in config.json, under the names that mlx-lm and mlx-vlm read.
+"""Fields of config.json under the names that mlx-lm and mlx-vlm read.
 
-transformers 5 writes them into `rope_parameters`, where most families of mlx-lm 0.32.2 and mlx-vlm
-0.7.10 do not look. They would use a base of their own without any scaling, and answer wrongly.
+transformers 5 gives many fields new names. It writes the values of RoPE into `rope_parameters`, the
+kinds of layers into `layer_types` in place of a period, and since 5.15 the values that differ
+between layers into `per_layer_config`. Most families of mlx-lm 0.32.2 and mlx-vlm 0.7.10 do not
+look there. They would use values of their own, or not load.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import cache
 from typing import Any
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
@@ -20,11 +23,113 @@ _EARLIER = {
 }
 
 
+# Names of kinds of layers, by the model types of families that have others.
+_KINDS = {
+    "granitemoehybrid": {"linear_attention": "mamba", _FULL: "attention"},
+    "glm5_next_text": {"indexed_attention": _FULL},
+    "qwen4_exp_text": {"indexed_attention": _FULL},
+}
+_IF_NULL = {"output_gate_type": "hidden_act"}  # null means the value of the other field
+_PERIODS = ("full_attention_interval", "sliding_window_pattern")
+_EXPERTS = "moe_layers_enum"  # the layers with experts, as a list in a string
+# (kind of layer, name in `per_layer_config`) → the earlier name.
+_OF_KIND = {
+    (_FULL, "head_dim"): "global_head_dim",
+    (_FULL, "num_key_value_heads"): "num_global_key_value_heads",
+}
+# Step's object with the values of layers with sliding attention, and the names in it.
+_STEP = "attention_other_setting"
+_IN_STEP = {
+    "num_attention_heads": "num_attention_heads",
+    "num_key_value_heads": "num_attention_groups",
+    "head_dim": "head_dim",
+}
+
+
 def earlier_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The fields that a configuration states in `rope_parameters` only.
+    """The fields that a configuration states only under the names of transformers 5.
 
     known: the names that the model reads. Raises ValueError if these cannot express it.
     """
+    known = frozenset(known)
+    found = _renamed(config, known) | _of_kinds(config, known)
+    return found | _of_layers(config, known) | _of_rope(config, known)
+
+
+def _renamed(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The fields to which transformers gives a new name when it saves them."""
+    names = dict(_new_names(str(config.get("model_type"))))
+    names |= {name: other for name, other in _IF_NULL.items() if name in config}
+    return {
+        earlier: config[name]
+        for earlier, name in names.items()
+        if earlier in known and config.get(earlier) is None and config.get(name) is not None
+    }
+
+
+@cache
+def _new_names(model_type: str) -> Mapping[str, str]:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return CONFIG_MAPPING[model_type].attribute_map if model_type in CONFIG_MAPPING else {}
+
+
+def _of_kinds(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The fields from the kinds of layers."""
+    found: dict[str, Any] = {}
+    kinds, experts = config.get("layer_types"), config.get("mlp_layer_types")
+    if isinstance(kinds, list) and "layer_types" in known:
+        names = _KINDS.get(str(config.get("model_type")), {})
+        found["layer_types"] = [names.get(kind, kind) for kind in kinds]
+    elif isinstance(kinds, list):
+        for name in _PERIODS:
+            if name in known and config.get(name) is None:
+                found[name] = _period(kinds)
+    if isinstance(experts, list) and _EXPERTS in known and config.get(_EXPERTS) is None:
+        sparse = (str(at) for at, kind in enumerate(experts) if kind == "sparse")
+        found[_EXPERTS] = ",".join(sparse)
+    return found
+
+
+def _period(kinds: list[Any]) -> int:
+    """After how many layers there is one with full attention. Raises ValueError."""
+    period = kinds.index(_FULL) + 1 if _FULL in kinds else len(kinds) + 1
+    if any((kind == _FULL) != (at % period == 0) for at, kind in enumerate(kinds, 1)):
+        raise ValueError(
+            "layer_types in config.json has no regular order, and this family cannot have another"
+        )
+    return period
+
+
+def _of_layers(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The fields for layers of one kind, from `per_layer_config`."""
+    layers, kinds = config.get("per_layer_config"), config.get("layer_types")
+    if not (isinstance(layers, dict) and isinstance(kinds, list)) or "per_layer_config" in known:
+        return {}
+    found: dict[str, Any] = {}
+    for kind in sorted(set(kinds)):
+        own = [layers.get(str(at)) or {} for at, one in enumerate(kinds) if one == kind]
+        # A kind without values of its own has those of the other layers.
+        usual_too = {name for of_kind, name in _OF_KIND if of_kind == kind and name in config}
+        for name in sorted({name for one in own for name in one} | usual_too):
+            usual = config.get(name)
+            first, *others = (one.get(name, usual) for one in own)
+            same, earlier = all(other == first for other in others), _OF_KIND.get((kind, name), "")
+            if same and earlier in known:
+                found[earlier] = first
+            elif same and kind == _SLIDING and _STEP in known and name in _IN_STEP:
+                usual_values = {own: config.get(new) for new, own in _IN_STEP.items()}
+                found.setdefault(_STEP, usual_values)[_IN_STEP[name]] = first
+            elif not same or first != usual:
+                raise ValueError(
+                    f"per_layer_config in config.json gives layers with {kind} values of their own"
+                    f" for {name}, which this family cannot have"
+                )
+    return {name: value for name, value in found.items() if config.get(name) is None}
+
+
+def _of_rope(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """The fields from `rope_parameters`."""
     rope = config.get("rope_parameters")
     if not isinstance(rope, dict) or "rope_parameters" in known:
         return {}

@@ -249,10 +249,14 @@ def _of_text(arguments: Any, part: dict[str, Any]) -> Any:
     from mlx_lm.utils import _get_classes
 
     module = sys.modules[arguments.__module__]
-    for name in ("TextConfig", "TextArgs", "TextModelArgs"):
-        if hasattr(module, name):
-            return getattr(module, name)
-    return _get_classes(part)[1] if part.get("model_type") in model_types() else None
+    for base in module.Model.__mro__:  # a family may be derived from another
+        for name in ("TextConfig", "TextArgs", "TextModelArgs"):
+            if found := getattr(sys.modules[base.__module__], name, None):
+                return found
+    if part.get("model_type") in model_types():
+        return _get_classes(part)[1]
+    texts = [one.ModelArgs for one in vars(module).values() if hasattr(one, "ModelArgs")]
+    return texts[0] if len(texts) == 1 else None
 
 
 def _names(arguments: Any) -> frozenset[str]:

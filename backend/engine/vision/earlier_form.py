@@ -1,7 +1,8 @@
 """config.json as mlx-vlm reads it.
 
-transformers 5 writes the values of RoPE into `rope_parameters`, and those of the text part into
-`text_config`. For many families mlx-vlm 0.7.10 looks for them in the earlier places only.
+transformers 5 writes the values of RoPE into `rope_parameters`, those of the text part into
+`text_config`, and gives towers types and fields of their own. For many families mlx-vlm 0.7.10
+looks for them in the earlier places only, or refuses a tower of an unknown type.
 """
 
 from __future__ import annotations
@@ -20,6 +21,20 @@ from backend.engine.vision.opencv import opencv_replaced
 _AT_TOP = ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "ernie4_5_moe_vl")
 # Families that know `rope_parameters` but not all of its values.
 _READ_IN_PART = ("ernie4_5_moe_vl", "glm4v_moe", "paddleocr_vl")
+# Names of fields of a tower → those that transformers 5 writes, by family.
+_TOWERS = {
+    "step3p7": {
+        "width": "hidden_size",
+        "layers": "num_hidden_layers",
+        "heads": "num_attention_heads",
+        "ls_init_value": "layer_scale_init_value",
+    },
+    "molmo2": {
+        "image_default_input_size": "image_size",
+        "image_patch_size": "patch_size",
+        "image_num_pos": "num_position_embeddings",
+    },
+}
 # Parts that are not text, by the name of their class.
 _OTHER_PARTS = {"vision_config": "VisionConfig", "audio_config": "AudioConfig"}
 
@@ -56,15 +71,34 @@ def in_earlier_form(config: dict[str, Any]) -> dict[str, Any]:
         text.pop("rope_parameters", None)
     if family in _AT_TOP:
         found = (found.pop("text_config", None) or {}) | found
+    if isinstance(tower := found.get("vision_config"), dict):
+        _name_tower(tower, family, _fields_of(module, "VisionConfig"))
+        if "vit_config" not in tower and "vision_feature_layer" in found.get("adapter_config", {}):
+            adapter = found["adapter_config"]
+            adapter["vit_layers"] = adapter["vision_feature_layer"]
+            found["vision_config"] = {"vit_config": tower, "adapter_config": adapter}
     _complete(found, text, module)
     return found
+
+
+def _name_tower(tower: dict[str, Any], family: str, known: dict[str, Field[Any]]) -> None:
+    """Give a tower the type and the names of fields that mlx-vlm knows."""
+    own = _default(known["model_type"]) if "model_type" in known else MISSING
+    if tower.get("model_type") == f"{family}_vision" and isinstance(own, str):
+        tower["model_type"] = own
+    for earlier, name in _TOWERS.get(family, {}).items():
+        if name in tower:
+            tower.setdefault(earlier, tower[name])
 
 
 def _complete(part: dict[str, Any], known: dict[str, Field[Any]], module: ModuleType) -> None:
     for name, value in part.items():
         if isinstance(value, dict) and name != "rope_parameters":
             other = _OTHER_PARTS.get(name)
-            _complete(value, _fields_of(module, other) if other else known, module)
+            fields_ = _fields_of(module, other) if other else known
+            _complete(value, fields_, module)
+            if other and "rope_parameters" not in fields_:  # not every family ignores it
+                value.pop("rope_parameters", None)
     added = earlier_fields(part, known)
     if "rope_scaling" in added:
         usual = _default(known["rope_scaling"]) or {}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from backend.engine.caching import kv
 from backend.engine.vision.earlier_form import in_earlier_form
@@ -49,6 +51,63 @@ _AT_TOP = ("ernie4_5_moe_vl", "paddleocr_vl", "qwen2_5_vl", "qwen2_vl")
 _SCALING = ["gemma3", "internvl", "kimi_vl", "llava", "llama4", "molmo2", "step3p7"]
 _SAMPLE = ["ernie4_5_moe_vl", "gemma3", "hunyuan_vl", "idefics3", "llama4", "qwen2_5_vl"]
 _SAMPLE += ["qwen3_omni_moe"]
+_SAVED_SAMPLE = ["gemma4_unified", "molmo2", "paddleocr_vl", "qwen2_vl", "step3p7"]
+
+
+_GEMMA4 = {"final_logit_softcapping": 30.0, "use_double_wide_mlp": True}
+_GEMMA4_ROPE = {
+    "rope_parameters": {
+        "full_attention": {"rope_theta": 1e6, "rope_type": "proportional"},
+        "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
+    }
+}
+# Values of the text part that published configurations state, for which transformers has another
+# default.
+_STATED: dict[str, dict[str, Any]] = {
+    "aya_vision": {"rope_theta": 50000.0},
+    "cohere_compass": {"tie_word_embeddings": False},
+    "gemma4": _GEMMA4 | _GEMMA4_ROPE,
+    "gemma4_moe": _GEMMA4 | _GEMMA4_ROPE,
+    "gemma4_unified": _GEMMA4,
+    "glm5_next": {"mlp_layer_types": ["dense", *["sparse"] * 3]},
+    "granite4_vision": {
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.015625,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 10.0,
+        "tie_word_embeddings": True,
+    },
+    "kimi_k25": {"routed_scaling_factor": 1.0},
+    "minimax_m3_vl": {"rotary_dim": 16},
+    "mistral4": {"rope_interleave": True},
+    "muse_glimmer": {"layer_rope_theta": [500000.0, 0, 500000.0, 0]},
+    "qwen2_5_vl": {"tie_word_embeddings": True},
+    "qwen4_exp": {"output_gate_type": "sigmoid"},
+}
+_STATED_OF_TOWER = {
+    "internvl": {"attention_bias": True},
+    "llava_onevision": {"vision_use_head": False},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES if TEST_LONG else _SAVED_SAMPLE)
+def test_what_transformers_saves_means_the_same(tmp_path: Path, family: str) -> None:
+    path = write_family(tmp_path / family, family)
+    earlier = read(path, "config.json")
+    if earlier["model_type"] not in CONFIG_MAPPING:
+        pytest.skip("transformers does not have it")
+    _text_of(earlier).update(_STATED.get(family, {}))
+    earlier.get("vision_config", {}).update(_STATED_OF_TOWER.get(family, {}))
+    saved = json.loads(
+        CONFIG_MAPPING[earlier["model_type"]].from_dict(deepcopy(earlier)).to_json_string()
+    )
+    assert mx.allclose(_logits(path, saved), _logits(path, earlier), atol=1e-4)
+
+
+def test_null_may_mean_the_value_of_another_field() -> None:
+    text = {"model_type": "qwen4_exp_text", "hidden_act": "silu", "output_gate_type": None}
+    found = in_earlier_form({"model_type": "qwen4_exp", "text_config": text})
+    assert found["text_config"]["output_gate_type"] == "silu"
 
 
 @pytest.mark.parametrize("family", _EARLIER if TEST_LONG else _SAMPLE)
