@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from backend.engine.loading import weights
+from backend.engine.loading.weights import mlx_lm_classes
 from tests.architectures.shapes import UNBUILT, architectures, configuration, drawn
 
 _YARN = {
@@ -110,7 +110,7 @@ def test_a_saved_configuration_means_the_same(architecture: str) -> None:
 
 def _built(config: dict[str, Any]) -> Any:
     config = deepcopy(config)
-    model, arguments = weights._classes(config)
+    model, arguments = mlx_lm_classes(config)
     built = model(arguments.from_dict(config))
     built.eval()
     return built

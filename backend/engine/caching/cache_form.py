@@ -6,6 +6,7 @@ that creates a cache gets the right kind. For the engine thread.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import logging
 from typing import Any
@@ -29,6 +30,7 @@ _REMEDY = "leave CacheTypeKey, CacheTypeValue and kv_bits out"
 def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
     """Use this kind of cache; returns it with its group size filled in.
 
+    Only keys and values are quantised: the recurrent states of a hybrid model keep their type.
     Raises InvalidRequest, with the reason, if the model or the device does not support it. To find
     out, the model is run on a few tokens with 8-bit KV and with plain KV, and the logits are
     compared: not every device computes all quantised products (on an H100, MLX 0.32.4 refuses
@@ -36,20 +38,20 @@ def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
     """
     if kind == CacheKind():
         return kind
-    row = make_prompt_cache(model)
+    empty, row = make_prompt_cache(model), make_prompt_cache(model)
     mx.eval(model(mx.array([[0]]), cache=row))
-    cache = [layer for layer in row if not isinstance(layer, RowShift)]
     if not kind.bits:
-        _require_type(cache, kind.dtype)
+        _require_type(row, kind.dtype)
         return kind
-    _require_plain(cache)
+    cache = _keys_and_values(row)
     heads = frozenset(part.shape[-1] for layer in cache for part in (layer.keys, layer.values))
     kind = dataclasses.replace(kind, group_size=group_size_for(kind, heads))
-    layers, shifts = len(cache), len(row) - len(cache)
 
     def quantized(bits: int) -> list[Any]:
-        rows = [QuantizedRow(kind.group_size, bits) for _ in range(layers)]
-        return [*rows, *(RowShift() for _ in range(shifts))]
+        return [
+            QuantizedRow(kind.group_size, bits) if type(one) is KVCache else copy.deepcopy(one)
+            for one in empty
+        ]
 
     try:
         _try(model, make_prompt_cache(model), quantized(8))
@@ -80,15 +82,17 @@ def _require_type(cache: list[Any], dtype: str) -> None:
             )
 
 
-def _require_plain(cache: list[Any]) -> None:
-    for layer in cache:
-        if type(layer) is KVCache:
-            continue
+def _keys_and_values(row: list[Any]) -> list[KVCache]:
+    """The layers that can be quantised. Raises InvalidRequest for layers of unsuitable kinds."""
+    for layer in row:
         if isinstance(layer, RotatingKVCache):
             raise _refused("some of its layers keep a sliding window")
-        if isinstance(layer, ArraysCache):
-            raise _refused("some of its layers keep a recurrent state, not keys and values")
-        raise _refused(f"its layers have caches of their own kind ({type(layer).__name__})")
+        if not (type(layer) is KVCache or isinstance(layer, ArraysCache | RowShift)):
+            raise _refused(f"its layers have caches of their own kind ({type(layer).__name__})")
+    cache = [layer for layer in row if type(layer) is KVCache]
+    if not cache:
+        raise _refused("its layers keep a recurrent state, not keys and values")
+    return cache
 
 
 def _try(model: Any, plain: list[Any], quantized: list[Any]) -> None:

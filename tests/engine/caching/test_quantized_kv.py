@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_map
+from mlx_lm.models.cache import ArraysCache
 
 from backend.engine.caching import kv
 from backend.engine.caching.cache_form import use_cache_kind
@@ -31,7 +32,7 @@ from tests.engine.kv_models import use_kind
 from tests.engine.loading_models import write_model
 from tests.engine.loads import at_once
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
-from tests.engine.rounds import engine_model
+from tests.engine.rounds import Rounds, alone, engine_model
 from tests.engine.test_parity import check_schedule
 from tests.long import TEST_LONG
 
@@ -188,13 +189,48 @@ def test_an_empty_row_joins_and_leaves_like_others() -> None:
 
 @pytest.mark.parametrize(
     ("config", "why"),
-    [("window", "sliding window"), ("hybrid", "recurrent state"), ("recurrent", "recurrent state")],
+    [("window", "sliding window"), ("recurrent", "recurrent state")],
 )
 def test_a_model_with_other_state_is_refused(config: str, why: str) -> None:
     model = random_model(config)
     with pytest.raises(InvalidRequest, match=why):
         use_cache_kind(model, EIGHT)
     assert kv.cost(model).fixed or kv.cost(model).windowed, "the model lost its own caches"
+
+
+HYBRID = {"hidden_size": 128, "block_dim": 128, "num_attention_heads": 2}
+
+
+def test_only_the_attention_of_a_hybrid_is_quantised() -> None:
+    model = model_of(EIGHT, "hybrid", **HYBRID)
+    assert [type(layer) for layer in kv.new_row(model)] == [ArraysCache, QuantizedRow]
+    plain = kv.cost(model_of(CacheKind(), "hybrid", **HYBRID))
+    cost = kv.cost(model)
+    assert cost.fixed == plain.fixed
+    assert 0 < cost.per_token < plain.per_token / 2
+
+
+def test_rows_of_a_quantised_hybrid_get_the_same_tokens_as_alone() -> None:
+    model = engine_model(model_of(EIGHT, "hybrid", **HYBRID))
+    seen: Counter[str] = Counter()
+    for seed in range(20 if TEST_LONG else 6):
+        seen += check_schedule(model, random.Random(seed))
+    assert seen["rows served from the prefix cache"] > 0
+
+
+def test_a_hybrid_starts_from_its_stored_kv() -> None:
+    rounds = Rounds(engine_model(model_of(EIGHT, "hybrid", **HYBRID)))
+    prompt = list(range(1, 70))
+    rounds.submit(1, prompt, 8, ignore_eos=True)
+    rounds.drain()
+    first = rounds.received[1].tokens
+    following = [*prompt, *first, 5, 6, 7]
+    rounds.submit(2, following, 8, ignore_eos=True)
+    rounds.drain()
+    finished = rounds.received[2].finished
+    assert finished is not None
+    assert finished.usage.cached_tokens >= len(prompt)
+    assert rounds.received[2].tokens == alone(rounds.model, following, 8, ignore_eos=True).tokens
 
 
 def test_unsupported_attention_is_refused_and_leaves_the_model_unchanged() -> None:
