@@ -157,7 +157,7 @@ FAMILIES = (
                 "V4.1",
                 "deepseek_v41 deepseekv41",
                 deepseek.DSML_SHAPES[2],
-                [("｜DSML｜ calls", "｜DSML｜ invoke"), ("｜DSML｜ calls",)],
+                [("｜DSML｜ calls",)],
             ),
         )
     ),
