@@ -10,6 +10,7 @@ from typing import Any
 from common.call_grammar.lark_text import ANY_TEXT, shape_of
 from common.call_grammar.rules import RuleBook, either, one_or_more, separated
 from common.call_grammar.tools import CallableTool, alternatives, check_name
+from common.formats.shapes import FencedShape, PythonShape
 
 _KEY = r"[^:,{}\[\]<>\s\"'=()]+"
 _ESCAPES = 'nrt\\"'
@@ -17,28 +18,23 @@ _ESCAPES = 'nrt\\"'
 _SCALARS = ({"type": "number"}, {"type": "boolean"}, {"type": "null"})
 
 
-@dataclass(frozen=True, slots=True)
-class PythonicCalls:
-    """`NAME(key=value, …)`; values are JSON that is also a Python literal."""
+def python_calls(
+    shape: PythonShape, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool
+) -> str:
+    call = either([_python_call(book, tool) for tool in tools])
+    calls = one_or_more(call, book.text(shape.separator), several=parallel)
+    return book.written(f"{book.text(shape.opening)} {calls} {book.text(shape.closing)}")
 
-    opening: str
-    separator: str
-    closing: str
 
-    def grammar(self, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool) -> str:
-        call = either([self._call(book, tool) for tool in tools])
-        calls = one_or_more(call, book.text(self.separator), several=parallel)
-        return book.written(f"{book.text(self.opening)} {calls} {book.text(self.closing)}")
-
-    def _call(self, book: RuleBook, tool: CallableTool) -> str:
-        name = check_name("tool's", tool.name, r"[A-Za-z_][\w.-]*")
-        items = []
-        for key, schema, required in tool.arguments():
-            keyword = check_name("parameter's", key, r"[\w.-]+") + "="
-            value = book.json(schema, json_allowed_escapes=_ESCAPES)
-            items.append((f"{book.text(keyword)} {value}", required))
-        inside = separated(book, items, '", "')
-        return book.rule(f'"{name}(" {inside} ")"')
+def _python_call(book: RuleBook, tool: CallableTool) -> str:
+    name = check_name("tool's", tool.name, r"[A-Za-z_][\w.-]*")
+    items = []
+    for key, schema, required in tool.arguments():
+        keyword = check_name("parameter's", key, r"[\w.-]+") + "="
+        value = book.json(schema, json_allowed_escapes=_ESCAPES)
+        items.append((f"{book.text(keyword)} {value}", required))
+    inside = separated(book, items, '", "')
+    return book.rule(f'"{name}(" {inside} ")"')
 
 
 @dataclass
@@ -110,30 +106,17 @@ class _FencedValues:
         return whole if least else f'"[]" | {whole}'
 
 
-@dataclass(frozen=True, slots=True)
-class FencedCalls:
-    """`call:NAME{key:value,…}` between markers."""
-
-    opening: str
-    fence: str
-    closing: str
-
-    def grammar(self, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool) -> str:
-        values = _FencedValues(book, self.fence)
-        calls = []
-        for tool in tools:
-            name = check_name("tool's", tool.name, r"[\w.:-]+")
-            calls.append(
-                book.rule(
-                    f"{book.text(f'{self.opening}call:{name}')} {values.members(tool)}"
-                    f" {book.text(self.closing)}"
-                )
+def fenced_calls(
+    shape: FencedShape, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool
+) -> str:
+    values = _FencedValues(book, shape.fence)
+    calls = []
+    for tool in tools:
+        name = check_name("tool's", tool.name, r"[\w.:-]+")
+        calls.append(
+            book.rule(
+                f"{book.text(f'{shape.opening}call:{name}')} {values.members(tool)}"
+                f" {book.text(shape.closing)}"
             )
-        return book.written(one_or_more(either(calls), '""', several=parallel))
-
-
-LLAMA4 = PythonicCalls("[", ", ", "]")
-LFM2 = PythonicCalls("<|tool_call_start|>[", ", ", "]<|tool_call_end|>")
-OLMO3 = PythonicCalls("<function_calls>", "\n", "</function_calls>")
-GEMMA4 = FencedCalls("<|tool_call>", '<|"|>', "<tool_call|>")
-FUNCTION_GEMMA = FencedCalls("<start_function_call>", "<escape>", "<end_function_call>")
+        )
+    return book.written(one_or_more(either(calls), '""', several=parallel))

@@ -11,12 +11,10 @@ from dataclasses import replace
 from common.formats.answer import Call
 from common.formats.cursor import Wait
 from common.formats.json_calls import read_arguments
-from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.reading import CallSyntax, Reading
 from common.formats.sections import Section
-from common.formats.tagged_calls import CallTags
-from common.formats.tagged_text import TaggedText
+from common.formats.shapes import invoked, tagged
 
-THINK = Tags("<think>", "</think>")
 _SEPARATOR = "<｜tool▁sep｜>"
 _CALL_END = "<｜tool▁call▁end｜>"
 _NAME = re.compile(r"""[^\s{}<>`"]*""")
@@ -59,53 +57,37 @@ reads it (deepseek_r1 in its common/chat).
 """
 
 
-def _dsml(prefix: str, block: str) -> CallTags:
-    return CallTags(
-        call=f"<{prefix}invoke",
-        call_close=f"</{prefix}invoke>",
-        parameter=f"<{prefix}parameter",
-        parameter_close=f"</{prefix}parameter>",
-        block=f"<{prefix}{block}>",
-        block_close=f"</{prefix}{block}>",
-        text_flag=("string", "true"),
+V3_CALLS = (
+    _SECTION.syntax,
+    *(CallSyntax((each.opener,), each.read, each.closers) for each in _VARIANTS),
+)
+DSML_SHAPES = tuple(
+    invoked(prefix, block, flags=("true", "false"))
+    for prefix, block in (
+        ("｜DSML｜", "function_calls"),
+        ("｜DSML｜", "tool_calls"),
+        ("｜DSML｜ ", "calls"),
     )
-
-
-_DSML = (
-    _dsml("｜DSML｜", "function_calls"),
-    _dsml("｜DSML｜", "tool_calls"),
-    _dsml("｜DSML｜ ", "calls"),
 )
-_MISSPELT = tuple(replace(_DSML[1], block=f"<｜DSML｜{block}>") for block in ("toolcalls", "tool"))
+_MISSPELT = tuple(
+    replace(DSML_SHAPES[1].tags, block=f"<｜DSML｜{block}>") for block in ("toolcalls", "tool")
+)
 """What DeepSeek V4 sometimes writes instead of its block's name, and vLLM reads."""
-V3_TEXT = TaggedText(
-    tags=(THINK,),
-    calls=(
-        CallSyntax(_SECTION.openers, _SECTION.read, _SECTION.closers),
-        *(CallSyntax((each.opener,), each.read, each.closers) for each in _VARIANTS),
-    ),
-    inline=tuple(
-        f"<｜tool▁{word}▁{end}｜>" for word in ("outputs", "output") for end in ("begin", "end")
-    ),
+DSML_CALLS = (
+    *(tagged(shape.tags) for shape in DSML_SHAPES),
+    *(CallSyntax((tags.block,), tags.read, tags.closers) for tags in _MISSPELT),
+    *V3_CALLS,
 )
-DSML_TEXT = replace(
-    V3_TEXT,
-    calls=(
-        *(CallSyntax(tags.openers, tags.read, tags.closers) for tags in _DSML),
-        *(CallSyntax((tags.block,), tags.read, tags.closers) for tags in _MISSPELT),
-        *V3_TEXT.calls,
-    ),
+STEP_SHAPE = invoked(
+    "steptml:",
+    "",
+    call='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">\n',
+    call_end="</steptml:invoke><｜tool_call_end｜>",
+    forbidden=("<steptml:", "</steptml:", "<｜tool_"),
+    opening="<｜tool_calls_begin｜>",
+    closing="<｜tool_calls_end｜>",
 )
-_GCML = _dsml("｜GCML｜", "tool_calls")
-GIGACHAT35_TEXT = TaggedText(
-    tags=(THINK,), calls=(CallSyntax(_GCML.openers, _GCML.read, _GCML.closers),)
-)
-_STEP = CallTags(
-    call="<steptml:invoke",
-    call_close="</steptml:invoke>",
-    parameter="<steptml:parameter",
-    parameter_close="</steptml:parameter>",
-)
+_STEP = invoked("steptml:", "", opening="", closing="").tags
 
 
 def _read_step(reading: Reading) -> Wait[Call]:
@@ -119,14 +101,12 @@ def _read_step(reading: Reading) -> Wait[Call]:
     return (yield from _STEP.read_call(reading))
 
 
-_STEP_SECTION = Section(
-    "<｜tool_calls_begin｜>",
-    "<｜tool_calls_end｜>",
-    "<｜tool_call_begin｜>",
-    "<｜tool_call_end｜>",
-    _read_step,
-)
-STEP3_TEXT = TaggedText(
-    tags=(THINK,),
-    calls=(CallSyntax(_STEP_SECTION.openers, _STEP_SECTION.read, _STEP_SECTION.closers),),
+STEP_CALLS = (
+    Section(
+        "<｜tool_calls_begin｜>",
+        "<｜tool_calls_end｜>",
+        "<｜tool_call_begin｜>",
+        "<｜tool_call_end｜>",
+        _read_step,
+    ).syntax,
 )

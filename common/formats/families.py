@@ -1,15 +1,15 @@
-"""The names that hosts and serving engines use for each family's parsers."""
+"""The families: names, signs, reasoning, and how each writes calls, in one literal for each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from common.formats import (
     deepseek,
     functionary,
     gemma,
-    glm,
     kimi,
     llama,
     minimax_m3,
@@ -18,105 +18,689 @@ from common.formats import (
     qwen,
     solar,
 )
+from common.formats.family import THINK, Family
+from common.formats.glm import unopened
 from common.formats.harmony import Harmony
-from common.formats.reading import Tags
+from common.formats.qwen import UNMARKED_CALLS
+from common.formats.reading import Tags, begins_line
+from common.formats.shapes import (
+    FencedShape,
+    JsonShape,
+    PythonShape,
+    TagShape,
+    invoked,
+    json_block,
+    key_value,
+    tagged,
+)
 from common.formats.tagged_text import TaggedText
 
-_HARMONY = Harmony()
-_PLAIN = TaggedText()
-
-_TOOL_NAMES: Mapping[TaggedText | Harmony, str] = {
-    _PLAIN: "plain none",
-    qwen.TEXT: "hermes qwen qwen2 qwen25 qwen3 qwen3_json json_tools granite4 trinity qwen3_xml"
-    " qwen3_coder qwen3_5 nemotron_v3 step3p5 step5 mimo iquest_coder functionary_v3_1",
-    others.ERNIE_TEXT: "ernie45",
-    deepseek.V3_TEXT: "deepseek_v3 deepseek_v31 deepseek_r1 deepseekv3 deepseekv31",
-    deepseek.DSML_TEXT: "deepseek_v32 deepseek_v4 deepseek_v41 deepseekv32 deepseekv4 deepseekv41",
-    deepseek.GIGACHAT35_TEXT: "gigachat35",
-    deepseek.STEP3_TEXT: "step3",
-    glm.GLM_TEXT: "glm45 glm47 glm5 glm laguna poolside_v1 ling3 spark25 spark3",
-    glm.HY_TEXT: "hy_v3 hy_v4 hy3",
-    glm.IQUEST_TEXT: "iquest_coder_v2",
-    glm.K2_HORIZON_TEXT: "k2_horizon k2_v3",
-    glm.SOLAR2_TEXT: "solar_open2",
-    glm.LONGCAT_TEXT: "longcat longcat_flash",
-    gemma.GEMMA4_TEXT: "gemma4",
-    gemma.FUNCTION_GEMMA_TEXT: "function_gemma functiongemma",
-    kimi.K2_TEXT: "kimi_k2 kimi",
-    kimi.K3_TEXT: "kimi_k3",
-    llama.LLAMA_TEXT: "llama3_json llama4_json llama4_pythonic llama3 llama4 pythonic",
-    llama.LFM2_TEXT: "lfm2 minicpm minicpm3 minicpm4",
-    llama.OLMO3_TEXT: "olmo3",
-    mistral.MISTRAL_TEXT: "mistral",
-    others.MINIMAX_TEXT: "minimax_m2 minimax",
-    minimax_m3.TEXT: "minimax_m3",
-    others.MINICPM_TEXT: "minicpm5 minicpm4_xml",
-    others.SEED_TEXT: "seed_oss",
-    others.MUSE_SPARK_TEXT: "muse_spark",
-    others.MUSE_GLIMMER_TEXT: "muse_glimmer muse musespark1x",
-    others.GRANITE_TEXT: "granite granite3 granite_20b_fc",
-    others.PHI4_TEXT: "phi4_mini_json phi4 firefunction firefunction_v2",
-    others.JAMBA_TEXT: "jamba",
-    others.HUNYUAN_TEXT: "hunyuan_a13b hunyuan",
-    others.APRIEL_TEXT: "apriel",
-    others.NEMOTRON_TEXT: "nemotron_json nemotron_nano_v2",
-    others.COHERE_TEXT: "cohere_command3 cohere_command4 cohere",
-    others.APERTUS_TEXT: "apertus apertus2509",
-    others.COMMAND_R_TEXT: "command_r command_r_plus",
-    others.DOTS_TEXT: "dots",
-    others.GIGACHAT3_TEXT: "gigachat3",
-    others.HYPERCLOVA_TEXT: "hyperclovax hyperclovax_seed_think_14b",
-    others.INKLING_TEXT: "inkling",
-    others.INTERNLM_TEXT: "internlm internlm2 internlm3 interns1 intern_s1",
-    others.PANGU_TEXT: "pangu openpangu openpangu_v2",
-    others.SARASHINA_TEXT: "sarashina",
-    functionary.FUNCTIONARY_TEXT: "functionary functionary_v3 functionary_v3_2",
-    functionary.XLAM_TEXT: "xlam",
-    solar.TEXT: "solar_open",
-    solar.PLAMO_TEXT: "plamo3",
-    _HARMONY: "openai openai_gptoss gpt_oss gptoss harmony beam",
+_OBJECT = '{"name": {name}, "arguments": {arguments}}'
+_PARAMETERS = '{"name": {name}, "parameters": {arguments}}'
+_CITATIONS = ("<co>", "<co: ", "</co>", "</co: ")
+_GLM_EXTRAS: Mapping[str, Any] = {
+    "silent": ("<|role_end|>",),
+    "inline": ("<|begin_of_box|>", "<|end_of_box|>"),
+    "starts_line": True,
 }
+_DEEPSEEK_SECTION: Mapping[str, Any] = {
+    "opening": "<｜tool▁calls▁begin｜>",
+    "separator": "",
+    "closing": "<｜tool▁calls▁end｜>",
+}
+_DEEPSEEK_INLINE = tuple(
+    f"<｜tool▁{word}▁{end}｜>" for word in ("outputs", "output") for end in ("begin", "end")
+)
+_GLM, _LONGCAT = key_value(undeclared="guess"), key_value("longcat_", undeclared="guess")
+_IQUEST = key_value(call="<iquestcoder_tool_call>{name}\n", call_end="</iquestcoder_tool_call>")
+_HY_BLOCK: Mapping[str, Any] = {
+    "opening": "<tool_calls:opensource>\n",
+    "closing": "\n</tool_calls:opensource>",
+}
+_HY_V3 = key_value("", ":opensource", "<tool_sep:opensource>", **_HY_BLOCK)
+_HY_CALLS = (
+    tagged(_HY_V3.tags),
+    tagged(key_value("", "", "<tool_sep>", opening="<tool_calls>", closing="</tool_calls>").tags),
+)
+_HY_THINK = (Tags("<think:opensource>", "</think:opensource>", anywhere=True), THINK)
+_MUSE_THINK = Tags("<|think:start|>", "<|think:end|>", anywhere=True)
+_GRANITE_THINK = (
+    Tags("Here is my thought process:", "Here is my response:"),
+    Tags("Here's my thought process:", "Here's my response:"),
+    THINK,
+)
+_CLOVA_TURN = "<|im_end|>\n<|im_start|>assistant"
+_GLIMMER_TURN, _TO_USER = "<|start|>assistant", " to=user<|message|>"
+
+FAMILIES = (
+    Family("plain", "plain none", reasoning="none", tags=()),
+    Family(
+        "Qwen3, Hermes, Granite 4",
+        "hermes qwen qwen2 qwen25 qwen3 qwen3_json json_tools granite4 trinity",
+        JsonShape(f"<tool_call>\n{_OBJECT}\n</tool_call>", separator="\n"),
+        signs=[("<tool_call>",)],
+        reasoning="qwen3 qwen3_thinking think holo2 granite_thinking_parser",
+        calls=qwen.CALLS,
+    ),
+    Family(
+        "Qwen3-Coder, Qwen3.5 and later",
+        "qwen3_coder qwen3_xml qwen3_5 nemotron_v3 step3p5 step5 mimo iquest_coder",
+        qwen.SHAPE,
+        signs=[("<tool_call>", "<function=")],
+        reasoning="nemotron_v3 nemotron_3 step5 mimo iquest_coder",
+        calls=qwen.CALLS,
+    ),
+    Family("Step 3.5", reasoning="step3p5", tags=(replace(THINK, anywhere=True),)),
+    Family(
+        "Functionary 3.1",
+        "functionary_v3_1",
+        JsonShape("<function={name}>{arguments}</function>", separator=""),
+        calls=qwen.CALLS,
+    ),
+    Family(
+        "ERNIE 4.5",
+        "ernie45",
+        JsonShape(f"<tool_call>\n{_OBJECT}\n</tool_call>", separator="\n"),
+        reasoning="ernie45",
+        calls=qwen.CALLS,
+        silent=("<response>", "</response>"),
+    ),
+    Family(
+        "DeepSeek V3",
+        "deepseek_v3 deepseek_r1 deepseekv3",
+        JsonShape(
+            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```"
+            "<｜tool▁call▁end｜>",
+            **_DEEPSEEK_SECTION,
+        ),
+        signs=[("<｜tool▁calls▁begin｜>", "```json")],
+        reasoning="deepseek_r1 deepseek_v3",
+        calls=deepseek.V3_CALLS,
+        inline=_DEEPSEEK_INLINE,
+    ),
+    Family(
+        "DeepSeek V3.1",
+        "deepseek_v31 deepseekv31",
+        JsonShape(
+            "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>",
+            **_DEEPSEEK_SECTION,
+        ),
+        signs=[("<｜tool▁calls▁begin｜>",)],
+        reasoning="deepseek_v31",
+        calls=deepseek.V3_CALLS,
+        inline=_DEEPSEEK_INLINE,
+    ),
+    *(
+        Family(
+            f"DeepSeek {version}",
+            names,
+            shape,
+            signs=signs,
+            reasoning=names.split()[0],
+            calls=deepseek.DSML_CALLS,
+            inline=_DEEPSEEK_INLINE,
+        )
+        for version, names, shape, signs in (
+            (
+                "V3.2",
+                "deepseek_v32 deepseekv32",
+                deepseek.DSML_SHAPES[0],
+                [("｜DSML｜",), ("｜DSML｜", "<｜tool▁calls▁begin｜>", "```json")],
+            ),
+            (
+                "V4",
+                "deepseek_v4 deepseekv4",
+                deepseek.DSML_SHAPES[1],
+                [("｜DSML｜tool_calls",)],
+            ),
+            (
+                "V4.1",
+                "deepseek_v41 deepseekv41",
+                deepseek.DSML_SHAPES[2],
+                [("｜DSML｜ calls",)],
+            ),
+        )
+    ),
+    Family(
+        "GigaChat 3.5",
+        "gigachat35",
+        invoked("｜GCML｜", "tool_calls", flags=("true", "false")),
+        signs=[("｜GCML｜",)],
+        reasoning="gigachat35",
+    ),
+    Family(
+        "Step 3",
+        "step3",
+        deepseek.STEP_SHAPE,
+        signs=[("<steptml:invoke",)],
+        reasoning="step3",
+        calls=deepseek.STEP_CALLS,
+    ),
+    Family(
+        "GLM 4.5, 4.7, 5, Laguna, Ling 3, Spark 2.5 and 3",
+        "glm45 glm47 glm5 glm laguna poolside_v1 ling3 spark25 spark3",
+        _GLM,
+        signs=[("<arg_key>",), ("<arg_key>", "<tool_call>")],
+        reasoning="glm45 glm47 glm5 poolside_v1 laguna ling3",
+        calls=(tagged(_GLM.tags), unopened(_GLM.tags), UNMARKED_CALLS),
+        **_GLM_EXTRAS,
+    ),
+    Family(
+        "Longcat",
+        "longcat longcat_flash",
+        _LONGCAT,
+        signs=[("<longcat_tool_call>",)],
+        tags=(Tags("<longcat_think>", "</longcat_think>"),),
+        reasoning="longcat",
+        calls=(tagged(_LONGCAT.tags), unopened(_LONGCAT.tags), UNMARKED_CALLS),
+        **_GLM_EXTRAS,
+    ),
+    Family(
+        "iQuest Coder 2",
+        "iquest_coder_v2",
+        _IQUEST,
+        signs=[("<iquestcoder_tool_call>",)],
+        reasoning="iquest_coder_v2",
+        calls=(tagged(_IQUEST.tags), unopened(_IQUEST.tags), UNMARKED_CALLS),
+        **_GLM_EXTRAS,
+    ),
+    Family(
+        "Hunyuan 3",
+        "hy_v3 hy3",
+        _HY_V3,
+        signs=[("<tool_sep:opensource>",), ("<tool_sep:opensource>", "<tool_call:opensource>")],
+        tags=_HY_THINK,
+        reasoning="hy_v3",
+        calls=_HY_CALLS,
+    ),
+    Family(
+        "Hunyuan 4",
+        "hy_v4",
+        key_value("", ":opensource", **_HY_BLOCK),
+        signs=[("<tool_call:opensource>",)],
+        tags=_HY_THINK,
+        reasoning="hy_v4",
+        calls=_HY_CALLS,
+    ),
+    Family(
+        "K2 Horizon",
+        "k2_horizon k2_v3",
+        key_value(
+            "ifm|",
+            opening="<ifm|tool_calls>",
+            closing="</ifm|tool_calls>",
+            others={"kind": ("<ifm|arg_type>", "</ifm|arg_type>")},
+        ),
+        signs=[("<ifm|tool_call",)],
+        tags=tuple(
+            Tags(f"<ifm|{name}>", f"</ifm|{name}>", anywhere=True)
+            for name in ("think", "think_fast", "think_faster")
+        ),
+        reasoning="k2_horizon",
+    ),
+    Family(
+        "Solar Open 2",
+        "solar_open2",
+        TagShape(
+            call="<|tool_call:start|>{name}\n",
+            parameter="<|tool_arg:start|>{key}<|tool_arg:value|>",
+            value_end="<|tool_arg:end|>\n",
+            call_end="<|tool_call:end|>",
+            separator="\n",
+            forbidden=("<|tool_call:", "<|tool_arg:"),
+        ),
+        signs=[("<|tool_arg:start|>",)],
+        tags=(_MUSE_THINK,),
+        reasoning="solar_open2",
+    ),
+    Family(
+        "Gemma 4",
+        "gemma4",
+        FencedShape("<|tool_call>", '<|"|>', "<tool_call|>"),
+        signs=[("<|tool_call>",)],
+        tags=(
+            Tags("<|channel>thought", "<channel|>", anywhere=True),
+            Tags("thought\n", "<channel|>"),  # if the server omits special tokens
+        ),
+        reasoning="gemma4",
+        calls=gemma.GEMMA4_CALLS,
+        late_tags=(Tags("<|channel>", "<channel|>", anywhere=True),),  # a channel without a name
+        answers=("<|channel>content\n", "<|channel>response\n", "<|channel>final\n"),
+        silent=("<|tool_response>", "<turn|>"),
+    ),
+    Family(
+        "FunctionGemma",
+        "function_gemma functiongemma",
+        FencedShape("<start_function_call>", "<escape>", "<end_function_call>"),
+        signs=[("<start_function_call>",)],
+        tags=(),
+        calls=gemma.FUNCTION_GEMMA_CALLS,
+        silent=("<start_function_response>", "<end_of_turn>"),
+    ),
+    Family(
+        "gpt-oss, Beam",
+        "openai openai_gptoss gpt_oss gptoss harmony beam",
+        JsonShape(
+            "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}",
+            several=False,  # the token that ends a call ends the answer
+        ),
+        signs=[("<|channel|>", "<|message|>")],
+        reasoning="openai_gptoss openai gpt_oss harmony beam",
+        text=Harmony(),
+    ),
+    Family(
+        "Kimi K2",
+        "kimi_k2 kimi",
+        JsonShape(
+            "<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}"
+            "<|tool_call_end|>",
+            "<|tool_calls_section_begin|>",
+            "",
+            "<|tool_calls_section_end|>",
+        ),
+        signs=[("<|tool_calls_section_begin|>",)],
+        reasoning="kimi_k2",
+        calls=kimi.K2_CALLS,
+    ),
+    Family("Kimi VL", reasoning="kimi", tags=(Tags("◁think▷", "◁/think▷"),)),
+    Family(
+        "Kimi K3",
+        "kimi_k3",
+        TagShape(
+            opening="<|open|>tools<|sep|>",
+            call='<|open|>call tool="{name}"<|sep|>',
+            parameter='<|open|>argument key="{key}" type="{flag}"<|sep|>',
+            value_end="<|close|>argument<|sep|>",
+            call_end="<|close|>call<|sep|>",
+            closing="<|close|>tools<|sep|>",
+            flags=("string", "object"),
+            forbidden=("<|open|>", "<|close|>", "<|sep|>"),
+            others={"json_block": "<|open|>json", "json_close": "<|close|>json<|sep|>"},
+        ),
+        signs=[("<|open|>", "<|sep|>")],
+        tags=(Tags("<|open|>think<|sep|>", "<|close|>think<|sep|>", anywhere=True),),
+        reasoning="kimi_k3",
+        answers=("<|open|>response<|sep|>",),
+        silent=("<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>"),
+    ),
+    Family(
+        "Llama 3",
+        "llama3_json llama4_json llama3",
+        JsonShape(_PARAMETERS, separator="; "),
+        signs=[("<|python_tag|>",), ("<|eot_id|>", '"parameters"')],
+        calls=llama.CALLS,
+    ),
+    Family(
+        "Llama 4",
+        "llama4_pythonic llama4 pythonic",
+        PythonShape("[", ", ", "]"),
+        signs=[("<|python_start|>",), ("<|header_start|>",)],
+        calls=llama.CALLS,
+    ),
+    Family(
+        "LFM2, MiniCPM 3 and 4",
+        "lfm2 minicpm minicpm3 minicpm4",
+        PythonShape("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
+        signs=[("<|tool_call_start|>",)],
+        tags=(THINK, Tags("<|thought_start|>", "<|thought_end|>")),
+        calls=(llama.LFM2, llama.UNMARKED),
+    ),
+    Family(
+        "OLMo 3",
+        "olmo3",
+        PythonShape("<function_calls>", "\n", "</function_calls>"),
+        signs=[("<function_calls>",)],
+        reasoning="olmo3",
+        calls=(llama.fenced("<function_calls>", "</function_calls>"), llama.UNMARKED),
+    ),
+    Family(
+        "Mistral",
+        "mistral",
+        JsonShape(_OBJECT, "[TOOL_CALLS][", ", ", "]"),
+        signs=[("[TOOL_CALLS]",)],
+        tags=(Tags("[THINK]", "[/THINK]", anywhere=True), THINK),
+        reasoning="mistral",
+        calls=mistral.CALLS,
+        by_token=("[ARGS]", JsonShape("[TOOL_CALLS]{name}[ARGS]{arguments}", separator="")),
+    ),
+    Family(
+        "MiniMax M2",
+        "minimax_m2 minimax",
+        others.MINIMAX_SHAPE,
+        signs=[("<minimax:tool_call>",)],
+        tags=(replace(THINK, anywhere=True),),
+        reasoning="minimax_m2 minimax",
+        calls=others.MINIMAX_CALLS,
+    ),
+    Family("MiniMax M2, kept in the text", reasoning="minimax_m2_append_think"),
+    Family(
+        "MiniMax M3",
+        "minimax_m3",
+        TagShape(
+            opening=f"{minimax_m3.MARK}<tool_call>\n",
+            call=f'{minimax_m3.MARK}<invoke name="{{name}}">',
+            parameter=f"{minimax_m3.MARK}<{{key}}>",
+            value_end=f"{minimax_m3.MARK}</{{key}}>",
+            call_end=f"{minimax_m3.MARK}</invoke>\n",
+            closing=f"{minimax_m3.MARK}</tool_call>",
+            forbidden=(minimax_m3.MARK,),
+        ),
+        signs=[(minimax_m3.MARK,)],
+        tags=(Tags("<mm:think>", "</mm:think>", anywhere=True),),
+        reasoning="minimax_m3",
+        calls=minimax_m3.CALLS,
+    ),
+    Family(
+        "dots",
+        "dots",
+        invoked("", "dots_function_call", lines="paired"),
+        signs=[("<dots_function_call>",)],
+    ),
+    Family(
+        "Muse Spark",
+        "muse_spark",
+        others.MUSE_SHAPE,
+        signs=[("<atem:function_calls>",)],
+        tags=(_MUSE_THINK,),
+        reasoning="muse_spark",
+    ),
+    Family(
+        "Muse Glimmer",
+        "muse_glimmer muse musespark1x",
+        replace(
+            others.MUSE_SHAPE,
+            call=f" to={{name}}<|message|>{others.MUSE_SHAPE.opening}{others.MUSE_SHAPE.call}",
+            call_end=f"{others.MUSE_SHAPE.call_end}{others.MUSE_SHAPE.closing}",
+            opening="",
+            separator=f"<|eom|>{_GLIMMER_TURN}",
+            closing="",
+            forbidden=others.MUSE_SHAPE.markup,
+        ),
+        signs=[("<atem:function_calls>", "<|eom|>", "<|message|>")],
+        tags=(Tags(" to=self<|message|>", f"<|eom|>{_GLIMMER_TURN}", anywhere=True),),
+        reasoning="muse_glimmer muse musespark1x",
+        calls=others.GLIMMER_CALLS,
+        answers=(_TO_USER, f"{_GLIMMER_TURN}{_TO_USER}"),
+        silent=("<|eom|>", _GLIMMER_TURN, "<|message|>", "<|eot|>"),
+    ),
+    Family(
+        "MiniCPM 5",
+        "minicpm5 minicpm4_xml",
+        TagShape(
+            call='<function name="{name}">',
+            parameter='<param name="{key}">',
+            value_end="</param>",
+            call_end="</function>",
+            separator="\n",
+            lines="paired",
+            forbidden=("<function", "</function", "<param", "</param", "<![CDATA["),
+            others={"cdata": True},
+        ),
+        signs=[("<function name=",)],
+        reasoning="minicpm5 minicpmv",
+    ),
+    Family(
+        "Seed-OSS",
+        "seed_oss",
+        TagShape(
+            opening="<seed:tool_call>\n",
+            call="<function={name}>\n",
+            parameter="<parameter={key}>",
+            value_end="</parameter>\n",
+            call_end="</function>\n",
+            closing="</seed:tool_call>",
+            separator="\n",
+            each=True,
+            lines="paired",
+        ),
+        signs=[("<seed:tool_call>",)],
+        tags=(Tags("<seed:think>", "</seed:think>"),),
+        reasoning="seed_oss",
+    ),
+    Family(
+        "Granite 3",
+        "granite granite3",
+        JsonShape(_OBJECT, "<|tool_call|>[", closing="]"),
+        signs=[("<|tool_call|>",)],
+        tags=_GRANITE_THINK,
+        reasoning="granite",
+        calls=(
+            qwen.MARKED_CALLS,
+            json_block("<|tool_call|>"),
+            json_block("<function_call>"),
+            UNMARKED_CALLS,
+        ),
+    ),
+    Family(
+        "Granite 20B",
+        "granite_20b_fc",
+        JsonShape(f"<function_call> {_OBJECT}", separator="\n"),
+        signs=[("<function_call>",)],
+        tags=_GRANITE_THINK,
+        calls=(
+            json_block("<function_call>"),
+            json_block("<|tool_call|>"),
+            qwen.MARKED_CALLS,
+            UNMARKED_CALLS,
+        ),
+    ),
+    Family(
+        "Phi-4",
+        "phi4_mini_json phi4",
+        JsonShape(_OBJECT, "<|tool_call|>[", closing="]<|/tool_call|>"),
+        signs=[("<|/tool_call|>",), ("<|/tool_call|>", "<|tool_call|>")],
+        reasoning="phi4",
+        calls=(json_block("<|tool_call|>", "<|/tool_call|>"), json_block("functools[")),
+    ),
+    Family(
+        "FireFunction 2",
+        "firefunction firefunction_v2",
+        JsonShape(_OBJECT, "functools[", closing="]"),
+        signs=[(" functools[",), (" functools[", "<|end_header_id|>")],
+        calls=(json_block("functools["), json_block("<|tool_call|>", "<|/tool_call|>")),
+    ),
+    Family(
+        "Cohere's Command R7B, Command A and later",
+        "cohere cohere_command3 cohere_command4",
+        JsonShape(
+            '{"tool_call_id": "{index}", "tool_name": {name}, "parameters": {arguments}}',
+            "<|START_ACTION|>[",
+            closing="]<|END_ACTION|>",
+        ),
+        signs=[("<|START_ACTION|>",)],
+        tags=(Tags("<|START_THINKING|>", "<|END_THINKING|>", anywhere=True),),
+        reasoning="cohere cohere_command3 cohere_command4",
+        answers=("<|START_RESPONSE|>", "<|START_TEXT|>"),
+        silent=("<|END_RESPONSE|>", "<|END_TEXT|>", "<|END_OF_TURN_TOKEN|>"),
+        inline=_CITATIONS,
+    ),
+    Family(
+        "Command R and R+",
+        "command_r command_r_plus",
+        JsonShape(
+            '{"tool_name": {name}, "parameters": {arguments}}',
+            "Action: ```json\n[",
+            ",\n",
+            "]\n```",
+        ),
+        signs=[("Action:", "<|CHATBOT_TOKEN|>", "Grounded answer:")],
+        tags=(),
+        calls=(json_block("Action:", begins=begins_line),),
+        silent=("<|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+        inline=_CITATIONS,
+    ),
+    Family(
+        "Solar Open",
+        "solar_open",
+        JsonShape(
+            "<|tool_call:begin|>{index}<|tool_call:name|>{name}<|tool_call:args|>{arguments}"
+            "<|tool_call:end|>",
+            "<|tool_calls|>",
+            "",
+            "<|calls|>",
+        ),
+        signs=[("<|tool_call:begin|>",)],
+        tags=(Tags("<|think|>", "<|end|>", anywhere=True),),
+        reasoning="solar_open",
+        calls=solar.CALLS,
+        answers=("<|content|>",),
+        silent=("<|begin|>assistant", "<|flush|>"),
+    ),
+    Family(
+        "PLaMo 3",
+        "plamo3",
+        JsonShape(
+            "<|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>{name}"
+            "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|>"
+            "<|plamo:constrain|>json<|plamo:msg|>{arguments}"
+            "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>",
+            "<|plamo:begin_tool_requests:plamo|>",
+            "",
+            "<|plamo:end_tool_requests:plamo|>",
+        ),
+        signs=[("<|plamo:begin_tool_request",)],
+        tags=(Tags(*solar.plamo("think"), anywhere=True),),
+        reasoning="plamo3",
+        calls=solar.PLAMO_CALLS,
+        silent=(solar.PLAMO_MESSAGE, "<|plamo:tag|>"),
+    ),
+    Family(
+        "Apertus",
+        "apertus apertus2509",
+        JsonShape("{{name}: {arguments}}", "<|tools_prefix|>[", closing="]<|tools_suffix|>"),
+        signs=[("<|tools_prefix|>",)],
+        tags=(Tags("<|inner_prefix|>", "<|inner_suffix|>", anywhere=True),),
+        reasoning="apertus",
+        calls=others.APERTUS_CALLS,
+    ),
+    Family(
+        "Nemotron Nano 2, Llama Nemotron",
+        "nemotron_json nemotron_nano_v2",
+        JsonShape(_OBJECT, "<TOOLCALL>[", closing="]</TOOLCALL>"),
+        signs=[("<TOOLCALL>",)],
+    ),
+    Family(
+        "Jamba",
+        "jamba",
+        JsonShape(_OBJECT, "<tool_calls>[", closing="]</tool_calls>"),
+        signs=[("<tool_calls>",)],
+    ),
+    Family(
+        "Hunyuan",
+        "hunyuan_a13b hunyuan",
+        JsonShape(_OBJECT, "<tool_calls>[", closing="]</tool_calls>"),
+        signs=[("<answer>", "</answer>")],
+        reasoning="hunyuan_a13b",
+        answers=("<answer>",),
+        silent=("</answer>",),
+    ),
+    Family(
+        "Apriel 1.5, 1.6",
+        "apriel",
+        JsonShape(_OBJECT, "<tool_calls>[", closing="]</tool_calls>"),
+        signs=[("[BEGIN FINAL RESPONSE]",)],
+        tags=(
+            Tags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+            Tags("<thinking>", "</thinking>"),
+        ),
+        reasoning="apriel",
+        silent=("[END FINAL RESPONSE]",),
+    ),
+    Family(
+        "GigaChat 3 and 3.1",
+        "gigachat3",
+        JsonShape(f"<|function_call|>{_OBJECT}", several=False),
+        signs=[("function call<|role_sep|>",), ("<|function_call|>", "<|role_sep|>")],
+        calls=(
+            json_block("<|function_call|>"),
+            json_block("<|message_sep|>\n\nfunction call<|role_sep|>"),
+            json_block("function call<|role_sep|>"),
+        ),
+        silent=("<|message_sep|>",),
+    ),
+    Family(
+        "HyperCLOVA X Think",
+        "hyperclovax hyperclovax_seed_think_14b",
+        JsonShape(_OBJECT, " -> tool/function_call\n[", closing="]"),
+        signs=[("-> tool/function_call",)],
+        tags=(Tags("/think\n", _CLOVA_TURN),),
+        reasoning="hyperclovax hyperclovax_seed_think_14b",
+        calls=others.HYPERCLOVA_CALLS,
+        silent=(_CLOVA_TURN,),
+        starts_line=True,
+    ),
+    Family("Sarashina", "sarashina", JsonShape(_OBJECT, "<|tool_calls|>[", closing="]")),
+    Family(
+        "openPangu",
+        "pangu openpangu openpangu_v2",
+        JsonShape(_OBJECT, "[unused11][", closing="][unused12]"),
+        signs=[("[unused11]", "[unused12]")],
+        tags=(THINK, Tags("[unused16]", "[unused17]", anywhere=True)),
+        reasoning="pangu",
+        calls=(
+            json_block("<|tool_call_start|>", "<|tool_call_end|>"),
+            json_block("[unused11]", "[unused12]"),
+        ),
+    ),
+    Family(
+        "Inkling",
+        "inkling",
+        JsonShape(
+            '<|content_invoke_tool_json|>{"name": {name}, "args": {arguments}}<|end_message|>',
+            separator="",
+        ),
+        signs=[("<|content_invoke_tool_json|>",)],
+        tags=(Tags("<|content_thinking|>", "<|end_message|>", anywhere=True),),
+        reasoning="inkling",
+        calls=others.INKLING_CALLS,
+        silent=others.INKLING_SILENT,
+    ),
+    Family(
+        "InternLM 2 and 3, Intern-S1",
+        "internlm internlm2 internlm3 interns1 intern_s1",
+        JsonShape(f"<|action_start|><|plugin|>\n{_PARAMETERS}<|action_end|>", several=False),
+        signs=[("<|action_start|>", "<|plugin|>")],
+        reasoning="interns1",
+        calls=(
+            json_block("<|action_start|><|plugin|>", "<|action_end|>"),
+            json_block("<|action_start|> <|plugin|>", "<|action_end|>"),
+        ),
+    ),
+    Family(
+        "Functionary 3.2",
+        "functionary functionary_v3 functionary_v3_2",
+        JsonShape("{name}\n{arguments}", separator="\n>>>"),  # the prompt already ends with >>>
+        signs=[
+            (">>>all\n",),
+            ("'>>>all",),
+            (">>>all\n", "<|end_header_id|>"),
+            ("'>>>all", "<|end_header_id|>"),
+        ],
+        text=functionary.Addressed(calls=functionary.CALLS, silent=(">>>all\n",)),
+    ),
+    Family(
+        "xLAM",
+        "xlam",
+        JsonShape(_OBJECT, "[", closing="]"),
+        calls=functionary.XLAM_CALLS,
+    ),
+)
 TOOLS: Mapping[str, TaggedText | Harmony] = {
-    name: grammar for grammar, names in _TOOL_NAMES.items() for name in names.split()
+    name: family.grammar for family in FAMILIES for name in family.names.split()
 }
 """The grammar for each value of `tool_parser:`."""
-
-_THINK = (qwen.THINK,)
-_THINKERS = """
-    qwen3 deepseek_r1 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41 glm45 glm47
-    glm5 kimi_k2 minimax_m2_append_think nemotron_v3 olmo3 ernie45 step3
-    hunyuan_a13b phi4 holo2 poolside_v1 minicpm5 laguna think gigachat35 interns1 ling3 mimo
-    iquest_coder iquest_coder_v2 step5 granite_thinking_parser minicpmv qwen3_thinking
-    nemotron_3
-"""
-HARMONY_REASONING = frozenset("openai_gptoss openai gpt_oss harmony beam".split())
+BY_NAME: Mapping[str, Family] = {
+    name: family for family in FAMILIES for name in family.names.split()
+}
 REASONING: Mapping[str, tuple[Tags, ...]] = {
-    **dict.fromkeys(_THINKERS.split(), _THINK),
-    **dict.fromkeys(HARMONY_REASONING, ()),
-    "gemma4": gemma.GEMMA4_TEXT.tags,
-    "apertus": others.APERTUS_TEXT.tags,
-    "apriel": others.APRIEL_TEXT.tags,
-    **dict.fromkeys(("cohere_command3", "cohere_command4", "cohere"), others.COHERE_TEXT.tags),
-    "granite": others.GRANITE_TAGS,
-    "hy_v3": glm.HY_TEXT.tags,
-    "hy_v4": glm.HY_TEXT.tags,
-    **dict.fromkeys(("hyperclovax", "hyperclovax_seed_think_14b"), others.HYPERCLOVA_TEXT.tags),
-    "inkling": others.INKLING_TEXT.tags,
-    "k2_horizon": glm.K2_HORIZON_TEXT.tags,
-    "kimi": (Tags("◁think▷", "◁/think▷"),),
-    "kimi_k3": kimi.K3_TEXT.tags,
-    "longcat": glm.LONGCAT_TEXT.tags,
-    **dict.fromkeys(("minimax_m2", "minimax"), others.MINIMAX_TEXT.tags),
-    "minimax_m3": minimax_m3.TEXT.tags,
-    "mistral": mistral.MISTRAL_TEXT.tags,
-    **dict.fromkeys(("muse_glimmer", "muse", "musespark1x"), others.MUSE_GLIMMER_TEXT.tags),
-    "muse_spark": others.MUSE_SPARK_TEXT.tags,
-    "seed_oss": others.SEED_TEXT.tags,
-    "pangu": others.PANGU_TEXT.tags,
-    "plamo3": solar.PLAMO_TEXT.tags,
-    "solar_open": solar.TEXT.tags,
-    "step3p5": (replace(qwen.THINK, anywhere=True),),
-    "solar_open2": glm.SOLAR2_TEXT.tags,
-    "none": (),
+    name: () if isinstance(family.grammar, Harmony) else family.grammar.tags
+    for family in FAMILIES
+    for name in family.reasoning.split()
 }
 """The tags for each value of `reasoning_parser:`."""
+HARMONY_REASONING = frozenset(
+    name
+    for family in FAMILIES
+    if isinstance(family.grammar, Harmony)
+    for name in family.reasoning.split()
+)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
+from common.formats import mistral
 from common.formats.answer import Call
 from common.formats.cursor import Wait
 from common.formats.json_calls import read_arguments, read_bare_calls
-from common.formats.mistral import MISTRAL_TEXT
-from common.formats.qwen import MARKED_CALLS, THINK
+from common.formats.qwen import MARKED_CALLS
 from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet
 from common.formats.tagged_text import TaggedText
 
@@ -28,7 +28,7 @@ def _read_addressed(reading: Reading) -> Wait[None]:
     reading.call(Call(name, (yield from read_arguments(reading, (_TO,)))))
 
 
-class _Addressed(TaggedText):
+class Addressed(TaggedText):
     """If the prompt ends with `>>>`, the answer begins with a recipient; `all` is the user."""
 
     def read(self, reading: Reading) -> Wait[None]:
@@ -38,12 +38,9 @@ class _Addressed(TaggedText):
         yield from TaggedText.read(self, reading)
 
 
-FUNCTIONARY_TEXT = _Addressed(
-    calls=(
-        CallSyntax((_TO,), _read_addressed),
-        CallSyntax((), _read_addressed, begins=no_content_yet, by_name=True),
-    ),
-    silent=(_TO + _ALL,),
+CALLS = (
+    CallSyntax((_TO,), _read_addressed),
+    CallSyntax((), _read_addressed, begins=no_content_yet, by_name=True),
 )
 
 
@@ -56,12 +53,9 @@ def _read_fenced(reading: Reading) -> Wait[None]:
     yield from cursor.accept_after_space(_FENCE)
 
 
-XLAM_TEXT = TaggedText(
-    tags=(THINK,),
-    calls=(
-        MARKED_CALLS,
-        MISTRAL_TEXT.calls[0],
-        CallSyntax((_FENCE,), _read_fenced, begins=begins_line),
-        CallSyntax(("[", "{"), read_bare_calls, begins=begins_line),
-    ),
+XLAM_CALLS = (
+    MARKED_CALLS,
+    mistral.CALLS[0],
+    CallSyntax((_FENCE,), _read_fenced, begins=begins_line),
+    CallSyntax(("[", "{"), read_bare_calls, begins=begins_line),
 )

@@ -8,8 +8,7 @@ from common.formats.answer import Call
 from common.formats.cursor import Cursor, Wait
 from common.formats.json_calls import read_arguments, read_json_calls
 from common.formats.pythonic import TOOL_CODE, read_pythonic
-from common.formats.reading import CallSyntax, Reading, Tags, begins_line
-from common.formats.tagged_text import TaggedText
+from common.formats.reading import CallSyntax, Reading, begins_line
 from common.formats.values import FUNCTION_GEMMA, GEMMA4, Dialect
 
 _NAME = re.compile(r"[\w.:/-]*")
@@ -91,24 +90,12 @@ def _read_function_gemma(reading: Reading) -> Wait[None]:
     yield from _read(reading, FUNCTION_GEMMA, ("<start_function_call>",), ("<end_function_call>",))
 
 
-GEMMA4_TEXT = TaggedText(
-    tags=(
-        Tags("<|channel>thought", "<channel|>", anywhere=True),
-        Tags("thought\n", "<channel|>"),  # if the server omits special tokens
-    ),
-    late_tags=(Tags("<|channel>", "<channel|>", anywhere=True),),  # a channel without a name
-    calls=(
-        CallSyntax(_GEMMA4_OPENERS, _read_gemma4, _GEMMA4_CLOSERS[:1]),
-        CallSyntax(("call:", *_HALF_OPENERS), _read_gemma4, begins=begins_line),
-        TOOL_CODE,
-    ),
-    answers=("<|channel>content\n", "<|channel>response\n", "<|channel>final\n"),
-    silent=("<|tool_response>", "<turn|>"),
+GEMMA4_CALLS = (
+    CallSyntax(_GEMMA4_OPENERS, _read_gemma4, _GEMMA4_CLOSERS[:1]),
+    CallSyntax(("call:", *_HALF_OPENERS), _read_gemma4, begins=begins_line),
+    TOOL_CODE,
 )
-FUNCTION_GEMMA_TEXT = TaggedText(
-    calls=(
-        CallSyntax(("<start_function_call>",), _read_function_gemma, ("<end_function_call>",)),
-        TOOL_CODE,
-    ),
-    silent=("<start_function_response>", "<end_of_turn>"),
+FUNCTION_GEMMA_CALLS = (
+    CallSyntax(("<start_function_call>",), _read_function_gemma, ("<end_function_call>",)),
+    TOOL_CODE,
 )

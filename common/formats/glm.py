@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Markers, Unreadable, Wait
 from common.formats.json_calls import read_json_calls
-from common.formats.qwen import THINK, UNMARKED_CALLS
-from common.formats.reading import CallSyntax, Reading, Tags, no_content_yet
+from common.formats.reading import CallSyntax, Reading, no_content_yet
 from common.formats.tagged_calls import CallTags
-from common.formats.tagged_text import TaggedText
 from common.formats.values import object_of
 
 _NAME = re.compile(r"[^<>{}()\s\\]*")
@@ -130,94 +127,10 @@ class KeyValueTags(CallTags):
         return {"name": key}, False
 
 
-def _tags(prefix: str, suffix: str = "", **others: Any) -> KeyValueTags:
-    def tag(name: str) -> str:
-        slash, name = ("/", name[1:]) if name[0] == "/" else ("", name)
-        return f"<{slash}{prefix}{name}{suffix}>"
+def unopened(tags: CallTags) -> CallSyntax:
+    """Calls whose first tag is missing, at the beginning of the answer."""
 
-    return KeyValueTags(
-        **{
-            "call": tag("tool_call"),
-            "call_close": tag("/tool_call"),
-            "parameter": tag("arg_key"),
-            "parameter_close": tag("/arg_value"),
-            "key_close": tag("/arg_key"),
-            "value": tag("arg_value"),
-            **others,
-        }
-    )
-
-
-def _syntaxes(*tags: KeyValueTags) -> tuple[CallSyntax, ...]:
-    return tuple(CallSyntax(each.openers, each.read, each.closers) for each in tags)
-
-
-def _text(tags: KeyValueTags, *think: Tags) -> TaggedText:
-    def read_without_opening(reading: Reading) -> Wait[None]:
+    def read(reading: Reading) -> Wait[None]:
         reading.call((yield from tags.read_inside(reading)))
 
-    return TaggedText(
-        tags=think,
-        calls=(
-            *_syntaxes(tags),
-            CallSyntax((), read_without_opening, begins=no_content_yet, by_name=True),
-            UNMARKED_CALLS,
-        ),
-        silent=("<|role_end|>",),
-        inline=("<|begin_of_box|>", "<|end_of_box|>"),
-        starts_line=True,
-    )
-
-
-GLM_TEXT = _text(_tags("", undeclared="guess"), THINK)
-LONGCAT_TEXT = _text(
-    _tags("longcat_", undeclared="guess"), Tags("<longcat_think>", "</longcat_think>")
-)
-IQUEST_TEXT = _text(
-    _tags("", call="<iquestcoder_tool_call>", call_close="</iquestcoder_tool_call>"), THINK
-)
-_HY_SUFFIXES = (":opensource", "")
-HY_TEXT = TaggedText(
-    tags=(
-        Tags("<think:opensource>", "</think:opensource>", anywhere=True),
-        THINK,
-    ),
-    calls=_syntaxes(
-        *(
-            _tags(
-                "",
-                suffix,
-                block=f"<tool_calls{suffix}>",
-                block_close=f"</tool_calls{suffix}>",
-                after_name=f"<tool_sep{suffix}>",
-            )
-            for suffix in _HY_SUFFIXES
-        )
-    ),
-)
-K2_HORIZON_TEXT = TaggedText(
-    tags=tuple(
-        Tags(f"<ifm|{name}>", f"</ifm|{name}>", anywhere=True)
-        for name in ("think", "think_fast", "think_faster")
-    ),
-    calls=_syntaxes(
-        _tags(
-            "ifm|",
-            block="<ifm|tool_calls>",
-            block_close="</ifm|tool_calls>",
-            kind=("<ifm|arg_type>", "</ifm|arg_type>"),
-        )
-    ),
-)
-SOLAR2_TEXT = TaggedText(
-    tags=(Tags("<|think:start|>", "<|think:end|>", anywhere=True),),
-    calls=_syntaxes(
-        KeyValueTags(
-            call="<|tool_call:start|>",
-            call_close="<|tool_call:end|>",
-            parameter="<|tool_arg:start|>",
-            parameter_close="<|tool_arg:end|>",
-            key_close="<|tool_arg:value|>",
-        )
-    ),
-)
+    return CallSyntax((), read, begins=no_content_yet, by_name=True)

@@ -1,4 +1,4 @@
-"""Kimi: marked sections with the model's own ids in K2, nested tags (XTML) in K3."""
+"""Kimi K2: marked sections with the model's own ids."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from dataclasses import replace
 from common.formats.answer import Call
 from common.formats.cursor import Markers, Unreadable, Wait
 from common.formats.json_calls import read_arguments
-from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.reading import CallSyntax, Reading
 from common.formats.sections import Section
-from common.formats.tagged_calls import CallTags
-from common.formats.tagged_text import TaggedText
 from common.formats.values import parts
 
 _ARGUMENTS = "<|tool_call_argument_begin|>"
@@ -60,30 +58,7 @@ _SINGULAR = replace(
     _SECTION, opener="<|tool_call_section_begin|>", closer="<|tool_call_section_end|>"
 )
 """Section markers of some K2 checkpoints; vLLM accepts both spellings too."""
-_XTML = CallTags(
-    call="<|open|>call",
-    call_close="<|close|>call<|sep|>",
-    parameter="<|open|>argument",
-    parameter_close="<|close|>argument<|sep|>",
-    header_close="<|sep|>",
-    block="<|open|>tools<|sep|>",
-    block_close="<|close|>tools<|sep|>",
-    name_key="tool",
-    parameter_key="key",
-    text_flag=("type", "string"),
-    json_block="<|open|>json",
-    json_close="<|close|>json<|sep|>",
-)
-K2_TEXT = TaggedText(
-    tags=(Tags("<think>", "</think>"),),
-    calls=(
-        CallSyntax(_SECTION.openers, _SECTION.read, _SECTION.closers),
-        CallSyntax((_SINGULAR.opener,), _SINGULAR.read, (_SINGULAR.closer,)),
-    ),
-)
-K3_TEXT = TaggedText(
-    tags=(Tags("<|open|>think<|sep|>", "<|close|>think<|sep|>", anywhere=True),),
-    calls=(CallSyntax(_XTML.openers, _XTML.read, _XTML.closers),),
-    answers=("<|open|>response<|sep|>",),
-    silent=("<|close|>response<|sep|>", "<|close|>message<|sep|>", "<|end_of_msg|>"),
+K2_CALLS = (
+    _SECTION.syntax,
+    CallSyntax((_SINGULAR.opener,), _SINGULAR.read, (_SINGULAR.closer,)),
 )

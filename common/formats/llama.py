@@ -6,12 +6,10 @@ from common.formats.cursor import Cursor, Wait
 from common.formats.json_calls import accept_separator, read_bare_calls, read_json_calls
 from common.formats.pythonic import read_fenced_pythonic, read_pythonic
 from common.formats.qwen import FUNCTION_CALLS
-from common.formats.reading import CallSyntax, Reading, Tags
-from common.formats.tagged_text import TaggedText
+from common.formats.reading import CallSyntax, Reading
 
 _JSON_TAG = "<|python_tag|>"
 _LIST_TAG, _LIST_CLOSE = "<|python_start|>", "<|python_end|>"
-_THINK = Tags("<think>", "</think>")
 
 
 def _is_answer(reading: Reading, _opener: str) -> bool:
@@ -48,7 +46,7 @@ def _read_tagged(reading: Reading) -> Wait[None]:
     yield from cursor.accept_after_space(_LIST_CLOSE)
 
 
-def _fenced(opener: str, closer: str) -> CallSyntax:
+def fenced(opener: str, closer: str) -> CallSyntax:
     def read(reading: Reading) -> Wait[None]:
         cursor = reading.cursor
         cursor.take(len(opener))
@@ -62,14 +60,12 @@ def _fenced(opener: str, closer: str) -> CallSyntax:
     return CallSyntax((opener,), read, (closer,))
 
 
-_UNMARKED = CallSyntax(("{", "["), _read_unmarked, begins=_is_answer)
-_TAGGED = CallSyntax((_JSON_TAG, _LIST_TAG), _read_tagged, (_LIST_CLOSE,))
-_LFM2 = _fenced("<|tool_call_start|>", "<|tool_call_end|>")
-LLAMA_TEXT = TaggedText(tags=(_THINK,), calls=(_TAGGED, FUNCTION_CALLS, _LFM2, _UNMARKED))
-"""mlx-lm's name for LFM2's format is vLLM's for Llama's, so this one reads both."""
-LFM2_TEXT = TaggedText(
-    tags=(_THINK, Tags("<|thought_start|>", "<|thought_end|>")), calls=(_LFM2, _UNMARKED)
+UNMARKED = CallSyntax(("{", "["), _read_unmarked, begins=_is_answer)
+LFM2 = fenced("<|tool_call_start|>", "<|tool_call_end|>")
+CALLS = (
+    CallSyntax((_JSON_TAG, _LIST_TAG), _read_tagged, (_LIST_CLOSE,)),
+    FUNCTION_CALLS,
+    LFM2,
+    UNMARKED,
 )
-OLMO3_TEXT = TaggedText(
-    tags=(_THINK,), calls=(_fenced("<function_calls>", "</function_calls>"), _UNMARKED)
-)
+"""mlx-lm's name for LFM2's format is vLLM's for Llama's, so these read both."""

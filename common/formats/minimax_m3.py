@@ -12,15 +12,14 @@ from functools import partial
 
 from common.formats.answer import Call
 from common.formats.cursor import Markers, Wait
-from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.reading import CallSyntax, Reading
 from common.formats.tagged_calls import ValueSender, attributes_of
-from common.formats.tagged_text import TaggedText
 from common.formats.values import json_string, object_of
 
-_MARK = "]<]minimax[>["
-_BLOCK, _CALL = f"{_MARK}<tool_call>", f"{_MARK}<invoke"
-_BLOCK_END, _CALL_END = f"{_MARK}</tool_call>", f"{_MARK}</invoke>"
-_MARKS = Markers([_MARK])
+MARK = "]<]minimax[>["
+_BLOCK, _CALL = f"{MARK}<tool_call>", f"{MARK}<invoke"
+_BLOCK_END, _CALL_END = f"{MARK}</tool_call>", f"{MARK}</invoke>"
+_MARKS = Markers([MARK])
 _HEADER, _KEY = re.compile(r"[^<>\n]*"), re.compile(r"[^<>/\s]*")
 _ENTRY = "item"
 _DEEPEST = 50
@@ -74,7 +73,7 @@ def _read_members(reading: Reading, name: str, path: Path, end: str) -> Wait[lis
             return found  # its end is missing
         if found and not path and not (yield from cursor.more()) and not reading.was_cut():
             return found
-        yield from cursor.expect(f"{_MARK}<")
+        yield from cursor.expect(f"{MARK}<")
         key = yield from cursor.run(_KEY)
         yield from cursor.expect(">")
         if not key:
@@ -99,7 +98,7 @@ def _read_value(reading: Reading, name: str, path: Path, key: str, value: ValueS
         value.add(text)
 
     yield from cursor.inside(_MARKS, add)
-    text, end = "".join(chunks), f"{_MARK}</{key}>"
+    text, end = "".join(chunks), f"{MARK}</{key}>"
     if (yield from cursor.accept(end)):
         return reading.tools.typed_at(name, path, text)
     if text.strip() or value.sent:
@@ -128,7 +127,4 @@ def _discard(_text: str) -> None:
     pass
 
 
-TEXT = TaggedText(
-    tags=(Tags("<mm:think>", "</mm:think>", anywhere=True),),
-    calls=(CallSyntax((_BLOCK, _CALL), _read, (_BLOCK_END, _CALL_END)),),
-)
+CALLS = (CallSyntax((_BLOCK, _CALL), _read, (_BLOCK_END, _CALL_END)),)

@@ -13,8 +13,7 @@ from common.formats.json_calls import (
     read_json_calls,
 )
 from common.formats.pythonic import at_named_call
-from common.formats.reading import CallSyntax, Reading, Tags, no_content_yet
-from common.formats.tagged_text import TaggedText
+from common.formats.reading import CallSyntax, Reading, no_content_yet
 
 _CALLS, _ARGS, _CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _NAME = re.compile(r"[\w.:/-]*")
@@ -88,10 +87,7 @@ def _read_without_opening(reading: Reading) -> Wait[None]:
     yield from _read_named(reading)
 
 
-MISTRAL_TEXT = TaggedText(
-    tags=(Tags("[THINK]", "[/THINK]", anywhere=True), Tags("<think>", "</think>")),
-    calls=(
-        CallSyntax((_CALLS,), _read),
-        CallSyntax(("[", "{"), _read_without_opening, begins=no_content_yet, by_name=True),
-    ),
+CALLS = (
+    CallSyntax((_CALLS,), _read),
+    CallSyntax(("[", "{"), _read_without_opening, begins=no_content_yet, by_name=True),
 )

@@ -9,26 +9,22 @@ from common.formats.answer import Call
 from common.formats.cursor import Wait
 from common.formats.json_calls import read_arguments, read_bare_calls
 from common.formats.pythonic import TOOL_CODE
-from common.formats.reading import CallSyntax, Reading, Tags, begins_line, no_content_yet
-from common.formats.tagged_calls import CallTags, keyed, named
-from common.formats.tagged_text import TaggedText
+from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet
+from common.formats.shapes import TagShape
 
-THINK = Tags("<think>", "</think>")
-BLOCK_CLOSE = "</tool_call>"
-
-_TAGS = CallTags(
-    call="<function=",
-    call_close="</function>",
-    parameter="<parameter=",
-    parameter_close="</parameter>",
-    header=named,
-    parameter_header=keyed,
-    block="<tool_call>",
-    block_close=BLOCK_CLOSE,
+SHAPE = TagShape(
+    opening="<tool_call>\n",
+    call="<function={name}>\n",
+    parameter="<parameter={key}>\n",
+    value_end="\n</parameter>\n",
+    call_end="</function>\n",
+    closing="</tool_call>",
+    separator="\n",
+    each=True,
     lines="dropped",
 )
-
-
+_TAGS = SHAPE.tags
+BLOCK_CLOSE = _TAGS.block_close
 _NAMED_TAGS = replace(_TAGS, call="<function name=", parameter="<parameter name=")
 """With attributes in XML's form, as some models write them."""
 
@@ -107,7 +103,4 @@ _RESPELT = CallSyntax(
 )
 """The opening tags with wrong or missing brackets."""
 _ELEMENTS = CallSyntax((_ELEMENT,), _read_elements, begins=begins_line)
-TEXT = TaggedText(
-    tags=(THINK,),
-    calls=(MARKED_CALLS, UNMARKED_CALLS, _OTHER_TAGS, _RESPELT, _ELEMENTS, TOOL_CODE),
-)
+CALLS = (MARKED_CALLS, UNMARKED_CALLS, _OTHER_TAGS, _RESPELT, _ELEMENTS, TOOL_CODE)

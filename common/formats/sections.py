@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from common.formats.answer import Call
 from common.formats.cursor import Cut, Markers, Wait
-from common.formats.reading import Reading
+from common.formats.reading import CallSyntax, Reading
 
 
 def _nothing(_text: str) -> None:
@@ -33,6 +33,10 @@ class Section:
     @property
     def closers(self) -> tuple[str, ...]:
         return (self.closer, self.call_close)
+
+    @property
+    def syntax(self) -> CallSyntax:
+        return CallSyntax(self.openers, self.read, self.closers)
 
     def read(self, reading: Reading) -> Wait[None]:
         """Read a section, or calls whose section marker is missing; an empty section is dropped."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from common.formats.answer import Call
 from common.formats.cursor import Markers, Wait
 from common.formats.json_calls import read_arguments
-from common.formats.reading import CallSyntax, Reading, Tags
+from common.formats.reading import Reading
 from common.formats.sections import Section
-from common.formats.tagged_text import TaggedText
 
 _NAME, _ARGUMENTS, _CALL_END = "<|tool_call:name|>", "<|tool_call:args|>", "<|tool_call:end|>"
 
@@ -35,21 +34,16 @@ def _read_call(reading: Reading) -> Wait[Call]:
 
 
 _SECTION = Section("<|tool_calls|>", "<|calls|>", "<|tool_call:begin|>", _CALL_END, _read_call)
-TEXT = TaggedText(
-    tags=(Tags("<|think|>", "<|end|>", anywhere=True),),
-    calls=(CallSyntax(_SECTION.openers, _SECTION.read, _SECTION.closers),),
-    answers=("<|content|>",),
-    silent=("<|begin|>assistant", "<|flush|>"),
-)
+CALLS = (_SECTION.syntax,)
 
 
-def _plamo(word: str) -> tuple[str, str]:
+def plamo(word: str) -> tuple[str, str]:
     return f"<|plamo:begin_{word}:plamo|>", f"<|plamo:end_{word}:plamo|>"
 
 
-_PLAMO_NAME, _PLAMO_ARGUMENTS = _plamo("tool_name"), _plamo("tool_arguments")
-_PLAMO_CALLS, _PLAMO_CALL = _plamo("tool_requests"), _plamo("tool_request")
-_JSON, _MESSAGE = "<|plamo:constrain|>json", "<|plamo:msg|>"
+_PLAMO_NAME, _PLAMO_ARGUMENTS = plamo("tool_name"), plamo("tool_arguments")
+_PLAMO_CALLS, _PLAMO_CALL = plamo("tool_requests"), plamo("tool_request")
+_JSON, PLAMO_MESSAGE = "<|plamo:constrain|>json", "<|plamo:msg|>"
 
 
 def _read_plamo(reading: Reading) -> Wait[Call]:
@@ -66,7 +60,7 @@ def _read_plamo(reading: Reading) -> Wait[Call]:
     yield from cursor.space()
     yield from cursor.expect(_PLAMO_ARGUMENTS[0])
     yield from cursor.accept(_JSON)
-    yield from cursor.accept(_MESSAGE)
+    yield from cursor.accept(PLAMO_MESSAGE)
     reading.begin(name)
     ends = (_PLAMO_ARGUMENTS[1], _PLAMO_CALL[1])
     if (yield from cursor.at(ends)):
@@ -77,9 +71,4 @@ def _read_plamo(reading: Reading) -> Wait[Call]:
     return Call(name, arguments)
 
 
-_PLAMO_SECTION = Section(*_PLAMO_CALLS, *_PLAMO_CALL, _read_plamo)
-PLAMO_TEXT = TaggedText(
-    tags=(Tags(*_plamo("think"), anywhere=True),),
-    calls=(CallSyntax(_PLAMO_SECTION.openers, _PLAMO_SECTION.read, _PLAMO_SECTION.closers),),
-    silent=(_MESSAGE, "<|plamo:tag|>"),
-)
+PLAMO_CALLS = (Section(*_PLAMO_CALLS, *_PLAMO_CALL, _read_plamo).syntax,)

@@ -1,0 +1,187 @@
+"""How a family writes calls: texts with placeholders, for the parser and the call grammar."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.formats.cursor import Wait
+from common.formats.glm import KeyValueTags
+from common.formats.json_calls import read_json_calls
+from common.formats.reading import CallSyntax, Reading, always
+from common.formats.tagged_calls import CallTags, Lines, attributes_of, keyed, named
+from common.tool_schema import Undeclared
+
+_HEADER = re.compile(
+    r'(.*?)(?: (\w+)="\{(?:name|key)\}"|\{(?:name|key)\})(?: (\w+)="\{flag\}")?(.*)', re.DOTALL
+)
+"""A tag up to its name or key, the attributes of that and of the flag, and the rest."""
+
+
+def json_block(
+    opener: str, closer: str = "", begins: Callable[[Reading, str], bool] = always
+) -> CallSyntax:
+    """Calls as JSON after a marker."""
+
+    def read(reading: Reading) -> Wait[None]:
+        cursor = reading.cursor
+        cursor.take(len(opener.removesuffix("[")))
+        yield from cursor.space()
+        reading.begun = bool((yield from cursor.at(["```"])))
+        yield from read_json_calls(reading, (closer,) if closer else ())
+        yield from cursor.accept_after_space(closer)
+
+    return CallSyntax((opener,), read, (closer,) if closer else (), begins)
+
+
+def tagged(tags: CallTags) -> CallSyntax:
+    return CallSyntax(tags.openers, tags.read, tags.closers)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonShape:
+    """The arguments of a call are one JSON object.
+
+    call: with `{name}`, `{arguments}`, and perhaps `{index}`, the call's number.
+    """
+
+    call: str
+    opening: str = ""
+    separator: str = ", "
+    closing: str = ""
+    several: bool = True
+
+    @property
+    def quoted(self) -> bool:
+        """Whether the name is in a JSON string."""
+        return self.call.partition("{name}")[0][-1:] in (" ", "{")
+
+    @property
+    def syntaxes(self) -> tuple[CallSyntax, ...]:
+        start = (self.opening + self.call).partition("{")[0].rstrip()
+        end = self.call.partition("{arguments}")[2].lstrip("}") + self.closing
+        return (json_block(start.removesuffix("["), end.lstrip("]\n ")),)
+
+
+@dataclass(frozen=True)
+class TagShape:
+    """Each argument of a call is in its own tags.
+
+    call: with `{name}`. parameter: with `{key}`, and perhaps `{flag}`, of which `flags` has one
+    value for text and one for others. value_end: perhaps with `{key}`. opening, closing: around all
+    calls; each: around every single one. breaks: line breaks are optional. forbidden: texts that no
+    value may contain; by default the tags. others: further fields of the reader.
+    """
+
+    call: str
+    parameter: str
+    value_end: str
+    call_end: str
+    opening: str = ""
+    separator: str = ""
+    closing: str = ""
+    each: bool = False
+    flags: tuple[str, str] = ("", "")
+    breaks: bool = False
+    lines: Lines = "kept"
+    undeclared: Undeclared = "text"
+    forbidden: tuple[str, ...] = ()
+    others: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tags(self) -> CallTags:
+        """The tags for the reader."""
+        head, parameter = _HEADER.fullmatch(self.call), _HEADER.fullmatch(self.parameter)
+        if not head or not parameter:
+            raise ValueError("the shape has no place for a name or a key")
+        common: dict[str, Any] = {
+            "call": head[1],
+            "call_close": self.call_end.strip(),
+            "parameter": parameter[1],
+            "parameter_close": self.value_end.strip(),
+            "block": self.opening.strip(),
+            "block_close": self.closing.strip(),
+            "undeclared": self.undeclared,
+            "lines": self.lines,
+            **self.others,
+        }
+        if not parameter[2] and parameter[1].endswith(">"):
+            key_close, _, value = parameter[4].partition("\n")
+            after_name = head[4].strip()
+            return KeyValueTags(**common, key_close=key_close, value=value, after_name=after_name)
+        return CallTags(
+            **common,
+            header=attributes_of if head[2] else named,
+            parameter_header=attributes_of if parameter[2] else keyed,
+            header_close=head[4].strip(),
+            name_key=head[2] or "name",
+            parameter_key=parameter[2] or "name",
+            text_flag=(parameter[3] or "", self.flags[0]),
+        )
+
+    @property
+    def syntaxes(self) -> tuple[CallSyntax, ...]:
+        return (tagged(self.tags),)
+
+    @property
+    def markup(self) -> tuple[str, ...]:
+        """The texts that no value may contain."""
+        tags = self.tags
+        found = [tags.call, tags.parameter, tags.block, tags.call_close, tags.parameter_close]
+        found += [tags.block_close, getattr(tags, "key_close", ""), getattr(tags, "value", "")]
+        return self.forbidden or tuple(text.removesuffix(">") for text in found if text)
+
+
+@dataclass(frozen=True, slots=True)
+class PythonShape:
+    """`NAME(key=value, …)`; values are JSON that is also a Python literal."""
+
+    opening: str
+    separator: str
+    closing: str
+
+
+@dataclass(frozen=True, slots=True)
+class FencedShape:
+    """`call:NAME{key:value,…}` between markers, with raw strings between two equal delimiters."""
+
+    opening: str
+    fence: str
+    closing: str
+
+
+Shape = JsonShape | TagShape | PythonShape | FencedShape
+
+
+def invoked(prefix: str, block: str, **others: Any) -> TagShape:
+    """`<invoke name="NAME"><parameter name="KEY">` with a prefix, all calls in one block."""
+    flag = ' string="{flag}"' if "flags" in others else ""
+    return TagShape(
+        **{
+            "call": f'<{prefix}invoke name="{{name}}">\n',
+            "parameter": f'<{prefix}parameter name="{{key}}"{flag}>',
+            "value_end": f"</{prefix}parameter>\n",
+            "call_end": f"</{prefix}invoke>\n",
+            "opening": f"<{prefix}{block}>\n",
+            "closing": f"</{prefix}{block}>",
+            **others,
+        }
+    )
+
+
+def key_value(prefix: str = "", suffix: str = "", after_name: str = "", **others: Any) -> TagShape:
+    """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>`, with a prefix and a suffix."""
+    return TagShape(
+        **{
+            "call": f"<{prefix}tool_call{suffix}>{{name}}{after_name}\n",
+            "parameter": f"<{prefix}arg_key{suffix}>{{key}}</{prefix}arg_key{suffix}>\n"
+            f"<{prefix}arg_value{suffix}>",
+            "value_end": f"</{prefix}arg_value{suffix}>\n",
+            "call_end": f"</{prefix}tool_call{suffix}>",
+            "separator": "\n",
+            "breaks": True,
+            **others,
+        }
+    )
