@@ -7,7 +7,7 @@ WORKDIR /opt/mlx-backend
 COPY . .
 # The bytecode is never compared with its source, because layers may change the files' dates.
 RUN chmod -R a+rX . && ./install.sh --gateway && \
-    scripts/python -m compileall -qf -j0 --invalidation-mode unchecked-hash venv/lib backend bench common demo gateway wire
+    scripts/python -m compileall -qf -j0 --invalidation-mode unchecked-hash venv/lib backend cli common gateway wire
 
 FROM python:3.12-slim-bookworm
 COPY --from=build /opt/mlx-backend /opt/mlx-backend
@@ -18,5 +18,5 @@ ENV MLX_BACKEND_CACHE=/cache/mlx-backend HF_HOME=/cache/huggingface MLX_GATEWAY_
 VOLUME /cache
 EXPOSE 8080
 HEALTHCHECK --start-period=30s CMD ["python3", "/opt/mlx-backend/scripts/healthy.py", "/proc/1/cmdline"]
-ENTRYPOINT ["/opt/mlx-backend/scripts/python", "-m", "demo.command"]
+ENTRYPOINT ["/opt/mlx-backend/scripts/python", "-m", "cli"]
 CMD ["serve"]

@@ -8,7 +8,7 @@ FUZZ ?=
 SERVE ?=
 MODELS ?=
 MINUTES ?= 30
-CHECKED := backend bench common demo gateway scripts/healthy.py scripts/package.py tests
+CHECKED := backend bench cli common gateway scripts/healthy.py scripts/package.py tests
 # Bytecode is kept: the tests start some hundred processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 FAST := tests/common tests/rpc tests/engine/constraints tests/engine/planning $(wildcard \
@@ -31,13 +31,13 @@ install-dev:
 
 serve: ## start the HTTP gateway (MODELS=folder, MODEL=path or hub id, SERVE="--port 0" …)
 	@./install.sh --gateway
-	@$(PYTHON_ENV) -m demo.serve $(SERVE)
+	@$(PYTHON_ENV) -m cli serve $(SERVE)
 
 demo: install ## ask the default model (PROMPT="…", MODEL=path or hub id)
-	@$(PYTHON_ENV) -m demo.chat
+	@$(PYTHON_ENV) -m cli.demo
 
 demo-distributed: install ## ask three ranks on this machine, each with a part of the model
-	@RANKS=3 $(PYTHON_ENV) -m demo.chat
+	@RANKS=3 $(PYTHON_ENV) -m cli.demo
 
 test: install-dev ## run the tests (TESTS="tests/install -k name" picks some)
 	@$(PYTEST) --durations=20 $(TESTS)
@@ -70,8 +70,9 @@ fuzz: install-dev ## search for inputs that break a parser (FUZZ="--runs 1000 gb
 soak: install-dev ## send the gateway and three models every kind of request (MINUTES=30)
 	@BENCH_SECONDS=$$((60 * $(MINUTES))) $(PYTHON_ENV) -m bench soak-gateway
 
-doctor: install ## try this machine with a model, and write a report (MODEL=path or hub id)
-	@$(PYTHON_ENV) -m bench.doctor build/doctor.json
+doctor: ## try this machine with a model, and write a report (MODEL=path or hub id)
+	@./install.sh --gateway
+	@$(PYTHON_ENV) -m cli doctor "$(MODEL)" build/doctor.json
 
 bench: install-dev ## run the measurements (BENCH="…" names some, ORDER=gpu: in a GPU's order)
 	@$(PYTHON_ENV) -m bench $(BENCH)

@@ -39,7 +39,7 @@ from bench.report import Figure, Table
 from bench.simulation import measure as simulation
 from bench.soak import measure as soak
 from bench.soak import three_models
-from demo.default_model import ensure
+from cli.default_model import ensure
 
 TINY = ROOT / "tests" / "models" / "tiny_text"
 TINY_VISION = ROOT / "tests" / "models" / "tiny_vision"

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.process import ROOT, environment_of
+from bench.process import ROOT
+from cli.backend_process import environment_of
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from demo.default_model import cache_directory
+from cli.default_model import cache_directory
 
 
 def comparable(model: Path) -> Path:

@@ -21,8 +21,9 @@ from pathlib import Path
 import grpc
 import psutil
 
-from bench.process import ROOT, Run, free_port, stream, until_health
+from bench.process import ROOT, Run, stream
 from bench.report import Figure, at_least, at_most
+from cli.backend_process import free_port, until_health
 from common.process_end import end_of
 from wire import backend_pb2_grpc
 

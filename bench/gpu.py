@@ -26,10 +26,11 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from bench.doctor import machine
 from bench.peers import text
-from bench.process import ROOT, Run, environment_of, load, process, stream
+from bench.process import ROOT, Run, load, process, stream
 from bench.report import Table
+from cli.backend_process import environment_of
+from cli.doctor import machine
 from common.launch import command
 from common.process_end import end_of
 from wire import backend_pb2 as pb

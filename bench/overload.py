@@ -21,8 +21,9 @@ from pathlib import Path
 from grpc import StatusCode
 
 from bench.light_client import LightClient
-from bench.process import ROOT, free_port, load, process, until_health
+from bench.process import ROOT, load, process
 from bench.report import Figure, at_least, at_most, fact
+from cli.backend_process import free_port, until_health
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 

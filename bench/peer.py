@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.process import ROOT, Run, environment_of, free_port
+from bench.process import ROOT, Run
+from cli.backend_process import environment_of, free_port
 from common.process_end import end_of
 
 # With its default backlog of 5, some of 16 simultaneous connections are reset or a second late.

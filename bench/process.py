@@ -1,91 +1,36 @@
-"""A backend process to measure, and the calls that the measurements share."""
+"""The calls of a backend that the measurements share."""
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from os import environ
 from pathlib import Path
 from typing import IO, Any
 
-import grpc
-from grpc.experimental import ChannelOptions
-
-from common.launch import command
-from common.process_end import end_of
-from gateway.supervisor.warden import backend_environ
+from cli import backend_process
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
 ROOT = Path(__file__).parents[1]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def until_health(child: subprocess.Popen[bytes], port: int) -> backend_pb2_grpc.BackendStub:
-    """Wait for the port, then for Health. Raises RuntimeError if the child died."""
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            break
-        except OSError:
-            if child.poll() is not None:
-                raise RuntimeError(end_of("the backend", child.returncode)) from None
-            time.sleep(0.002)
-    channel = grpc.insecure_channel(
-        f"127.0.0.1:{port}",
-        options=[
-            ("grpc.use_local_subchannel_pool", 1),
-            # Otherwise the client needs more time per token of a small model than the backend.
-            (ChannelOptions.SingleThreadedUnaryStream, 1),
-        ],
-    )
-    stub = backend_pb2_grpc.BackendStub(channel)
-    if stub.Health(pb.HealthMessage(), timeout=10).message != b"OK":
-        raise RuntimeError("Health is not OK")
-    return stub
-
-
-def environment_of(extra: Mapping[str, str]) -> dict[str, str]:
-    """This process's environment without the changes of its start script, plus `extra`."""
-    found = backend_environ(environ, {})
-    found.pop("OPENBLAS_NUM_THREADS", None)
-    return found | dict(extra)
-
-
-@contextmanager
 def process(
     environment: Mapping[str, str] | None = None,
     stderr: IO[bytes] | None = None,
     port: int | None = None,
     module: str = "backend",
-) -> Iterator[tuple[subprocess.Popen[bytes], backend_pb2_grpc.BackendStub]]:
-    """Start a backend, on a free port without `port`; yields its process and a stub."""
-    port = port or free_port()
+) -> AbstractContextManager[tuple[subprocess.Popen[bytes], backend_pb2_grpc.BackendStub]]:
+    """A backend as `cli.backend_process` starts it; with ORDER, in the order of a GPU."""
     if environ.get("ORDER"):
         module = "bench.measured_backend"
-    child = subprocess.Popen(
-        command("-m", module, "--addr", f"127.0.0.1:{port}"),
-        env=environment_of({"MLX_BACKEND_LOG": "error", **(environment or {})}),
-        stdin=subprocess.DEVNULL,
-        stderr=stderr,
-    )
-    try:
-        yield child, until_health(child, port)
-    finally:
-        child.terminate()
-        child.wait()
+    return backend_process.process(environment, stderr, port, module)
 
 
 def load(stub: backend_pb2_grpc.BackendStub, model: Path, **options: Any) -> None:

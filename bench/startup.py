@@ -15,10 +15,11 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-from bench.process import ROOT, free_port, load, process, stream, until_health
+from bench.process import ROOT, load, process, stream
 from bench.report import Figure, at_most, fact
+from cli import default_model
+from cli.backend_process import free_port, until_health
 from common.launch import command
-from demo import default_model
 from wire import backend_pb2 as pb
 
 ROUNDS = 10

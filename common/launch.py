@@ -29,7 +29,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SWITCH = "MLX_BACKEND_OPENBLAS"
 _OFF = ("0", "off", "no", "false")
 _KEPT = ("PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX", "PYTHONFAULTHANDLER")
-_INTERRUPTIBLE = ("backend", "gateway", "demo.serve")  # programs that unblock SIGINT
+_INTERRUPTIBLE = ("backend", "gateway", "cli")  # programs that unblock SIGINT
 _OPENBLAS = "libopenblas.so.0"
 # Fields of /proc/cpuinfo, on x86 and on ARM.
 _PROCESSOR_FIELDS = (
@@ -220,9 +220,8 @@ def run(*arguments: str) -> NoReturn:
 
 def mlx_backend() -> NoReturn:
     """The `mlx-backend` command of the wheel."""
-    if sys.argv[1:2] in (["backend"], ["serve"]):
-        hold_interrupts()
-    run("-m", "demo.command", *sys.argv[1:])
+    hold_interrupts()
+    run("-m", "cli", *sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def main() -> int:
         allow_connections()
         return_large_blocks()
         models = settings.models_dir
-        folder = read_folder(models) if models else single(settings.model)
+        folder = read_folder(models) if models else single(settings.model, settings.model_settings)
         listener = bind(settings.host, settings.port)
     except (BadArgument, CannotListen, ValueError) as error:
         say(str(error))

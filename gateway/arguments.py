@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields
@@ -23,6 +22,8 @@ _KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _SHORTEST_KEY = 8  # characters: catches typing errors, and does not measure strength
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])i?)?B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d+)?|\.\d+)\s*(ms|s|m|h|d)?", re.ASCII)
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class BadArgument(Exception):
@@ -78,6 +79,33 @@ def flag_of(row: Field[Any]) -> str:
     return name.removesuffix("s") if row.metadata["rule"].kind in ("texts", "keys") else name
 
 
+def default_of(row: Field[Any]) -> str:
+    """A setting's default, for people; empty if there is none."""
+    kind: str = row.metadata["rule"].kind
+    default: Any = row.default
+    if kind == "switch":
+        return "on" if default else "off"
+    if default in (None, "", ()):
+        return "by device" if kind == "bytes" else ""
+    if kind == "bytes":
+        return f"{default >> 20} MiB"
+    return f"{default:g} s" if kind == "seconds" and default else f"{default}".removesuffix(".0")
+
+
+def with_default(row: Field[Any]) -> str:
+    """A setting's meaning and its default, for `--help`."""
+    meaning: str = row.metadata["rule"].meaning
+    default = default_of(row)
+    return f"{meaning} [default: {default}]" if default else meaning
+
+
+def metavar_of(row: Field[Any]) -> str:
+    """What stands for a setting's value in `--help`."""
+    kind: str = row.metadata["rule"].kind
+    repeated = kind in ("texts", "keys")
+    return (flag_of(row).rpartition("-")[2] if repeated else kind).upper()
+
+
 def parser(usage: str | None = None) -> argparse.ArgumentParser:
     """The parser of the command line. usage: the usage line of its help; None to list all flags."""
     about = "Serves MLX models over HTTP, with the APIs of OpenAI, Anthropic and Ollama."
@@ -88,15 +116,14 @@ def parser(usage: str | None = None) -> argparse.ArgumentParser:
         if rule.kind == "switch":
             how = {"action": "store_true"}
         elif rule.kind in ("texts", "keys"):
-            metavar = flag_of(row).rpartition("-")[2].upper()
-            how = {"action": "append", "default": [], "metavar": metavar}
+            how = {"action": "append", "default": [], "metavar": metavar_of(row)}
         else:
             how = {
                 "type": partial(_value, flag_of(row), rule),
                 "default": row.default,
-                "metavar": rule.kind.upper(),
+                "metavar": metavar_of(row),
             }
-        meaning = rule.meaning.replace("%", "%%")
+        meaning = with_default(row).replace("%", "%%")
         parser.add_argument(flag_of(row), dest=row.name, help=meaning, **how)
     parser.add_argument("--api-key-file", type=Path, help=KEY_FILE, metavar="FILE")
     parser.add_argument("--version", action="version", version=f"gateway {VERSION}")
@@ -121,14 +148,15 @@ def _number(flag: str, rule: Rule, text: str) -> float:
         if match is None:
             raise BadArgument(f"{flag} is {text!r}: give bytes, or a size such as 50MiB")
         return int(float(match[1]) * 2 ** _POWERS[(match[2] or "").upper()])
+    if rule.kind == "seconds":
+        match = _DURATION.fullmatch(text.strip())
+        if match is None:
+            raise BadArgument(f"{flag} is {text!r}: give seconds, or a time such as 5m or 2h")
+        return float(match[1]) * _SECONDS[match[2] or "s"]
     try:
-        value = int(text) if rule.kind == "count" else float(text)
+        return int(text)
     except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        wanted = "a whole number" if rule.kind == "count" else "a number of seconds"
-        raise BadArgument(f"{flag} is {text!r}: give {wanted}")
-    return value
+        raise BadArgument(f"{flag} is {text!r}: give a whole number") from None
 
 
 def _folder(flag: str, text: str) -> Path:
@@ -187,6 +215,8 @@ def _check(settings: GatewaySettings) -> None:
             f"--model is {settings.model!r} and --models-dir is {str(settings.models_dir)!r}: give"
             " only one of them"
         )
+    if settings.models_dir and settings.model_settings:
+        raise BadArgument("--model-setting belongs to --model: write it into the model's own file")
     if not settings.host:
         raise BadArgument("--host is empty: give an address, such as 127.0.0.1 for this machine")
     if not settings.api_keys:

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 
+from common.progress_bar import bar
 from gateway.models.config import ModelConfig
 from gateway.settings import GatewaySettings
 from gateway.supervisor.status import State
@@ -60,10 +61,9 @@ class Greeting:
             return
         self._shown = passed
         status = next(iter(self._supervisor.status()), None)
-        done = ""
-        if status and status.download:
-            done = f", downloaded {status.download[0]} of {status.download[1]} MiB"
-        print(f"\rgateway: loading … {passed} s{done}\033[K\r", end="", file=sys.stderr, flush=True)
+        done, total = (status and status.download) or (0, 0)
+        shown = f"loading {passed} s {bar(done, total) if done < total else ''}".rstrip()
+        print(f"\rgateway: {shown}\033[K\r", end="", file=sys.stderr, flush=True)
 
 
 def say(line: str) -> None:

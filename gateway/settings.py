@@ -39,6 +39,12 @@ class GatewaySettings:
     model: str = setting(
         "", "text", "The only model to serve: a folder or a hub id. The gateway loads it at start."
     )
+    model_settings: tuple[str, ...] = setting(
+        (),
+        "texts",
+        "`KEY=VALUE`: a key of a model file for --model, such as context_size=8192,"
+        " parameters.temperature=0.5 or engine_args.parallel=4; may be repeated.",
+    )
     host: str = setting("127.0.0.1", "text", "Address to listen on; any but loopback needs a key.")
     port: int = setting(8080, "count", "Port to listen on; 0 picks a free one.", 0, 65_535)
     api_keys: tuple[str, ...] = setting(
@@ -76,8 +82,8 @@ class GatewaySettings:
     max_memory_bytes: int | None = setting(
         None,
         "bytes",
-        "Maximum memory of all loaded models, as reported by their backends; 0: no limit. Default:"
-        " the memory of the device or the container, less a reserve.",
+        "Maximum memory of all loaded models, as reported by their backends; 0: no limit. By"
+        " device: the memory of the device or the container, less a reserve.",
     )
     keep_responses: float = setting(
         86_400.0,

@@ -7,13 +7,19 @@ import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+from common.launch import ROOT
 
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")
-USAGE = "usage: run.sh [--addr HOST:PORT | --version]   (default localhost:50051; [::1]:PORT: IPv6)"
-RANKS_USAGE = """\
-       run.sh [--addr HOST:PORT] --ranks N         divide the model among N processes here
-       run.sh [--addr HOST:PORT] --hostfile FILE   be rank 0 of several machines
-       run.sh --worker --rank R --hostfile FILE    be another rank; see docs/distributed.md"""
+# An installed wheel has no run.sh.
+PROGRAM = "run.sh" if Path(ROOT, "run.sh").exists() else "mlx-backend backend"
+USAGE = f"""\
+usage: {PROGRAM} [--addr HOST:PORT | --version]   (default localhost:50051; [::1]:PORT: IPv6)"""
+RANKS_USAGE = f"""\
+       {PROGRAM} [--addr HOST:PORT] --ranks N         divide the model among N processes here
+       {PROGRAM} [--addr HOST:PORT] --hostfile FILE   be rank 0 of several machines
+       {PROGRAM} --worker --rank R --hostfile FILE    be another rank, one per machine"""
 
 
 class UsageError(Exception):

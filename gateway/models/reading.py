@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,10 +69,11 @@ def read_folder(folder: Path) -> ModelFolder:
     return found
 
 
-def single(reference: str) -> ModelFolder:
+def single(reference: str, settings: Sequence[str] = ()) -> ModelFolder:
     """The only model of a gateway: a folder or a hub id, loaded at start.
 
-    Raises ValueError for a folder of several models.
+    settings: keys of its file, as `KEY=VALUE` with dots between sections; the values are YAML.
+    Raises ValueError for a folder of several models, and for a setting that cannot be used.
     """
     local = Path(reference).expanduser()
     if not local.exists():
@@ -85,10 +86,29 @@ def single(reference: str) -> ModelFolder:
         model = str(local.absolute())
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name).strip("-.") or "model"
     aliases = [reference] if reference not in (name, model) else []
-    parameters = Parameters(model=model)
-    return ModelFolder(
-        [ModelConfig(name=name, aliases=aliases, parameters=parameters, preload=True)]
-    )
+    given = {"name": name, "aliases": aliases, "parameters": {"model": model}, "preload": True}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ValueError(f"--model-setting is {setting!r}: write KEY=VALUE")
+        try:
+            _set(given, key.strip().split("."), yaml.safe_load(value))
+        except yaml.YAMLError:
+            raise ValueError(f"--model-setting {key}: {value!r} is not YAML") from None
+    try:
+        return ModelFolder([_validated(given)])
+    except ValueError as problem:
+        raise ValueError(f"--model-setting: {problem}") from None
+
+
+def _set(section: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *outer, name = path
+    for key in outer:
+        inner = section.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise ValueError(f"--model-setting {'.'.join(path)}: {key} is not a section")
+        section = inner
+    section[name] = value
 
 
 def _serves_several(folder: Path) -> bool:
@@ -153,14 +173,19 @@ def _claim(model: ModelConfig, file: str, taken: dict[str, str]) -> None:
 def _model(file: Path, given: Any) -> ModelConfig:
     if not isinstance(given, dict):
         raise ValueError("a model file is a map of keys, such as `name: my-model`")
+    return _validated({"name": file.stem, **given})
+
+
+def _validated(given: Mapping[str, Any]) -> ModelConfig:
+    """The model. Raises ValueError with all problems."""
     try:
-        return ModelConfig.model_validate({"name": file.stem, **given})
+        return ModelConfig.model_validate(given)
     except ValidationError as problems:
-        raise ValueError(
-            "; ".join(
-                _sentence(ModelConfig, problem) for problem in problems.errors(include_url=False)
-            )
-        ) from None
+        listed = problems.errors(include_url=False)
+        # A key that belongs to the section explains why the section is missing.
+        if "parameters" not in given and given.keys() & Parameters.model_fields.keys():
+            listed = [problem for problem in listed if problem["type"] != "missing"]
+        raise ValueError("; ".join(_sentence(ModelConfig, each) for each in listed)) from None
 
 
 def _sentence(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
@@ -168,6 +193,10 @@ def _sentence(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
     path = [part for part in problem["loc"] if isinstance(part, str | int)]
     key = ".".join(str(part) for part in path)
     if problem["type"] == "extra_forbidden":
+        if len(path) == 1 and key in Parameters.model_fields:
+            return f"{key} belongs to the section parameters: write `parameters: {{{key}: …}}`"
+        if path[0] == "parameters" and path[-1] in ModelConfig.model_fields:
+            return f"{path[-1]} does not belong to the section parameters: write it outside"
         return (
             f"{key} is not a key of a model file{did_you_mean(str(path[-1]), _keys(model, path))}"
         )

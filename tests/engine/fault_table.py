@@ -374,7 +374,7 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "a signal ends the backend of the demo or of doctor, or a rank",
             "the message below",
-            "demo/test_chat.py::test_a_signal_that_ends_the_backend_is_explained",
+            "cli/test_demo.py::test_a_signal_that_ends_the_backend_is_explained",
         ),
         Edge(
             "a backend is killed in the middle of a stream",

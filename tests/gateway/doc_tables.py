@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, fields
+from dataclasses import fields
 from itertools import groupby
 from typing import Any
 
-from gateway.arguments import KEY_FILE, flag_of
+from gateway.arguments import KEY_FILE, default_of, flag_of
 from gateway.models.config import ModelConfig
 from gateway.models.foreign import NEUTRAL, REFUSED
-from gateway.settings import GatewaySettings, Rule
+from gateway.settings import GatewaySettings
 
 
 def settings_table() -> str:
     """The settings as the table of docs/gateway.md."""
     rows = ["| flag | default | meaning |", "|---|---|---|"]
     rows += [
-        f"| `{flag_of(row)}` | {_setting(row)} | {row.metadata['rule'].meaning} |"
+        f"| `{flag_of(row)}` | {default_of(row)} | {row.metadata['rule'].meaning} |"
         for row in fields(GatewaySettings)
     ]
     return "\n".join([*rows, f"| `--api-key-file` |  | {KEY_FILE} |", ""])
-
-
-def _setting(row: Field[Any]) -> str:
-    rule: Rule = row.metadata["rule"]
-    assert row.default is not MISSING
-    if rule.kind == "switch":
-        return "off"
-    if row.default is None:
-        return "" if rule.kind == "path" else "by device"
-    if rule.kind == "bytes":
-        return f"{row.default >> 20} MiB" if row.default else "0"
-    if rule.kind == "seconds":
-        return f"{row.default:g} s" if row.default else "0"
-    return str(row.default or "") if rule.kind != "count" else str(row.default)
 
 
 def tables() -> dict[str, str]:

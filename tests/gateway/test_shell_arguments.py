@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gateway.arguments import KEYS_VARIABLE, BadArgument, flag_of, settings_from
+from gateway.models.reading import single
 from gateway.origins import is_loopback
 from gateway.settings import GatewaySettings
 from tests.gateway.doc_tables import settings_table
@@ -36,6 +37,41 @@ def test_sizes_durations_and_switches(tmp_path: Path) -> None:
     assert settings.cors_origins == ("http://localhost:3000", "app://obsidian.md", "null")
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), (".5", 0.5), ("250ms", 0.25), ("5m", 300), ("1.5 h", 5400)]
+)
+def test_a_duration_has_a_unit(text: str, seconds: float, tmp_path: Path) -> None:
+    assert read(tmp_path, "--idle-unload", text).idle_unload == seconds
+
+
+def test_settings_of_a_model_belong_to_one_model(tmp_path: Path) -> None:
+    with pytest.raises(BadArgument, match="--model-setting belongs to --model"):
+        read(tmp_path, "--model-setting", "context_size=1")
+
+
+def test_settings_on_the_command_line_are_keys_of_a_model_file() -> None:
+    given = ["context_size=9", "parameters.temperature=0", "engine_args.parallel=2"]
+    (model,) = single("a/b", [*given, 'draft_model="7"', "parameters.top_p = 0.5"]).models
+    assert (model.context_size, model.engine_args, model.draft_model) == (9, {"parallel": 2}, "7")
+    assert (model.parameters.temperature, model.parameters.top_p) == (0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("context_size", "write KEY=VALUE"),
+        ("context_size=[", "'[' is not YAML"),
+        ("context_size=big", "context_size is 'big'"),
+        ("context_sise=1", "did you mean 'context_size'?"),
+        ("temperature=1", "write `parameters: {temperature: …}`"),
+        ("name.x=1", "name is not a section"),
+    ],
+)
+def test_a_setting_that_no_model_file_may_have_is_refused(setting: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)):
+        single("a/b", [setting])
+
+
 def test_keys_come_from_three_places_and_are_merged(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# mine\n{KEY}\n\nanother-long-key\n")
@@ -51,7 +87,10 @@ def test_keys_come_from_three_places_and_are_merged(tmp_path: Path) -> None:
     [
         (["--port", "http"], "--port is 'http': give a whole number"),
         (["--port", "70000"], "--port is 70000: give at least 0 and at most 65535"),
-        (["--idle-unload", "nan"], "--idle-unload is 'nan': give a number of seconds"),
+        (
+            ["--idle-unload", "nan"],
+            "--idle-unload is 'nan': give seconds, or a time such as 5m",
+        ),
         (["--max-body-bytes", "big"], "--max-body-bytes is 'big': give bytes, or a size"),
         (["--max-body-bytes", "3"], "--max-body-bytes is 3: give at least 1024"),
         (["--host", ""], "--host is empty"),

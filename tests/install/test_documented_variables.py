@@ -6,7 +6,7 @@ import re
 
 from tests.install.shell import ROOT
 
-PROGRAMS = ("backend", "common", "demo")
+PROGRAMS = ("backend", "cli", "common")
 NAME = r"\b(?:MLX_BACKEND|LOCALAI)_[A-Z_]*[A-Z]\b"
 # From one process of the backend to another.
 INTERNAL = {

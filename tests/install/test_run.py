@@ -145,7 +145,7 @@ def test_gpu_libraries_in_the_package_come_first(project: Path) -> None:
 
 BACKEND = ("run.sh", "--addr=127.0.0.1:0")
 GATEWAY = ("scripts/python", "-m", "gateway", "--port=0", "--models-dir=.")
-SERVE = ("scripts/python", "-m", "demo.serve", "--port=0", "--models-dir=.")
+SERVE = ("scripts/python", "-m", "cli", "serve", "--port=0", "--models-dir=.")
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="only Linux shows the state of a process")
@@ -157,7 +157,7 @@ SERVE = ("scripts/python", "-m", "demo.serve", "--port=0", "--models-dir=.")
         (BACKEND, "backend", "cygrpc"),
         (GATEWAY, "gateway", ""),
         (GATEWAY, "gateway", "pydantic_core"),
-        (SERVE, "demo.serve", ""),
+        (SERVE, "cli", ""),
         (SERVE, "gateway", ""),
     ],
 )

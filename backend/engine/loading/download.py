@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sys
 import threading
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from backend.engine.loading.checkpoint import (
     require_files,
 )
 from backend.engine.loading.hub_process import cache_for, fetch
-from backend.engine.loading.model_reference import HubModel
+from backend.engine.loading.model_reference import HubModel, LocalModel, resolve
 from backend.engine.settings import Settings
 from common.wording import shown
 
@@ -96,3 +97,22 @@ def _listed(model: HubModel, snapshot: Path, cache: Path) -> frozenset[str] | No
     except CachedRepoTreeNotFoundError:
         return None
     return frozenset(file.path for file in tree)
+
+
+def main(reference: str) -> int:
+    """Download what a reference means, with progress on standard error; print its folder."""
+    logging.basicConfig(format="%(message)s", level=logging.INFO)
+    try:
+        model = resolve(reference)
+        if isinstance(model, LocalModel):
+            print(model.path)
+        else:
+            print(download(model, Settings(), threading.Event()))
+    except EngineError as error:
+        print(error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from demo.default_model import cache_directory
+from cli.default_model import cache_directory
 from tests.engine.embedding.texts import TEXTS
 
 NAME = "all-MiniLM-L6-v2"

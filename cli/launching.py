@@ -1,0 +1,73 @@
+"""`mlx-backend launch`: starts a coding agent that is set up for a gateway's model."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import click
+
+from cli.agents import AGENTS, Agent, Served, Setup, folder, placed, script
+from cli.client import Client
+from common.wording import did_you_mean
+from gateway.supervisor.warden import backend_environ
+
+
+def agent(word: str) -> Agent:
+    """The agent of this name. Raises UsageError."""
+    found = AGENTS.get(word)
+    if found is None:
+        suggestion = did_you_mean(word, AGENTS) or f"; the agents are {', '.join(AGENTS)}"
+        raise click.UsageError(f"{word!r} is not an agent that can be launched{suggestion}")
+    return found
+
+
+def served(client: Client, name: str) -> Served:
+    """A gateway's model as an agent needs to know it. Raises Refused."""
+    card = client.model(name)
+    listed = client.get("/v1/models").get("models", [])
+    catalogue = tuple(entry for entry in listed if entry["slug"] == card["id"])
+    context = card.get("context_length") or 0
+    return Served(client.url, card["id"], context, client.key or "none", catalogue)
+
+
+def start(
+    chosen: Agent, model: Served, arguments: tuple[str, ...], *, only_print: bool, replace: bool
+) -> int:
+    """Start an agent, or print how. Returns its exit code.
+
+    replace: run it in place of this process.
+    """
+    setup = placed(chosen.setup(model), folder())
+    if only_print:
+        click.echo(script(chosen, setup, arguments))
+        return 0
+    program = shutil.which(chosen.program)
+    if program is None:
+        raise click.ClickException(f"{chosen.program} is not installed: {chosen.install}")
+    if 0 < model.context < chosen.first_prompt + model.output:
+        click.echo(
+            f"warning: the context of {model.model} has {model.context:,} tokens, and the first"
+            f" prompt of {chosen.name} about {chosen.first_prompt:,}: serve a model with a larger"
+            " context, or raise --context-size",
+            err=True,
+        )
+    return _run(program, setup, arguments, replace=replace)
+
+
+def _run(program: str, setup: Setup, arguments: tuple[str, ...], *, replace: bool) -> int:
+    for path, content in setup.files.items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(content, "utf-8")
+    environ = backend_environ(os.environ, setup.environ)
+    if setup.before:
+        subprocess.run([program, *setup.before], env=environ, check=True)
+    command = [program, *setup.arguments, *arguments]
+    if replace:
+        os.execve(program, command, environ)
+    try:
+        return subprocess.run(command, env=environ, check=False).returncode
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,143 @@
+"""The models on this machine: those in the cache of the hub's client, and the default model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli import default_model
+from common.hub_cache import NoHome, hub_cache
+from common.wording import did_you_mean
+from gateway.models.checkpoint import Checkpoints
+from gateway.models.config import ModelConfig
+from gateway.models.reading import single
+
+
+class NoSuchModel(Exception):
+    """No model of this name is here; the text says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A downloaded model. repository: its hub id; empty for the default model."""
+
+    folder: Path
+    repository: str = ""
+
+    @property
+    def reference(self) -> str:
+        """What the gateway is given to serve it."""
+        return self.repository or str(self.folder)
+
+    @property
+    def name(self) -> str:
+        return self.repository or self.folder.name
+
+    @property
+    def short(self) -> str:
+        """Its name without the owner."""
+        return self.name.rpartition("/")[2]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its files."""
+        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+
+    @property
+    def changed(self) -> float:
+        """When it was downloaded, in seconds since the epoch."""
+        return self.folder.stat().st_mtime
+
+
+def found() -> list[LocalModel]:
+    """Every complete model, by name."""
+    return sorted(_found(), key=lambda model: model.name.casefold())
+
+
+def _found() -> Iterator[LocalModel]:
+    with suppress(default_model.ModelUnavailable):
+        if default_model.is_ready(default_model.location()):
+            yield LocalModel(default_model.location())
+    with suppress(NoHome, OSError):
+        for folder in hub_cache().glob("models--*--*"):
+            repository = folder.name.removeprefix("models--").replace("--", "/", 1)
+            with suppress(OSError, ValueError):
+                revision = (folder / "refs" / "main").read_text(encoding="ascii").strip()
+                snapshot = folder / "snapshots" / revision
+                if is_model(snapshot):
+                    yield LocalModel(snapshot, repository)
+
+
+def is_model(folder: Path) -> bool:
+    """Whether a folder has the files of a model."""
+    return (folder / "config.json").is_file() and any(
+        file.is_file() for file in folder.glob("*.safetensors")
+    )
+
+
+def named(name: str) -> LocalModel:
+    """The model of a folder, a hub id or a short name, in any case. Raises NoSuchModel."""
+    local = Path(name).expanduser()
+    if is_model(local):
+        return LocalModel(local.absolute())
+    models = found()
+    for model in models:
+        if name.casefold() in (model.name.casefold(), model.short.casefold()):
+            return model
+    known = [spelling for model in models for spelling in (model.name, model.short)]
+    suggestion = did_you_mean(name, known) or "; see `mlx-backend list`"
+    raise NoSuchModel(f"the model {name!r} is not on this machine{suggestion}")
+
+
+def config_of(model: LocalModel) -> ModelConfig:
+    """The model as the gateway would serve it."""
+    (config,) = single(model.reference).models
+    return Checkpoints(Path.cwd()).completed(config)
+
+
+def description(model: LocalModel) -> dict[str, str]:
+    """What is known of a model without loading it: each property and its value."""
+    config, checkpoints = config_of(model), Checkpoints(Path.cwd())
+    content = json.loads((model.folder / "config.json").read_bytes())
+    context = checkpoints.context_size(config)
+    quantised = content.get("quantization") or content.get("quantization_config") or {}
+    sampling = config.parameters.model_dump(exclude={"model"}, exclude_defaults=True)
+    return {
+        "name": model.name,
+        "folder": str(model.folder),
+        "size": size(model.nbytes),
+        "architecture": str(content.get("model_type", "unknown")),
+        "quantisation": f"{quantised['bits']} bits" if quantised.get("bits") else "none",
+        "context": f"{context:,} tokens" if context else "unlimited",
+        "abilities": ", ".join(checkpoints.abilities(config)) or "unknown",
+        "sampling": ", ".join(f"{key} {value:g}" for key, value in sampling.items()) or "default",
+    }
+
+
+def remove(model: LocalModel) -> int:
+    """Delete a model's files. Returns the bytes that were freed. Raises OSError."""
+    if model.repository:
+        from huggingface_hub import scan_cache_dir
+
+        cache = scan_cache_dir(hub_cache())
+        revisions = [
+            revision.commit_hash
+            for repository in cache.repos
+            if repository.repo_id == model.repository and repository.repo_type == "model"
+            for revision in repository.revisions
+        ]
+        plan = cache.delete_revisions(*revisions)
+        plan.execute()
+        return int(plan.expected_freed_size)
+    nbytes = model.nbytes
+    shutil.rmtree(model.folder)
+    return nbytes
+
+
+def size(nbytes: int) -> str:
+    """A size for people."""
+    return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"

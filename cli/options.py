@@ -1,0 +1,132 @@
+"""The options of the commands that load a model, with their defaults, and the gateway's flags."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import click
+
+from gateway.arguments import KEY_FILE, flag_of, metavar_of, with_default
+from gateway.settings import GatewaySettings
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOption:
+    """An option for the model itself: its key in a model file, and what it does."""
+
+    flag: str
+    key: str
+    metavar: str
+    meaning: str
+    kind: type[int] | type[float] | type[str] = str
+
+    @property
+    def name(self) -> str:
+        """The name of the command's argument."""
+        return "model_" + self.flag.removeprefix("--").replace("-", "_")
+
+
+MODEL_OPTIONS = (
+    ModelOption(
+        *("--context-size", "context_size", "TOKENS"),
+        "Maximum tokens of prompt and answer together. [default: the model's maximum]",
+        int,
+    ),
+    ModelOption(
+        *("--parallel", "engine_args.parallel", "COUNT"),
+        "Maximum number of answers at a time. [default: 16]",
+        int,
+    ),
+    ModelOption(
+        *("--temperature", "parameters.temperature", "NUMBER"),
+        "Temperature of requests without one; 0 always picks the most likely token."
+        " [default: the checkpoint's, or 1]",
+        float,
+    ),
+    ModelOption(
+        *("--max-tokens", "parameters.max_tokens", "TOKENS"),
+        "Maximum length of answers to requests without one. [default: the rest of the context]",
+        int,
+    ),
+    ModelOption(
+        *("--kv-bits", "engine_args.kv_bits", "BITS"),
+        "Bits per value of the KV cache: 2, 3, 4, 5, 6 or 8. [default: the model's own type]",
+        int,
+    ),
+    ModelOption(
+        *("--draft-model", "draft_model", "MODEL"),
+        "A smaller model that drafts tokens: a folder or a hub id. [default: none]",
+    ),
+    ModelOption(
+        *("--adapter", "lora_adapter", "ADAPTER"),
+        "An mlx-lm adapter: a folder or a hub id. [default: none]",
+    ),
+)
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command MODEL_OPTIONS; `model_settings` reads them."""
+    for option in reversed(MODEL_OPTIONS):
+        command = click.option(
+            option.flag,
+            option.name,
+            type=option.kind,
+            metavar=option.metavar,
+            help=option.meaning,
+        )(command)
+    return command
+
+
+def model_settings(given: Mapping[str, Any]) -> Iterator[str]:
+    """The gateway's flags for the options of a model that were given."""
+    for option in MODEL_OPTIONS:
+        if (value := given[option.name]) is not None:
+            yield f"--model-setting={option.key}={json.dumps(value)}"
+
+
+def gateway_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the gateway's flags, whose values the gateway itself reads."""
+    command = click.option("--api-key-file", help=KEY_FILE, metavar="FILE")(command)
+    for row in reversed(fields(GatewaySettings)):
+        kind = row.metadata["rule"].kind
+        command = click.option(
+            flag_of(row),
+            row.name,
+            is_flag=kind == "switch",
+            multiple=kind in ("texts", "keys"),
+            metavar=None if kind == "switch" else metavar_of(row),
+            help=with_default(row),
+        )(command)
+    return command
+
+
+def gateway_flags(given: Mapping[str, Any]) -> Iterator[str]:
+    """The gateway's flags that were given to a command."""
+    for row in fields(GatewaySettings):
+        value = given.get(row.name)
+        if value is True:
+            yield flag_of(row)
+        elif isinstance(value, tuple):
+            yield from (f"{flag_of(row)}={each}" for each in value)
+        elif isinstance(value, str):
+            yield f"{flag_of(row)}={value}"
+    if given["api_key_file"]:
+        yield f"--api-key-file={given['api_key_file']}"
+
+
+class Grouped(click.Command):
+    """A command whose help lists the options of the model apart from those of the gateway."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        ours = {option.name for option in MODEL_OPTIONS}
+        groups: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+                groups[parameter.name in ours].append(record)
+        for heading, records in (("The model", groups[True]), ("Options", groups[False])):
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)

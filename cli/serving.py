@@ -1,0 +1,128 @@
+"""The gateway with one model or a folder of models: in place of this process, or beside it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from cli import default_model, local_models
+from cli.progress import Progress
+from common import launch
+from common.wording import did_you_mean
+from gateway.supervisor.process import DOWNLOAD
+from gateway.supervisor.warden import SETTINGS, backend_environ
+
+_LISTENING = re.compile(r"gateway: listening on (\S+)")
+_SAID = re.compile(r"gateway: (.+)")
+_STOP_SECONDS = 30.0
+
+
+class Contradiction(click.UsageError):
+    """Two settings name what to serve; the text says which."""
+
+
+def arguments_for(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """The gateway's arguments. Raises Contradiction, ModelUnavailable, OSError.
+
+    MODEL in the environment names a folder or a hub id, and MODELS a folder of model files. Without
+    both, the gateway serves the default model.
+    """
+    named = [flag for flag in ("--models-dir", "--model") if _has(flag, given)]
+    variables = {name: value for name in ("MODELS", "MODEL") if (value := environ.get(name))}
+    chosen = [*named, *(f"{name}={value}" for name, value in variables.items())]
+    if len(chosen) > 1:
+        raise Contradiction(f"both {' and '.join(chosen)} say what to serve: give only one of them")
+    if named:
+        return list(given)
+    if "MODELS" in variables:
+        return ["--models-dir", variables["MODELS"], *given]
+    return ["--model", reference_of(variables.get("MODEL", "")), *given]
+
+
+def _has(flag: str, arguments: Sequence[str]) -> bool:
+    return any(argument.partition("=")[0] == flag for argument in arguments)
+
+
+def reference_of(name: str) -> str:
+    """The folder or hub id that a user means; the default model for an empty name.
+
+    The short name of a downloaded model is accepted, in any case. Raises ModelUnavailable, OSError.
+    """
+    if not name or (name.casefold() == default_model.NAME.casefold() and not Path(name).exists()):
+        return str(default_model.ensure())
+    if "/" in name or Path(name).expanduser().exists():
+        return name
+    models = local_models.found()
+    for model in models:
+        if model.short.casefold() == name.casefold():
+            return model.reference
+    if suggestion := did_you_mean(name, [model.short for model in models]):
+        raise click.ClickException(
+            f"{name!r} is neither a folder here nor a downloaded model{suggestion}"
+        )
+    return name
+
+
+def become_gateway(arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by the gateway, with its signals and its exit code."""
+    launch.hold_interrupts()  # until the gateway accepts them
+    os.execv(sys.executable, [sys.executable, "-m", "gateway", *arguments])
+
+
+@contextmanager
+def gateway(arguments: Sequence[str]) -> Iterator[str]:
+    """A gateway on a free port, until the block ends; yields its URL once its model is loaded.
+
+    Raises ClickException with the gateway's own reason if it ends before that.
+    """
+    # Settings of the user's own gateway, such as keys, are not for this one.
+    environ = backend_environ(os.environ, {})
+    process = subprocess.Popen(
+        launch.command("-m", "gateway", *arguments, "--port=0"),
+        env={name: value for name, value in environ.items() if not name.startswith(SETTINGS)},
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        process_group=0,  # Ctrl-C interrupts an answer, and not the gateway
+    )
+    try:
+        yield _until_listening(process)
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _until_listening(process: subprocess.Popen[str]) -> str:
+    assert process.stderr is not None
+    said: deque[str] = deque(maxlen=1)
+    with Progress("loading") as progress:
+        for line in process.stderr:
+            if match := _LISTENING.search(line):
+                _read_on(process)
+                return match[1]
+            if match := DOWNLOAD.search(line):
+                progress.show(int(match[1]), int(match[2]))
+            elif match := _SAID.match(line):
+                said.append(match[1])
+    raise click.ClickException(said[0] if said else f"the gateway ended with {process.wait()}")
+
+
+def _read_on(process: subprocess.Popen[str]) -> None:
+    """Read the gateway's log for as long as it runs: a full pipe would stop the gateway."""
+    import threading
+
+    threading.Thread(target=lambda: deque(process.stderr or (), maxlen=0), daemon=True).start()

@@ -1,0 +1,11 @@
+"""How far a download is, for a line on the terminal."""
+
+from __future__ import annotations
+
+_WIDTH = 24  # characters
+
+
+def bar(done: int, total: int) -> str:
+    """A bar with its numbers. done, total: MiB."""
+    filled = _WIDTH * done // total
+    return f"[{'#' * filled:-<{_WIDTH}}] {done} of {total} MiB"

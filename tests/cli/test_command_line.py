@@ -1,0 +1,221 @@
+"""The commands of `mlx-backend`, each in its own process, with a real hub and a real gateway."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import pytest
+
+from cli.command_line import COMMAND
+from common.version import VERSION
+from tests.cli.test_serve import listed, running, url_of
+from tests.engine.hub_server import running_hub
+from tests.gateway.gateway_process import GatewayProcess, tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT / "tests" / "models" / "tiny_text"
+KEY = "a-long-enough-key"
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+def mlx_backend(*arguments: str, stdin: str = "", **environ: str) -> Ended:
+    """Run a command to its end."""
+    unset = ("MODEL", "MODELS", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE")
+    found = {name: value for name, value in os.environ.items() if name not in unset}
+    done = subprocess.run(
+        [ROOT / "scripts/python", "-m", "cli", *arguments],
+        env=found | environ,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def test_the_version_and_the_help() -> None:
+    for flag in ("-V", "--version"):
+        assert mlx_backend(flag) == Ended(0, f"mlx-backend {VERSION}\n", "")
+    usage = mlx_backend()
+    assert usage == mlx_backend("--help") == mlx_backend("-h")
+    for word in "serve run chat pull list show rm ps stop launch doctor backend completion".split():
+        assert re.search(rf"^  {word} +\w", usage.out, re.MULTILINE), word
+
+
+@pytest.mark.parametrize("word", [word for word in COMMAND.commands if word != "backend"])
+def test_every_default_is_shown(word: str) -> None:
+    command = COMMAND.commands[word]
+    without = {"--models-dir", "--model", "--api-key-file"}
+    for option in command.params:
+        if isinstance(option, click.Option) and not option.multiple and not option.is_flag:
+            record = option.get_help_record(click.Context(command))
+            assert record is not None
+            assert "[default:" in record[1] or without & set(option.opts), record
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["srve"], "No such command 'srve'. Did you mean 'serve'?"),
+        (["serve", "--prot", "1"], "'--port'"),
+        (["run", "--contextsize", "1"], "Did you mean '--context-size'?"),
+        (["serve", "--context-size", "many"], "'many' is not a valid integer"),
+        (["rm"], "Missing argument 'MODEL'"),
+        (["launch", "cluade"], "'cluade' is not an agent that can be launched; did you mean"),
+        (["serve", "x", "--model", "y"], "both x and --model y say what to serve"),
+    ],
+)
+def test_a_wrong_command_line_exits_with_2_and_names_the_nearest_word(
+    arguments: list[str], words: str
+) -> None:
+    ended = mlx_backend(*arguments)
+    assert ended.code == 2
+    assert words in ended.err
+    assert ended.out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["show", "nothing/here"], "the model 'nothing/here' is not on this machine"),
+        (["rm", "nothing/here"], "the model 'nothing/here' is not on this machine"),
+        (["pull", "/nowhere"], "model '/nowhere' does not exist"),
+        (["run", "/nowhere", "Hi"], "/nowhere cannot be served: model '/nowhere' does not exist"),
+        (["ps", "--url", "http://127.0.0.1:1"], "no gateway answers at http://127.0.0.1:1: start"),
+        (["chat", "--url", "http://127.0.0.1:1"], "no gateway answers at http://127.0.0.1:1"),
+    ],
+)
+def test_a_failure_exits_with_1_and_one_line(
+    arguments: list[str], words: str, tmp_path: Path
+) -> None:
+    ended = mlx_backend(*arguments, MLX_BACKEND_CACHE=str(tmp_path), HF_HOME=str(tmp_path))
+    (line,) = ended.err.splitlines()
+    assert (ended.code, ended.out) == (1, "")
+    assert line.startswith("Error: ")
+    assert words in line
+
+
+def test_a_model_is_downloaded_listed_described_run_and_deleted(tmp_path: Path) -> None:
+    environ = {"HF_HOME": str(tmp_path / "hf"), "MLX_BACKEND_CACHE": str(tmp_path / "cache")}
+
+    def run(*arguments: str, **more: str) -> Ended:
+        return mlx_backend(*arguments, **environ, **more)
+
+    assert run("list").out == ""
+    with running_hub() as hub:
+        hub.repositories["org/Tiny-Text"] = TINY
+        pulled = run("pull", "org/Tiny-Text", HF_ENDPOINT=hub.url)
+        assert pulled.code == 0, pulled.err
+        assert pulled.out.startswith("org/Tiny-Text is in ")
+        absent = run("pull", "org/absent", HF_ENDPOINT=hub.url)
+        assert absent.code == 1
+        assert "has no such repository" in absent.err
+    environ["HF_HUB_OFFLINE"] = "1"
+    head, row = run("list").out.splitlines()
+    assert head.split() == ["NAME", "SIZE", "CONTEXT", "ABILITIES", "DOWNLOADED"]
+    assert row.split()[0] == "org/Tiny-Text"
+    shown = run("show", "tiny-text").out
+    assert re.search(r"^name +org/Tiny-Text$", shown, re.MULTILINE)
+    context = json.loads((TINY / "config.json").read_text())["max_position_embeddings"]
+    assert re.search(rf"^context +{context:,} tokens$", shown, re.MULTILINE)
+    question = "My name is Ida. What is my name?"
+    options = ("--temperature", "0", "--context-size", "256")
+    answer = run("run", "Tiny-Text", question, *options)
+    assert answer.code == 0, answer.err
+    assert "Ida" in answer.out
+    piped = mlx_backend("run", "Tiny-Text", *options, stdin=question, **environ)
+    assert piped.out == answer.out
+    typo = run("run", "tiny-txt", question)
+    assert (typo.code, "did you mean 'Tiny-Text'?" in typo.err) == (1, True)
+    kept = mlx_backend("rm", "Tiny-Text", stdin="n\n", **environ)
+    assert kept.code == 1
+    assert len(run("list").out.splitlines()) == 2
+    assert run("rm", "--yes", "tiny-text").out.startswith("deleted org/Tiny-Text, ")
+    assert run("list").out == ""
+
+
+def test_a_folder_of_the_users_own_is_never_deleted(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(TINY, mine)
+    ended = mlx_backend("rm", "--yes", str(mine), HF_HOME=str(tmp_path))
+    assert ended.code == 1
+    assert "delete the folder yourself" in ended.err
+    assert (mine / "config.json").exists()
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[GatewayProcess]:
+    process = GatewayProcess({"one": tiny()}, "--api-key", KEY)
+    process.client.headers["Authorization"] = f"Bearer {KEY}"
+    yield process
+    process.close()
+
+
+def test_a_running_gateway_is_asked_listed_and_told_to_unload(gateway: GatewayProcess) -> None:
+    there = {"MLX_BACKEND_URL": gateway.url, "MLX_BACKEND_API_KEY": KEY}
+    question = "My name is Ida. What is my name?"
+    assert "Ida" in mlx_backend("chat", "one", question, **there).out
+    assert mlx_backend("chat", "", question, **there).code == 0
+    head, row = mlx_backend("ps", **there).out.splitlines()
+    assert head.split()[:2] == ["NAME", "STATE"]
+    assert row.split()[:2] == ["one", "ready"]
+    assert mlx_backend("stop", "one", **there).out == "one is unloaded\n"
+    assert mlx_backend("ps", **there).out.splitlines()[1].split()[:2] == ["one", "stopped"]
+    wrong = mlx_backend("stop", "onne", **there)
+    assert (wrong.code, "did you mean 'one'?" in wrong.err) == (1, True)
+    keyless = mlx_backend("ps", "--url", gateway.url)
+    assert keyless.code == 1
+    assert "key" in keyless.err
+
+
+def test_options_of_the_model_reach_it(tmp_path: Path) -> None:
+    flags = ("--context-size", "300", "--parallel", "2", "--temperature", "0.25", "--port", "0")
+    with running(str(TINY), *flags, "--idle-unload", "5m", cwd=tmp_path) as process:
+        (model,) = listed(url_of(process), "/api/status")
+        assert (model["context_size"], model["slots"]) == (300, 2)
+
+
+def test_an_option_that_the_model_cannot_have_ends_the_gateway(tmp_path: Path) -> None:
+    flags = ("--model-setting", "context_sise=3", "--port", "0")
+    with running(str(TINY), *flags, cwd=tmp_path) as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "context_sise is not a key of a model file; did you mean 'context_size'?" in errors
+
+
+def test_a_shell_completes_commands_options_and_models(tmp_path: Path) -> None:
+    shutil.copytree(TINY, tmp_path / "hub" / "models--a--Tiny" / "snapshots" / "0")
+    (tmp_path / "hub" / "models--a--Tiny" / "refs").mkdir()
+    (tmp_path / "hub" / "models--a--Tiny" / "refs" / "main").write_text("0")
+
+    def completed(*words: str) -> list[str]:
+        ended = mlx_backend(
+            _MLX_BACKEND_COMPLETE="bash_complete",
+            COMP_WORDS=" ".join(("mlx-backend", *words)),
+            COMP_CWORD=str(len(words)),
+            HF_HOME=str(tmp_path),
+        )
+        return [line.partition(",")[2] for line in ended.out.splitlines()]
+
+    assert completed("se") == ["serve"]
+    assert completed("serve", "--conte") == ["--context-size"]
+    assert completed("run", "a/") == ["a/Tiny"]
+    for shell in ("bash", "zsh", "fish"):
+        assert "_MLX_BACKEND_COMPLETE" in mlx_backend("completion", shell).out
+    script = mlx_backend("completion", "bash").out
+    assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
