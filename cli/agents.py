@@ -39,7 +39,7 @@ class Served:
     @property
     def output(self) -> int:
         """Tokens to leave for an answer."""
-        return min(self.context // 8, _MOST_OUTPUT)
+        return min(self.context // 10, _MOST_OUTPUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,17 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One agent. first_prompt: tokens of its first request, of which most are tools."""
+    """One agent. tested: the version that was run. least: tokens of context that it needs.
+
+    An agent's first request has thousands of tokens, mostly tools.
+    """
 
     name: str
     program: str
     install: str
     tested: str
     setup: Callable[[Served], Setup]
-    first_prompt: int = 0
+    least: int = 0
     note: str = ""
 
 
@@ -97,6 +100,8 @@ def _codex(served: Served) -> Setup:
     }
     if served.context:
         settings["model_context_window"] = served.context
+        # Codex compacts before a message, and not because of it, so the message needs room.
+        settings["model_auto_compact_token_limit"] = served.context * 3 // 4
     files = {}
     if served.catalogue:
         files["codex-models.json"] = _json({"models": served.catalogue})
@@ -180,35 +185,38 @@ AGENTS = {
     "claude": Agent(
         *("Claude Code", "claude", "npm install -g @anthropic-ai/claude-code", "2.1.332"),
         _claude,
-        first_prompt=23_000,
+        least=40_000,
     ),
     "codex": Agent(
         *("Codex CLI", "codex", "npm install -g @openai/codex", "0.171.0"),
         _codex,
-        first_prompt=9_000,
+        least=16_000,
+        note="Each `-c` may also be a line of `~/.codex/config.toml`. `launch` adds a file that"
+        " describes\nthe model (`models` in the answer of `/v1/models`), without which Codex warns"
+        " that it has\nno metadata; its instructions replace those of Codex and are shorter.",
     ),
     "opencode": Agent(
         *("opencode", "opencode", "npm install -g opencode-ai", "1.18.33"),
         _opencode,
-        first_prompt=10_000,
+        least=20_000,
     ),
     "qwen": Agent(
         *("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", "0.24.4"),
         _qwen,
-        first_prompt=15_000,
+        least=24_000,
     ),
     "cline": Agent(
         *("Cline CLI", "cline", "npm install -g cline", "3.0.65"),
         _cline,
-        first_prompt=10_000,
+        least=20_000,
         note="Cline has no setting for the context window. It reads the error of a full context.",
     ),
     "goose": Agent(
-        *("goose", "goose", "see https://goose-docs.ai", "not run"),
+        *("goose", "goose", "see https://goose-docs.ai", ""),
         _goose,
     ),
     "pi": Agent(
-        *("pi", "pi", "npm install -g @earendil-works/pi-coding-agent", "not run"),
+        *("pi", "pi", "npm install -g @earendil-works/pi-coding-agent", ""),
         _pi,
     ),
 }
@@ -264,17 +272,19 @@ def _toml(value: str | int | Mapping[str, str]) -> str:
 
 
 def sections() -> str:
-    """The sections of docs/agents.md that are generated."""
+    """The table of agents and their sections in docs/agents.md."""
     served = Served("http://127.0.0.1:8080", "NAME", 40_960)
-    parts = []
+    parts = ["| agent | starts with | smallest context | version that was run |\n|---|---|---|---|"]
     for word, agent in AGENTS.items():
+        anchor = agent.name.lower().replace(" ", "-")
+        least = f"{agent.least:,}" if agent.least else ""
+        tested = agent.tested or "none: set up from its documentation"
+        parts[0] += f"\n| [{agent.name}](#{anchor}) | `launch {word}` | {least} | {tested} |"
         setup = placed(agent.setup(served), Path("~/.cache/mlx-backend/agents"))
         shown = "\n".join(f"    {line}".rstrip() for line in script(agent, setup).splitlines())
         note = f"\n{agent.note}\n" if agent.note else ""
-        parts.append(
-            f"### {agent.name}\n\n    mlx-backend launch {word}\n{note}\nBy hand:\n\n{shown}\n"
-        )
-    return "\n".join(parts)
+        parts.append(f"### {agent.name}\n{note}\n{shown}")
+    return "\n\n".join(parts) + "\n"
 
 
 def document(text: str) -> str:

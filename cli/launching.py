@@ -47,11 +47,11 @@ def start(
     program = shutil.which(chosen.program)
     if program is None:
         raise click.ClickException(f"{chosen.program} is not installed: {chosen.install}")
-    if 0 < model.context < chosen.first_prompt + model.output:
+    if 0 < model.context < chosen.least:
         click.echo(
-            f"warning: the context of {model.model} has {model.context:,} tokens, and the first"
-            f" prompt of {chosen.name} about {chosen.first_prompt:,}: serve a model with a larger"
-            " context, or raise --context-size",
+            f"warning: {chosen.name} needs a context of about {chosen.least:,} tokens, and"
+            f" {model.model} has {model.context:,}: serve a model with a larger context, or raise"
+            " --context-size",
             err=True,
         )
     return _run(program, setup, arguments, replace=replace)
@@ -63,7 +63,9 @@ def _run(program: str, setup: Setup, arguments: tuple[str, ...], *, replace: boo
         Path(path).write_text(content, "utf-8")
     environ = backend_environ(os.environ, setup.environ)
     if setup.before:
-        subprocess.run([program, *setup.before], env=environ, check=True)
+        code = subprocess.run([program, *setup.before], env=environ, check=False).returncode
+        if code:
+            return code
     command = [program, *setup.arguments, *arguments]
     if replace:
         os.execve(program, command, environ)

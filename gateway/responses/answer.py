@@ -18,7 +18,8 @@ from gateway.models.config import Parameters
 from gateway.openai.anthropic_parts import SEAL
 from gateway.openai.chat_answer import token_logprob
 from gateway.responses.echo import echo_of
-from gateway.responses.request import CustomTool, ResponsesRequest, offered
+from gateway.responses.request import ResponsesRequest
+from gateway.responses.tools import CustomTool, Offered, offered
 from gateway.text_input import TextInput
 
 Json = dict[str, Any]
@@ -30,10 +31,18 @@ _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 class Answer:
     """The response so far. Pass every event of the generation to `take`, in order."""
 
-    def __init__(self, request: ResponsesRequest, model: str, defaults: Parameters) -> None:
+    def __init__(
+        self,
+        request: ResponsesRequest,
+        model: str,
+        defaults: Parameters,
+        tools: Sequence[Offered] | None = None,
+    ) -> None:
+        """tools: all that were offered; None for those of the request."""
         self._id = f"resp_{uuid.uuid4().hex}"
         self._echo = echo_of(request, defaults) | {"model": model}
-        self._tools = {each.name: each for each in offered(request.tools)}
+        tools = list(offered(request.tools)) if tools is None else tools
+        self._tools = {each.name: each for each in tools}
         self._seals = "reasoning.encrypted_content" in (request.include or ())
         summary = request.reasoning and request.reasoning.summary
         self._thought = "summary_text" if summary not in (None, "none") else "reasoning_text"
@@ -188,7 +197,7 @@ class Answer:
             status,
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
             completed_at=None if cut else int(time.time()),
-            usage=_usage(done.usage),
+            usage=usage_of(done.usage),
         )
         events.append(self._event(f"response.{status}", response=self._last))
         return events
@@ -266,7 +275,7 @@ def _output_text(text: str, logprobs: list[Json]) -> Json:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def _usage(used: Usage) -> Json:
+def usage_of(used: Usage) -> Json:
     return {
         "input_tokens": used.prompt_tokens,
         "input_tokens_details": {"cached_tokens": used.cached_tokens, "cache_write_tokens": 0},

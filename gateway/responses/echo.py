@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.models.config import Parameters
-from gateway.responses.request import CustomTool, FunctionTool, NamespaceTool, ResponsesRequest
+from gateway.responses.request import ResponsesRequest
+from gateway.responses.tools import CustomTool, FunctionTool, NamespaceTool
 
 Json = dict[str, Any]
 _AS_SENT = (

@@ -11,6 +11,8 @@ from common.part_text import text_of
 from gateway.openai.base import Strict
 from gateway.openai.messages import InputAudio, MediaUrl
 from gateway.openai.pdf_part import PdfPart
+from gateway.openai.tools import MOST_TOOLS
+from gateway.responses.tools import Tool
 from gateway.tagged import OneOf, TextAs, as_text, rather
 from gateway.tolerance import DROPPED
 
@@ -112,6 +114,24 @@ class Reasoning(_Item):
     encrypted_content: str | None = None
 
 
+class AdditionalTools(_Item):
+    """Tools that are offered from this item on, as Codex sends those that it found by a search."""
+
+    type: Literal["additional_tools"]
+    role: str | None = None
+    tools: list[Tool] = Field(max_length=MOST_TOOLS)
+
+
+class Compaction(_Item):
+    """The summary of an earlier conversation, in the form in which `/responses/compact` seals it.
+
+    What only its provider can read is left out of the prompt.
+    """
+
+    type: Literal["compaction"]
+    encrypted_content: str | None = None
+
+
 class ItemReference(Strict):
     """An item of a stored response, by its id."""
 
@@ -151,7 +171,15 @@ def _written(value: Any) -> str:
     return value if isinstance(value, str) else to_json(value).decode()
 
 
-Item = Message | FunctionCall | FunctionCallOutput | CustomCall | Reasoning
+Item = (
+    Message
+    | FunctionCall
+    | FunctionCallOutput
+    | CustomCall
+    | Reasoning
+    | AdditionalTools
+    | Compaction
+)
 Sent = Item | ItemReference
 _Sent = Annotated[Sent, OneOf("an item", default="message", otherwise=_readable)]
 _Stored = Annotated[Item, OneOf("an item", default="message")]

@@ -176,6 +176,8 @@ _PREFIXES = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
     "reasoning": "rs",
+    "additional_tools": "at",
+    "compaction": "cmp",
 }
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gateway import exchange
 from gateway.errors import bad_field
 from gateway.openai.anthropic_parts import SEAL
 from gateway.openai.sampling_fields import CommonSampling
 from gateway.openai.translation import Conversation, Translation, translate
 from gateway.responses.items import (
+    AdditionalTools,
     AnyPart,
+    Compaction,
     CustomCall,
     FunctionCall,
     FunctionCallOutput,
@@ -30,14 +33,13 @@ from gateway.responses.request import (
     ChooseAmong,
     ChooseFunction,
     JsonSchemaFormat,
-    Offered,
     PromptRequest,
     ResponsesRequest,
-    full_name,
-    offered,
 )
+from gateway.responses.tools import Offered, full_name, offered
 
 Json = dict[str, Any]
+SUMMARY = "Summary of the conversation so far:"
 LOGPROBS = "message.output_text.logprobs"
 # Names of Responses' fields in chat requests.
 _NAMES = {
@@ -67,16 +69,17 @@ def chat_request(
     for path, place in conversation.places.items():
         if place.startswith(_EARLIER):
             places[path] = _EARLIER  # parts of stored items are not in this request
-    if request.tools:
+    tools = tools_of(request, given, earlier)
+    if tools:
         fields["tools"] = []
-        for index, each in enumerate(offered(request.tools)):
+        for index, each in enumerate(tools):
             fields["tools"].append(_tool(each))
             places[f"tools[{index}]"] = each.place
             places[f"tools[{index}].function.name"] = f"{each.place}.name"
             places[f"tools[{index}].function.parameters"] = f"{each.place}.parameters"
-    if request.tool_choice is not None and (request.tools or request.tool_choice != "auto"):
+    if request.tool_choice is not None and (tools or request.tool_choice != "auto"):
         fields["tool_choice"] = _choice(request.tool_choice)
-    if request.tools and request.parallel_tool_calls is not None:
+    if tools and request.parallel_tool_calls is not None:
         fields["parallel_tool_calls"] = request.parallel_tool_calls
     if request.reasoning is not None:
         fields["reasoning_effort"] = request.reasoning.effort
@@ -94,6 +97,23 @@ def chat_request(
             fields["logprobs"] = True
             fields["top_logprobs"] = request.top_logprobs
     return translate(fields, places)
+
+
+def tools_of(
+    request: PromptRequest, given: Sequence[Item], earlier: Sequence[Item] = ()
+) -> list[Offered]:
+    """The request's tools, and those among the items whose names are not taken."""
+    found = list(offered(request.tools))
+    items = [(item, f"{_EARLIER}.") for item in earlier]
+    items += [(item, f"input[{at}].") for at, item in enumerate(given)]
+    names = {each.name for each in found}
+    for item, place in items:
+        if isinstance(item, AdditionalTools):
+            for each in offered(item.tools, place):
+                if each.name not in names:
+                    names.add(each.name)
+                    found.append(each)
+    return found
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
@@ -135,7 +155,15 @@ def _add(conversation: Conversation, item: Item, place: str) -> None:
         conversation.add({"role": "user", "content": [*map(_part, item.content)]}, place)
     elif isinstance(item, Message) and item.role != "assistant":
         conversation.system([_text(item.content, place)], place)
-    elif not (isinstance(item, Reasoning) and not _thought(item)):
+    elif isinstance(item, Compaction):
+        _, sealed, summary = (item.encrypted_content or "").partition(SEAL)
+        if sealed:
+            conversation.add({"role": "user", "content": f"{SUMMARY}\n\n{summary}"}, place)
+        else:
+            exchange.current().ignore("input[][compaction]")
+    elif not isinstance(item, AdditionalTools) and not (
+        isinstance(item, Reasoning) and not _thought(item)
+    ):
         _assistant(conversation, item, place)
 
 

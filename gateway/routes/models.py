@@ -16,6 +16,7 @@ from gateway.errors import bad_field, without_folders
 from gateway.limits import JsonRoute
 from gateway.models.config import DEFAULTS, ModelConfig
 from gateway.openai.base import Request
+from gateway.responses import codex_models
 from gateway.routes.status import slots
 from gateway.supervisor.status import ModelStatus, State
 
@@ -73,6 +74,7 @@ class ModelList(BaseModel):
 
     object: Literal["list"] = "list"
     data: list[ModelCard]
+    models: list[dict[str, Any]] = Field(description="Those that chat, in the form of Codex.")
     has_more: bool
     first_id: str | None
     last_id: str | None
@@ -102,7 +104,13 @@ async def list_models(
     if limit is not None:
         page = cards[:limit] if before_id is None else cards[-limit:]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
-    return ModelList(data=page, has_more=len(page) < len(cards), first_id=first, last_id=last)
+    models = [
+        codex_models.entry(card.id, card.context_length, card.meta.abilities)
+        for card in page
+        if "completion" in card.meta.abilities
+    ]
+    more = len(page) < len(cards)
+    return ModelList(data=page, models=models, has_more=more, first_id=first, last_id=last)
 
 
 def _place(cards: list[ModelCard], name: str, param: str) -> int:

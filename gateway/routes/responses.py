@@ -14,19 +14,20 @@ from fastapi.routing import APIRoute
 
 from gateway import exchange, sse
 from gateway.context import GatewayDep
-from gateway.errors import ApiError, bad_field
-from gateway.generation import Done, Event
+from gateway.errors import bad_field
+from gateway.generation import Done, Event, Piece, Usage
 from gateway.limits import JsonRoute, apart
 from gateway.openai.answering import answer, count_prompt, question_of
 from gateway.openai.response_models import CACHED, THOUGHT
 from gateway.openai.translation import Translation
 from gateway.openapi import documented
 from gateway.refusals import INTEGER, TEXT, TEXT_OR_NULL, list_of, one_of, schema_of
+from gateway.responses import compaction
 from gateway.responses.answer import Answer
 from gateway.responses.items import ITEMS, Item
 from gateway.responses.request import PromptRequest, ResponsesRequest
 from gateway.responses.store import Store, Stored, as_stored
-from gateway.responses.to_chat import chat_request
+from gateway.responses.to_chat import chat_request, tools_of
 
 
 async def known_query(request: Request) -> None:
@@ -60,7 +61,9 @@ _CALLS = ("function_call", "custom_tool_call")
 # Other fields of an item depend on its type, and those of a response on its request.
 _ITEM = schema_of(
     id=TEXT,
-    type=one_of("reasoning", "message", *_CALLS, *(f"{call}_output" for call in _CALLS)),
+    type=one_of(
+        "reasoning", "message", "compaction", *_CALLS, *(f"{call}_output" for call in _CALLS)
+    ),
     status=one_of("in_progress", "completed", "incomplete"),
 ) | {"additionalProperties": True}
 _USAGE = schema_of(
@@ -80,6 +83,13 @@ _RESPONSE = schema_of(
     output=list_of(_ITEM),
     usage=_USAGE,
 ) | {"additionalProperties": True}
+_COMPACTION = schema_of(
+    id=TEXT,
+    object=one_of("response.compaction"),
+    created_at=INTEGER,
+    output=list_of(_ITEM),
+    usage=_USAGE,
+)
 _COUNT = schema_of(object=one_of("response.input_tokens"), input_tokens=INTEGER)
 _DELETED = schema_of(id=TEXT, object=one_of("response"), deleted={"const": True})
 _INPUT_ITEMS = schema_of(
@@ -105,7 +115,9 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     translation = await apart(_translation, body, given, previous)
     stored = await apart(as_stored, given, previous)
     question = await question_of(translation, gateway)
-    reply = Answer(body, question.model, question.config.parameters)
+    earlier = ITEMS.validate_python(list(previous.conversation())) if previous else []
+    tools = tools_of(body, given, earlier)
+    reply = Answer(body, question.model, question.config.parameters, tools)
 
     def take(event: Event) -> list[Json]:
         grown = reply.take(event)
@@ -140,12 +152,22 @@ async def count_input_tokens(
     return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
 
 
-@router.post("/responses/compact", include_in_schema=False)
-async def compact() -> None:
-    """Not supported, and answered with 404 like an unknown path; only OpenAI can serve it."""
-    raise ApiError(
-        404, "conversations are not compacted here: send a shorter input", code="unknown_url"
-    )
+@router.post("/responses/compact", responses=documented("Compaction", _COMPACTION))
+async def compact(body: PromptRequest, gateway: GatewayDep, store: StoreDep) -> JSONResponse:
+    """A summary of a conversation by the model, as the item with which the conversation goes on."""
+    previous = _previous(body, store)
+    given = [*store.resolved(body.input, previous), compaction.REQUEST]
+    bare = body.model_copy(update=compaction.WITHOUT)
+    translation = await apart(_translation, bare, given, previous)
+    texts: list[str] = []
+    used = Usage()
+    async with aclosing(answer(await question_of(translation, gateway), gateway)) as events:
+        async for event in events:
+            if isinstance(event, Piece):
+                texts.append(event.content)
+            elif isinstance(event, Done):
+                used = event.usage
+    return JSONResponse(compaction.answer("".join(texts), used))
 
 
 @router.get("/responses/{response_id}", responses=documented("ResponseObject", _RESPONSE))

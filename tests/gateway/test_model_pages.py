@@ -27,6 +27,7 @@ def page(gateway: GatewayProcess, **query: Any) -> tuple[list[str], bool]:
     names = [card["id"] for card in response["data"]]
     ends = (names[0], names[-1]) if names else (None, None)
     assert (response["first_id"], response["last_id"]) == ends
+    assert [model["slug"] for model in response["models"]] == names
     return names, response["has_more"]
 
 
@@ -66,3 +67,11 @@ def test_an_invalid_page_is_refused(
     answer = gateway.client.get("/v1/models", params=query)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
+
+
+def test_codex_finds_its_description_of_a_model(gateway: GatewayProcess) -> None:
+    model = gateway.client.get("/v1/models").json()["models"][0]
+    assert model["context_window"] == 1024
+    assert model["auto_compact_token_limit"] < model["context_window"]
+    assert model["input_modalities"] == ["text"]
+    assert "apply_patch" in model["base_instructions"]

@@ -308,6 +308,49 @@ def test_refusals_name_the_field(
     assert error["param"] == param, error
 
 
-def test_compaction_is_not_found(gateway: GatewayProcess) -> None:
-    answer = gateway.client.post("/v1/responses/compact", json={"model": "tiny", "input": "Hi"})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+def test_a_compacted_conversation_goes_on(gateway: GatewayProcess) -> None:
+    told = [
+        {"role": "user", "content": "My name is Ida."},
+        {"role": "assistant", "content": "Hello Ida!"},
+    ]
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "blue"}
+    body = {"model": "tiny", "input": [*told, call, result], "tools": [WEATHER]}
+    answer = gateway.client.post("/v1/responses/compact", json=body)
+    assert answer.status_code == 200, answer.text
+    compacted = answer.json()
+    assert compacted["object"] == "response.compaction"
+    assert compacted["usage"]["output_tokens"] > 0
+    (item,) = compacted["output"]
+    assert item["type"] == "compaction"
+    more = [item, {"role": "user", "content": "What is my name?"}]
+    counted = {
+        name: gateway.client.post(
+            "/v1/responses/input_tokens", json={"model": "tiny", "input": items}
+        ).json()["input_tokens"]
+        for name, items in {"with": more, "without": more[1:]}.items()
+    }
+    assert counted["with"] > counted["without"]
+    body = body_of(more, store=True, max_output_tokens=4)
+    first = gateway.client.post("/v1/responses", json=body).json()
+    assert first["status"] in ("completed", "incomplete"), first
+    again = body | {"input": "And?", "previous_response_id": first["id"]}
+    assert gateway.client.post("/v1/responses", json=again).status_code == 200
+
+
+def test_a_conversation_that_does_not_fit_is_not_compacted(gateway: GatewayProcess) -> None:
+    body = {"model": "tiny", "input": "tick " * 20_000}
+    answer = gateway.client.post("/v1/responses/compact", json=body)
+    assert answer.status_code == 400
+    assert "prompt is too long" in answer.json()["error"]["message"]
+
+
+def test_tools_among_the_items_are_offered(gateway: GatewayProcess) -> None:
+    added = {"type": "additional_tools", "tools": [WEATHER]}
+    sent = {"role": "user", "content": "Look."}
+    body = {"model": "tiny", "input": [added, sent], "max_output_tokens": 64}
+    answer = gateway.client.post("/v1/responses", json=body | {"tool_choice": "required"})
+    assert answer.status_code == 200, answer.text
+    assert "x-ignored-fields" not in answer.headers
+    (call,) = [item for item in answer.json()["output"] if item["type"] == "function_call"]
+    assert call["name"] == WEATHER["name"]

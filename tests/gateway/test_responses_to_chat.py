@@ -305,6 +305,33 @@ def test_tools_in_a_namespace_are_offered_under_one_name() -> None:
     assert error.param == "tools[1].tools[0].name"
 
 
+def test_tools_among_the_items_are_offered_once(strict: Exchange) -> None:
+    other = LOOK | {"name": "other"}
+    inside = {"type": "namespace", "name": "mcp", "tools": [LOOK]}
+    added = {"type": "additional_tools", "role": "developer", "tools": [LOOK, other, inside]}
+    converted = translated([added, message_item("user", "hi")], tools=[LOOK], tool_choice="auto")
+    names = [tool.function.name for tool in converted.chat.tools or []]
+    assert names == ["look", "other", "mcp__look"]
+    assert [message.role for message in converted.chat.messages] == ["user"]
+    assert converted.chat.tool_choice == "auto"
+    earlier = translated("hi", earlier=[added | {"id": "at_1"}])
+    assert [tool.function.name for tool in earlier.chat.tools or []] == names
+
+
+def test_an_error_in_a_tool_among_the_items_names_its_path() -> None:
+    added = {"type": "additional_tools", "tools": [{"type": "custom"}]}
+    with pytest.raises(ValidationError) as raised:
+        translated([added, message_item("user", "hi")])
+    assert raised.value.errors()[0]["loc"] == ("input", 0, "tools", 0, "name")
+
+
+def test_a_summary_by_this_gateway_is_a_users_message(strict: Exchange) -> None:
+    sealed = {"type": "compaction", "id": "cmp_1", "encrypted_content": "reasoning:Ida asked."}
+    converted = messages([sealed, message_item("user", "And?")])
+    assert converted[0]["role"] == "user"
+    assert str(converted[0]["content"]).endswith("\n\nIda asked.")
+
+
 def test_the_first_tool_of_a_namespace_has_its_description() -> None:
     inner = [{"type": "function", "name": "read", "description": "Read."}, LOOK]
     space = {"type": "namespace", "name": "a", "description": "Files.", "tools": inner}
