@@ -81,7 +81,9 @@ def _claude(served: Served) -> Setup:
     if served.context:
         environ |= {
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),
-            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(served.context),
+            # Without it Claude Code compacts too late; less than 100,000 makes it complain, and
+            # the smaller of both windows counts.
+            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(max(served.context, 100_000)),
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(served.output),
         }
     return Setup(environ)
