@@ -22,6 +22,6 @@ def test_no_module_imports_the_backend() -> None:
 
 def test_the_help_and_the_shell_wait_for_no_large_library() -> None:
     script = "import json, sys, cli.command_line; print(json.dumps(sorted(sys.modules)))"
-    command = [ROOT / "scripts" / "python", "-c", script]
+    command = [str(ROOT / "scripts" / "python"), "-c", script]
     loaded = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
     assert not {"fastapi", "grpc", "httpx", "huggingface_hub", "mlx", "pydantic"} & set(loaded)
