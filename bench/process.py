@@ -27,7 +27,7 @@ def process(
     port: int | None = None,
     module: str = "backend",
 ) -> AbstractContextManager[tuple[subprocess.Popen[bytes], backend_pb2_grpc.BackendStub]]:
-    """As `cli.backend_process.process`, in the order of a GPU with ORDER=gpu."""
+    """A backend as `cli.backend_process` starts it; with ORDER, in the order of a GPU."""
     if environ.get("ORDER"):
         module = "bench.measured_backend"
     return backend_process.process(environment, stderr, port, module)

@@ -113,13 +113,14 @@ def _codex(served: Served) -> Setup:
 
 
 def _opencode(served: Served) -> Setup:
-    limits = {"limit": {"context": served.context, "output": served.output}}
+    # opencode compacts before a message, and not because of it: `input` leaves room for it.
+    limit = {"context": served.context, "input": served.context * 7 // 8, "output": served.output}
     config = {
         "provider": {
             "local": {
                 "npm": "@ai-sdk/openai-compatible",
                 "options": {"baseURL": f"{served.url}/v1", "apiKey": served.key},
-                "models": {served.model: limits if served.context else {}},
+                "models": {served.model: {"limit": limit} if served.context else {}},
             }
         },
         "model": f"local/{served.model}",
@@ -198,12 +199,12 @@ AGENTS = {
         " that it has\nno metadata; its instructions replace those of Codex and are shorter.",
     ),
     "opencode": Agent(
-        *("opencode", "opencode", "npm install -g opencode-ai", "1.18.33"),
+        *("opencode", "opencode", "npm install -g opencode-ai", "1.18.34"),
         _opencode,
         least=20_000,
     ),
     "qwen": Agent(
-        *("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", "0.24.4"),
+        *("Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", "0.15.10"),
         _qwen,
         least=24_000,
     ),
@@ -218,7 +219,7 @@ AGENTS = {
         _goose,
     ),
     "pi": Agent(
-        *("pi", "pi", "npm install -g @earendil-works/pi-coding-agent", ""),
+        *("pi", "pi", "npm install -g @earendil-works/pi-coding-agent", "0.74.2"),
         _pi,
     ),
 }

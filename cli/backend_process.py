@@ -64,10 +64,7 @@ def process(
     port: int | None = None,
     module: str = "backend",
 ) -> Iterator[tuple[subprocess.Popen[bytes], backend_pb2_grpc.BackendStub]]:
-    """Start a backend, on a free port without `port`; yields its process and a stub.
-
-    module: what runs it.
-    """
+    """Start a backend, on a free port without `port`; yields its process and a stub."""
     port = port or free_port()
     child = subprocess.Popen(
         command("-m", module, "--addr", f"127.0.0.1:{port}"),

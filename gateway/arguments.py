@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from common.version import VERSION
-from gateway.origins import is_loopback
+from gateway.loopback import is_loopback
 from gateway.settings import GatewaySettings, Rule
 
 KEYS_VARIABLE = "MLX_GATEWAY_API_KEYS"

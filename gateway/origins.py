@@ -7,7 +7,6 @@ Programs without pages send no Origin and are not affected.
 
 from __future__ import annotations
 
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.errors import ApiError
+from gateway.loopback import is_loopback
 from gateway.refusals import response_of
 from gateway.settings import GatewaySettings
 
@@ -92,14 +92,6 @@ def host_name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-def is_loopback(name: str) -> bool:
-    """Whether this is a loopback address itself, not a name that resolves to one."""
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def is_same(origin: str, host: str) -> bool:

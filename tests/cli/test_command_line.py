@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -160,7 +162,8 @@ def test_a_folder_of_the_users_own_is_never_deleted(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[GatewayProcess]:
-    process = GatewayProcess({"one": tiny()}, "--api-key", KEY)
+    greedy = tiny(parameters={"model": str(TINY), "temperature": 0})
+    process = GatewayProcess({"one": greedy}, "--api-key", KEY)
     process.client.headers["Authorization"] = f"Bearer {KEY}"
     yield process
     process.close()
@@ -181,6 +184,49 @@ def test_a_running_gateway_is_asked_listed_and_told_to_unload(gateway: GatewayPr
     keyless = mlx_backend("ps", "--url", gateway.url)
     assert keyless.code == 1
     assert "key" in keyless.err
+
+
+def test_a_conversation_in_a_terminal(gateway: GatewayProcess) -> None:
+    """Messages of several lines, commands, and an interrupt that stops an answer and no more."""
+    ours, theirs = pty.openpty()
+    environ = os.environ | {"MLX_BACKEND_URL": gateway.url, "MLX_BACKEND_API_KEY": KEY}
+    process = subprocess.Popen(
+        [ROOT / "scripts/python", "-m", "cli", "chat", "one"],
+        env=environ,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    shown = b""
+
+    def until(words: str) -> None:
+        nonlocal shown
+        while words.encode() not in shown:
+            shown += os.read(ours, 4096)
+        shown = shown.partition(words.encode())[2]
+
+    def say(line: str) -> None:
+        os.write(ours, line.encode() + b"\n")
+
+    until(">>> ")
+    say("My name is \\")
+    until("... ")
+    say("Ida. What is my name?")
+    until("Ida.")
+    until(">>> ")
+    say("/nothing")
+    until("/nothing is not a command: see /?")
+    say("/clear")
+    say("Say tick forever.")
+    until("tick tick tick")
+    process.send_signal(signal.SIGINT)
+    until("[stopped]")
+    until(">>> ")
+    say("/bye")
+    assert process.wait(60) == 0
+    os.close(ours)
 
 
 def test_options_of_the_model_reach_it(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway.arguments import KEYS_VARIABLE, BadArgument, flag_of, settings_from
+from gateway.loopback import is_loopback
 from gateway.models.reading import single
-from gateway.origins import is_loopback
 from gateway.settings import GatewaySettings
 from tests.gateway.doc_tables import settings_table
 from tests.gateway.gateway_process import ROOT

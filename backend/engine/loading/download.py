@@ -22,7 +22,6 @@ from backend.engine.loading.checkpoint import (
 )
 from backend.engine.loading.hub_process import cache_for, fetch
 from backend.engine.loading.model_reference import HubModel, LocalModel, resolve
-from backend.engine.loading.shards import weight_files
 from backend.engine.settings import Settings
 from common.wording import shown
 
@@ -50,7 +49,7 @@ def download(
     cache = cache_for(model)
     if snapshot := _cached(model, cache):
         try:
-            inspect(snapshot, model.name, settings, drafts=drafts, complete=True)
+            inspect(snapshot, model.name, settings, drafts=drafts)
             return snapshot
         except IncompleteError as error:
             flaw = error
@@ -65,8 +64,7 @@ def download(
     require_files(model.name, listed or frozenset(path.name for path in small.iterdir()))
     inspect_config(small, model.name, settings, drafts=drafts)
     exact = dataclasses.replace(model, revision=small.name)
-    weights = weight_files(listed or ())  # which may have other names
-    complete = fetch(exact, (*_ALL_FILES, *weights), cache, cancel)
+    complete = fetch(exact, _ALL_FILES, cache, cancel)
     _log.info("downloaded model %s", shown(model.name))
     return complete
 

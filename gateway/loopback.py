@@ -1,0 +1,13 @@
+"""Addresses that only this machine reaches."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+
+def is_loopback(name: str) -> bool:
+    """Whether this is a loopback address itself, not a name that resolves to one."""
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return False
