@@ -21,9 +21,9 @@ const transcript = element("transcript");
 const models = element("model");
 const notice = element("notice");
 
-const conversations = new Conversations(notify);
+const conversations = new Conversations({ lost: notify, changed, removed });
 await conversations.read();
-let shown = begin();
+let shown = addressed();
 let cards = {}; // by model name, the entries of /v1/models
 let contextSize = null; // of the chosen model in tokens; null: not known
 let running = null; // {message, view, abort, conversation}
@@ -37,27 +37,62 @@ function begin() {
   return conversations.begin(settings.initial());
 }
 
+/** The conversation of the page's address; a new one if there is none. */
+function addressed() {
+  return conversations.all.find(({ id }) => `#${id}` === location.hash) ?? begin();
+}
+
+/** Make the address that of the shown conversation. `change`: "pushState" or "replaceState". */
+function address(change) {
+  const hash = shown.messages.size ? `#${shown.id}` : "";
+  if (location.hash !== hash) history[change](null, "", location.pathname + location.search + hash);
+}
+
+window.addEventListener("popstate", () => show(addressed(), "replaceState"));
+
 function notify(sentence) {
   notice.textContent = sentence;
 }
 
 // ---- display
 
-function show(conversation) {
+function show(conversation, change = "pushState") {
   shown = conversation;
-  if (running) running.view = null;
-  transcript.replaceChildren();
-  const messages = threads.thread(shown);
-  const views = new Map(messages.map((message) => [message, append(message)]));
-  element("welcome").hidden = messages.length > 0;
+  address(change);
+  const views = render();
   chooseModel();
-  showContext();
-  sidebar.update(shown);
   notify("");
   following = true;
   follow();
   composer.focus();
   return views;
+}
+
+function render() {
+  if (running) running.view = null;
+  transcript.replaceChildren();
+  const messages = threads.thread(shown);
+  const views = new Map(messages.map((message) => [message, append(message)]));
+  element("welcome").hidden = messages.length > 0;
+  showContext();
+  sidebar.update(shown);
+  return views;
+}
+
+/** A conversation was changed in another tab. */
+function changed(conversation, messagesToo) {
+  const writing = document.activeElement.closest("#transcript form");
+  if (messagesToo && conversation === shown && !writing) render();
+  else sidebar.update(shown);
+}
+
+/** A conversation was deleted in another tab. */
+function removed(conversation) {
+  if (running?.conversation === conversation) stop();
+  if (conversation === shown) {
+    show(begin(), "replaceState");
+    notify("This conversation was deleted in another tab.");
+  } else sidebar.update(shown);
 }
 
 function append(message) {
@@ -170,7 +205,8 @@ async function answer() {
   const ended = Promise.withResolvers();
   running = { message, view: null, abort, conversation, ended: ended.promise };
   add(message);
-  conversations.keep(conversation);
+  conversations.keep(conversation, message);
+  address("replaceState");
   sidebar.update(shown);
   composer.running(true);
   notify("");
@@ -181,7 +217,7 @@ async function answer() {
   running = null;
   view?.update();
   // The conversation may have been deleted meanwhile.
-  if (conversations.all.includes(conversation)) conversations.keep(conversation);
+  if (conversations.all.includes(conversation)) conversations.keep(conversation, message);
   sidebar.update(shown);
   showContext();
   composer.running(false);
@@ -241,7 +277,12 @@ document.addEventListener("keydown", (event) => {
 });
 
 // Text that has arrived but is not shown yet belongs to the conversation too.
-window.addEventListener("pagehide", () => running && conversations.keep(running.conversation));
+window.addEventListener("pagehide", () => {
+  if (!running) return;
+  running.abort.abort();
+  running.message.state = "stopped";
+  conversations.keep(running.conversation, running.message);
+});
 
 for (const button of element("examples").querySelectorAll("button")) {
   button.addEventListener("click", () => send(button.textContent, [], []));
@@ -294,5 +335,5 @@ status.watch({
     showContext();
   },
 });
-show(shown);
+show(shown, "replaceState");
 readModels();

@@ -20,7 +20,7 @@ export class Sidebar {
     });
     element("forget").addEventListener("click", () => {
       if (!confirm("Delete all conversations from this browser?")) return;
-      conversations.removeAll();
+      conversations.remove(conversations.all);
       act.begin();
     });
     element("search").addEventListener("input", () => this.update(this.#current));
@@ -43,6 +43,7 @@ export class Sidebar {
     const nothing = all.length && !found.length ? [el("li", { className: "nothing" }, "Nothing found")] : [];
     element("conversations").replaceChildren(...found.map((one) => this.#entry(one)), ...nothing);
     for (const id of ["forget", "export"]) element(id).hidden = all.length === 0;
+    if (this.#conversations.blocked) element("kept-note").textContent = "Not stored: this browser blocks storage";
   }
 
   #entry(one) {
@@ -51,7 +52,7 @@ export class Sidebar {
       this.#act.show(one);
     };
     const bin = () => {
-      this.#conversations.remove(one);
+      this.#conversations.remove([one]);
       if (one === this.#current) this.#act.begin();
       else this.update(this.#current);
     };
