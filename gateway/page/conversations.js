@@ -2,7 +2,7 @@
 //
 // A conversation is {id, title, updated, settings, messages, leaf}; a message is one of
 //   {role: "user", content, images: [data URI], files: [{name, text}]}
-//   {role: "assistant", content, reasoning, calls: [{id, name, arguments}], state, error, facts}
+//   {role: "assistant", content, reasoning, calls: [{id, name, arguments}], state, error, facts, model}
 //   {role: "tool", id, content}
 // with `state` one of running, done, stopped, failed. thread.js explains the map `messages`, `leaf`,
 // and the `key`, `parent` and `at` of a message.
@@ -13,7 +13,7 @@ import { choose, newId } from "./thread.js";
 const TITLE_LENGTH = 60;
 
 export class Conversations {
-  #stored = new WeakSet(); // messages that the browser or another tab has
+  #stored = new WeakMap(); // by stored message, whether it was stored as a deleted one
   #act;
 
   /**
@@ -59,7 +59,7 @@ export class Conversations {
     await this.#put(conversation);
   }
 
-  /** Store the changed settings and the leaf of a conversation, if the conversation is stored. */
+  /** Store what else was changed in a conversation, if the conversation is stored. */
   async change(conversation) {
     if (this.all.includes(conversation)) await this.#put(conversation);
   }
@@ -84,7 +84,7 @@ export class Conversations {
   find(text) {
     const wanted = text.trim().toLowerCase();
     const holds = (other) => other?.toLowerCase().includes(wanted);
-    return this.all.filter(({ title, messages }) => holds(title) || [...messages.values()].some(({ content }) => holds(content)));
+    return this.all.filter(({ title, messages }) => holds(title) || [...messages.values()].some(({ content, removed }) => !removed && holds(content)));
   }
 
   remove(conversations) {
@@ -92,13 +92,21 @@ export class Conversations {
     store.remove(conversations.map(({ id }) => id)).catch(() => {});
   }
 
+  /** Undo `remove`. */
+  restore(conversations) {
+    for (const conversation of conversations) {
+      for (const message of conversation.messages.values()) this.#stored.delete(message);
+      this.#put(conversation);
+    }
+  }
+
   async #put(conversation, changed) {
     if (!this.all.includes(conversation)) this.all.push(conversation);
     this.#sort();
-    const messages = [...conversation.messages.values()].filter((one) => one === changed || !this.#stored.has(one));
+    const messages = [...conversation.messages.values()].filter((one) => one === changed || this.#stored.get(one) !== Boolean(one.removed));
     try {
-      await store.put(conversation, messages);
-      for (const message of messages) this.#stored.add(message);
+      await store.put(conversation, messages.map(withoutDeleted));
+      for (const message of messages) this.#stored.set(message, Boolean(message.removed));
     } catch {
       if (!this.blocked) this.#act.lost("The browser’s storage is full: this conversation is lost when the page closes. Export it, or delete others.");
     }
@@ -124,8 +132,9 @@ export class Conversations {
     for (const { conversation: _, ...given } of messages) {
       const message = Object.assign(conversation.messages.get(given.key) ?? {}, given);
       conversation.messages.set(message.key, message);
-      this.#stored.add(message);
+      this.#stored.set(message, Boolean(message.removed));
     }
+    if (conversation.messages.get(conversation.leaf)?.removed) conversation.leaf = leaf;
     choose(conversation, conversation.messages.get(conversation.leaf));
     return conversation;
   }
@@ -135,8 +144,14 @@ export class Conversations {
   }
 }
 
-function titleOf(conversation) {
-  const [{ content, files }] = conversation.messages.values();
+// What the browser stores of a deleted message: its place in the conversation.
+function withoutDeleted(message) {
+  const { key, parent, at, role, removed } = message;
+  return removed ? { key, parent, at, role, removed, content: "" } : message;
+}
+
+function titleOf({ messages }) {
+  const { content, files } = [...messages.values()].find(({ removed }) => !removed) ?? { content: "" };
   const first = content.trim().replace(/\s+/g, " ") || files?.[0]?.name || "An image";
   return first.length > TITLE_LENGTH ? `${first.slice(0, TITLE_LENGTH - 1)}…` : first;
 }

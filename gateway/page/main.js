@@ -4,6 +4,7 @@ import { begun, Reader } from "./answer.js";
 import { ApiFailure, chat, read } from "./api.js";
 import { Composer } from "./composer.js";
 import { Conversations } from "./conversations.js";
+import { el } from "./dom.js";
 import * as modelList from "./models.js";
 import { requestOf } from "./request.js";
 import * as settings from "./settings.js";
@@ -30,8 +31,8 @@ let running = null; // {message, view, abort, conversation}
 let following = true;
 
 const composer = new Composer({ send, stop, notify });
-const sidebar = new Sidebar(conversations, { show, begin: () => show(begin()), notify });
-const actions = { resend, retry, results, answerCalls, versions, choose };
+const sidebar = new Sidebar(conversations, { show, begin: () => show(begin()), remove, notify });
+const actions = { resend, retry, resume, rewrite, removeMessage, results, answerCalls, versions, choose };
 
 function begin() {
   return conversations.begin(settings.initial());
@@ -50,8 +51,14 @@ function address(change) {
 
 window.addEventListener("popstate", () => show(addressed(), "replaceState"));
 
-function notify(sentence) {
-  notice.textContent = sentence;
+/** Show a message below the message field. One that offers to undo something is not cleared by "". */
+function notify(sentence, undo) {
+  if (!sentence && notice.querySelector("button")) return;
+  const act = () => {
+    notice.replaceChildren();
+    undo();
+  };
+  notice.replaceChildren(sentence, ...(undo ? [el("button", { type: "button", className: "quiet", onclick: act }, "Undo")] : []));
 }
 
 // ---- display
@@ -79,10 +86,19 @@ function render() {
   return views;
 }
 
+/** Show the conversation again, at the same place. */
+function redraw() {
+  const { scrollTop } = scroller;
+  const views = render();
+  following = false;
+  scroller.scrollTop = scrollTop;
+  return views;
+}
+
 /** A conversation was changed in another tab. */
 function changed(conversation, messagesToo) {
   const writing = document.activeElement.closest("#transcript form");
-  if (messagesToo && conversation === shown && !writing) render();
+  if (messagesToo && conversation === shown && !writing) following ? render() : redraw();
   else sidebar.update(shown);
 }
 
@@ -93,6 +109,20 @@ function removed(conversation) {
     show(begin(), "replaceState");
     notify("This conversation was deleted in another tab.");
   } else sidebar.update(shown);
+}
+
+/** Delete conversations; the notice offers to undo it. */
+async function remove(gone) {
+  if (gone.includes(running?.conversation)) await stop();
+  const open = gone.includes(shown) ? shown : null;
+  conversations.remove(gone);
+  if (open) show(begin());
+  else sidebar.update(shown);
+  notify(gone.length === 1 ? `“${gone[0].title}” was deleted.` : `${gone.length} conversations were deleted.`, () => {
+    conversations.restore(gone);
+    if (open) show(open);
+    else sidebar.update(shown);
+  });
 }
 
 function append(message) {
@@ -166,18 +196,52 @@ async function retry(message) {
   await answer();
 }
 
+/** Let the model continue an answer, which takes the place of this one. */
+async function resume(message) {
+  await stop();
+  threads.cut(shown, message);
+  message.removed = true;
+  redraw();
+  following = true;
+  await answer(message);
+}
+
+/** Replace the text of an answer; the old one stays as an earlier version. */
+async function rewrite({ error: _, ...message }, content) {
+  await stop();
+  threads.cut(shown, message);
+  threads.add(shown, { ...message, content, state: "done", facts: { edited: "yes" } });
+  conversations.keep(shown);
+  redraw();
+}
+
+/** Delete one message, with the results of its tools; the notice offers to undo it. */
+async function removeMessage(message) {
+  await stop();
+  const conversation = shown;
+  const { leaf } = conversation;
+  const gone = [message, ...(message.calls ? results(message) : [])];
+  threads.remove(conversation, gone);
+  conversations.change(conversation);
+  redraw();
+  composer.focus();
+  notify("The message was deleted.", () => {
+    for (const one of gone) one.removed = false;
+    conversation.leaf = leaf;
+    conversations.change(conversation);
+    if (conversation === shown) redraw();
+  });
+}
+
 function versions(message) {
   return threads.versions(shown, message);
 }
 
 /** Show another version of a message, with the messages after it. */
 function choose(message) {
-  const { scrollTop } = scroller;
   const { title } = document.activeElement;
   threads.choose(shown, message);
-  const { element: there } = show(shown).get(message);
-  following = false;
-  scroller.scrollTop = scrollTop;
+  const { element: there } = redraw().get(message);
   const button = [`[title="${title}"]:enabled`, ".version ~ button:enabled", "button:has(+ .version):enabled"];
   button.map((one) => there.querySelector(one)).find(Boolean)?.focus();
   conversations.change(shown);
@@ -197,9 +261,10 @@ async function answerCalls(message, texts) {
   await answer();
 }
 
-async function answer() {
+/** Request an answer, or the continuation of one. */
+async function answer(begin) {
   const conversation = shown;
-  const message = begun();
+  const message = begun(models.value, begin);
   const asked = threads.thread(conversation);
   const abort = new AbortController();
   const ended = Promise.withResolvers();
@@ -209,10 +274,10 @@ async function answer() {
   address("replaceState");
   sidebar.update(shown);
   composer.running(true);
-  notify("");
+  notice.replaceChildren();
   follow();
   status.poll();
-  await written(message, () => requestOf(asked, conversation.settings, models.value), abort.signal);
+  await written(message, () => requestOf(asked, conversation.settings, message), abort.signal);
   const { view } = running;
   running = null;
   view?.update();

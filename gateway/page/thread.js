@@ -2,7 +2,8 @@
 //
 // `messages` has every version, by its key. `parent` of a message is the key of the message before
 // it, "" for a first one, and `at` orders versions: milliseconds since the epoch, later than the
-// parent's. `leaf` is the key of the last message that is shown, "" in an empty conversation.
+// parent's. `leaf` is the key of the last message that is shown, "" in an empty conversation. A deleted
+// message is `removed`: what followed it follows the message before it.
 
 /** An identifier that nothing else has; crypto.randomUUID needs https. */
 export function newId() {
@@ -12,7 +13,7 @@ export function newId() {
 /** The messages that are shown, from the first to the last. */
 export function thread({ messages, leaf }) {
   const shown = [];
-  for (let one = messages.get(leaf); one; one = messages.get(one.parent)) shown.push(one);
+  for (let one = messages.get(leaf); one; one = messages.get(one.parent)) if (!one.removed) shown.push(one);
   return shown.reverse();
 }
 
@@ -31,8 +32,18 @@ export function cut(conversation, message) {
 }
 
 /** Every version of a message, the oldest first. */
-export function versions(conversation, { parent }) {
-  return after(conversation, parent);
+export function versions(conversation, message) {
+  return after(conversation, before(conversation, message));
+}
+
+/** Delete messages that follow each other. After the last one that is shown, another version is shown. */
+export function remove(conversation, gone) {
+  const others = versions(conversation, gone[0]).filter((one) => one !== gone[0]);
+  const last = gone.includes(thread(conversation).at(-1));
+  for (const one of gone) one.removed = true;
+  if (!last) return;
+  conversation.leaf = before(conversation, gone[0]);
+  choose(conversation, others.at(-1));
 }
 
 /** Show this version of a message, and the latest messages after it. */
@@ -40,15 +51,28 @@ export function choose(conversation, message) {
   for (let next = message; next; next = after(conversation, next.key).at(-1)) conversation.leaf = next.key;
 }
 
-function after({ messages }, key) {
-  return [...messages.values()].filter(({ parent }) => parent === key).sort((one, other) => one.at - other.at);
+function after(conversation, key) {
+  return visible(conversation).filter((one) => before(conversation, one) === key);
+}
+
+// The key of the message before this one, "" if there is none.
+function before({ messages }, { parent }) {
+  let one = messages.get(parent);
+  while (one?.removed) one = messages.get(one.parent);
+  return one?.key ?? "";
+}
+
+function visible({ messages }) {
+  return [...messages.values()].filter(({ removed }) => !removed).sort((one, other) => one.at - other.at);
 }
 
 /** A conversation whose `messages` are a list, with places in it instead of keys, as files have them. */
-export function listed({ messages, leaf, ...rest }) {
-  const all = [...messages.values()].sort((one, other) => one.at - other.at);
+export function listed(conversation) {
+  const all = visible(conversation);
   const place = (wanted) => all.findIndex(({ key }) => key === wanted);
-  return { ...rest, messages: all.map(({ key, at, ...one }) => ({ ...one, parent: place(one.parent) })), leaf: place(leaf) };
+  const parents = all.map((one) => place(before(conversation, one)));
+  const messages = all.map(({ key, at, removed, ...one }, index) => ({ ...one, parent: parents[index] }));
+  return { ...conversation, messages, leaf: place(thread(conversation).at(-1)?.key) };
 }
 
 /** The opposite of `listed`. */

@@ -8,7 +8,7 @@ const FORMAT = "mlx-backend-chat";
 const VERSION = 1;
 const SETTINGS = [...FIELDS, "model"];
 const STATES = ["done", "stopped", "failed"];
-const FACTS = ["first", "tokens", "rate", "finish", "thought", "context"];
+const FACTS = ["first", "tokens", "rate", "finish", "thought", "context", "edited"];
 
 /** These conversations as the text of a file. */
 export function exported(conversations) {
@@ -68,6 +68,7 @@ function message(given, at) {
     state: STATES.includes(given.state) ? given.state : "stopped",
     facts: Object.fromEntries(facts.map((name) => [name, given.facts[name]])),
     ...(given.error !== undefined && { error: text(given.error) }),
+    ...(given.model !== undefined && { model: text(given.model) }),
   };
 }
 
