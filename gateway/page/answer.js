@@ -1,8 +1,8 @@
 // Builds one message from the chunks of a streamed answer.
 
-/** An answer before its first chunk. */
-export function begun() {
-  return { role: "assistant", content: "", reasoning: "", calls: [], state: "running", facts: {} };
+/** An answer of a model before its first chunk; it continues the content and reasoning of another. */
+export function begun(model, { content = "", reasoning = "" } = {}) {
+  return { role: "assistant", content, reasoning, calls: [], state: "running", facts: {}, model };
 }
 
 /** Adds chunks to a message and measures times, all in seconds. */

@@ -2,51 +2,64 @@
 //
 // A conversation is {id, title, updated, settings, messages, leaf}; a message is one of
 //   {role: "user", content, images: [data URI], files: [{name, text}]}
-//   {role: "assistant", content, reasoning, calls: [{id, name, arguments}], state, error, facts}
+//   {role: "assistant", content, reasoning, calls: [{id, name, arguments}], state, error, facts, model}
 //   {role: "tool", id, content}
-// with `state` one of running, done, stopped, failed. thread.js explains `parent` of a message, and
-// `leaf`.
+// with `state` one of running, done, stopped, failed. thread.js explains the map `messages`, `leaf`,
+// and the `key`, `parent` and `at` of a message.
 
 import * as store from "./store.js";
+import { choose, newId } from "./thread.js";
 
 const TITLE_LENGTH = 60;
 
 export class Conversations {
-  /** `lost` is called with a sentence if something could not be stored. */
-  constructor(lost) {
-    this.lost = lost;
+  #stored = new WeakMap(); // by stored message, whether it was stored as a deleted one
+  #act;
+
+  /**
+   * `act`: `lost(sentence)` is called if something could not be stored; `removed(conversation)` and
+   * `changed(conversation, messagesToo)` after a change in another tab.
+   */
+  constructor(act) {
+    this.#act = act;
     this.all = [];
+    this.blocked = false; // whether the browser does not allow storage
   }
 
   /** Read the stored conversations. */
   async read() {
     try {
-      this.all = await store.all();
+      const [records, messages] = await store.all((change) => this.#heard(change));
+      for (const message of messages) {
+        // Its page was closed while it was generated, or another tab is about to complete it.
+        if (message.state === "running") message.state = "stopped";
+      }
+      const own = Map.groupBy(messages, ({ conversation }) => conversation);
+      for (const record of records) this.#merge(record, own.get(record.id) ?? []);
     } catch {
-      this.lost("This browser cannot save conversations: they are lost when the page closes.");
+      this.blocked = true;
     }
-    for (const { messages } of this.all) messages.forEach(settle);
     this.#sort();
   }
 
   /** A new conversation with these settings; it is stored with its first message. */
   begin(settings) {
-    return { id: newId(), title: "", updated: 0, settings: { ...settings }, messages: [], leaf: -1 };
+    return { id: newId(), title: "", updated: 0, settings: { ...settings }, messages: new Map(), leaf: "" };
   }
 
-  /** Store a conversation, and put it first in the list. */
-  async keep(conversation) {
+  /** Store a conversation with its new messages and the changed one, and put it first in the list. */
+  async keep(conversation, message) {
     conversation.updated = Date.now();
-    conversation.title ||= titleOf(conversation.messages);
-    await this.#put(conversation);
+    conversation.title ||= titleOf(conversation);
+    await this.#put(conversation, message);
   }
 
   async rename(conversation, title) {
-    conversation.title = title.trim().slice(0, TITLE_LENGTH) || titleOf(conversation.messages);
+    conversation.title = title.trim().slice(0, TITLE_LENGTH) || titleOf(conversation);
     await this.#put(conversation);
   }
 
-  /** Store the changed settings of a conversation, if the conversation is stored. */
+  /** Store what else was changed in a conversation, if the conversation is stored. */
   async change(conversation) {
     if (this.all.includes(conversation)) await this.#put(conversation);
   }
@@ -60,7 +73,7 @@ export class Conversations {
     for (const conversation of conversations) {
       const there = this.all.find(({ id }) => id === conversation.id);
       if (there && there.updated >= conversation.updated) continue;
-      if (there) this.all.splice(this.all.indexOf(there), 1);
+      if (there) this.remove([there]);
       await this.#put(conversation);
       added += 1;
     }
@@ -71,27 +84,59 @@ export class Conversations {
   find(text) {
     const wanted = text.trim().toLowerCase();
     const holds = (other) => other?.toLowerCase().includes(wanted);
-    return this.all.filter(({ title, messages }) => holds(title) || messages.some(({ content }) => holds(content)));
+    return this.all.filter(({ title, messages }) => holds(title) || [...messages.values()].some(({ content, removed }) => !removed && holds(content)));
   }
 
-  remove(conversation) {
-    this.all = this.all.filter((one) => one !== conversation);
-    store.remove(conversation.id).catch(() => {});
+  remove(conversations) {
+    this.all = this.all.filter((one) => !conversations.includes(one));
+    store.remove(conversations.map(({ id }) => id)).catch(() => {});
   }
 
-  removeAll() {
-    this.all = [];
-    store.clear().catch(() => {});
+  /** Undo `remove`. */
+  restore(conversations) {
+    for (const conversation of conversations) {
+      for (const message of conversation.messages.values()) this.#stored.delete(message);
+      this.#put(conversation);
+    }
   }
 
-  async #put(conversation) {
+  async #put(conversation, changed) {
     if (!this.all.includes(conversation)) this.all.push(conversation);
     this.#sort();
+    const messages = [...conversation.messages.values()].filter((one) => one === changed || this.#stored.get(one) !== Boolean(one.removed));
     try {
-      await store.put(conversation);
+      await store.put(conversation, messages.map(withoutDeleted));
+      for (const message of messages) this.#stored.set(message, Boolean(message.removed));
     } catch {
-      this.lost("The browser’s storage is full: this conversation is lost when the page closes. Export it, or delete others.");
+      if (!this.blocked) this.#act.lost("The browser’s storage is full: this conversation is lost when the page closes. Export it, or delete others.");
     }
+  }
+
+  // A change in another tab.
+  #heard({ record, messages, removed }) {
+    for (const one of removed ? this.all.filter(({ id }) => removed.includes(id)) : []) {
+      this.all.splice(this.all.indexOf(one), 1);
+      this.#act.removed(one);
+    }
+    if (!record) return;
+    const conversation = this.#merge(record, messages);
+    this.#sort();
+    this.#act.changed(conversation, messages.length > 0);
+  }
+
+  // Add a record and messages to the conversation here, which shows its own thread and what follows it.
+  #merge({ leaf, ...record }, messages) {
+    let conversation = this.all.find(({ id }) => id === record.id);
+    if (!conversation) this.all.push((conversation = { leaf, messages: new Map() }));
+    Object.assign(conversation, record);
+    for (const { conversation: _, ...given } of messages) {
+      const message = Object.assign(conversation.messages.get(given.key) ?? {}, given);
+      conversation.messages.set(message.key, message);
+      this.#stored.set(message, Boolean(message.removed));
+    }
+    if (conversation.messages.get(conversation.leaf)?.removed) conversation.leaf = leaf;
+    choose(conversation, conversation.messages.get(conversation.leaf));
+    return conversation;
   }
 
   #sort() {
@@ -99,18 +144,14 @@ export class Conversations {
   }
 }
 
-/** An identifier that no other conversation has; crypto.randomUUID needs https. */
-export function newId() {
-  return crypto.getRandomValues(new Uint32Array(3)).join("-");
+// What the browser stores of a deleted message: its place in the conversation.
+function withoutDeleted(message) {
+  const { key, parent, at, role, removed } = message;
+  return removed ? { key, parent, at, role, removed, content: "" } : message;
 }
 
-// Mark an answer as stopped if the page was closed while it was generated.
-function settle(message) {
-  if (message.state === "running") message.state = "stopped";
-}
-
-function titleOf(messages) {
-  const { content, files } = messages[0];
+function titleOf({ messages }) {
+  const { content, files } = [...messages.values()].find(({ removed }) => !removed) ?? { content: "" };
   const first = content.trim().replace(/\s+/g, " ") || files?.[0]?.name || "An image";
   return first.length > TITLE_LENGTH ? `${first.slice(0, TITLE_LENGTH - 1)}…` : first;
 }

@@ -4,6 +4,7 @@ import { begun, Reader } from "./answer.js";
 import { ApiFailure, chat, read } from "./api.js";
 import { Composer } from "./composer.js";
 import { Conversations } from "./conversations.js";
+import { el } from "./dom.js";
 import * as modelList from "./models.js";
 import { requestOf } from "./request.js";
 import * as settings from "./settings.js";
@@ -21,43 +22,107 @@ const transcript = element("transcript");
 const models = element("model");
 const notice = element("notice");
 
-const conversations = new Conversations(notify);
+const conversations = new Conversations({ lost: notify, changed, removed });
 await conversations.read();
-let shown = begin();
+let shown = addressed();
 let cards = {}; // by model name, the entries of /v1/models
 let contextSize = null; // of the chosen model in tokens; null: not known
 let running = null; // {message, view, abort, conversation}
 let following = true;
 
 const composer = new Composer({ send, stop, notify });
-const sidebar = new Sidebar(conversations, { show, begin: () => show(begin()), notify });
-const actions = { resend, retry, results, answerCalls, versions, choose };
+const sidebar = new Sidebar(conversations, { show, begin: () => show(begin()), remove, notify });
+const actions = { resend, retry, resume, rewrite, removeMessage, results, answerCalls, versions, choose };
 
 function begin() {
   return conversations.begin(settings.initial());
 }
 
-function notify(sentence) {
-  notice.textContent = sentence;
+/** The conversation of the page's address; a new one if there is none. */
+function addressed() {
+  return conversations.all.find(({ id }) => `#${id}` === location.hash) ?? begin();
+}
+
+/** Make the address that of the shown conversation. `change`: "pushState" or "replaceState". */
+function address(change) {
+  const hash = shown.messages.size ? `#${shown.id}` : "";
+  if (location.hash !== hash) history[change](null, "", location.pathname + location.search + hash);
+}
+
+window.addEventListener("popstate", () => show(addressed(), "replaceState"));
+
+/** Show a message below the message field. One that offers to undo something is not cleared by "". */
+function notify(sentence, undo) {
+  if (!sentence && notice.querySelector("button")) return;
+  const act = () => {
+    notice.replaceChildren();
+    undo();
+  };
+  notice.replaceChildren(sentence, ...(undo ? [el("button", { type: "button", className: "quiet", onclick: act }, "Undo")] : []));
 }
 
 // ---- display
 
-function show(conversation) {
+function show(conversation, change = "pushState") {
   shown = conversation;
-  if (running) running.view = null;
-  transcript.replaceChildren();
-  const messages = threads.thread(shown);
-  const views = new Map(messages.map((message) => [message, append(message)]));
-  element("welcome").hidden = messages.length > 0;
+  address(change);
+  const views = render();
   chooseModel();
-  showContext();
-  sidebar.update(shown);
   notify("");
   following = true;
   follow();
   composer.focus();
   return views;
+}
+
+function render() {
+  if (running) running.view = null;
+  transcript.replaceChildren();
+  const messages = threads.thread(shown);
+  const views = new Map(messages.map((message) => [message, append(message)]));
+  element("welcome").hidden = messages.length > 0;
+  showContext();
+  sidebar.update(shown);
+  return views;
+}
+
+/** Show the conversation again, at the same place. */
+function redraw() {
+  const { scrollTop } = scroller;
+  const views = render();
+  following = false;
+  scroller.scrollTop = scrollTop;
+  return views;
+}
+
+/** A conversation was changed in another tab. */
+function changed(conversation, messagesToo) {
+  const writing = document.activeElement.closest("#transcript form");
+  if (messagesToo && conversation === shown && !writing) following ? render() : redraw();
+  else sidebar.update(shown);
+}
+
+/** A conversation was deleted in another tab. */
+function removed(conversation) {
+  if (running?.conversation === conversation) stop();
+  if (conversation === shown) {
+    show(begin(), "replaceState");
+    notify("This conversation was deleted in another tab.");
+  } else sidebar.update(shown);
+}
+
+/** Delete conversations; the notice offers to undo it. */
+async function remove(gone) {
+  if (gone.includes(running?.conversation)) await stop();
+  const open = gone.includes(shown) ? shown : null;
+  conversations.remove(gone);
+  if (open) show(begin());
+  else sidebar.update(shown);
+  notify(gone.length === 1 ? `“${gone[0].title}” was deleted.` : `${gone.length} conversations were deleted.`, () => {
+    conversations.restore(gone);
+    if (open) show(open);
+    else sidebar.update(shown);
+  });
 }
 
 function append(message) {
@@ -131,18 +196,52 @@ async function retry(message) {
   await answer();
 }
 
+/** Let the model continue an answer, which takes the place of this one. */
+async function resume(message) {
+  await stop();
+  threads.cut(shown, message);
+  message.removed = true;
+  redraw();
+  following = true;
+  await answer(message);
+}
+
+/** Replace the text of an answer; the old one stays as an earlier version. */
+async function rewrite({ error: _, ...message }, content) {
+  await stop();
+  threads.cut(shown, message);
+  threads.add(shown, { ...message, content, state: "done", facts: { edited: "yes" } });
+  conversations.keep(shown);
+  redraw();
+}
+
+/** Delete one message, with the results of its tools; the notice offers to undo it. */
+async function removeMessage(message) {
+  await stop();
+  const conversation = shown;
+  const { leaf } = conversation;
+  const gone = [message, ...(message.calls ? results(message) : [])];
+  threads.remove(conversation, gone);
+  conversations.change(conversation);
+  redraw();
+  composer.focus();
+  notify("The message was deleted.", () => {
+    for (const one of gone) one.removed = false;
+    conversation.leaf = leaf;
+    conversations.change(conversation);
+    if (conversation === shown) redraw();
+  });
+}
+
 function versions(message) {
   return threads.versions(shown, message);
 }
 
 /** Show another version of a message, with the messages after it. */
 function choose(message) {
-  const { scrollTop } = scroller;
   const { title } = document.activeElement;
   threads.choose(shown, message);
-  const { element: there } = show(shown).get(message);
-  following = false;
-  scroller.scrollTop = scrollTop;
+  const { element: there } = redraw().get(message);
   const button = [`[title="${title}"]:enabled`, ".version ~ button:enabled", "button:has(+ .version):enabled"];
   button.map((one) => there.querySelector(one)).find(Boolean)?.focus();
   conversations.change(shown);
@@ -162,26 +261,28 @@ async function answerCalls(message, texts) {
   await answer();
 }
 
-async function answer() {
+/** Request an answer, or the continuation of one. */
+async function answer(begin) {
   const conversation = shown;
-  const message = begun();
+  const message = begun(models.value, begin);
   const asked = threads.thread(conversation);
   const abort = new AbortController();
   const ended = Promise.withResolvers();
   running = { message, view: null, abort, conversation, ended: ended.promise };
   add(message);
-  conversations.keep(conversation);
+  conversations.keep(conversation, message);
+  address("replaceState");
   sidebar.update(shown);
   composer.running(true);
-  notify("");
+  notice.replaceChildren();
   follow();
   status.poll();
-  await written(message, () => requestOf(asked, conversation.settings, models.value), abort.signal);
+  await written(message, () => requestOf(asked, conversation.settings, message), abort.signal);
   const { view } = running;
   running = null;
   view?.update();
   // The conversation may have been deleted meanwhile.
-  if (conversations.all.includes(conversation)) conversations.keep(conversation);
+  if (conversations.all.includes(conversation)) conversations.keep(conversation, message);
   sidebar.update(shown);
   showContext();
   composer.running(false);
@@ -241,7 +342,12 @@ document.addEventListener("keydown", (event) => {
 });
 
 // Text that has arrived but is not shown yet belongs to the conversation too.
-window.addEventListener("pagehide", () => running && conversations.keep(running.conversation));
+window.addEventListener("pagehide", () => {
+  if (!running) return;
+  running.abort.abort();
+  running.message.state = "stopped";
+  conversations.keep(running.conversation, running.message);
+});
 
 for (const button of element("examples").querySelectorAll("button")) {
   button.addEventListener("click", () => send(button.textContent, [], []));
@@ -294,5 +400,5 @@ status.watch({
     showContext();
   },
 });
-show(shown);
+show(shown, "replaceState");
 readModels();

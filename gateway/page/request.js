@@ -7,10 +7,10 @@ export const FIELDS = ["system", "temperature", "top_p", "top_k", "min_p", "max_
 export const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
 
 /**
- * The body for the next answer. An empty setting is not sent: the model's default applies. Throws
- * ApiFailure if the tools are invalid.
+ * The body for the next answer of `model`, which may have begun. An empty setting is not sent: the
+ * model's default applies. Throws ApiFailure if the tools are invalid.
  */
-export function requestOf(messages, settings, model) {
+export function requestOf(messages, settings, { model, content, reasoning }) {
   const body = { model, messages: answered(messages).map(wireMessage) };
   if (settings.system?.trim()) body.messages.unshift({ role: "system", content: settings.system });
   for (const name of NUMBERS) {
@@ -20,6 +20,10 @@ export function requestOf(messages, settings, model) {
   const wrong = wrongTools(settings.tools);
   if (wrong) throw new ApiFailure(wrong);
   if (settings.tools?.trim()) body.tools = JSON.parse(settings.tools);
+  if (content) {
+    body.messages.push({ role: "assistant", content, ...(reasoning && { reasoning_content: reasoning }) });
+    Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
+  }
   return body;
 }
 

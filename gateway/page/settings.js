@@ -2,6 +2,7 @@
 // conversations and the theme (in localStorage), and the API key (in this tab only).
 
 import { FIELDS, wrongTools } from "./request.js";
+import { setValue, value } from "./values.js";
 
 const PLACE = "settings";
 const KEY_PLACE = "api-key";
@@ -12,9 +13,9 @@ const asDefaults = document.getElementById("as-defaults");
 
 let defaults = {};
 try {
-  defaults = JSON.parse(localStorage.getItem(PLACE)) ?? {};
+  defaults = JSON.parse(value("localStorage", PLACE) || null) ?? {};
 } catch {
-  localStorage.removeItem(PLACE);
+  // Damaged settings are replaced by the next ones.
 }
 let current = () => ({}); // the settings of the shown conversation, by name; an empty one is not set
 
@@ -24,20 +25,20 @@ export function initial() {
 }
 
 export function apiKey() {
-  return sessionStorage.getItem(KEY_PLACE) ?? "";
+  return value("sessionStorage", KEY_PLACE);
 }
 
 /** Change settings of new conversations, by name. */
 export function setInitial(changes) {
   defaults = { ...defaults, ...changes };
-  localStorage.setItem(PLACE, JSON.stringify(defaults));
+  setValue("localStorage", PLACE, JSON.stringify(defaults));
 }
 
 /** Show the dialog, with the focus in the field of that name. */
 export function open(name) {
   for (const field of own()) field.value = current()[field.name] ?? "";
   form.elements.key.value = apiKey();
-  form.elements.theme.value = localStorage.getItem("theme") ?? "";
+  form.elements.theme.value = value("localStorage", "theme");
   showWrong();
   if (!dialog.open) dialog.showModal();
   if (name) form.elements[name].focus();
@@ -100,11 +101,9 @@ function read() {
   for (const field of own()) {
     if (field.validity.valid) current()[field.name] = field.value;
   }
-  const key = form.elements.key.value.trim();
-  if (key) sessionStorage.setItem(KEY_PLACE, key);
-  else sessionStorage.removeItem(KEY_PLACE);
-  localStorage.setItem("theme", form.elements.theme.value);
-  applyTheme();
+  setValue("sessionStorage", KEY_PLACE, form.elements.key.value.trim());
+  setValue("localStorage", "theme", form.elements.theme.value);
+  applyTheme(form.elements.theme.value);
 }
 
 function showWrong() {

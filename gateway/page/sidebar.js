@@ -10,7 +10,7 @@ export class Sidebar {
   #act;
   #current = null;
 
-  /** `act`: {show(conversation), begin(), notify(sentence)}. */
+  /** `act`: {show(conversation), begin(), remove(conversations), notify(sentence)}. */
   constructor(conversations, act) {
     this.#conversations = conversations;
     this.#act = act;
@@ -19,9 +19,7 @@ export class Sidebar {
       act.begin();
     });
     element("forget").addEventListener("click", () => {
-      if (!confirm("Delete all conversations from this browser?")) return;
-      conversations.removeAll();
-      act.begin();
+      if (confirm("Delete all conversations from this browser?")) act.remove(conversations.all);
     });
     element("search").addEventListener("input", () => this.update(this.#current));
     element("export").addEventListener("click", () => download(conversations.all, "conversations"));
@@ -43,17 +41,13 @@ export class Sidebar {
     const nothing = all.length && !found.length ? [el("li", { className: "nothing" }, "Nothing found")] : [];
     element("conversations").replaceChildren(...found.map((one) => this.#entry(one)), ...nothing);
     for (const id of ["forget", "export"]) element(id).hidden = all.length === 0;
+    if (this.#conversations.blocked) element("kept-note").textContent = "Not stored: this browser blocks storage";
   }
 
   #entry(one) {
     const open = () => {
       this.close();
       this.#act.show(one);
-    };
-    const bin = () => {
-      this.#conversations.remove(one);
-      if (one === this.#current) this.#act.begin();
-      else this.update(this.#current);
     };
     const current = one === this.#current ? "true" : undefined;
     const item = el(
@@ -62,7 +56,7 @@ export class Sidebar {
       el("button", { type: "button", className: "entry", "aria-current": current, title: one.title, onclick: open }, one.title),
       iconButton("edit", `Rename “${one.title}”`, () => this.#rename(one, item)),
       iconButton("save", `Export “${one.title}”`, () => download([one], one.title)),
-      iconButton("bin", `Delete “${one.title}”`, bin),
+      iconButton("bin", `Delete “${one.title}”`, () => this.#act.remove([one])),
     );
     return item;
   }

@@ -1,8 +1,12 @@
 // Sets the chosen theme before anything is painted. Not a module, because those run later.
 
-/** Use the stored theme, or the system's. */
-function applyTheme() {
-  document.documentElement.dataset.theme = localStorage.getItem("theme") ?? "";
+/** Use this theme; "" is the system's. */
+function applyTheme(theme) {
+  document.documentElement.dataset.theme = theme;
 }
 
-applyTheme();
+try {
+  applyTheme(localStorage.getItem("theme") ?? "");
+} catch {
+  applyTheme(""); // this browser blocks storage
+}

@@ -1,7 +1,8 @@
 // Shows one message. A view is {element, update}; `update` shows changes of the message.
 //
-// `actions` are functions: `resend(message, text)`, `retry(message)`, `results(message)` returns the
-// results of its tools, `versions(message)` all its versions, and `choose(version)` shows another one.
+// `actions` are functions: `resend(message, text)`, `retry(message)`, `resume(message)` continues it,
+// `rewrite(message, text)`, `removeMessage(message)`, `results(message)` returns the results of its tools,
+// `versions(message)` all its versions, and `choose(version)` shows another one.
 
 import { copyButton, el, icon, iconButton } from "./dom.js";
 import { render } from "./markdown.js";
@@ -23,39 +24,46 @@ export function questionView(message, actions) {
         {},
         copyButton("Copy the message", () => message.content),
         iconButton("edit", "Edit and send again", edit, { "data-edit": "" }),
+        iconButton("bin", "Delete the message", () => actions.removeMessage(message)),
         ...stepper(message, actions),
       ),
     );
 
   function edit() {
-    const field = el("textarea", { value: message.content, rows: 3, "aria-label": "Edit the message" });
-    const done = (event) => {
-      event.preventDefault();
-      if (field.value.trim() || images.length || files.length) actions.resend(message, field.value.trim());
-    };
-    const cancel = () => {
-      show();
-      element.querySelector("footer [data-edit]").focus();
-    };
-    const form = el(
-      "form",
-      { className: "edit", onsubmit: done },
-      field,
-      el("button", { type: "button", className: "quiet", onclick: cancel }, "Cancel"),
-      el("button", { type: "submit", className: "solid" }, "Send"),
-    );
-    field.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") {
-        event.stopPropagation();
-        cancel();
-      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) done(event);
-    });
-    element.replaceChildren(form);
-    field.focus();
+    const save = (text) => (text || images.length || files.length) && actions.resend(message, text);
+    editIn(element, { text: message.content, label: "Edit the message", button: "Send", save, cancel: show });
   }
 
   show();
   return { element, update: show };
+}
+
+// Show a form in place of a message. `save(text)` accepts the text, and `cancel()` shows the message.
+function editIn(element, { text, label, button, save, cancel }) {
+  const field = el("textarea", { value: text, rows: 3, "aria-label": label });
+  const done = (event) => {
+    event.preventDefault();
+    save(field.value.trim());
+  };
+  const leave = () => {
+    cancel();
+    element.querySelector("footer [data-edit]").focus();
+  };
+  const form = el(
+    "form",
+    { className: "edit", onsubmit: done },
+    field,
+    el("button", { type: "button", className: "quiet", onclick: leave }, "Cancel"),
+    el("button", { type: "submit", className: "solid" }, button),
+  );
+  field.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      leave();
+    } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) done(event);
+  });
+  element.replaceChildren(form);
+  field.focus();
 }
 
 // An attached file; unfolding it shows its text.
@@ -78,18 +86,19 @@ export function answerView(message, actions) {
   const facts = el("span", { className: "facts" });
   const copy = copyButton("Copy the answer", () => message.content);
   const retry = iconButton("retry", "Retry", () => actions.retry(message));
-  const footer = el("footer", {}, copy, retry, ...stepper(message, actions), facts);
+  const resume = iconButton("play", "Continue", () => actions.resume(message), { className: "quiet resume" });
+  const change = iconButton("edit", "Edit the answer", edit, { "data-edit": "" });
+  const bin = iconButton("bin", "Delete the answer", () => actions.removeMessage(message));
+  const footer = el("footer", {}, copy, retry, resume, change, bin, ...stepper(message, actions), facts);
   const waiting = el("p", { className: "waiting" }, el("span", { className: "unseen" }, "Waiting for the answer"));
-  const element = el(
-    "article",
-    { className: "answer", "aria-label": "Answer" },
-    reasoning,
-    body,
-    calls,
-    waiting,
-    trouble,
-    footer,
-  );
+  const parts = [reasoning, body, calls, waiting, trouble, footer];
+  const element = el("article", { className: "answer", "aria-label": "Answer" }, ...parts);
+
+  function edit() {
+    const save = (text) => text && actions.rewrite(message, text);
+    const cancel = () => element.replaceChildren(...parts);
+    editIn(element, { text: message.content, label: "Edit the text of the answer", button: "Save", save, cancel });
+  }
 
   function update() {
     const running = message.state === "running";
@@ -107,7 +116,8 @@ export function answerView(message, actions) {
     trouble.hidden = message.state !== "failed";
     trouble.textContent = message.error ?? "";
     footer.hidden = running;
-    copy.hidden = !message.content;
+    copy.hidden = change.hidden = !message.content;
+    resume.hidden = !message.content || message.calls.length > 0;
     facts.textContent = factsOf(message);
   }
 
@@ -138,13 +148,14 @@ function thinking(message) {
 }
 
 function factsOf(message) {
-  const { first, tokens, rate, finish } = message.facts ?? {};
-  const parts = [];
+  const { first, tokens, rate, finish, edited } = message.facts ?? {};
+  const parts = message.model ? [message.model] : [];
+  if (edited) parts.push("edited");
   if (message.state === "stopped") parts.push("stopped");
   if (finish === "length") parts.push("cut at the token limit");
   if (tokens) parts.push(`${tokens} token${tokens === 1 ? "" : "s"}`);
   if (rate) parts.push(`${rate < 10 ? rate.toFixed(1) : Math.round(rate)} tokens/s`);
-  if (first) parts.push(`first after ${first.toFixed(first < 10 ? 2 : 0)} s`);
+  if (first) parts.push(`first token after ${first.toFixed(first < 10 ? 2 : 0)} s`);
   return parts.join(" · ");
 }
 

@@ -1,18 +1,18 @@
 // Exports conversations to a file and imports them. A file may come from anywhere, so only known
 // fields with the right types are imported.
 
-import { newId } from "./conversations.js";
 import { FIELDS, NUMBERS } from "./request.js";
+import { linked, listed, newId } from "./thread.js";
 
 const FORMAT = "mlx-backend-chat";
 const VERSION = 1;
 const SETTINGS = [...FIELDS, "model"];
 const STATES = ["done", "stopped", "failed"];
-const FACTS = ["first", "tokens", "rate", "finish", "thought", "context"];
+const FACTS = ["first", "tokens", "rate", "finish", "thought", "context", "edited"];
 
 /** These conversations as the text of a file. */
 export function exported(conversations) {
-  return JSON.stringify({ format: FORMAT, version: VERSION, conversations }, null, 1);
+  return JSON.stringify({ format: FORMAT, version: VERSION, conversations: conversations.map(listed) }, null, 1);
 }
 
 /** The conversations in the text of a file. Throws an Error with a sentence. */
@@ -31,7 +31,7 @@ export function imported(text) {
   }
   return file.conversations.map((one, at) => {
     try {
-      return conversation(one);
+      return linked(conversation(one));
     } catch {
       throw new Error(`Conversation ${at + 1} of this file is damaged: nothing was imported.`);
     }
@@ -68,6 +68,7 @@ function message(given, at) {
     state: STATES.includes(given.state) ? given.state : "stopped",
     facts: Object.fromEntries(facts.map((name) => [name, given.facts[name]])),
     ...(given.error !== undefined && { error: text(given.error) }),
+    ...(given.model !== undefined && { model: text(given.model) }),
   };
 }
 

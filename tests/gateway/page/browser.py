@@ -45,10 +45,11 @@ def find() -> Browser:
     return packaged_browser()
 
 
-def launch() -> webdriver.Chrome:
-    """A browser with an empty profile. Skips the test if there is none."""
+def launch(preferences: dict[str, Any] | None = None) -> webdriver.Chrome:
+    """A browser with an empty profile and these preferences. Skips the test if there is none."""
     found = find()
     options = webdriver.ChromeOptions()
+    options.add_experimental_option("prefs", preferences or {})
     options.binary_location = found.binary
     flags = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--no-proxy-server"]
     if os.geteuid() == 0:
