@@ -18,14 +18,16 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from backend.engine import device
 from backend.engine.caching import kv
 from backend.engine.caching.kv import BatchCache, Member
 from backend.engine.events import TokenLogprob
+from backend.engine.executing.executor import HEAVY_BYTES
 from backend.engine.model import EngineModel
 from backend.engine.planning.plan import StepPlan
 from backend.engine.request import WHOLE, Sampling
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
-from tests.engine.rounds import Received, Rounds, alone, engine_model
+from tests.engine.rounds import MIB, Received, Rounds, alone, engine_model
 from tests.long import TEST_LONG
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.usefixtures("small_grammars")]
@@ -35,6 +37,10 @@ if not TEST_LONG:
 ROUNDS = 40
 MOST_ROWS = 10
 LONGEST = 256  # tokens of a prompt and its answer: the smallest unit in which KV is counted
+
+
+# as if a CPU computed its steps so slowly that their tokens are read before the next step
+HEAVY = {"weights_bytes": HEAVY_BYTES, "memory_limit": HEAVY_BYTES + 512 * MIB}
 
 
 @dataclass(frozen=True)
@@ -101,11 +107,15 @@ class Strides:
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_row_gets_the_same_tokens_as_alone(kind: str) -> None:
-    models = [engine_model(random_model(kind), prefill_chunk=chunk) for chunk in (32, 128)]
+    network = random_model(kind)
+    models = [
+        engine_model(network, prefill_chunk=32),
+        engine_model(network, prefill_chunk=128, **HEAVY),
+    ]
     seen: Counter[str] = Counter()
     for seed in range(SCHEDULES[kind]):
         try:
-            seen += check_schedule(models[seed % 2], random.Random(seed))
+            seen += check_schedule(models[seed % 2], random.Random(seed), models[0])
         except Exception as fault:
             fault.add_note(f"seed {seed}")
             raise
@@ -115,6 +125,20 @@ def test_every_row_gets_the_same_tokens_as_alone(kind: str) -> None:
     assert seen["passes with a row that was left"] or SCHEDULES[kind] < 20
     # Entries whose layers cannot be trimmed stay for prompts that need their snapshots.
     assert seen["entries moved"] > 0 or not models[0].trims
+
+
+def test_on_a_cpu_every_step_of_a_slow_model_has_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the second token takes two steps, because the first does not wait for a step."""
+    monkeypatch.setattr(device, "may_wait_within_a_step", lambda: True)
+    rounds = Rounds(engine_model(random_model("full"), **HEAVY))
+    rounds.submit(1, [1, 2, 3], 10, ignore_eos=True)
+    rounds.submit(2, [4, 5, 6], 8, ignore_eos=True, sampling=Sampling(temperature=1.0, seed=1))
+    lengths = []
+    while rounds.scheduler.busy:
+        rounds.step()
+        lengths.append((len(rounds.received[1].tokens), len(rounds.received[2].tokens)))
+    first = lengths.index((1, 1))
+    assert lengths[first : first + 10] == [(at, min(at, 8)) for at in range(1, 11)]
 
 
 def check_schedule(

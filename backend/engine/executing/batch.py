@@ -2,7 +2,8 @@
 
 Steps overlap: `launch` starts the next forward pass on tokens that are still being computed, and
 only then does `read` wait for those tokens, so the device works while Python delivers text. With
-constrained sequences, `launch` reads them itself (`choosing`).
+constrained sequences, `launch` reads them itself (`choosing`). On a CPU a launch takes as long as
+the step, so the tokens of a slow model are read in the step that computes them (`read_early`).
 
 A step may check guesses (`drafting.speculation`). It reads its tokens first, feeds each sequence
 its token and the guesses after it, and delivers the right guesses and the token after them.
@@ -229,6 +230,21 @@ class DecodeBatch:
             elif not one.first_delivered:  # without a pass, the grammar gets its token only here
                 accept(one, token, fed.chosen.faults)
         return _delivered(sampled_of(fed.chosen, tokens))
+
+    def read_early(self) -> list[Sampled]:
+        """Wait for the tokens that the launched step computes; the next `read` omits them.
+
+        Those of postponed sequences were chosen without their grammars, and are dropped.
+        """
+        if self.ahead is None or self._chosen is None:
+            return []
+        tokens = self._chosen.read()
+        for one, token in zip(self.sequences, tokens, strict=True):
+            if not one.postponed:
+                accept(one, token, self._chosen.faults)
+                one.first_delivered = True
+        sampled = sampled_of(self._chosen, tokens)
+        return [one for one in sampled if not one.sequence.postponed]
 
     def remove_before_read(self, one: ExecutorSequence) -> list[Sampled]:
         """Remove a sequence whose latest token has not been read; returns that token.

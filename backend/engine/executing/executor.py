@@ -39,6 +39,11 @@ from backend.engine.planning.plan import (
     Started,
     StepPlan,
 )
+from backend.engine.units import MIB
+
+# A CPU computes a step of so large a model far longer than Python needs between two steps, so that
+# tokens need not wait until the next step is launched.
+HEAVY_BYTES = 128 * MIB
 
 
 class Executor:
@@ -47,6 +52,8 @@ class Executor:
     def __init__(self, model: EngineModel, clock: Callable[[], float] = time.perf_counter) -> None:
         self._model = model
         self._times = StepTimes(clock)
+        heavy = model.weights_bytes >= HEAVY_BYTES and model.spread is None
+        self._reads_early = self._times.in_order and heavy
         self._files = PrefixFiles(model)
         self._passes = PrefillPasses(model, self._files, self._times)
         self._entries = KeptEntries(places=model.leader is not None and not model.trims)
@@ -308,6 +315,8 @@ class Executor:
         for batch in self._launched_batches:
             try:
                 sampled += batch.read()
+                if self._reads_early:
+                    sampled += batch.read_early()
             except Exception as fault:
                 self._break(batch, fault)
         if self._launched_batches:
