@@ -12,6 +12,7 @@ from backend import __main__ as entry
 from backend.engine import device
 from bench import gpu, measured_backend, process
 from bench.__main__ import main
+from cli import backend_process
 
 SIZES = gpu.Sizes((16, 40, 96), (1, 2), 8)
 
@@ -53,7 +54,7 @@ def test_every_backend_works_in_the_order_of_a_gpu(monkeypatch: pytest.MonkeyPat
         started.append(words)
         return ["false"]
 
-    monkeypatch.setattr(process, "command", command)
+    monkeypatch.setattr(backend_process, "command", command)
     with pytest.raises(RuntimeError), process.process():
         pass
     assert "bench.measured_backend" in started[0]
