@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partialmethod
 from typing import Any
 
 import pytest
 
 from backend.engine import device
+from backend.engine.executing.batch import DecodeBatch
 from backend.engine.executing.choosing import Sampled
 from backend.engine.executing.executor import Executor
 from backend.engine.executing.executor_sequence import ExecutorSequence
@@ -23,6 +25,7 @@ from backend.engine.request import GenerationRequest, RawPrompt
 from tests.engine.modelled_device import BUILD, ModelledDevice, modelled
 from tests.engine.random_models import random_model
 from tests.engine.rounds import Rounds, engine_model
+from tests.engine.test_parity import HEAVY
 
 _STREAMS = range(1, 5)
 
@@ -55,6 +58,29 @@ def test_each_of_two_passes_in_a_step_is_timed_separately(
         timed = _two_passes(executor)
     assert [tokens for tokens, _ in timed] == [4, 40]
     assert [seconds for _, seconds in timed] == pytest.approx([1.0, 1.0], rel=0.01)
+
+
+def test_the_time_of_a_step_on_a_cpu_includes_the_wait_for_its_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device, "may_wait_within_a_step", lambda: True)
+    model = engine_model(random_model("full"), **HEAVY)
+    model.model = ticking = Ticking(model.model)
+    read_early = DecodeBatch.read_early
+
+    def reading(self: DecodeBatch) -> list[Sampled]:
+        ticking.seconds += 0.5
+        return read_early(self)
+
+    monkeypatch.setattr(DecodeBatch, "read_early", reading)
+    monkeypatch.setattr(
+        Executor, "__init__", partialmethod(Executor.__init__, clock=lambda: ticking.seconds)
+    )
+    rounds = Rounds(model)
+    rounds.submit(1, [1, 2, 3], 8, ignore_eos=True)
+    for _ in range(5):
+        rounds.step()
+    assert rounds.gauges.tokens_per_second == pytest.approx(1 / 1.5)
 
 
 def _two_passes(executor: Executor) -> list[tuple[int, float]]:

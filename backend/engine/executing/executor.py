@@ -320,6 +320,8 @@ class Executor:
             except Exception as fault:
                 self._break(batch, fault)
         if self._launched_batches:
+            if self._reads_early:
+                self._times.decode_finished()
             ahead = any(batch.ahead is not None for batch in self._launched_batches)
             self._times.decode_read(ahead=ahead)
         if self._model.drafting is not None:

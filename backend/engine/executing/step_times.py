@@ -56,6 +56,12 @@ class StepTimes:
         elif arrays:
             self._steps.append((self._began if self._starts is None else self._starts, arrays))
 
+    def decode_finished(self) -> None:
+        """Record that the host has waited for the decode step that it started last."""
+        self._ready = self.clock()
+        if self.in_order and self._decoded:
+            self._decoded[-1] = self._ready - self._began
+
     def decode_read(self, *, ahead: bool) -> None:
         """Record that tokens have been read. ahead: whether the latest step may be in flight."""
         while len(self._steps) > ahead:
