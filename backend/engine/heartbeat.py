@@ -15,6 +15,7 @@ from backend.engine.step_limits import StepLimits, StepTimeout
 BYTES = 512
 TICK_SECONDS = 1.0
 
+_MOST_SECONDS = 1.5  # between two checks; on a busy machine they may be late
 _NAME = 64  # offset of the step's name; before it are numbers of eight bytes
 _STEPS, _RUNNING, _TICKS, _LIMIT, _PATIENT, _LOADS = range(6)
 _UNTIL_LOADED = StepTimeout(3600, 3600)  # before a model has set its own
@@ -89,7 +90,7 @@ class Heartbeat:
 
     @property
     def limit(self) -> int:
-        """Ticks that the latest step may take; 0 means no limit."""
+        """Seconds that the latest step may take; 0 means no limit."""
         return self._numbers[_LIMIT]
 
     @property
@@ -118,21 +119,22 @@ def counted(count: int, noun: str) -> str:
 
 
 class Standstill:
-    """Counts how many times in a row a number was unchanged although it should have changed.
+    """Measures how long a number has been unchanged although it should have changed. Pure.
 
-    It counts checks, not seconds: while a process is stopped or a machine is suspended, the clock
-    may advance although nothing could run.
+    Between two checks at most _MOST_SECONDS count: while a process is stopped or a machine is
+    suspended, the clock may advance although nothing could run.
     """
 
     def __init__(self) -> None:
         self._number = -1
-        self._looks = 0
+        self._checked = self._seconds = 0.0
 
-    def check(self, number: int, *, due: bool) -> int:
+    def check(self, number: int, now: float, *, due: bool) -> float:
         """Compare the number with its last value.
 
-        Returns the count. due: whether it should have changed.
+        Returns the seconds. now: seconds on a clock. due: whether it should have changed.
         """
-        self._looks = self._looks + 1 if due and number == self._number else 0
-        self._number = number
-        return self._looks
+        passed = min(now - self._checked, _MOST_SECONDS)
+        self._seconds = self._seconds + passed if due and number == self._number else 0.0
+        self._number, self._checked = number, now
+        return self._seconds

@@ -22,8 +22,9 @@ class StepTimeout(NamedTuple):
 
 
 class StepLimits:
-    """The time limits of one model's steps. Pure: the time is an argument, in ticks of a second.
+    """The time limits of one model's steps. Pure: the time is an argument.
 
+    The time is in ticks of about a second, which do not advance while the process is stopped.
     Steps are of one kind if their names differ only in numbers.
     """
 
@@ -34,7 +35,7 @@ class StepLimits:
         self._longest: dict[str, int] = {}  # ticks, by kind; without steps that may have compiled
 
     def begin(self, step: str, expected: float | None, tick: int) -> int:
-        """Return the ticks that a step may take.
+        """Return the seconds that a step may take.
 
         step: its name. expected: its predicted seconds; None if nothing is known yet, and infinite
         if it may take any time.

@@ -15,13 +15,14 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from backend.engine.heartbeat import BYTES, TICK_SECONDS, Heartbeat, Standstill
 from common.log_lines import stamp
 
-GRACE = 5  # extra ticks that the backend gets to end by itself
-_DOUBTFUL = 2  # missed ticks after which to check whether a signal has stopped the process
+GRACE = 5  # extra seconds that the backend gets to end by itself
+_DOUBTFUL = 2  # seconds of silence after which to check whether a signal has stopped the process
 
 
 def main(file: int, process: int) -> None:
@@ -30,14 +31,15 @@ def main(file: int, process: int) -> None:
     engine, loop = Standstill(), Standstill()
     while not select.select([0], [], [], TICK_SECONDS)[0]:
         limit, due = heartbeat.limit, heartbeat.guarded
-        stuck = engine.check(heartbeat.steps, due=due and heartbeat.running)
-        silent = loop.check(heartbeat.ticks, due=due)
+        now = time.monotonic()
+        stuck = engine.check(heartbeat.steps, now, due=due and heartbeat.running)
+        silent = loop.check(heartbeat.ticks, now, due=due)
         if silent >= _DOUBTFUL and is_stopped(process):
             engine, loop = Standstill(), Standstill()
         elif due and silent >= limit + GRACE:
             if os.getppid() == process:  # otherwise the pid may belong to another process by now
                 cause = heartbeat.hang_message if stuck >= limit else "the event loop hangs"
-                cause += f"; the process has not answered for {silent} s"
+                cause += f"; the process has not answered for {silent:.0f} s"
                 os.kill(process, signal.SIGKILL)
                 if select.select([], [2], [], 0)[1]:  # otherwise the pipe is full
                     os.write(2, f'{stamp()} level=error event=exit cause="{cause}"\n'.encode())

@@ -1,9 +1,9 @@
 """Ends a process whose engine hangs.
 
-A task on the event loop counts how long the engine has been in the same step. If that is too long,
-calls can still be answered, and the process exits in order. If the event loop hangs too, a second
-process (`monitor`) kills it. That process starts with the first load, so that it does not delay the
-first Health.
+A task on the event loop measures how long the engine has been in the same step. If that is too
+long, calls can still be answered, and the process exits in order. If the event loop hangs too, a
+second process (`monitor`) kills it. That process starts with the first load, so that it does not
+delay the first Health.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import mmap
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,8 +47,8 @@ class Watchdog:
             heartbeat.tick()
             limit = heartbeat.limit  # before the count: it may be of an earlier step, not a later
             due = heartbeat.guarded and heartbeat.running
-            checks = engine.check(heartbeat.steps, due=due)
-            if due and checks >= limit and not reported:
+            seconds = engine.check(heartbeat.steps, time.monotonic(), due=due)
+            if due and seconds >= limit and not reported:
                 reported = True
                 self._hangs(heartbeat.hang_message)
 

@@ -11,19 +11,21 @@ from hypothesis import strategies as st
 from backend.engine.heartbeat import BYTES, Heartbeat, Standstill, counted
 from backend.engine.step_limits import StepLimits, StepTimeout
 
-LOOKS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=40)
+LOOKS = st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 5)), max_size=40)
 
 
 @given(LOOKS)
-def test_the_count_is_of_the_latest_checks_without_progress(
-    numbers: list[tuple[int, bool]],
+def test_only_the_time_of_the_latest_checks_without_progress_counts(
+    looks: list[tuple[int, bool, int]],
 ) -> None:
-    standstill = Standstill()
-    for at, (number, due) in enumerate(numbers):
-        same = 0
-        while at - same > 0 and numbers[at - same][1] and numbers[at - same - 1][0] == number:
-            same += 1
-        assert standstill.check(number, due=due) == same
+    standstill, now = Standstill(), 100.0
+    for at, (number, due, passed) in enumerate(looks):
+        now += passed
+        same, back = 0.0, at
+        while back > 0 and looks[back][1] and looks[back - 1][0] == looks[back][0]:
+            same += min(looks[back][2], 1.5)
+            back -= 1
+        assert standstill.check(number, now, due=due) == same
 
 
 @given(st.lists(st.text(max_size=700), min_size=1, max_size=5))
