@@ -281,6 +281,12 @@ EDGES: dict[str, list[Edge]] = {
             f"{_ACCEPTANCE}hanging.py::test_a_step_that_hangs_ends_the_calls_and_the_process",
         ),
         Edge(
+            "a step that takes far longer than predicted, without `step_timeout`",
+            "the same after 20 times the prediction, at least 60 s",
+            f"{_ACCEPTANCE}hanging.py::"
+            "test_without_a_limit_of_the_users_a_short_step_that_hangs_is_noticed_early",
+        ),
+        Edge(
             "a native call that hangs while holding the interpreter's lock",
             "a second process reports it and kills the first",
             f"{_ACCEPTANCE}hanging.py::test_a_step_that_hangs_holding_the_interpreters_lock_ends_the_process",
