@@ -30,6 +30,7 @@ from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors
 from gateway.supervisor.status import State
 
 VERSION = "0.12.11"  # whose API this follows
+_NOW = (0, "0", "0s", "0m")  # values of keep_alive that unload a model at once
 _NEVER = datetime(2300, 1, 1, tzinfo=UTC).timestamp()  # which Ollama's command shows as Forever
 router = APIRouter(tags=["ollama"], route_class=JsonRoute)
 FORMS["api"] = ERRORS
@@ -63,6 +64,7 @@ class EmbedRequest(Request):
     input: Input
     dimensions: int | None = Field(default=None, ge=1)
     truncate: bool | None = None
+    keep_alive: str | float | None = None
 
 
 @router.post("/api/chat", responses=_ANSWERS)
@@ -80,8 +82,12 @@ async def generate(body: GenerateRequest, gateway: GatewayDep) -> Response:
 @router.post("/api/embed")
 async def embed(body: EmbedRequest, gateway: GatewayDep) -> Response:
     """The vectors of texts."""
-    asked = await apart(lambda: EmbeddingRequest.model_validate(body.model_dump()))
+    asked = await apart(
+        lambda: EmbeddingRequest.model_validate(body.model_dump(exclude={"keep_alive"}))
+    )
     vectors, tokens = await vectors_of(asked, gateway)
+    if body.keep_alive in _NOW:
+        await _unload_if_idle(body.model, gateway)
     others = {"model": body.model, "prompt_eval_count": tokens}
     return in_parts("embeddings", map(list, vectors), others)
 
@@ -189,7 +195,7 @@ async def _answered(
 ) -> Response:
     streams = body.stream is not False
     reply = Answer(body.model, part, streams=streams)
-    leaves = body.keep_alive in (0, "0", "0s", "0m")
+    leaves = body.keep_alive in _NOW
     if (translation := await apart(chat_request, body)) is None:
         if leaves:
             await gateway.supervisor.unload(body.model)
@@ -223,7 +229,11 @@ async def _then_unload(
     async with aclosing(events):
         async for event in events:
             yield event
-    with suppress(ApiError):
+    await _unload_if_idle(model, gateway)
+
+
+async def _unload_if_idle(model: str, gateway: Gateway) -> None:
+    with suppress(ApiError):  # other requests use it
         await gateway.supervisor.unload(model)
 
 
