@@ -152,6 +152,7 @@ async def pull(body: ShowRequest, gateway: GatewayDep) -> Response:
 @router.post("/api/copy")
 async def copy(body: CopyRequest, gateway: GatewayDep) -> Response:
     """Give a model another name as well. Its file is copied, but not its weights."""
+    _require_one_owner(gateway)
     gateway.supervisor.copy(body.source, body.destination)
     return Response()
 
@@ -159,6 +160,7 @@ async def copy(body: CopyRequest, gateway: GatewayDep) -> Response:
 @router.delete("/api/delete")
 async def delete(body: ShowRequest, gateway: GatewayDep) -> Response:
     """Serve a model no longer. Its file, or its folder if it has none, is hidden, not erased."""
+    _require_one_owner(gateway)
     await gateway.supervisor.remove(gateway.supervisor.resolve(body.model or body.name).name)
     return Response()
 
@@ -167,6 +169,12 @@ async def delete(body: ShowRequest, gateway: GatewayDep) -> Response:
 async def version() -> dict[str, str]:
     """The version of Ollama whose API this follows."""
     return {"version": VERSION}
+
+
+def _require_one_owner(gateway: Gateway) -> None:
+    if len(gateway.settings.api_keys) > 1:
+        sentence = "models cannot be changed here, because this gateway has several API keys"
+        raise ApiError(403, sentence, code="several_keys")
 
 
 def _tag(gateway: Gateway, model: ModelConfig) -> Json:
