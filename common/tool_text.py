@@ -65,9 +65,9 @@ def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tupl
 
     Later system messages become a user's. Consecutive messages of one role are joined, and a user's
     text after results is joined to the last one. A call that was interrupted gets an empty result,
-    and a conversation that begins with the assistant an empty question. Calls get ids of nine
-    letters and digits, which older templates of Mistral's require, and arguments that are an
-    object, which others require. system: whether system messages are allowed at all.
+    and a conversation that begins with an answer or a result gets an empty question. Calls get ids
+    of nine letters and digits, which older templates of Mistral's require, and arguments that are
+    an object, which others require. system: whether system messages are allowed at all.
     """
     strict: list[Message] = []
     missing: list[Message] = []  # an empty result for each call without one
@@ -82,7 +82,7 @@ def in_strict_turns(messages: Sequence[Message], *, system: bool = True) -> tupl
         else:
             strict += missing
             missing = [_result_of(call, empty) for call in message.get("tool_calls") or ()]
-        if role == "assistant" and begins:
+        if begins and role not in ("system", "user"):
             strict.append({"role": "user", "content": empty})
         last = strict[-1] if strict else {"role": ""}
         answered = role == "user" and last["role"] in _RESULTS

@@ -13,7 +13,7 @@ LONGEST_HEAD = 64 << 10  # bytes; nginx takes 32 KiB
 HEAD_SECONDS = 30.0
 MOST_WAITING = 1000  # requests that a client sends before the first is answered
 _INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"
-_PROBE_SECONDS, _MOST_PROBE_SECONDS = 0.05, 5.0
+_PROBE_SECONDS, _MOST_PROBE_SECONDS, _OLD_SECONDS = 0.05, 5.0, 1.0
 _TOO_LONG = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 # The offer of another protocol, as Java's client makes with every POST. The parser would skip the
 # body then, although a server may ignore the offer.
@@ -59,21 +59,24 @@ class BoundedProtocol(HttpToolsProtocol):
         """Keep the connection open while an answer is due.
 
         A client may close only its sending side. One that has left looks the same until something
-        is sent to it, so it is sent interim responses, which every client of HTTP/1.1 skips.
+        is sent to it, so it is sent interim responses, which every client of HTTP/1.1 skips. One of
+        HTTP/1.0 does not know them, and has left if its response does not begin soon.
         """
         last, answered = self.cycle, self._answered
         if last is None or last.more_body or last.response_complete or self._began(answered):
-            return False
-        if self.scope["http_version"] != "1.1":
             return False
         last.keep_alive = False
         self._probe(_PROBE_SECONDS)
         return True
 
     def _probe(self, pause: float) -> None:
-        if not self.transport.is_closing() and not self._began(self._answered):
+        if self.transport.is_closing() or self._began(self._answered):
+            return
+        if self.scope["http_version"] == "1.1":
             self.transport.write(_INTERIM)
-            self.loop.call_later(pause, self._probe, min(2 * pause, _MOST_PROBE_SECONDS))
+        elif pause > _OLD_SECONDS:
+            self.transport.close()
+        self.loop.call_later(pause, self._probe, min(2 * pause, _MOST_PROBE_SECONDS))
 
     @staticmethod
     def _began(cycle: RequestResponseCycle | None) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -43,15 +43,16 @@ class WireMessages:
 
     messages: the list inside the request's protobuf message; filling it directly saves a copy of
     long texts. media: for each kind the data URIs, each with its position, as the backend's
-    `mlx.image_messages` has it. kinds: of the media in the message that is being written. results:
-    the media of other roles' messages, which are attached to the next user message.
+    `mlx.image_messages` has it. kinds: how many media of each kind the message has that is being
+    written. results: the media of other roles' messages, which are attached to the next user
+    message.
     """
 
     messages: MutableSequence[pb.Message]
     media: dict[Kind, list[tuple[int | tuple[int, ...], str]]] = field(
         default_factory=lambda: {"image": [], "video": [], "audio": []}
     )
-    kinds: list[Kind] = field(default_factory=list)
+    kinds: Counter[Kind] = field(default_factory=Counter)
     results: list[tuple[Kind, str]] = field(default_factory=list)
     fetched: int = 0  # bytes of fetched images and videos
     pdf_seconds: float = SECONDS  # that are left for reading PDFs
@@ -72,10 +73,10 @@ class WireMessages:
     def show(self, kind: Kind, content: str, offset: int) -> None:
         """Add an item to the message that is being written, after `offset` characters of text."""
         index = len(self.messages)
-        leads = not offset and {*self.kinds} <= {kind}
-        place = index if leads else (index, offset, len(self.kinds))
+        leads = not offset and self.kinds.keys() <= {kind}
+        place = index if leads else (index, offset, self.kinds.total())
         self.media[kind].append((place, content))
-        self.kinds.append(kind)
+        self.kinds[kind] += 1
 
     def count_fetched(self, url: str, content: str, settings: GatewaySettings) -> None:
         """Add to the size of fetched media. Raises ApiError if they are too large together."""

@@ -28,12 +28,11 @@ def without_media(messages: Sequence[ChatMessage], model: str) -> list[ChatMessa
     model: the name of a model that accepts only text. Raises ApiError for media that the newest
     user message itself shows, because the question is about them; with `--strict`, for any.
     """
-    users = [at for at, message in enumerate(messages) if message.role == "user"]
+    newest = max((at for at, message in enumerate(messages) if message.role == "user"), default=-1)
     changed = list(messages)
     for at, message in enumerate(messages):
         if any(map(_is_medium, _parts(message.content))):
-            asked = at == max(users, default=-1)
-            content = _readable(message.content, f"messages[{at}]", model, asked=asked)
+            content = _readable(message.content, f"messages[{at}]", model, asked=at == newest)
             changed[at] = message.model_copy(update={"content": content})
     return changed
 

@@ -30,6 +30,7 @@ from gateway.routes.embeddings import EmbeddingRequest, Input, in_parts, vectors
 from gateway.supervisor.status import State
 
 VERSION = "0.12.11"  # whose API this follows
+_NOW = (0, "0", "0s", "0m")  # values of keep_alive that unload a model at once
 _NEVER = datetime(2300, 1, 1, tzinfo=UTC).timestamp()  # which Ollama's command shows as Forever
 router = APIRouter(tags=["ollama"], route_class=JsonRoute)
 FORMS["api"] = ERRORS
@@ -63,6 +64,7 @@ class EmbedRequest(Request):
     input: Input
     dimensions: int | None = Field(default=None, ge=1)
     truncate: bool | None = None
+    keep_alive: str | float | None = None
 
 
 @router.post("/api/chat", responses=_ANSWERS)
@@ -80,8 +82,12 @@ async def generate(body: GenerateRequest, gateway: GatewayDep) -> Response:
 @router.post("/api/embed")
 async def embed(body: EmbedRequest, gateway: GatewayDep) -> Response:
     """The vectors of texts."""
-    asked = await apart(lambda: EmbeddingRequest.model_validate(body.model_dump()))
+    asked = await apart(
+        lambda: EmbeddingRequest.model_validate(body.model_dump(exclude={"keep_alive"}))
+    )
     vectors, tokens = await vectors_of(asked, gateway)
+    if body.keep_alive in _NOW:
+        await _unload_if_idle(body.model, gateway)
     others = {"model": body.model, "prompt_eval_count": tokens}
     return in_parts("embeddings", map(list, vectors), others)
 
@@ -146,6 +152,7 @@ async def pull(body: ShowRequest, gateway: GatewayDep) -> Response:
 @router.post("/api/copy")
 async def copy(body: CopyRequest, gateway: GatewayDep) -> Response:
     """Give a model another name as well. Its file is copied, but not its weights."""
+    _require_one_owner(gateway)
     gateway.supervisor.copy(body.source, body.destination)
     return Response()
 
@@ -153,6 +160,7 @@ async def copy(body: CopyRequest, gateway: GatewayDep) -> Response:
 @router.delete("/api/delete")
 async def delete(body: ShowRequest, gateway: GatewayDep) -> Response:
     """Serve a model no longer. Its file, or its folder if it has none, is hidden, not erased."""
+    _require_one_owner(gateway)
     await gateway.supervisor.remove(gateway.supervisor.resolve(body.model or body.name).name)
     return Response()
 
@@ -161,6 +169,12 @@ async def delete(body: ShowRequest, gateway: GatewayDep) -> Response:
 async def version() -> dict[str, str]:
     """The version of Ollama whose API this follows."""
     return {"version": VERSION}
+
+
+def _require_one_owner(gateway: Gateway) -> None:
+    if len(gateway.settings.api_keys) > 1:
+        sentence = "models cannot be changed here, because this gateway has several API keys"
+        raise ApiError(403, sentence, code="several_keys")
 
 
 def _tag(gateway: Gateway, model: ModelConfig) -> Json:
@@ -189,7 +203,7 @@ async def _answered(
 ) -> Response:
     streams = body.stream is not False
     reply = Answer(body.model, part, streams=streams)
-    leaves = body.keep_alive in (0, "0", "0s", "0m")
+    leaves = body.keep_alive in _NOW
     if (translation := await apart(chat_request, body)) is None:
         if leaves:
             await gateway.supervisor.unload(body.model)
@@ -223,7 +237,11 @@ async def _then_unload(
     async with aclosing(events):
         async for event in events:
             yield event
-    with suppress(ApiError):
+    await _unload_if_idle(model, gateway)
+
+
+async def _unload_if_idle(model: str, gateway: Gateway) -> None:
+    with suppress(ApiError):  # other requests use it
         await gateway.supervisor.unload(model)
 
 

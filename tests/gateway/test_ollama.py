@@ -216,6 +216,21 @@ def test_a_model_is_copied_and_removed() -> None:
         gateway.close()
 
 
+def test_models_stay_as_they_are_if_there_are_several_keys() -> None:
+    gateway = GatewayProcess(
+        {"tiny": tiny()}, MLX_GATEWAY_API_KEYS="a-first-key-of-two,a-second-key"
+    )
+    try:
+        asked = {"source": "tiny", "destination": "second", "model": "tiny"}
+        for method, path in (("POST", "/api/copy"), ("DELETE", "/api/delete")):
+            headers = {"x-api-key": "a-second-key"}
+            answer = gateway.client.request(method, path, json=asked, headers=headers)
+            assert (answer.status_code, "several API keys" in answer.json()["error"]) == (403, True)
+        assert [file.name for file in gateway.models_dir.iterdir()] == ["tiny.yaml"]
+    finally:
+        gateway.close()
+
+
 def test_an_unset_context_is_not_sent() -> None:
     """Clients use any number they find under a key with `context_length`."""
     model = NumbersBackend()

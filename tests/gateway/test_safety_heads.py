@@ -66,6 +66,32 @@ async def answer_to(port: int, *parts: bytes) -> bytes:
     return found
 
 
+async def half_closed(port: int, request: bytes) -> bytes:
+    """Everything that is sent to a client that has closed its sending side."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    writer.write_eof()
+    found = await reader.read()
+    writer.close()
+    return found
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.1", b"HTTP/1.0"])
+async def test_a_client_that_closes_its_sending_side_gets_its_answer(version: bytes) -> None:
+    async with listening() as port:
+        found = await half_closed(port, HEAD.replace(b"HTTP/1.1", version) + b"\r\n")
+    assert found.count(b" 200 OK") == 1
+    assert found.endswith(b"\r\n\r\nok")
+    assert version == b"HTTP/1.1" or b" 102 " not in found
+
+
+async def test_an_old_client_that_leaves_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot be sent an interim response."""
+    monkeypatch.setattr(http_protocol, "_OLD_SECONDS", 0.01)
+    async with listening(silent) as port:
+        assert await half_closed(port, HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") + b"\r\n") == b""
+
+
 async def test_an_endless_head_is_refused() -> None:
     async with listening() as port:
         found = await answer_to(port, HEAD, b"x-long: " + b"a" * LONGEST_HEAD)

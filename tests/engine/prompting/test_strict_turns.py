@@ -45,6 +45,7 @@ TWICE = {**HISTORY[1], "tool_calls": [CALL, {**CALL, "id": "c2"}]}
         (ALTERNATING, [*HISTORY, HISTORY[1], SO, HELLO, THEN], ["-3°", "So?", "Hello.", "Then?"]),
         (ALTERNATING, [HI, TWICE, HISTORY[2], SO], ["-3°", "tool\nSo?"]),
         (ALTERNATING, [HELLO, SO], ["Hello.", "So?"]),
+        (ALTERNATING, [HISTORY[2], HELLO, SO], ["tool\n-3°", "Hello.", "So?"]),
         (ALTERNATING, [SYSTEM, HELLO, SO], ["system\nBe brief.", "Hello.", "So?"]),
         (NO_SYSTEM + ALTERNATING, [SYSTEM, HELLO, SO], ["user\nBe brief.", "Hello.", "So?"]),
         (NO_SYSTEM, [SYSTEM, HI, HELLO, LATE, SO], ["Be brief.\n\nHi", "Hello.", "late.\n\nSo"]),
