@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 from typing import NamedTuple
 
 _FACTOR = 20  # a step may take this many times the longest of its kind, seen or predicted
@@ -40,7 +41,7 @@ class StepLimits:
         """
         least, most, compiles = self._timeout
         self.end(tick)
-        self._kind, self._began = re.sub(r"\d+", "", step), tick
+        self._kind, self._began = _kind(step), tick
         longest = self._longest.get(self._kind)
         if longest is None and (compiles or expected is None):
             return most
@@ -54,3 +55,8 @@ class StepLimits:
             ticks = 0 if first else tick - self._began
             self._longest[self._kind] = max(self._longest.get(self._kind, 0), ticks)
         self._kind = None
+
+
+@lru_cache(maxsize=64)
+def _kind(step: str) -> str:
+    return re.sub(r"\d+", "", step)
