@@ -29,10 +29,10 @@ class StopMatcher:
 
     def feed(self, text: str) -> str:
         """Add the next piece; returns the text that may be output now, '' after a match."""
-        if self.stopped or not text:
-            return ""
         if not self._stops:
             return text
+        if self.found or not text:
+            return ""
         self._pending += text
         matches = [
             (start + len(stop), start)

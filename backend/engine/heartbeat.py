@@ -29,6 +29,7 @@ class Heartbeat:
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.limits = StepLimits(_UNTIL_LOADED)
+        self._named = ""  # the name in memory
         self._memory = memory
         self._numbers = memoryview(memory)[:_NAME].cast("Q")
 
@@ -52,8 +53,10 @@ class Heartbeat:
         loads: whether it is a stage of a load.
         """
         limit = self.limits.begin(step, math.inf if loads else expected, self.ticks)
-        name = step.encode()[: BYTES - _NAME - 1] + b"\0"
-        self._memory[_NAME : _NAME + len(name)] = name
+        if step is not self._named:  # steps often repeat
+            name = step.encode()[: BYTES - _NAME - 1] + b"\0"
+            self._memory[_NAME : _NAME + len(name)] = name
+            self._named = step
         self._numbers[_LOADS] = loads
         self._numbers[_STEPS] += 1
         self._numbers[_LIMIT] = limit  # after the count, so that it never applies to another step

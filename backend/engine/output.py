@@ -101,6 +101,7 @@ class Output:
         logprob: TokenLogprob | None = None,
         *,
         over: bool = False,
+        at: float = 0.0,
     ) -> Sequence[Undelivered]:
         """Account for one generated token; returns what is new for its owner, in order.
 
@@ -108,12 +109,13 @@ class Output:
 
         over: whether the sequence's grammar ends with this token; the sequence then needs no
         end-of-sequence token. An end-of-sequence token is not counted: a natural stop at the limit
-        has the finish reason `stop`, as in LocalAI's llama.cpp backend.
+        has the finish reason `stop`, as in LocalAI's llama.cpp backend. at: time.perf_counter() of
+        the read.
         """
         request = self.sequence.request
         totals = self._totals
-        totals.last_token_at = time.perf_counter()
-        totals.first_token_at = totals.first_token_at or totals.last_token_at
+        totals.last_token_at = at
+        totals.first_token_at = totals.first_token_at or at
         stopped = token in request.stop_tokens and len(self.generated) >= request.min_tokens
         if stopped or (token in end_tokens and not request.ignore_eos):
             return self._end("stop", self.stop.feed(self.text.finish()) + self.stop.finish())
@@ -122,7 +124,7 @@ class Output:
         if logprob is not None:
             self.logprobs.append(logprob)
         shown = self.stop.feed(self.text.add(token))
-        if self.stop.stopped:
+        if self.stop.found:
             return self._end("stop", shown)
         if over:
             shown += self.stop.feed(self.text.finish()) + self.stop.finish()
@@ -156,8 +158,10 @@ class Output:
         if not shown:
             return ()
         piece = shown, len(self.generated)
-        logprobs = self.logprobs[self._shown_logprobs :]
-        self._shown_logprobs = len(self.logprobs)
+        logprobs: list[TokenLogprob] = []
+        if self.logprobs:
+            logprobs = self.logprobs[self._shown_logprobs :]
+            self._shown_logprobs = len(self.logprobs)
         if self._shown is None or self._shown.closed:
             self._shown = GrowingText(self._totals.usage, [piece], logprobs)
             return (self._shown,)

@@ -249,18 +249,18 @@ class Scheduler:
         if not plan.only_decodes:
             self._flush(everything=True)
         began = time.perf_counter()
-        self._learn(self.executor.launch(plan), began)
+        if started := self.executor.launch(plan):
+            self._learn(started, began)
         sampled = self.executor.read()
-        for one in sampled:
-            self._deliver(one)
+        self._deliver(sampled)
         self._flush()
         events = self.executor.settle(idle=not plan.decode)
         decoded = [event.seconds for event in events if isinstance(event, DecodeTimed)]
         if sampled and sum(decoded):
             self._gauges.tokens_per_second = len(sampled) * len(decoded) / sum(decoded)
         self._learn(events, began)
-        for one in self.executor.take_early():
-            self._deliver(one)
+        if early := self.executor.take_early():
+            self._deliver(early)
         self._flush()
         self._fail_broken()
         if self._unstarted:
@@ -280,9 +280,9 @@ class Scheduler:
         nothing predicts how long that takes.
         """
         before, self._latest_seconds = self._latest_seconds, 0.0
-        parts = [part for group in plan.prefill for part in group]
         sequences = self.executor.sequences
-        if any(sequences[part.sequence].media is not None for part in parts):
+        parts = [sequences[part.sequence] for group in plan.prefill for part in group]
+        if parts and any(one.media is not None for one in parts):
             self._latest_seconds = math.inf
         elif self.planner.pace.known:
             self._latest_seconds = self.planner.pace.step_seconds(plan)
@@ -307,29 +307,28 @@ class Scheduler:
                 output.started(event.reused, began)
         self._events += events
 
-    def _deliver(self, sampled: Sampled) -> None:
-        """Publish the events for a token."""
-        number = sampled.sequence.number
-        output = self._outputs.get(number)
-        if output is None:
-            return
-        if sampled.fault is not None:
-            self._fail(number, "grammar", sampled.fault)
-            return
-        before = len(output.generated)
-        try:
-            events = output.take(
-                sampled.token, self._model.end_tokens, sampled.logprob, over=sampled.over
-            )
-        except Exception as fault:
-            self._fail(number, "text", fault)
-            return
-        self._gauges.tokens_generated += len(output.generated) - before
-        self._generated.setdefault(number, []).append(sampled.token)
-        self._end_if_over(number, events)
+    def _deliver(self, sampled: Sequence[Sampled]) -> None:
+        """Publish the events for these tokens."""
+        now, ends, outputs = time.perf_counter(), self._model.end_tokens, self._outputs
+        for one in sampled:
+            number = one.sequence.number
+            if (output := outputs.get(number)) is None:
+                continue
+            if one.fault is not None:
+                self._fail(number, "grammar", one.fault)
+                continue
+            before = len(output.generated)
+            try:
+                events = output.take(one.token, ends, one.logprob, over=one.over, at=now)
+            except Exception as fault:
+                self._fail(number, "text", fault)
+                continue
+            self._gauges.tokens_generated += len(output.generated) - before
+            self._generated.setdefault(number, []).append(one.token)
+            if events:
+                self._publish_all(number, output, events)
 
-    def _end_if_over(self, number: int, events: Sequence[Undelivered]) -> None:
-        output = self._outputs[number]
+    def _publish_all(self, number: int, output: Output, events: Sequence[Undelivered]) -> None:
         for event in events:
             self._publish(number, event)
         if output.ended is not None:
@@ -350,7 +349,7 @@ class Scheduler:
                     whole and sequence.group is not None and not self.executor.in_flight(sequence)
                 )
             if over:
-                self._end_if_over(number, output.finish_unstarted())
+                self._publish_all(number, output, output.finish_unstarted())
 
     def _report_progress(self) -> None:
         """Report to owners that wait for a first token how much of the prompt is done."""

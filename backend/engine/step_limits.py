@@ -58,6 +58,6 @@ class StepLimits:
         self._kind = None
 
 
-@lru_cache(64)
+@lru_cache(maxsize=64)
 def _kind(step: str) -> str:
     return re.sub(r"\d+", "", step)

@@ -59,14 +59,14 @@ class ByteStream:
     def add(self, token: int) -> str:
         added = self._bytes_of(token)
         if self._incomplete or not added.isascii():  # the decoder is slow
-            text = self._decoder.decode(added)
+            text = self._decoder.decode(added).replace(_REPLACEMENT, "")
             self._incomplete = bool(self._decoder.getstate()[0])
         else:
             text = added.decode()
         if self._strip and text:
             self._strip = False
             text = text.removeprefix(" ")
-        return text.replace(_REPLACEMENT, "")
+        return text
 
     def finish(self) -> str:
         return ""

@@ -232,3 +232,12 @@ def test_the_device_does_not_wait_between_the_passes_of_a_lone_prompt() -> None:
     assert idle < count * BUILD / 2
     pace = rounds.scheduler.planner.pace
     assert pace.seconds(64) == pytest.approx(0.02 + 64e-4, rel=0.2)
+
+
+@pytest.mark.usefixtures("each_order")
+def test_a_prompt_without_an_answer_ends_in_the_step_of_its_last_pass() -> None:
+    rounds = Rounds(engine_model(random_model("full"), prefill_chunk=32))
+    rounds.submit(1, [5] * 150, 1, prompt_only=True)
+    while rounds.received[1].finished is None:
+        rounds.step()
+        assert rounds.scheduler._plan.prefill

@@ -225,7 +225,8 @@ class DecodeBatch:
         tokens = fed.chosen.read()
         for one, again, token in zip(self.sequences, fed.again, tokens, strict=True):
             if fed.ran:
-                one.history += again
+                if again:
+                    one.history += again
                 one.history.append(token)
             elif not one.first_delivered:  # without a pass, the grammar gets its token only here
                 accept(one, token, fed.chosen.faults)
@@ -515,10 +516,11 @@ def _delivered(sampled: Sequence[Sampled]) -> list[Sampled]:
     """Count the tokens; returns those that were not delivered yet, and faults."""
     new: list[Sampled] = []
     for one in sampled:
-        one.sequence.delivered += 1
-        if not one.sequence.first_delivered or one.fault is not None:
+        sequence = one.sequence
+        sequence.delivered += 1
+        if not sequence.first_delivered or one.fault is not None:
             new.append(one)
-        one.sequence.first_delivered = False
+        sequence.first_delivered = False
     return new
 
 

@@ -22,7 +22,7 @@ from backend.engine.events import TokenLogprob
 from backend.engine.model import EngineModel
 from backend.engine.sampling.logprobs import BatchLogprobs
 from backend.engine.sampling.penalties import Past
-from backend.engine.sampling.sampler import UNFIT, BatchSampler, checked
+from backend.engine.sampling.sampler import UNFIT, BatchSampler
 
 if TYPE_CHECKING:
     from backend.engine.executing.executor_sequence import ExecutorSequence
@@ -167,7 +167,8 @@ class Chooser:
         if self._logprobs:
             computed = self._logprobs(logits, tokens)
             logprobs.append(_Logprobs(self._logprobs, computed, self._sequences))
-        chosen = Chosen(self._sequences, tokens, checked(logits, tokens), logprobs)
+        checked = self._sampler.checked(logits, tokens)
+        chosen = Chosen(self._sequences, tokens, checked, logprobs)
         mx.async_eval(chosen.arrays)
         return chosen
 
@@ -262,7 +263,10 @@ def sampled_of(chosen: Chosen, tokens: Sequence[int]) -> list[Sampled]:
             logprobs[id(part.sequences[at])] = entry
     pairs = zip(chosen.sequences, tokens, strict=True)
     if not (logprobs or chosen.faults):
-        return [Sampled(one, token, over=grammar_ended(one)) for one, token in pairs]
+        return [
+            Sampled(one, token, over=one.constraint is not None and one.constraint.ended)
+            for one, token in pairs
+        ]
     return [
         Sampled(one, token, logprobs.get(id(one)), chosen.faults.get(id(one)), grammar_ended(one))
         for one, token in pairs

@@ -32,13 +32,13 @@ from backend.engine.planning.plan import PlannerEvent, Prefill, Prefilled, Prefi
 class PrefillPass:
     """A prefill pass that was launched but not waited for.
 
-    ahead: whether it was started before the pass before it had ended. tokens: number of tokens that
-    it computes, including padding; read: of these, tokens of prompts.
+    tokens: number of tokens that it computes, including padding; read: of these, tokens of prompts.
     behind: tokens before them, in the longest prompt. at: time when it was started; done: time when
-    it was computed, if that happened within the launch. seconds: how long the device took for it;
-    negative until that is known. marks: small arrays that are available when it
-    is done. chosen: the first tokens of the sequences whose prompts it completes. saves: what is
-    written to disk when it is done.
+    it was computed, if that happened within the launch. ahead: whether it was started before the
+    pass before it had ended. last: whether it completes a prompt. seconds: how long the device took
+    for it; negative until that is known. marks: small arrays that are available when it is done.
+    chosen: the first tokens of the sequences whose prompts it completes. saves: what is written to
+    disk when it is done.
     """
 
     tokens: int
@@ -47,6 +47,7 @@ class PrefillPass:
     sequences: tuple[ExecutorSequence, ...]
     at: float
     ahead: bool = False
+    last: bool = False
     done: float = math.inf
     seconds: float = -1.0
     marks: list[mx.array] = field(default_factory=list)
@@ -116,13 +117,13 @@ class PrefillPasses:
         """The passes to wait for now, in the order in which they were launched.
 
         The latest ones stay in flight behind the next decode step or, when nothing decodes
-        (`idle`), behind the next passes, except for those with first tokens. On a CPU none stay:
+        (`idle`), behind the next passes, except for a prompt's last one. On a CPU none stay:
         launching computes the next step immediately, so the first tokens would come only after it.
         A pass with log-probabilities of its prompt is waited for as well: otherwise the answer
         could end without them.
         """
-        first = idle and any(launched.chosen is not None for launched in self._launched)
-        waiting = len(self._earlier) + (len(self._launched) if first else 0)
+        last = idle and any(launched.last for launched in self._launched)
+        waiting = len(self._earlier) + (len(self._launched) if last else 0)
         self._earlier += self._launched
         self._launched = []
         for at, launched in enumerate(self._earlier, 1):
@@ -315,6 +316,8 @@ class PrefillPasses:
             if not launched.ahead:
                 self.wait_for_earlier()
             launched.at = self._times.clock()
+        # The last token of a prompt without an answer is not always prefilled.
+        launched.last = any(end >= len(one.tokens) - 1 for one, _, end in ends)
         whole = [one for one, _, end in ends if end == len(one.tokens)]
         if last is not None and whole:
             chosen = first_tokens(whole, last, self._model, spent=self.grammar_seconds)

@@ -93,6 +93,8 @@ class BatchSampler:
             self._ends = mx.array(list(end_ids))
         self._constrained = Subset(constrained, len(rows))
         self._draws = _draws(rows, vocabulary)
+        # Made here, because a GPU would wait for a copy of them at every step.
+        self._most, self._unfit = mx.array(float("inf")), mx.array(UNFIT, dtype=mx.uint32)
         # whether all rows take the best token as it is, which needs no float32
         self._plain = not (self._draws or self._penalties or self._closed or self._constrained)
 
@@ -121,6 +123,13 @@ class BatchSampler:
             tokens = at.put(tokens, draw(at.of(logits), [steps[place] for place in at.places]))
         return tokens
 
+    def checked(self, logits: mx.array, tokens: mx.array) -> mx.array:
+        """The tokens, [rows] uint32, with UNFIT for each row whose logits are not all finite.
+
+        logits, tokens: the input and output of one call.
+        """
+        return _checked(logits, tokens, self._most, self._unfit)
+
     def _changed(
         self, logits: mx.array, fed: mx.array, steps: Sequence[int], allowed: np.ndarray | None
     ) -> mx.array:
@@ -140,13 +149,8 @@ class BatchSampler:
 
 
 @mx.compile
-def checked(logits: mx.array, tokens: mx.array) -> mx.array:
-    """The tokens, [rows] uint32, with UNFIT for each row whose logits are not all finite.
-
-    logits, tokens: the input and output of one call of a BatchSampler.
-    """
-    fit = mx.abs(mx.max(logits, axis=-1)) < float("inf")
-    return mx.where(fit, tokens.astype(mx.uint32), UNFIT)
+def _checked(logits: mx.array, tokens: mx.array, most: mx.array, unfit: mx.array) -> mx.array:
+    return mx.where(mx.abs(mx.max(logits, axis=-1)) < most, tokens.astype(mx.uint32), unfit)
 
 
 class _Draw:

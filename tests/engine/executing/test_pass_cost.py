@@ -20,7 +20,7 @@ from backend.engine.request import Sampling
 from backend.engine.sampling.filters import search_all
 from backend.engine.sampling.logprobs import BatchLogprobs
 from backend.engine.sampling.penalties import Past
-from backend.engine.sampling.sampler import BatchSampler, checked
+from backend.engine.sampling.sampler import BatchSampler
 from tests.engine.kv_models import kv_model
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import MIB
@@ -212,7 +212,7 @@ def test_choosing_tokens_takes_no_more_than_the_estimated_memory(name: str) -> N
         sampler = BatchSampler([row] * rows, [Past((), 0, 64)] * rows, vocabulary)
         tokens = sampler(logits, mx.zeros(rows, mx.int32), [1] * rows)
         logprobs = BatchLogprobs([3] * rows)(logits, tokens)
-        mx.eval(tokens, checked(logits, tokens), logprobs)
+        mx.eval(tokens, sampler.checked(logits, tokens), logprobs)
 
     charged = passes.per_choice + search_all(row, vocabulary) * passes.per_filter
     assert max(_measured(run) for _ in range(3)) <= rows * charged
