@@ -246,7 +246,10 @@ def _embedding(
     dense = getattr(loaded.model, "dense", ())
     if stated is not None:
         dense = applied(stated, dense)
-    hidden = networks.encoder(loaded.model, module_of(checkpoint.kind, config), config)
+    module = module_of(checkpoint.kind, config)
+    if not module and networks.inner_model(loaded.model) is None:
+        raise ModelRejected.because(name, "it does not expose the vectors of its tokens")
+    hidden = networks.encoder(loaded.model, module, config)
     run = networks.embedder(hidden, dense, rule, _pad_token(loaded))
     transformer = transformer_config(path, name)
     encode: EncodeRow

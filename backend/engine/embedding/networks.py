@@ -14,7 +14,7 @@ import numpy as np
 
 from backend.engine.embedding.encode_queue import Run
 from backend.engine.embedding.encoding import Piece
-from backend.engine.embedding.kind import JINA_V4
+from backend.engine.embedding.kind import JINA_V4, is_causal
 from backend.engine.embedding.local_attention import gemma_states
 from backend.engine.embedding.pooling_rule import PoolingRule
 from backend.engine.embedding.sentence_files import Answers
@@ -90,7 +90,7 @@ def encoder(model: Any, module: str, config: Mapping[str, Any]) -> Hidden:
     if module == JINA_V4:
         return causal(model)
     if not module:
-        return both_ways(model) if config.get("is_causal") is False else causal(model)
+        return causal(model) if is_causal(config) else both_ways(model)
     if module == "gemma3_embedding":
         one_way = not config.get("use_bidirectional_attention")
         return lambda rows: gemma_states(model, rows, causal=one_way)
