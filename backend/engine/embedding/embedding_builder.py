@@ -263,7 +263,7 @@ def _embedding(
         raise ModelRejected.because(name, "it does not expose the vectors of its tokens")
     hidden = networks.encoder(loaded.model, module, config)
     run = networks.embedder(hidden, dense, rule, _pad_token(loaded))
-    transformer = transformer_config(path, name)
+    transformer, prompts = transformer_config(path, name), prompts_of(path, name, settings)
     encode: EncodeRow
     if (messages := messages_of(transformer)) is not None:
         encode = _chat(loaded, _own_tokenizer(loaded), messages).encode_text
@@ -275,12 +275,14 @@ def _embedding(
             # Conversions of Qwen3-Embedding no longer append it, although it is pooled.
             end = _id_or_none(config.get("eos_token_id"))
         lower = transformer.get("do_lower_case") is True
-        encode = text_encoder(_own_tokenizer(loaded), lower=lower, end_token=end)
+        encode = text_encoder(
+            _own_tokenizer(loaded), lower=lower, end_token=end, pools_prompt=prompts.pooled
+        )
     return run, TextReader(
         encode,
         limits,
         per_token=rule.mode == "none",
-        prompts=prompts_of(path, name, settings),
+        prompts=prompts,
         truncates=settings.truncate,
     )
 
