@@ -87,9 +87,7 @@ def answers(model: Any, tokens: Answers, pad_token: int, *, raw: bool) -> Run:
 
 def encoder(model: Any, module: str, config: Mapping[str, Any]) -> Hidden:
     """Hidden states of an embedding model. module: from `module_of`. config: its config.json."""
-    if module == JINA_V4:
-        return causal(model)
-    if not module:
+    if module in ("", JINA_V4):
         return causal(model) if is_causal(config) else both_ways(model)
     if module == "gemma3_embedding":
         one_way = not config.get("use_bidirectional_attention")
