@@ -47,7 +47,8 @@ def padded(pieces: Sequence[Piece], pad_token: int) -> PaddedRows:
 
 
 def _pooled(piece: Piece) -> list[int]:
-    return [int(place >= piece.unpooled) for place in range(len(piece.ids))]
+    skipped = min(piece.unpooled, len(piece.ids))
+    return [0] * skipped + [1] * (len(piece.ids) - skipped)
 
 
 def last_tokens(hidden: mx.array, rows: PaddedRows) -> mx.array:
