@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from backend.engine import device as devices
 from backend.engine.device import Device
 from backend.engine.embedding import networks
 from backend.engine.embedding.batch_plan import ActivationCost
-from backend.engine.embedding.config_form import in_earlier_form
 from backend.engine.embedding.dense_layers import applied, with_dense
 from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder, Run
 from backend.engine.embedding.jina_v4 import open_jina_v4
@@ -59,6 +59,7 @@ from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.load_request import LoadOrder
 from backend.engine.loading.adapters import Adapter
 from backend.engine.loading.checkpoint import Checkpoint
+from backend.engine.loading.earlier_fields import earlier_fields
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
 from backend.engine.model import Built
@@ -193,17 +194,16 @@ def _opener(order: LoadOrder) -> OpenModel | None:
         adapters = [*map(_added, order.adapters), *([task] if task else [])]
         return partial(open_rotary, name, config, kind, adapters, type_, stated or ())
 
-    config = in_earlier_form(name, config)
-
     def open_model(path: Path) -> tuple[Any, dict[str, Any]]:
         from mlx_vlm.encoder_loader import load_encoder_model
 
+        module = importlib.import_module(f"mlx_vlm.models.{family}")
+        config = _as_known(checkpoint.config, module.ModelConfig)
         config.pop("model_file", None)  # names code in the checkpoint, which mlx-vlm would run
         if kind is not ModelKind.EMBEDDING:
             config["num_labels"] = len(labels_of(config)) or 1
         named = _CLASSES[kind] if family != "openai_privacy_filter" else "Model"
         if stated is not None:
-            module = importlib.import_module(f"mlx_vlm.models.{family}")
             named = "ModelWithDense"  # mlx-vlm looks for the class in its module
             setattr(module, named, with_dense(module.Model, stated, path))
         model = load_encoder_model(
@@ -218,6 +218,18 @@ def _opener(order: LoadOrder) -> OpenModel | None:
         return model, config
 
     return open_model
+
+
+def _as_known(config: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
+    """config.json with the fields that mlx-vlm reads. arguments: its class for them.
+
+    Raises ValueError for what these cannot express.
+    """
+    known = frozenset(one.name for one in fields(arguments))
+    found = {**config, **earlier_fields(config, known)}
+    if "rope_global_base_freq" in known and "rope_theta" in found:
+        found.setdefault("rope_global_base_freq", found["rope_theta"])
+    return found
 
 
 def _limits(checkpoint: Checkpoint, loaded: LoadedModel, requested: int) -> Limits:
@@ -246,9 +258,12 @@ def _embedding(
     dense = getattr(loaded.model, "dense", ())
     if stated is not None:
         dense = applied(stated, dense)
-    hidden = networks.encoder(loaded.model, module_of(checkpoint.kind, config), config)
+    module = module_of(checkpoint.kind, config)
+    if not module and networks.inner_model(loaded.model) is None:
+        raise ModelRejected.because(name, "it does not expose the vectors of its tokens")
+    hidden = networks.encoder(loaded.model, module, config)
     run = networks.embedder(hidden, dense, rule, _pad_token(loaded))
-    transformer = transformer_config(path, name)
+    transformer, prompts = transformer_config(path, name), prompts_of(path, name, settings)
     encode: EncodeRow
     if (messages := messages_of(transformer)) is not None:
         encode = _chat(loaded, _own_tokenizer(loaded), messages).encode_text
@@ -260,12 +275,14 @@ def _embedding(
             # Conversions of Qwen3-Embedding no longer append it, although it is pooled.
             end = _id_or_none(config.get("eos_token_id"))
         lower = transformer.get("do_lower_case") is True
-        encode = text_encoder(_own_tokenizer(loaded), lower=lower, end_token=end)
+        encode = text_encoder(
+            _own_tokenizer(loaded), lower=lower, end_token=end, pools_prompt=prompts.pooled
+        )
     return run, TextReader(
         encode,
         limits,
         per_token=rule.mode == "none",
-        prompts=prompts_of(path, name, settings),
+        prompts=prompts,
         truncates=settings.truncate,
     )
 

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 class Piece:
     """One row for the model: token ids, and segment ids if the model distinguishes two segments.
 
-    cut: tokens of the input that were left out because the model reads no more.
+    cut: tokens of the input that were left out because the model reads no more. unpooled: number of
+    tokens at the beginning, a prompt's, that are not pooled.
     """
 
     ids: list[int]
     segments: list[int] = field(default_factory=list)
     cut: int = 0
+    unpooled: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.nn.layers.base import Module
 
 from backend.engine.device import WeightType
-from backend.engine.embedding.kind import JINA_V4
+from backend.engine.embedding.network_loading import open_causal
 from backend.engine.embedding.rotary_weights import Weights, add_changes
 from backend.engine.embedding.task_adapters import TaskAdapter
 from backend.engine.errors import ModelRejected
@@ -27,54 +26,31 @@ _TEXT = re.compile(r"^(?:base_model\.model\.)?(?:model\.)?(?:language_model\.)?(
 _PARTS = ("embed_tokens.", "layers.", "norm.")
 
 
-class _Model(Module):
-    """Qwen2 without its projection to logits."""
-
-    model_type = JINA_V4
-
-    def __init__(self, arguments: Any) -> None:
-        from mlx_lm.models.qwen2 import Qwen2Model
-
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.model = Qwen2Model(arguments)
-
-
 def open_jina_v4(
     name: str, config: Mapping[str, Any], task: TaskAdapter, type_: WeightType | None, path: Path
 ) -> tuple[Any, dict[str, Any]]:
-    """The model with a task's adapter, its weights still lazy, and its configuration.
+    """Return the model with a task's adapter, its weights still lazy, and its configuration.
 
     name: the model's. type_: what the weights will be cast to; None means their own type. Raises
     ModelRejected.
     """
-    from mlx_lm.models.qwen2 import ModelArgs
-    from mlx_lm.utils import load_model
-
-    text = _text_config(name, config)
-    dtype = getattr(mx, type_) if type_ else None
-
-    def sanitize(_: Any, weights: Weights) -> Weights:
-        own = {f"model.{part}": value for part, value in _of_text(weights).items()}
-        add_changes(own, _changes(task), dtype)
-        return own
-
-    made = type("Model", (_Model,), {"sanitize": sanitize})
-    arguments = type(
-        "Arguments", (), {"from_dict": staticmethod(lambda _: ModelArgs.from_dict(text))}
-    )
-    model, read = load_model(path, lazy=True, get_model_classes=lambda **_: (made, arguments))
-    return model, read | {
-        "max_position_embeddings": min(_LONGEST, int(text["max_position_embeddings"]))
-    }
-
-
-def _text_config(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     text = config.get("text_config")
     if not isinstance(text, dict):
         raise ModelRejected.because(name, "its config.json has no text_config")
-    found = text | earlier_fields(text, ("rope_theta",)) | {"model_type": "qwen2"}
-    found.pop("rope_scaling", None)  # says how images are numbered
-    return found
+    longest = min(_LONGEST, int(text["max_position_embeddings"]))
+    stated = text | earlier_fields(text, ("rope_theta",)) | {"model_type": "qwen2"}
+    stated |= {"rope_scaling": None, "rope_parameters": None}  # say how images are numbered
+
+    def prepare(weights: Weights) -> Weights:
+        own = _of_text(weights)
+        add_changes(own, _changes(task), getattr(mx, type_) if type_ else None)
+        return own
+
+    model, read = open_causal((), path, stated, prepare)
+    return model, read | {
+        "model_type": config["model_type"],
+        "max_position_embeddings": longest,
+    }
 
 
 def _of_text(weights: Mapping[str, mx.array]) -> Weights:
@@ -92,7 +68,7 @@ def _changes(task: TaskAdapter) -> Weights:
     assert task.peft is not None
     read: Any = mx.load(str(task.file))
     changes = changes_of(read, task.peft, task.name)
-    found = {f"model.{name}": change for name, change in _of_text(changes).items()}
+    found = _of_text(changes)
     if not found:
         raise ValueError("its adapters have no weights for this task")
     return found

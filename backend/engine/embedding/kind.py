@@ -57,6 +57,7 @@ _BERT: tuple[Mapping[str, Any], str] = (
 )
 # The kinds that text models of mlx-lm serve: pooled, or by the token with which they answer.
 _OF_TEXT_MODELS = (ModelKind.EMBEDDING, ModelKind.RERANK)
+_BOTH_WAYS = "modeling_qwen.Qwen2Model"
 # Rerankers whose prompt is known where their files do not state it; they are told from generating
 # models by the load request.
 ANSWERING_RERANKERS = frozenset({"qwen3"})
@@ -135,6 +136,17 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
     _require_values(name, config, rules, example)
     if own:
         shape_of(name, config)
+
+
+def is_causal(config: Mapping[str, Any]) -> bool:
+    """Whether the tokens of a text model attend to earlier ones only.
+
+    The code of gte-Qwen2, which stella-en-1.5B and others name too, lets them attend to all.
+    """
+    code = config.get("auto_map")
+    named = str(code.get("AutoModel")) if isinstance(code, dict) else ""
+    stated = config.get("is_causal")
+    return stated is not False if stated is not None else not named.endswith(_BOTH_WAYS)
 
 
 def is_text_model(config: Mapping[str, Any]) -> bool:

@@ -53,29 +53,40 @@ def open_rotary(
     }
 
 
-def open_causal(dense: Sequence[DenseLayer], path: Path) -> tuple[Any, dict[str, Any]]:
-    """Return a text model of mlx-lm without its projection, its weights lazy, and config.json."""
+def open_causal(
+    dense: Sequence[DenseLayer],
+    path: Path,
+    stated: dict[str, Any] | None = None,
+    prepare: Callable[[Weights], Weights] = dict,
+) -> tuple[Any, dict[str, Any]]:
+    """Return a text model of mlx-lm without its projection, its weights lazy, and config.json.
+
+    stated: values that replace those of config.json. prepare: changes the weights as they are read.
+    """
 
     def classes(config: dict[str, Any]) -> tuple[Any, Any]:
         own, arguments = mlx_lm_classes(config)
-        return with_dense(_without_head(own), dense, path), arguments
+        return with_dense(_without_head(own, prepare), dense, path), arguments
 
-    return _opened(path, classes)
+    return _opened(path, classes, stated)
 
 
-def _opened(path: Path, classes: Callable[..., tuple[Any, Any]]) -> tuple[Any, dict[str, Any]]:
+def _opened(
+    path: Path, classes: Callable[..., tuple[Any, Any]], stated: dict[str, Any] | None = None
+) -> tuple[Any, dict[str, Any]]:
     from mlx_lm.utils import load_model
 
-    model, config = load_model(path, lazy=True, get_model_classes=classes)
+    model, config = load_model(path, lazy=True, model_config=stated, get_model_classes=classes)
     return model, config
 
 
-def _without_head(own: Any) -> Any:
+def _without_head(own: Any, prepare: Callable[[Weights], Weights]) -> Any:
     def begin(model: Any, arguments: Any) -> None:
         own.__init__(model, arguments)
         model.pop("lm_head", None)
 
     def sanitize(model: Any, weights: Weights) -> Weights:
+        weights = prepare(weights)
         if not any(name.startswith(_WHOLE) for name in weights):
             weights = {f"model.{name}": value for name, value in weights.items()}
         if hasattr(own, "sanitize"):

@@ -14,7 +14,7 @@ import numpy as np
 
 from backend.engine.embedding.encode_queue import Run
 from backend.engine.embedding.encoding import Piece
-from backend.engine.embedding.kind import JINA_V4
+from backend.engine.embedding.kind import JINA_V4, is_causal
 from backend.engine.embedding.local_attention import gemma_states
 from backend.engine.embedding.pooling_rule import PoolingRule
 from backend.engine.embedding.sentence_files import Answers
@@ -87,10 +87,8 @@ def answers(model: Any, tokens: Answers, pad_token: int, *, raw: bool) -> Run:
 
 def encoder(model: Any, module: str, config: Mapping[str, Any]) -> Hidden:
     """Hidden states of an embedding model. module: from `module_of`. config: its config.json."""
-    if module == JINA_V4:
-        return causal(model)
-    if not module:
-        return both_ways(model) if config.get("is_causal") is False else causal(model)
+    if module in ("", JINA_V4):
+        return causal(model) if is_causal(config) else both_ways(model)
     if module == "gemma3_embedding":
         one_way = not config.get("use_bidirectional_attention")
         return lambda rows: gemma_states(model, rows, causal=one_way)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from backend.engine.embedding.dense_layers import DenseLayer, dense_layer
-from backend.engine.embedding.kind import FAMILIES
+from backend.engine.embedding.kind import FAMILIES, is_causal
 from backend.engine.embedding.sentence_files import read_json
 from backend.engine.embedding.task_adapters import is_jina_v4
 from backend.engine.errors import ModelRejected
@@ -66,7 +66,7 @@ def pooling_of_checkpoint(
     modules = read_json(path / "modules.json", name)
     # The code of jina-embeddings-v4 pools and scales in its first step.
     own, model_type = is_jina_v4(config), str(config["model_type"])
-    generates = model_type not in FAMILIES[ModelKind.EMBEDDING] and config.get("is_causal", True)
+    generates = model_type not in FAMILIES[ModelKind.EMBEDDING] and is_causal(config)
     family: Mode = "last" if generates and not own else _FAMILY.get(model_type, "mean")
     if not isinstance(modules, list):
         stated = _mode(read_json(path / "1_Pooling" / "config.json", name), name)

@@ -45,7 +45,7 @@ class Limits:
         if length > self.context:
             raise TooLong(
                 f"{name} is {length} tokens long, but the model reads at most {self.context}:"
-                " send a shorter text, split it, or allow to truncate it",
+                " send a shorter text, split it, or let it be truncated",
                 name,
             )
 

@@ -8,7 +8,7 @@ words. The tokens that a tokenizer or a template adds stay.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from backend.engine.embedding.encoding import Piece
@@ -23,17 +23,30 @@ _BEFORE = (
 _AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
-def text_encoder(tokenizer: Any, *, lower: bool = False, end_token: int | None = None) -> EncodeRow:
+def text_encoder(
+    tokenizer: Any,
+    *,
+    lower: bool = False,
+    end_token: int | None = None,
+    pools_prompt: bool = True,
+) -> EncodeRow:
     """Encodes single texts.
 
     tokenizer: a tokenizers.Tokenizer. lower: whether texts are turned into lower case. end_token:
-    appended to rows that do not end with it; None for none.
+    appended to rows that do not end with it; None for none. pools_prompt: whether the tokens of a
+    prompt are pooled.
     """
 
+    def tokens(text: str) -> Any:
+        return tokenizer.encode(text.lower() if lower else text)
+
     def encode(prompt: str, text: str, limit: int | None) -> Piece:
-        whole = prompt + text
-        row = tokenizer.encode(whole.lower() if lower else whole)
-        return _single(list(row.ids), list(row.sequence_ids), end_token, limit)
+        row = tokens(prompt + text)
+        piece = _single(list(row.ids), list(row.sequence_ids), end_token, limit)
+        if prompt and not pools_prompt:
+            alone = tokens(prompt).sequence_ids
+            piece = replace(piece, unpooled=len(alone) - (alone[-1:] == [None]))
+        return piece
 
     return encode
 

@@ -26,10 +26,14 @@ _WITHOUT_WINDOW = ("gemma2", "mistral")
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Texts to put in front of an input. default: of inputs whose request names no prompt."""
+    """Texts to put in front of an input.
+
+    default: of inputs whose request names no prompt. pooled: whether their tokens are pooled.
+    """
 
     default: str = ""
     named: Mapping[str, str] = field(default_factory=dict)
+    pooled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +95,7 @@ def prompts_of(path: Path, name: str, settings: Settings) -> Prompts:
         )
     pooling = [read_json(file, name) for file in path.glob("*Pooling/config.json")]
     left_out = any(isinstance(one, dict) and one.get("include_prompt") is False for one in pooling)
-    if left_out and any(named.values()):
-        raise ModelRejected.because(
-            name,
-            "its pooling leaves out the prompt's tokens (include_prompt is false), which is not"
-            " supported",
-        )
-    return Prompts(named.get(default, ""), named)
+    return Prompts(named.get(default, ""), named, pooled=not left_out)
 
 
 def unknown_prompt(wanted: str, named: Mapping[str, str]) -> str:

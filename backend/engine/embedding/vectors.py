@@ -18,10 +18,14 @@ _TINY = 1e-12  # torch.nn.functional.normalize's bound
 
 @dataclass(frozen=True, slots=True)
 class PaddedRows:
-    """ids, mask, segments: int32, (rows, longest); mask is 1 for tokens and 0 for padding."""
+    """ids, mask, segments: int32, (rows, longest); mask is 1 for tokens and 0 for padding.
+
+    pooled: the mask, but 0 for tokens at the beginning that are not pooled.
+    """
 
     ids: mx.array
     mask: mx.array
+    pooled: mx.array
     segments: mx.array
     lengths: tuple[int, ...]
 
@@ -36,9 +40,15 @@ def padded(pieces: Sequence[Piece], pad_token: int) -> PaddedRows:
     return PaddedRows(
         ids=rectangle([piece.ids for piece in pieces], pad_token),
         mask=rectangle([[1] * len(piece.ids) for piece in pieces], 0),
+        pooled=rectangle([_pooled(piece) for piece in pieces], 0),
         segments=rectangle([piece.segments for piece in pieces], 0),
         lengths=tuple(len(piece.ids) for piece in pieces),
     )
+
+
+def _pooled(piece: Piece) -> list[int]:
+    skipped = min(piece.unpooled, len(piece.ids))
+    return [0] * skipped + [1] * (len(piece.ids) - skipped)
 
 
 def last_tokens(hidden: mx.array, rows: PaddedRows) -> mx.array:
@@ -51,17 +61,17 @@ def pool(hidden: mx.array, rows: PaddedRows, mode: Mode) -> mx.array:
     """Pool token vectors, (rows, longest, dim), to one float32 vector per row, (rows, dim)."""
     hidden = hidden.astype(mx.float32)
     if mode == "cls":
-        return hidden[:, 0]
+        return hidden[mx.arange(len(rows.lengths)), mx.argmax(rows.pooled, axis=1)]
     if mode == "last":
         return last_tokens(hidden, rows)
-    mask = rows.mask[..., None].astype(mx.float32)
+    mask = rows.pooled[..., None].astype(mx.float32)
     if mode == "max":
         return mx.max(mx.where(mask > 0, hidden, -mx.inf), axis=1)
     if mode == "weighted_mean":
         mask = mask * mx.arange(1, hidden.shape[1] + 1, dtype=mx.float32)[None, :, None]
     # The vectors of padding may be NaN, which multiplication by 0 would not remove.
     total = mx.sum(mx.where(mask > 0, hidden, 0.0) * mask, axis=1)
-    weight = mx.sum(mask, axis=1)
+    weight = mx.maximum(mx.sum(mask, axis=1), _TINY)
     return total / (mx.sqrt(weight) if mode == "mean_sqrt_len" else weight)
 
 

@@ -22,7 +22,7 @@ from mlx_lm.tuner.dora import DoRAEmbedding, DoRALinear
 from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear, LoRASwitchLinear
 
 from backend.engine.loading.adapters import Adapter
-from backend.engine.loading.peft import layers_of, part_of, whole_name
+from backend.engine.loading.peft import AS_IT_WAS, layers_of, part_of, whole_name
 from common.wording import did_you_mean, shown
 
 _SWITCH = (SwitchLinear, QuantizedSwitchLinear)
@@ -77,13 +77,10 @@ def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
 
 
 def _saved_whole(tensors: Mapping[str, mx.array], modules: Collection[str]) -> dict[str, mx.array]:
-    """The weights that a PEFT adapter replaces, by the model's names.
-
-    PEFT also saves adapted embeddings as they were, and as they are in the model.
-    """
+    """The weights that a PEFT adapter replaces, by the model's names."""
     found = {}
     for tensor, value in tensors.items():
-        if part_of(tensor) is None and not tensor.endswith(".base_layer.weight"):
+        if part_of(tensor) is None and not tensor.endswith(AS_IT_WAS):
             path, _, leaf = whole_name(tensor).rpartition(".")
             found[f"{_own_path(path, modules)}.{leaf}"] = value
     return found

@@ -14,10 +14,10 @@ from typing import Any
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 # The base in layers with sliding attention, whose positions no family scales.
-_LOCAL_BASE = ("rope_local_base_freq", "swa_rope_theta")
+_LOCAL_BASE = ("rope_local_base_freq", "swa_rope_theta", "local_rope_theta")
 # Name in `rope_parameters` → the earlier names.
 _EARLIER = {
-    "rope_theta": ("rope_theta", "rotary_emb_base", "rope_global_base_freq"),
+    "rope_theta": ("rope_theta", "rotary_emb_base", "rope_global_base_freq", "global_rope_theta"),
     "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
     "original_max_position_embeddings": ("original_max_position_embeddings",),
 }
@@ -31,6 +31,7 @@ _KINDS = {
 }
 _IF_NULL = {"output_gate_type": "hidden_act"}  # null means the value of the other field
 _PERIODS = ("full_attention_interval", "sliding_window_pattern")
+_BEGUN_PERIOD = "global_attn_every_n_layers"  # begins with the layer that has full attention
 _EXPERTS = "moe_layers_enum"  # the layers with experts, as a list in a string
 # (kind of layer, name in `per_layer_config`) → the earlier name.
 _OF_KIND = {
@@ -85,6 +86,8 @@ def _of_kinds(config: Mapping[str, Any], known: Collection[str]) -> dict[str, An
         for name in _PERIODS:
             if name in known and config.get(name) is None:
                 found[name] = _period(kinds)
+        if _BEGUN_PERIOD in known:
+            found[_BEGUN_PERIOD] = _period(kinds[1:] if kinds[:1] == [_FULL] else [_FULL, *kinds])
     if isinstance(experts, list) and _EXPERTS in known and config.get(_EXPERTS) is None:
         sparse = (str(at) for at, kind in enumerate(experts) if kind == "sparse")
         found[_EXPERTS] = ",".join(sparse)

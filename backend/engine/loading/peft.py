@@ -24,6 +24,8 @@ _PART = re.compile(
     r"(?P<part>A|B|magnitude_vector)(?:\.(?!weight$)(?P<name>[^.]+))?(?:\.weight)?$"
 )
 _PARTS = {"A": "lora_a", "B": "lora_b", "magnitude_vector": "m"}
+# The end of the name of an adapted embedding, which PEFT also saves as it is in the model.
+AS_IT_WAS = ".base_layer.weight"
 _WRAPPED = re.compile(r"\.(modules_to_save(\.[^.]+)?|base_layer|original_module)(?=\.)")
 # Values that change what is computed, and the only ones that are supported.
 _PLAIN: Mapping[str, Any] = {
@@ -140,9 +142,18 @@ def layers_of(
 
 
 def changes_of(tensors: Mapping[str, mx.array], peft: Peft, name: str = "") -> dict[str, mx.array]:
-    """What an adapter adds to each weight, by the weight's name. name: as for `layers_of`."""
+    """What an adapter adds to each weight, by the weight's name. name: as for `layers_of`.
+
+    Raises ValueError for an adapter that also replaces weights.
+    """
     import mlx.core as mx
 
+    for tensor in tensors:
+        if part_of(tensor) is None and not tensor.endswith(AS_IT_WAS):
+            raise ValueError(
+                f"its adapter replaces the weight {shown(whole_name(tensor))}, which is not"
+                " supported for this model: train it without modules_to_save and bias"
+            )
     found = {}
     for layer, (parts, scale, table) in layers_of(tensors, peft, name).items():
         first, second = (parts[part].astype(mx.float32) for part in ("lora_a", "lora_b"))

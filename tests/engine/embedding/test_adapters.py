@@ -59,6 +59,16 @@ async def test_an_adapter_is_added(family: str, tmp_path: Path) -> None:
     assert np.abs(found - await vectors(folder)).max() > 0.01
 
 
+async def test_replaced_weights_are_refused_where_weights_are_joined(tmp_path: Path) -> None:
+    folder, adapter = tiny.write("mpnet", tmp_path / "base"), tmp_path / "adapter"
+    write_adapter(adapter, LAYERS["mpnet"], HIDDEN)
+    held = load_file(adapter / PEFT_WEIGHTS)
+    held["base_model.model.pooler.dense.modules_to_save.weight"] = np.zeros(3, np.float32)
+    save_file(held, adapter / PEFT_WEIGHTS)
+    with pytest.raises(ModelRejected, match=r"adapter replaces the weight 'pooler\.dense\.weight'"):
+        await vectors(folder, AdapterRequest(str(adapter)))
+
+
 async def test_other_adapters_are_refused_where_weights_are_joined(tmp_path: Path) -> None:
     folder = tiny.write("mpnet", tmp_path / "base")
     adapter = tmp_path / "adapter"

@@ -67,10 +67,18 @@ async def test_prompts_that_there_are_not_are_refused(tmp_path: Path) -> None:
     change(file, default_prompt_name="x")
     with pytest.raises(ModelRejected, match=r"default_prompt_name .* is 'x', which is not among"):
         await vector(folder, "Paris")
-    change(file, default_prompt_name=None)
+
+
+async def test_the_tokens_of_a_prompt_may_be_left_out_of_the_mean(tmp_path: Path) -> None:
+    folder = tiny.write("xlm_roberta", tmp_path)
+    async with serving(folder, settings={"pooling": "none"}) as engine:
+        text = await embed(engine, "moon, is it paris?")
+    change(folder / "config_sentence_transformers.json", prompts={"q": "moon, "})
     change(folder / "1_Pooling" / "config.json", include_prompt=False)
-    with pytest.raises(ModelRejected, match="include_prompt is false"):
-        await vector(folder, "Paris")
+    found = await vector(folder, "is it paris?", prompt_name="q")
+    states = np.array(text.values).reshape(text.rows, text.dim)
+    pooled = states[3:].mean(axis=0)  # without <s>, `moon` and `,`
+    np.testing.assert_allclose(found, pooled / np.linalg.norm(pooled), atol=1e-6)
 
 
 async def test_a_text_is_truncated_unless_that_is_refused(tmp_path: Path) -> None:
