@@ -306,6 +306,8 @@ def test_missing_shards(sharded: Path, tmp_path: Path, index: bool) -> None:
     sentence = f"weight files are missing ({SHARDS[1]}): download it again"
     assert sentence in refusal(path, complete=True)
     assert sentence in load_refusal(path)
+    configure(path, architectures=["LlamaEmbeddingModel"])
+    assert sentence in refusal(path)
 
 
 def test_many_missing_shards_are_not_all_listed(sharded: Path, tmp_path: Path) -> None:
