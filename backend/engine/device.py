@@ -37,6 +37,7 @@ LEAST_STEP_TIMEOUT = 60  # seconds for which a step is not called hung, unless t
 
 # Maximum prompt tokens of one prefill step: a GPU needs more to be fully used.
 _PREFILL_CHUNK: dict[Kind, int] = {"cpu": 512, "metal": 2048, "cuda": 2048}
+_STEP_OF_MLX_LM = 2048  # prompt tokens
 # the same for texts to embed, as a factor: a data-centre GPU needs many short texts
 _ENCODED_CHUNKS: dict[Kind, int] = {"cpu": 4, "metal": 4, "cuda": 16}
 
@@ -293,9 +294,14 @@ def release_memory() -> None:
     mx.clear_cache()
 
 
-def prefill_chunk(device: Device, settings: Settings) -> int:
-    """The maximum number of prompt tokens in one prefill step."""
-    return settings.prefill_chunk or _PREFILL_CHUNK[device.kind]
+def prefill_chunk(device: Device, settings: Settings, *, selects: bool = False) -> int:
+    """The maximum number of prompt tokens in one prefill step.
+
+    selects: whether layers attend only to the tokens with the highest scores. Rounding decides
+    between close scores, and depends on where a step begins, so the steps are those of mlx-lm.
+    """
+    usual = max(_PREFILL_CHUNK[device.kind], _STEP_OF_MLX_LM if selects else 0)
+    return settings.prefill_chunk or usual
 
 
 def warm_up_tokens(device: Device, settings: Settings) -> int:

@@ -30,7 +30,8 @@ class Settings:
         None,
         16,
         8192,
-        "Maximum number of prompt tokens in one prefill pass; auto is 512, on a GPU 2048.",
+        "Maximum number of prompt tokens in one prefill pass; auto is 512; on a GPU, and for models"
+        " that attend to selected tokens only (DeepSeek-V3.2, GLM-5), 2048.",
     )
     stall_ms: int = number(
         250, 1, 60_000, "Longest pause, in ms, that prefill should cause in running streams."

@@ -143,6 +143,8 @@ def test_layers_start_early_on_a_cpu_only() -> None:
 def test_prefill_chunk_by_device_unless_set() -> None:
     assert [prefill_chunk(device, Settings()) for device in (CPU, METAL, CUDA)] == [512, 2048, 2048]
     assert prefill_chunk(CUDA, Settings(prefill_chunk=64)) == 64
+    assert prefill_chunk(CPU, Settings(), selects=True) == 2048
+    assert prefill_chunk(CPU, Settings(prefill_chunk=64), selects=True) == 64
 
 
 def test_apply_passes_the_limits_to_mlx() -> None:

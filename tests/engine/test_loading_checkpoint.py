@@ -23,6 +23,7 @@ from backend.engine.loading.checkpoint import inspect
 from backend.engine.loading.loader import load
 from backend.engine.settings import Settings
 from backend.engine.vision.families import why_not_seen
+from common.model_kind import ModelKind
 from tests.engine.loading_models import read_weights, write_model, write_weights
 from tests.engine.loads import at_once
 
@@ -165,7 +166,7 @@ def test_a_broken_template_is_named(model: Path) -> None:
         ),
         (
             {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
-            "it ranks documents against a query and does not generate text, and its model type",
+            "it was converted to give a score instead of an answer; load the original, such as",
         ),
         ({"model_type": "t5", "is_encoder_decoder": True}, "it is an encoder-decoder model"),
         (
@@ -184,7 +185,7 @@ def test_models_of_other_kinds_are_refused(
 def test_an_embedding_model_with_the_configuration_of_a_text_model(model: Path) -> None:
     configure(model, model_type="llama")
     (model / "modules.json").write_text("[]")
-    assert "it turns text into vectors and does not generate text" in refusal(model)
+    assert inspect(model, "mine", Settings()).kind is ModelKind.EMBEDDING
 
 
 VISION = {"vision_config": {"depth": 1}, "image_token_id": 5}
@@ -305,6 +306,8 @@ def test_missing_shards(sharded: Path, tmp_path: Path, index: bool) -> None:
     sentence = f"weight files are missing ({SHARDS[1]}): download it again"
     assert sentence in refusal(path, complete=True)
     assert sentence in load_refusal(path)
+    configure(path, architectures=["LlamaEmbeddingModel"])
+    assert sentence in refusal(path)
 
 
 def test_many_missing_shards_are_not_all_listed(sharded: Path, tmp_path: Path) -> None:

@@ -568,6 +568,7 @@ TURN = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
     "files",
     [
         {"chat_template.json": {"chat_template": TURN}},
+        {"processor_config.json": {"chat_template": TURN}},
         {"chat_template.json": {"chat_template": [{"name": "default", "template": TURN}]}},
         {"tokenizer": {"chat_template": None}, "chat_template.json": {"chat_template": TURN}},
         {"tokenizer": {"chat_template": [{"name": "default", "template": TURN}]}},

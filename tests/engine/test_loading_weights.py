@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
@@ -17,8 +18,10 @@ from mlx_lm.models.switch_layers import SwitchLinear
 
 from backend.engine.device import Device
 from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
+from backend.engine.load_request import LoadRequest
 from backend.engine.loading import weights
 from backend.engine.loading.checkpoint import inspect
+from backend.engine.loading.loader import load as load_whole
 from backend.engine.loading.weights import LoadedModel, load_model, reason_of
 from backend.engine.settings import Settings
 from backend.engine.units import GIB
@@ -399,3 +402,14 @@ def test_the_text_part_of_a_vision_model_is_served_if_requested(tmp_path: Path) 
     loaded = load(path, type="text")
     assert (loaded.model_type, loaded.context_size) == ("qwen3_vl", 512)
     assert mx.isfinite(loaded.model(mx.array([[1, 2]]))).all().item()
+
+
+@pytest.mark.parametrize(("selected", "tokens"), [(None, 512), (4096, 2048)])
+def test_a_model_that_selects_tokens_reads_prompts_in_mlx_lms_steps(
+    selected: int | None, tokens: int, tmp_path: Path
+) -> None:
+    path = write_model(tmp_path / "model", index_topk=selected)
+    with patch("backend.engine.device.detect", return_value=CPU):
+        engine, _, _ = at_once(load_whole(LoadRequest("it", str(path)), 1, threading.Event()))
+    assert engine is not None
+    assert engine.prefill_chunk == tokens

@@ -15,13 +15,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from backend.engine.loading.shards import PATTERN
+from backend.engine.loading.shards import PATTERN, read_header
 from common.version import VERSION
 
 _FORMAT = 1  # version of the entries; after a change, older files no longer match any model
 _PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")  # what computes the KV, with patches of this project
 _PIECE = 1024  # bytes read at the start, the middle and the end of each tensor
-_HEADER_LIMIT = 100_000_000  # the safetensors format's own bound
 
 version = cache(metadata.version)  # it parses a long file
 
@@ -44,7 +43,7 @@ def model_digest(checkpoint: Path, *, dtype: str, kv_kind: str = "", adapter: st
     for path in sorted(checkpoint.glob(PATTERN)):
         _add(digest, path.name.encode())
         with path.open("rb") as file:
-            for piece in _sampled(file):
+            for piece in _sampled(path.name, file):
                 _add(digest, piece)
     return digest.hexdigest()
 
@@ -60,20 +59,15 @@ def _add(digest: Any, piece: bytes) -> None:
     digest.update(piece)
 
 
-def _sampled(file: BinaryIO) -> Iterator[bytes]:
+def _sampled(name: str, file: BinaryIO) -> Iterator[bytes]:
     """Size, header, and pieces of each tensor of one safetensors file."""
     handle = file.fileno()
     size = os.fstat(handle).st_size
-    length = int.from_bytes(file.read(8), "little")
-    if not 0 < length <= min(size - 8, _HEADER_LIMIT):
-        raise ValueError("not a safetensors file")
-    header = file.read(length)
-    yield size.to_bytes(8, "little")
-    yield header
-    tensors: dict[str, Any] = json.loads(header)
-    tensors.pop("__metadata__", None)
-    for name in sorted(tensors):
-        start, end = tensors[name]["data_offsets"]
+    tensors, _ = read_header(name, file, size)
+    data = file.tell()
+    yield json.dumps([size, data, tensors], sort_keys=True).encode()
+    for tensor in sorted(tensors):
+        start, end = tensors[tensor]["data_offsets"]
         middle = (start + end) // 2
         for place in (start, middle, max(start, end - _PIECE)):
-            yield os.pread(handle, min(_PIECE, end - place), 8 + length + place)
+            yield os.pread(handle, min(_PIECE, end - place), data + place)

@@ -60,6 +60,7 @@ _MODULES = {
     "chat_template_type": "mlx_lm.chat_templates",
     "tool_parser_type": "mlx_lm.tool_parsers",
 }
+_OF_PROCESSORS = ("chat_template.json", "processor_config.json")
 _TEMPLATES = {"got": _GOT.strip(), "paligemma": _PALIGEMMA.strip()}
 
 
@@ -93,7 +94,8 @@ def _tokenizer_has_template(path: Path) -> bool:
 
 def _template_of_processor(path: Path) -> Any:
     """The template, or templates by name, that only transformers' processors read."""
-    template = _object_in(path / "chat_template.json").get("chat_template")
+    found = (_object_in(path / name).get("chat_template") for name in _OF_PROCESSORS)
+    template = next(filter(None, found), None)
     if isinstance(template, list):
         return {one["name"]: one["template"] for one in template}
     return template

@@ -97,7 +97,7 @@ def inspect(
 ) -> Checkpoint:
     """Do all checks that need no MLX. Raises ModelRejected.
 
-    drafts: it may be a drafter. complete: whether to refuse missing weight files.
+    drafts: it may be a drafter. complete: whether to refuse missing weight files of all models.
     """
     try:
         files = frozenset(entry.name for entry in path.iterdir())
@@ -105,14 +105,14 @@ def inspect(
         require_regular_files(path)
         config = inspect_config(path, name, settings, drafts=drafts)
         shards = _weights(path, name)
-        if complete and shards.missing:
+        drafter = drafter_kind(config)
+        kind = ModelKind.TEXT if drafter else _kind(config, files, settings)
+        # Of a model that generates text, a missing file may hold what it does not need.
+        if shards.missing and (complete or drafter or kind is not ModelKind.TEXT):
             raise missing_files(name, shards.missing)
         _require_buildable(name, config, len(shards.tensors))
-        if drafter := drafter_kind(config):
-            return Checkpoint(
-                path, name, config, shards.bytes, drafter=drafter, missing=shards.missing
-            )
-        kind = _kind(config, files, settings)
+        if drafter:
+            return Checkpoint(path, name, config, shards.bytes, drafter=drafter)
         media = kind is ModelKind.TEXT and _takes_media(name, config, shards.tensors, settings)
         if kind is ModelKind.TEXT and not media and not config.get("model_file"):
             _require_text_family(name, config["model_type"])

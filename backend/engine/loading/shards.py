@@ -35,7 +35,7 @@ _BYTES = {
 _GIT_LFS = b"version https://git-lfs"
 
 
-class ShardError(Exception):
+class ShardError(ValueError):
     """Why the weight files cannot be used: a clause for the message to the user."""
 
 
@@ -128,7 +128,7 @@ def _weight_map(directory: Path) -> dict[str, str]:
 
 
 def read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    """The tensors of one file by name, and the bytes of their data."""
+    """The tensors of one file by name, and the bytes of their data, where `file` then stands."""
     start = file.read(8)
     if (start + file.read(len(_GIT_LFS) - 8)).startswith(_GIT_LFS):
         raise ShardError(f"{name} is a Git LFS pointer: fetch the file itself with git lfs pull")
@@ -144,6 +144,8 @@ def read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], i
         header = json.loads(file.read(length))
         header.pop("__metadata__", None)
         needed = max((_end(name, *entry) for entry in header.items()), default=0)
+    except ShardError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
         raise ShardError(f"{name} is not a safetensors file") from None
     if needed > size - 8 - length:

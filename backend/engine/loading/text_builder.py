@@ -191,7 +191,9 @@ def build(
         )
 
     yield "engine"
-    prefill_chunk = device.prefill_chunk(here, settings)
+    parts = (loaded.config, loaded.config.get("text_config") or {})
+    selects = any(part.get("index_topk") for part in parts)
+    prefill_chunk = device.prefill_chunk(here, settings, selects=selects)
     engine = EngineModel(
         model=loaded.model,
         head=traits.head,

@@ -69,6 +69,7 @@ def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
         processor.image_processor = images
     compute_constants(processor)
     complete_tiles(processor)
+    number_image_token(processor)
     drop_arguments_for_text(processor)
     remember_no_words(getattr(processor, "tokenizer", None))
     return processor
@@ -134,6 +135,16 @@ def complete_tiles(processor: Any) -> None:
         return tiles if len(tiles) == 1 else [*tiles, *split(image, (1, 1))]
 
     images._split_into_tiles = split_completely
+
+
+def number_image_token(processor: Any) -> None:
+    """Give the processor of dots.ocr the tokenizer's number of the image token.
+
+    mlx-vlm 0.7.10 has the number of the published checkpoint in its code, and refuses others.
+    """
+    if type(processor).__name__ == "DotsVLProcessor":
+        token = processor.image_token
+        processor.image_token_id = processor.tokenizer.convert_tokens_to_ids(token)
 
 
 def compute_constants(processor: Any) -> None:

@@ -533,20 +533,15 @@ def _paddleocr_vl(path: Path) -> None:
 
 def _dots_ocr(path: Path) -> None:
     """Qwen 2's text beside a tower of its own, with the text's configuration on the top level."""
-    pad, number = "<|imgpad|>", 151665  # the processor looks for tokens with this number
+    pad = "<|imgpad|>"
     ids = add_tokens(path, ["<|img|>", "<|endofimg|>", pad], f"<|img|>{pad}<|endofimg|>")
-    tokenizer = read(path, "tokenizer.json")
-    unused = range(ids[pad], number)
-    tokenizer["added_tokens"][-1]["id"] = number
-    tokenizer["model"]["vocab"] |= {f"unused {at}": at for at in unused} | {pad: number}
-    write(path, "tokenizer.json", tokenizer)
     write(path, "config.json", TEXT | {
         "model_type": "dots_ocr",
         "hidden_size": 64,
-        "vocab_size": number + 1,
+        "vocab_size": ids[pad] + 1,
         "rope_theta": 10000.0,
         "tie_word_embeddings": True,
-        "image_token_id": number,
+        "image_token_id": ids[pad],
         "eos_token_id": 2,
         "vision_config": {
             "model_type": "dots_vit",

@@ -23,6 +23,7 @@ from backend.engine.vision.processor import (
     complete_tiles,
     compute_constants,
     drop_arguments_for_text,
+    number_image_token,
 )
 from tests.engine.vision.seeing import TINY_VISION
 from tests.models.tiny_media_eval import load
@@ -71,6 +72,7 @@ class PlainPasses:
             self._model, self._processor = load(path)
         compute_constants(self._processor)
         complete_tiles(self._processor)
+        number_image_token(self._processor)
         drop_arguments_for_text(self._processor)
         self._language = self._model.language_model
         if self._model.config.model_type in _OF_MLX_LM:

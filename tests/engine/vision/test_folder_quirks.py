@@ -80,7 +80,7 @@ def indexed(*names: str) -> Change:
     return change
 
 
-TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_FILE, PROCESSOR = "chat_template.jinja", "Qwen3VLProcessor"
 NAMED = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": "tools"}]
 QUIRKS: dict[str, Change] = {
     "nothing": lambda path: None,
@@ -97,6 +97,8 @@ QUIRKS: dict[str, Change] = {
     "the template in another file": all_of(
         without(TEMPLATE_FILE), put("chat_template.json", {"chat_template": TEMPLATE})
     ),
+    "templates in a folder": put("additional_chat_templates/tool_use.jinja", "tools"),
+    "another type of template": tokens(chat_template_type="gemma4", tool_parser_type="gone"),
     "the template in the tokenizer's file": all_of(
         without(TEMPLATE_FILE), tokens(chat_template=TEMPLATE)
     ),
@@ -131,9 +133,18 @@ QUIRKS: dict[str, Change] = {
     "a tokenizer's processor": tokens(processor_class="Qwen3VLProcessor"),
 }
 # What mlx-vlm refuses, and should not.
-MORE = {
-    f"a byte order mark in {name}": before(name, BOM)
-    for name in ("config.json", "preprocessor_config.json", "tokenizer_config.json")
+MORE: dict[str, Change] = {
+    **{
+        f"a byte order mark in {name}": before(name, BOM)
+        for name in ("config.json", "preprocessor_config.json", "tokenizer_config.json")
+    },
+    "the template in the processor's file": all_of(
+        without(TEMPLATE_FILE),
+        put("processor_config.json", {"chat_template": TEMPLATE, "processor_class": PROCESSOR}),
+    ),
+    "named templates in another file": all_of(
+        without(TEMPLATE_FILE), put("chat_template.json", {"chat_template": NAMED})
+    ),
 }
 
 
