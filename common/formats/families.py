@@ -271,7 +271,7 @@ FAMILIES = (
     Family(
         "FunctionGemma",
         "function_gemma functiongemma",
-        FencedShape("<start_function_call>", "<escape>", "<end_function_call>"),
+        gemma.FUNCTION_GEMMA,
         signs=[("<start_function_call>",)],
         tags=(),
         calls=gemma.FUNCTION_GEMMA_CALLS,
