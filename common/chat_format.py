@@ -83,6 +83,11 @@ class ChatFormat:
             return other
         return replace(other, grammar=replace(other.grammar, tags=self.grammar.tags))
 
+    def varies(self, other: ChatFormat) -> bool:
+        """Whether the other format, of another name, is read in the same way."""
+        calls = [getattr(each.grammar, "calls", ()) for each in (self, other)]
+        return self.name != other.name and bool(calls[0]) and calls[0] == calls[1]
+
     @property
     def thinks(self) -> bool:
         return bool(self.grammar.tags)

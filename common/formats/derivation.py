@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from common.formats import llama
@@ -15,7 +16,9 @@ from common.prefixes import common_prefix
 
 Made = tuple[str, Mapping[str, Any]]
 Render = Callable[[Sequence[Made] | str], str]
-"""Renders a conversation whose last message has these calls, or this text; '' if it cannot be."""
+"""Renders a conversation whose last message has these calls, or this text; without any, the prompt
+of the answer; '' if it cannot be rendered.
+"""
 
 NAMES, KEYS, VALUES, NUMBER = ("zyx_wvu", "rqp_ont"), ("place", "until"), ("Tsr qpo", "Mlk jih"), 47
 ONE: tuple[Made, ...] = ((NAMES[0], {KEYS[0]: VALUES[0]}),)
@@ -28,20 +31,36 @@ _FLAG = re.compile(r'(.* \w+=")(\w+)(".*)', re.DOTALL)
 
 
 class Calls:
-    """What a template writes in place of an answer's text."""
+    """What a template writes in place of an answer's text, after any reasoning with these tags."""
 
-    def __init__(self, render: Render) -> None:
+    def __init__(self, render: Render, tags: Sequence[Tags] = ()) -> None:
         self._render = render
-        self.before, found, self._after = render(_TEXT).rpartition(_TEXT)
-        self.known = bool(found)
+        self._closings = [each.closing for each in tags]
+        self._prompt = render(())
+        self._after = render(_TEXT).rpartition(_TEXT)[2]
 
     def text(self, made: Sequence[Made]) -> str:
         """The calls as the template writes them; '' if it does not."""
+        return self.parts(made)[1]
+
+    def parts(self, made: Sequence[Made]) -> tuple[str, str]:
+        """The prompt, as far as the conversation with the calls begins with it, and the calls.
+
+        Both end where a tag does. The calls may have the end of the answer's turn behind them.
+        """
         whole = self._render(made)
-        start = common_prefix(self.before, whole)
+        start = common_prefix(self._prompt, whole)
+        if whole.rfind("<", 0, start) > whole.rfind(">", 0, start):
+            start = whole.rfind("<", 0, start)
         end = len(whole) - len(_common_suffix(self._after, whole[start:]))
+        if whole.rfind("<", start, end) > whole.rfind(">", start, end):
+            end = whole.find(">", end) + 1 or end
+        name = max(whole.find(made[0][0], start), start)
+        for closing in self._closings:
+            place = whole.rfind(closing, start, name)
+            start = max(start, place + len(closing) if place >= 0 else 0)
         text = whole[start:end]
-        return text if all(name in text for name, _ in made) else ""
+        return whole[:start], text if all(name in text for name, _ in made) else ""
 
 
 def derived(calls: Calls) -> Family | None:
@@ -49,13 +68,12 @@ def derived(calls: Calls) -> Family | None:
     one, two = calls.text(ONE), calls.text(TWO)
     head, name, rest = one.partition(NAMES[0])
     middle, value, tail = rest.partition(VALUES[0])
-    if not name or not value or not two:
+    if not name or not value:
         return None
-    parts = _divided(head, tail, two)
-    shape: Shape | None = (
-        _json(middle, *parts) or _python(middle, *parts) or _fenced(middle, *parts)
-    )
-    shape = shape or _tags(calls, *parts)
+    parts = _divided(head, tail, two) if two else ("", head, tail, "", "")
+    found = _json(middle, *parts)
+    shape: Shape | None = replace(found, several=bool(two)) if found else None
+    shape = shape or _python(middle, *parts) or _fenced(middle, *parts) or _tags(calls, *parts)
     return None if shape is None else family_of(shape)
 
 
@@ -90,7 +108,7 @@ def _divided(head: str, tail: str, two: str) -> Parts:
         after = after[: after.rfind("<")]  # the beginning of another tag
     before = before.lstrip()
     separator = between[len(after) : len(between) - len(before)]
-    return head[: len(head) - len(before)], before, after, separator, tail[len(after) :]
+    return head[: len(head) - len(before)].lstrip(), before, after, separator, tail[len(after) :]
 
 
 def _json(
@@ -120,13 +138,13 @@ def _python(
 
 
 def _fenced(
-    middle: str, opening: str, before: str, after: str, separator: str, closing: str
+    middle: str, opening: str, before: str, after: str, separator: str, _closing: str
 ) -> FencedShape | None:
     fence = middle.removeprefix(f"{{{KEYS[0]}:")
     end = f"{fence}}}"
     if fence == middle or not after.startswith(end) or not before.endswith("call:"):
         return None
-    if opening or separator or closing or not fence:
+    if opening or separator or not fence:
         return None
     return FencedShape(before.removesuffix("call:"), fence, after.removeprefix(end))
 

@@ -141,6 +141,9 @@ def calls_of(template: str, role: str = TURNS) -> Calls:
     compiled = ENVIRONMENT.from_string(role.replace("CALLS", template))
 
     def render(made: Sequence[Made] | str) -> str:
+        question = {"role": "user", "content": "Hello"}
+        if not made:
+            return compiled.render(messages=[question])
         answer: dict[str, Any] = {"role": "assistant", "content": made}
         if not isinstance(made, str):
             calls = [
@@ -148,7 +151,10 @@ def calls_of(template: str, role: str = TURNS) -> Calls:
                 for name, arguments in made
             ]
             answer = {"role": "assistant", "content": "", "tool_calls": calls}
-        return compiled.render(messages=[{"role": "user", "content": "Hello"}, answer])
+        try:
+            return compiled.render(messages=[question, answer])
+        except ZeroDivisionError:
+            return ""
 
     return Calls(render)
 
@@ -194,6 +200,13 @@ def test_calls_can_be_enforced(name: str) -> None:
         assert message.tool_calls, text
         assert not message.content
         assert all(isinstance(json.loads(call.arguments), dict) for call in message.tool_calls)
+
+
+def test_a_template_may_allow_one_call() -> None:
+    only = "{% if 1 // (2 - m.tool_calls|length) %}{% endif %}"
+    format_ = format_of(calls_of(only + EACH.replace("EACH", f"<fn>{OBJECT}</fn>")))
+    assert isinstance(format_.shape, JsonShape)
+    assert not format_.shape.several
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,6 +22,7 @@ from common.formats.derivation import ONE, TWO, Calls, Made, derived
 if TYPE_CHECKING:
     from backend.engine.prompting.prompts import PromptBuilder
 
+_MARKER = re.compile(r"<[^<>]+>")
 _log = logging.getLogger(__name__)
 
 _NAME, _VALUE, _RESULT, _SYSTEM = "zyx_wvu", "Tsr qpo", "Nml kji", "Hgf edc"
@@ -87,7 +89,7 @@ def call_format(
     if support is None:
         return None
     if support.tools:
-        return _derived_format(chat_format, tool_parser, prompts) if support.calls else None
+        return _format_of_calls(chat_format, tool_parser, prompts)
     if writes_hermes_calls(chat_format.name):
         prompts.write_tools(support)
         return None
@@ -102,16 +104,19 @@ def call_format(
     return chat_format.with_calls_of(ChatFormat.named("hermes"))
 
 
-def _derived_format(
+def _format_of_calls(
     chat_format: ChatFormat, tool_parser: str, prompts: PromptBuilder
 ) -> ChatFormat | None:
-    """The format in which the template writes calls; None if `chat_format` reads them.
+    """The format in which the template writes calls; None if it is `chat_format`.
 
-    A format that cannot be derived is logged.
+    It may be another known format, or one that is derived from what the template renders. Calls
+    that no format reads are logged.
     """
 
     def render(made: Sequence[Made] | str) -> str:
         answer = {"role": "assistant", "content": made if isinstance(made, str) else ""}
+        if not made:
+            return prompts.sample((_QUESTION,), _TOOLS)
         if isinstance(made, str):
             return prompts.sample((_QUESTION, answer), _TOOLS)
         calls = [
@@ -120,18 +125,34 @@ def _derived_format(
         ]
         return prompts.sample((_QUESTION, {**answer, "tool_calls": calls}), _TOOLS)
 
-    calls = Calls(render)
-    text = calls.text(ONE) if calls.known else ""
-    if not text or _reads(chat_format, calls, ONE):
+    calls = Calls(render, chat_format.grammar.tags)
+    text = calls.text(ONE)
+    chosen = ChatFormat.knows_tool_parser(tool_parser)
+    if not text:
+        if chat_format.name == "plain" and not chosen:
+            _log.warning(
+                "the chat template renders tools but no calls, so their format is not known: calls"
+                " will be shown as text; set tool_parser to the model's format (docs/formats.md"
+                " lists them)"
+            )
         return None
-    if not ChatFormat.knows_tool_parser(tool_parser):
-        family = derived(calls)
+    reads = _reads(chat_format, calls, ONE)
+    if not chosen:
+        shown = ChatFormat.detect(text, ())
+        if reads and not shown.varies(chat_format):
+            return None
+        if shown.name != "plain" and _reads(shown, calls, ONE):
+            return chat_format.with_calls_of(shown)
+        family = None if reads else derived(calls)
         if family is not None:
             other = ChatFormat("derived", family.grammar, family.shape)
             found = chat_format.with_calls_of(other)
-            if _reads(found, calls, ONE) and _reads(found, calls, TWO):
+            several = not calls.text(TWO) or _reads(found, calls, TWO)
+            if several and _reads(found, calls, ONE):
                 _log.info("the chat template writes calls in a format of its own: %r", text)
                 return found
+    if reads:
+        return None
     _log.warning(
         "the chat template writes a call as %r, which the format %s does not read: calls will be"
         " shown as text; set tool_parser to the model's format (docs/formats.md lists them)",
@@ -144,10 +165,11 @@ def _derived_format(
 def _reads(chat_format: ChatFormat, calls: Calls, made: Sequence[Made]) -> bool:
     """Whether the format reads calls as the template writes them."""
     tools = [{"name": name, "parameters": _PARAMETERS} for name, _ in TWO]
-    text = calls.text(made)
-    message = parse_chat(text, chat_format, tools=tools, prompt_tail=calls.before)
+    before, text = calls.parts(made)
+    message = parse_chat(text, chat_format, tools=tools, prompt_tail=before)
     found = [(call.name, call.arguments) for call in message.tool_calls]
     wanted = [(name, dict(arguments)) for name, arguments in made]
-    return not message.content.strip() and wanted == [
+    end_of_turn = _MARKER.fullmatch(message.content.strip())
+    return (not message.content.strip() or end_of_turn is not None) and wanted == [
         (name, json.loads(arguments)) for name, arguments in found
     ]

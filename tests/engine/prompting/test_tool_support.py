@@ -106,7 +106,7 @@ def test_what_a_template_renders_of_tools(template: str, support: ToolSupport | 
         (BARE, "plain", "Plain", "plain", False),
         (BARE, "hermes", "", "hermes", True),
         (BARE, "mistral", "mistral", "mistral", False),
-        (OWN, "plain", "", "derived", False),
+        (OWN, "plain", "", "hermes", False),
         (OWN, "plain", "plain", "plain", False),
         (OWN, "hermes", "", "hermes", False),
     ],
@@ -201,6 +201,30 @@ def test_a_call_format_that_nobody_wrote_down_is_derived(caplog: pytest.LogCaptu
     ]
     assert message.reasoning_content == "So."
     assert not caplog.records
+
+
+def test_another_known_format_is_taken_if_its_calls_are_rendered() -> None:
+    """The signs of DeepSeek V4's calls are not in its template, which puts them together."""
+    written = (
+        "{% if m.tool_calls %}{% set d = '｜DSML｜' %}<{{ d }}tool_calls>\n"
+        '{% for c in m.tool_calls %}<{{ d }}invoke name="{{ c.function.name }}">\n'
+        "{% for k, v in c.function.arguments.items() %}"
+        '<{{ d }}parameter name="{{ k }}" string="true">{{ v }}</{{ d }}parameter>\n{% endfor %}'
+        "</{{ d }}invoke>\n{% endfor %}</{{ d }}tool_calls>"
+        "{% else %}{{ m.content }}{% endif %}"
+    )
+    template = "{{ tools }}" + BARE.replace("{{ m.content }}", written)
+    detected = ChatFormat.detect(template, ())
+    assert detected.name == "deepseek_v32"
+    found = call_format(detected, "", _builder(template))
+    assert found is not None
+    assert found.name == "deepseek_v4"
+
+
+def test_a_template_without_calls_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    assert call_format(ChatFormat.named("plain"), "", _builder("{{ tools }}" + BARE)) is None
+    (record,) = caplog.records
+    assert "renders tools but no calls" in record.getMessage()
 
 
 def test_calls_that_no_format_reads_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
