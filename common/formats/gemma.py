@@ -101,7 +101,7 @@ def _read_gemma4(reading: Reading) -> Wait[None]:
 
 GEMMA4_CALLS = (
     CallSyntax(_GEMMA4_OPENERS, _read_gemma4, _GEMMA4_CLOSERS[:1]),
-    CallSyntax(("call:", *_HALF_OPENERS), _read_gemma4, begins=begins_line),
+    CallSyntax(("call:", *_HALF_OPENERS), _read_gemma4, begins=begins_line, by_name=True),
     TOOL_CODE,
 )
 FUNCTION_GEMMA = FencedShape("<start_function_call>", "<escape>", "<end_function_call>")

@@ -187,7 +187,8 @@ def attributes_of(header: str) -> dict[str, str]:
 def respelt(tag: str) -> tuple[str, ...]:
     """A closing tag, and how models write it if they confuse its brackets."""
     word = tag.strip("<>/|")
-    return (tag, f"<{word}|>", f"<|{word}|>", f"<|/{word}|>", f"</{word}|>") if word else ()
+    forms = ("<{}|>", "<|{}|>", "<|/{}|>", "</{}|>", "/{}>", "{}>")
+    return (tag, *(form.format(word) for form in forms)) if word else ()
 
 
 def keyed(header: str) -> dict[str, str]:
