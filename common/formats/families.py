@@ -16,7 +16,6 @@ from common.formats import (
     mistral,
     others,
     qwen,
-    solar,
 )
 from common.formats.family import THINK, Family
 from common.formats.glm import unopened
@@ -542,7 +541,6 @@ FAMILIES = (
         signs=[("<|tool_call:begin|>",)],
         tags=(Tags("<|think|>", "<|end|>", anywhere=True),),
         reasoning="solar_open",
-        calls=solar.CALLS,
         answers=("<|content|>",),
         silent=("<|begin|>assistant", "<|flush|>"),
     ),
@@ -559,10 +557,9 @@ FAMILIES = (
             "<|plamo:end_tool_requests:plamo|>",
         ),
         signs=[("<|plamo:begin_tool_request",)],
-        tags=(Tags(*solar.plamo("think"), anywhere=True),),
+        tags=(Tags("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>", anywhere=True),),
         reasoning="plamo3",
-        calls=solar.PLAMO_CALLS,
-        silent=(solar.PLAMO_MESSAGE, "<|plamo:tag|>"),
+        silent=("<|plamo:msg|>", "<|plamo:tag|>"),
     ),
     Family(
         "Apertus",

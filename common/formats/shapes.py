@@ -16,6 +16,7 @@ from common.formats.reading import CallSyntax, Reading, always
 from common.formats.tagged_calls import CallTags, Lines, attributes_of, keyed, named
 from common.tool_schema import Undeclared
 
+_ID = re.compile(r"[^<{\n]*")
 _HEADER = re.compile(
     r'(.*?)(?: (\w+)="\{(?:name|key)\}"|\{(?:name|key)\})(?: (\w+)="\{flag\}")?(.*)', re.DOTALL
 )
@@ -69,10 +70,11 @@ class JsonShape:
         return (json_block(start.removesuffix("["), end.lstrip("]\n ")),)
 
     def _named(self) -> CallSyntax:
-        """Calls with a name outside the JSON, between markers."""
+        """Calls with a name outside the JSON, between markers, perhaps after an id."""
         before, _, rest = self.call.partition("{name}")
+        before, numbered, id_end = before.strip().partition("{index}")
         between, after = (text.strip() for text in rest.split("{arguments}"))
-        opening, before, closing = self.opening.strip(), before.strip(), self.closing.strip()
+        opening, closing = self.opening.strip(), self.closing.strip()
         ends = tuple(filter(None, (after, closing, before)))
 
         def read(reading: Reading) -> Wait[None]:
@@ -81,14 +83,21 @@ class JsonShape:
             another = True
             while another:
                 yield from cursor.space()
-                yield from cursor.accept(before)
+                while before and (yield from cursor.accept(before)):
+                    yield from cursor.space()
+                identity = (yield from cursor.run(_ID)) if numbered else ""
+                yield from cursor.accept(id_end)
                 yield from cursor.space()
                 name = yield from cursor.run(NAME)
                 yield from cursor.space()
                 if not name or (between and not (yield from cursor.accept(between))):
                     raise cursor.unreadable()
-                arguments = yield from read_arguments(reading, ends, name=name)
-                reading.call(Call(name, arguments))
+                # A number is not unique in a conversation.
+                identity = "" if identity.strip().isdecimal() else identity.strip()
+                reading.begin(name, identity)
+                given = not (after and (yield from cursor.at([after])))
+                arguments = (yield from read_arguments(reading, ends)) if given else "{}"
+                reading.call(Call(name, arguments, identity))
                 yield from cursor.accept_after_space(after)
                 with cursor.ahead():
                     yield from cursor.accept(self.separator)
@@ -96,7 +105,8 @@ class JsonShape:
                     another = bool(before) and bool((yield from cursor.at([before])))
             yield from cursor.accept_after_space(closing)
 
-        return CallSyntax(tuple(filter(None, (opening, before))) or ("",), read, ends[:1])
+        openers = tuple(filter(None, (opening, before))) or ("",)
+        return CallSyntax(openers, read, tuple(filter(None, (closing, after))))
 
 
 @dataclass(frozen=True)
