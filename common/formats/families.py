@@ -146,18 +146,8 @@ FAMILIES = (
                 deepseek.DSML_SHAPES[0],
                 [("｜DSML｜",), ("｜DSML｜", "<｜tool▁calls▁begin｜>", "```json")],
             ),
-            (
-                "V4",
-                "deepseek_v4 deepseekv4",
-                deepseek.DSML_SHAPES[1],
-                [("｜DSML｜tool_calls",)],
-            ),
-            (
-                "V4.1",
-                "deepseek_v41 deepseekv41",
-                deepseek.DSML_SHAPES[2],
-                [("｜DSML｜ calls",)],
-            ),
+            ("V4", "deepseek_v4 deepseekv4", deepseek.DSML_SHAPES[1], [("｜DSML｜tool_calls",)]),
+            ("V4.1", "deepseek_v41 deepseekv41", deepseek.DSML_SHAPES[2], [("｜DSML｜ calls",)]),
         )
     ),
     Family(
@@ -675,12 +665,7 @@ FAMILIES = (
         ],
         text=functionary.Addressed(calls=functionary.CALLS, silent=(">>>all\n",)),
     ),
-    Family(
-        "xLAM",
-        "xlam",
-        JsonShape(_OBJECT, "[", closing="]"),
-        calls=functionary.XLAM_CALLS,
-    ),
+    Family("xLAM", "xlam", JsonShape(_OBJECT, "[", closing="]"), calls=functionary.XLAM_CALLS),
 )
 TOOLS: Mapping[str, TaggedText | Harmony] = {
     name: family.grammar for family in FAMILIES for name in family.names.split()

@@ -497,12 +497,7 @@ class CallTags:
         value.whole(arguments[-1][1])
 
     def _value_sender(
-        self,
-        reading: Reading,
-        name: str,
-        key: str,
-        attributes: Mapping[str, str],
-        arguments: Pairs,
+        self, reading: Reading, name: str, key: str, attributes: Mapping[str, str], arguments: Pairs
     ) -> ValueSender:
         """The sender for the next value, unless this first value may contain all arguments."""
         first = arguments[0][0] if arguments else key
