@@ -37,7 +37,7 @@ class Calls:
         self._render = render
         self._closings = [each.closing for each in tags]
         self._prompt = render(())
-        self._after = render(_TEXT).rpartition(_TEXT)[2]
+        self._before, _, self._after = render(_TEXT).rpartition(_TEXT)
 
     def text(self, made: Sequence[Made]) -> str:
         """The calls as the template writes them; '' if it does not."""
@@ -50,6 +50,8 @@ class Calls:
         """
         whole = self._render(made)
         start = common_prefix(self._prompt, whole)
+        if whole.startswith(self._before):  # the prompt may lack the beginning of the answer's turn
+            start = max(start, len(self._before))
         if whole.rfind("<", 0, start) > whole.rfind(">", 0, start):
             start = whole.rfind("<", 0, start)
         end = len(whole) - len(_common_suffix(self._after, whole[start:]))
