@@ -24,6 +24,7 @@ _KEY = r"""[^<>"'/=\s&]+"""
 def tagged_calls(
     shape: TagShape, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool
 ) -> str:
+    """Rules for calls whose arguments have tags of their own."""
     if shape.each:
         shape = replace(
             shape,

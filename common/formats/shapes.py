@@ -40,6 +40,7 @@ def json_block(
 
 
 def tagged(tags: CallTags) -> CallSyntax:
+    """Calls between tags."""
     return CallSyntax(tags.openers, tags.read, tags.closers)
 
 
@@ -208,6 +209,7 @@ def to_record(shape: Shape) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any]) -> Shape:
+    """The shape that `to_record` wrote."""
     fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in record.items()
     }
