@@ -14,6 +14,7 @@ from common.formats import detection, families
 from common.formats.cursor import Wait
 from common.formats.harmony import Harmony
 from common.formats.reading import Reading, Tags
+from common.formats.shapes import Shape
 from common.formats.tagged_text import TaggedText
 from common.wording import did_you_mean, folded
 
@@ -32,10 +33,14 @@ class Grammar(Protocol):
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """Markers and grammar of one family's output. `name` is the name of its tool parser."""
+    """Markers and grammar of one family's output.
+
+    name: of its tool parser. shape: how calls are written, if no family of this name says it.
+    """
 
     name: str
     grammar: Grammar
+    shape: Shape | None = None
 
     @classmethod
     def named(cls, tool_parser: str | None, reasoning_parser: str | None = None) -> ChatFormat:
@@ -77,6 +82,11 @@ class ChatFormat:
         if not isinstance(other.grammar, TaggedText):
             return other
         return replace(other, grammar=replace(other.grammar, tags=self.grammar.tags))
+
+    def varies(self, other: ChatFormat) -> bool:
+        """Whether the other format, of another name, is read in the same way."""
+        calls = [getattr(each.grammar, "calls", ()) for each in (self, other)]
+        return self.name != other.name and bool(calls[0]) and calls[0] == calls[1]
 
     @property
     def thinks(self) -> bool:

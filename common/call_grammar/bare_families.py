@@ -21,6 +21,7 @@ _SCALARS = ({"type": "number"}, {"type": "boolean"}, {"type": "null"})
 def python_calls(
     shape: PythonShape, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool
 ) -> str:
+    """Rules for calls in the notation of Python."""
     call = either([_python_call(book, tool) for tool in tools])
     calls = one_or_more(call, book.text(shape.separator), several=parallel)
     return book.written(f"{book.text(shape.opening)} {calls} {book.text(shape.closing)}")
@@ -109,6 +110,7 @@ class _FencedValues:
 def fenced_calls(
     shape: FencedShape, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool
 ) -> str:
+    """Rules for calls with raw strings between two equal delimiters."""
     values = _FencedValues(book, shape.fence)
     calls = []
     for tool in tools:

@@ -31,16 +31,17 @@ def call_grammar(
     json_options: Mapping[str, Any],
     *,
     parallel: bool,
+    shape: Shape | None = None,
 ) -> str:
     """A Lark grammar with the rule `start` for one call, or with `parallel` for one or more.
 
-    json_options: llguidance's options for the JSON in it. Raises ValueError, with an explanation,
-    for a format or a tool that cannot be enforced.
+    json_options: llguidance's options for the JSON in it. shape: of a format that has no name.
+    Raises ValueError, with an explanation, for a format or a tool that cannot be enforced.
     """
     if not tools:
         raise ValueError("there is no tool to call")
     family = BY_NAME.get(format_name)
-    shape = family.shape if family else None
+    shape = shape or (family.shape if family else None)
     if family and family.by_token and markers.has(family.by_token[0]):
         shape = family.by_token[1]
     if shape is None:

@@ -15,6 +15,7 @@ _NAME = r"[\w.:/-]+"  # a name that is not in a JSON string
 def json_calls(
     shape: JsonShape, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool
 ) -> str:
+    """Rules for calls whose arguments are one JSON object."""
     first, later = (
         either([_call(shape, book, tool, index) for tool in tools])
         for index in ("0", "/[1-9][0-9]{0,2}/")

@@ -24,6 +24,7 @@ _KEY = r"""[^<>"'/=\s&]+"""
 def tagged_calls(
     shape: TagShape, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool
 ) -> str:
+    """Rules for calls whose arguments have tags of their own."""
     if shape.each:
         shape = replace(
             shape,
@@ -90,11 +91,7 @@ class _TaggedCalls:
         return self._text(self.shape.parameter.replace("{key}", key).replace("{flag}", flag))
 
     def _text_value(
-        self,
-        tool: CallableTool,
-        key: str,
-        texts: Sequence[Any],
-        others: Sequence[Any],
+        self, tool: CallableTool, key: str, texts: Sequence[Any], others: Sequence[Any]
     ) -> str:
         """A rule for text that cannot be read as one of the schema's other types."""
         if all(literals_of(option) is not None for option in texts) and not others:

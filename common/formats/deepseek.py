@@ -41,11 +41,7 @@ def _read_call(reading: Reading) -> Wait[Call]:
 
 
 _SECTION = Section(
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁calls▁end｜>",
-    "<｜tool▁call▁begin｜>",
-    _CALL_END,
-    _read_call,
+    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", _CALL_END, _read_call
 )
 
 _VARIANTS = tuple(

@@ -16,7 +16,6 @@ from common.formats import (
     mistral,
     others,
     qwen,
-    solar,
 )
 from common.formats.family import THINK, Family
 from common.formats.glm import unopened
@@ -147,18 +146,8 @@ FAMILIES = (
                 deepseek.DSML_SHAPES[0],
                 [("｜DSML｜",), ("｜DSML｜", "<｜tool▁calls▁begin｜>", "```json")],
             ),
-            (
-                "V4",
-                "deepseek_v4 deepseekv4",
-                deepseek.DSML_SHAPES[1],
-                [("｜DSML｜tool_calls",)],
-            ),
-            (
-                "V4.1",
-                "deepseek_v41 deepseekv41",
-                deepseek.DSML_SHAPES[2],
-                [("｜DSML｜ calls",)],
-            ),
+            ("V4", "deepseek_v4 deepseekv4", deepseek.DSML_SHAPES[1], [("｜DSML｜tool_calls",)]),
+            ("V4.1", "deepseek_v41 deepseekv41", deepseek.DSML_SHAPES[2], [("｜DSML｜ calls",)]),
         )
     ),
     Family(
@@ -271,7 +260,7 @@ FAMILIES = (
     Family(
         "FunctionGemma",
         "function_gemma functiongemma",
-        FencedShape("<start_function_call>", "<escape>", "<end_function_call>"),
+        gemma.FUNCTION_GEMMA,
         signs=[("<start_function_call>",)],
         tags=(),
         calls=gemma.FUNCTION_GEMMA_CALLS,
@@ -542,7 +531,6 @@ FAMILIES = (
         signs=[("<|tool_call:begin|>",)],
         tags=(Tags("<|think|>", "<|end|>", anywhere=True),),
         reasoning="solar_open",
-        calls=solar.CALLS,
         answers=("<|content|>",),
         silent=("<|begin|>assistant", "<|flush|>"),
     ),
@@ -559,10 +547,9 @@ FAMILIES = (
             "<|plamo:end_tool_requests:plamo|>",
         ),
         signs=[("<|plamo:begin_tool_request",)],
-        tags=(Tags(*solar.plamo("think"), anywhere=True),),
+        tags=(Tags("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>", anywhere=True),),
         reasoning="plamo3",
-        calls=solar.PLAMO_CALLS,
-        silent=(solar.PLAMO_MESSAGE, "<|plamo:tag|>"),
+        silent=("<|plamo:msg|>", "<|plamo:tag|>"),
     ),
     Family(
         "Apertus",
@@ -678,12 +665,7 @@ FAMILIES = (
         ],
         text=functionary.Addressed(calls=functionary.CALLS, silent=(">>>all\n",)),
     ),
-    Family(
-        "xLAM",
-        "xlam",
-        JsonShape(_OBJECT, "[", closing="]"),
-        calls=functionary.XLAM_CALLS,
-    ),
+    Family("xLAM", "xlam", JsonShape(_OBJECT, "[", closing="]"), calls=functionary.XLAM_CALLS),
 )
 TOOLS: Mapping[str, TaggedText | Harmony] = {
     name: family.grammar for family in FAMILIES for name in family.names.split()

@@ -21,7 +21,7 @@ def _read_addressed(reading: Reading) -> Wait[None]:
     cursor = reading.cursor
     yield from cursor.accept(_TO)
     name = yield from cursor.run(_NAME)
-    yield from cursor.expect("\n")
+    yield from cursor.expect("\n", "\r\n")
     if not name or (yield from cursor.peek()) != "{":
         raise cursor.unreadable()
     reading.begin(name)

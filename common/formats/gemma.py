@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Wait
 from common.formats.json_calls import read_arguments, read_json_calls
 from common.formats.pythonic import TOOL_CODE, read_pythonic
 from common.formats.reading import CallSyntax, Reading, begins_line
-from common.formats.values import FUNCTION_GEMMA, GEMMA4, Dialect
+from common.formats.shapes import FencedShape
+from common.formats.values import GEMMA4, Dialect
 
 _NAME = re.compile(r"[\w.:/-]*")
 _AROUND_NAME = ('"', "'", "`", "<|channel|>commentary", "<|channel|>")
@@ -82,20 +84,25 @@ def _read_other_forms(reading: Reading, closers: tuple[str, ...]) -> Wait[bool]:
     return True
 
 
+def fenced_calls(shape: FencedShape) -> tuple[CallSyntax, ...]:
+    """Calls of this shape, without the mistakes that are known of Gemma's models."""
+    dialect = replace(GEMMA4, fence=shape.fence)
+    openers, closers = (shape.opening.strip(),), (shape.closing.strip(),)
+
+    def read(reading: Reading) -> Wait[None]:
+        yield from _read(reading, dialect, openers, closers)
+
+    return (CallSyntax(openers, read, closers),)
+
+
 def _read_gemma4(reading: Reading) -> Wait[None]:
     yield from _read(reading, GEMMA4, _GEMMA4_OPENERS, _GEMMA4_CLOSERS)
 
 
-def _read_function_gemma(reading: Reading) -> Wait[None]:
-    yield from _read(reading, FUNCTION_GEMMA, ("<start_function_call>",), ("<end_function_call>",))
-
-
 GEMMA4_CALLS = (
     CallSyntax(_GEMMA4_OPENERS, _read_gemma4, _GEMMA4_CLOSERS[:1]),
-    CallSyntax(("call:", *_HALF_OPENERS), _read_gemma4, begins=begins_line),
+    CallSyntax(("call:", *_HALF_OPENERS), _read_gemma4, begins=begins_line, by_name=True),
     TOOL_CODE,
 )
-FUNCTION_GEMMA_CALLS = (
-    CallSyntax(("<start_function_call>",), _read_function_gemma, ("<end_function_call>",)),
-    TOOL_CODE,
-)
+FUNCTION_GEMMA = FencedShape("<start_function_call>", "<escape>", "<end_function_call>")
+FUNCTION_GEMMA_CALLS = (*fenced_calls(FUNCTION_GEMMA), TOOL_CODE)

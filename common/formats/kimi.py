@@ -58,7 +58,4 @@ _SINGULAR = replace(
     _SECTION, opener="<|tool_call_section_begin|>", closer="<|tool_call_section_end|>"
 )
 """Section markers of some K2 checkpoints; vLLM accepts both spellings too."""
-K2_CALLS = (
-    _SECTION.syntax,
-    CallSyntax((_SINGULAR.opener,), _SINGULAR.read, (_SINGULAR.closer,)),
-)
+K2_CALLS = (_SECTION.syntax, CallSyntax((_SINGULAR.opener,), _SINGULAR.read, (_SINGULAR.closer,)))

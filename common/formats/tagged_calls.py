@@ -187,7 +187,8 @@ def attributes_of(header: str) -> dict[str, str]:
 def respelt(tag: str) -> tuple[str, ...]:
     """A closing tag, and how models write it if they confuse its brackets."""
     word = tag.strip("<>/|")
-    return (tag, f"<{word}|>", f"<|{word}|>", f"<|/{word}|>", f"</{word}|>") if word else ()
+    forms = ("<{}|>", "<|{}|>", "<|/{}|>", "</{}|>", "/{}>", "{}>")
+    return (tag, *(form.format(word) for form in forms)) if word else ()
 
 
 def keyed(header: str) -> dict[str, str]:
@@ -496,12 +497,7 @@ class CallTags:
         value.whole(arguments[-1][1])
 
     def _value_sender(
-        self,
-        reading: Reading,
-        name: str,
-        key: str,
-        attributes: Mapping[str, str],
-        arguments: Pairs,
+        self, reading: Reading, name: str, key: str, attributes: Mapping[str, str], arguments: Pairs
     ) -> ValueSender:
         """The sender for the next value, unless this first value may contain all arguments."""
         first = arguments[0][0] if arguments else key

@@ -78,7 +78,6 @@ MODEL_JSON = Dialect({**_PYTHON_WORDS, **_NOT_FINITE}, single_quotes=True, loose
 which JSON does not have.
 """
 GEMMA4 = Dialect(_PYTHON_WORDS, fence='<|"|>', bare=True)
-FUNCTION_GEMMA = Dialect(_PYTHON_WORDS, fence="<escape>", bare=True)
 PYTHON = Dialect(_PYTHON_WORDS, python=True, single_quotes=True)
 PYTHON_SOURCE = Dialect(_PYTHON_WORDS, python=True, source=True, single_quotes=True)
 

@@ -88,7 +88,7 @@ def _fenced(shape: FencedShape, arguments: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("family", WITH_CALLS, ids=lambda family: family.title)
 @given(calls=CALLS)
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_a_family_s_parser_reads_what_its_shape_writes(
     family: Family, calls: list[tuple[str, dict[str, Any]]]
 ) -> None:

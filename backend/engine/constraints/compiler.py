@@ -29,6 +29,7 @@ from backend.engine.constraints.trial import Trial
 from backend.engine.errors import InvalidRequest, Overloaded, about
 from backend.engine.units import MIB
 from common.chat_format import ChatFormat
+from common.formats.shapes import to_record
 from common.machine_memory import free_memory
 
 MAX_TEXT = 256 * 1024
@@ -213,6 +214,7 @@ class ConstraintCompiler:
                 "parallel": spec.parallel,
             },
             "format": self._chat_format.name,
+            "shape": self._chat_format.shape and to_record(self._chat_format.shape),
             "special": table.special.ids if spec.kind == "calls" else {},
         }
         key = f"{spec.kind} {spec.parallel} {sent}"

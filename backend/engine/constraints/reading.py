@@ -17,6 +17,7 @@ from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.constraints.special_tokens import SpecialTokens
 from backend.engine.errors import InvalidRequest
 from common.call_grammar import CallableTool, call_grammar
+from common.formats.shapes import Shape
 from common.gbnf import GbnfError, gbnf_to_lark
 
 _UNFORCED = '\n%llguidance {"no_forcing": true}\n'
@@ -25,12 +26,15 @@ _REPEATS = re.compile(r"\{\d\d|\{\d.*\{\d", re.DOTALL)
 """A count of ten or more, or several counts, in a pattern."""
 
 
-def grammar_of(spec: ConstraintSpec, chat_format: str, special: SpecialTokens) -> dict[str, Any]:
+def grammar_of(
+    spec: ConstraintSpec, chat_format: str, special: SpecialTokens, shape: Shape | None = None
+) -> dict[str, Any]:
     """The llguidance grammar of the constraint itself, without reasoning or text around it.
 
-    chat_format: the name of the model's call format. Raises InvalidRequest.
+    chat_format: the name of the model's call format. shape: of one that has no name.
+    Raises InvalidRequest.
     """
-    lark = _lark(spec, chat_format, special)
+    lark = _lark(spec, chat_format, special, shape)
     return {"lark_grammar": lark if _forces_little(spec) else lark + _UNFORCED}
 
 
@@ -46,7 +50,9 @@ def _forces_little(spec: ConstraintSpec) -> bool:
     return len(text) <= _MOST_FORCED and not _REPEATS.search(text)
 
 
-def _lark(spec: ConstraintSpec, chat_format: str, special: SpecialTokens) -> str:
+def _lark(
+    spec: ConstraintSpec, chat_format: str, special: SpecialTokens, shape: Shape | None
+) -> str:
     match spec.kind:
         case "json_schema":
             return f"start: %json {json.dumps(read_schema(spec.text))}"
@@ -59,14 +65,18 @@ def _lark(spec: ConstraintSpec, chat_format: str, special: SpecialTokens) -> str
             return spec.text
         case "regex":
             return f"start: /{llguidance.regex_to_lark(spec.text, '')}/"
-    return _calls(spec, chat_format, special)
+    return _calls(spec, chat_format, special, shape)
 
 
-def _calls(spec: ConstraintSpec, chat_format: str, special: SpecialTokens) -> str:
+def _calls(
+    spec: ConstraintSpec, chat_format: str, special: SpecialTokens, shape: Shape | None
+) -> str:
     try:
         tools = [CallableTool.of(tool) for tool in spec.tools]
         for tool in tools:
             enforceable(tool.schema)
-        return call_grammar(chat_format, tools, special, OPTIONS, parallel=spec.parallel)
+        return call_grammar(
+            chat_format, tools, special, OPTIONS, parallel=spec.parallel, shape=shape
+        )
     except ValueError as fault:
         raise InvalidRequest(str(fault)) from None

@@ -38,6 +38,7 @@ from backend.engine.constraints.reading import grammar_of
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.constraints.special_tokens import SpecialTokens
 from backend.engine.errors import InvalidRequest, refused_by_system
+from common.formats.shapes import from_record
 from common.peak_memory import peak_memory
 
 _WATCH_SECONDS = 0.02
@@ -140,7 +141,8 @@ def _answer(tokens: llguidance.LLTokenizer, request: Mapping[str, Any]) -> dict[
     special = SpecialTokens(request["special"])
     try:
         spec = ConstraintSpec(**request["spec"])
-        return {"grammar": grammar_of(spec, request["format"], special)}
+        shape = request["shape"] and from_record(request["shape"])
+        return {"grammar": grammar_of(spec, request["format"], special, shape)}
     except InvalidRequest as refusal:
         return {"refusal": str(refusal)}
     except RecursionError:

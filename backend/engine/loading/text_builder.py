@@ -167,6 +167,7 @@ def build(
         loaded.tokenizer.get_vocab().keys(),
         settings.tool_parser,
         settings.reasoning_parser,
+        getattr(loaded.tokenizer, "response_template", None),
     )
     calls = call_format(format_, settings.tool_parser, prompts)
     ends = loaded.eos_token_ids | (media_input.end_tokens if media_input else frozenset())

@@ -1,4 +1,4 @@
-"""Tests whether a chat template renders tools, and provides a replacement if it does not.
+"""Tests whether a chat template renders tools and calls, and what the format makes of them.
 
 With a template that ignores tools, the model would never see them, and the user would get no error.
 So, unless the model is known to use another format, the tools are described in the prompt as text
@@ -7,17 +7,22 @@ So, unless the model is known to use another format, the tools are described in 
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from common.call_grammar import writes_hermes_calls
 from common.chat_format import ChatFormat
+from common.chat_parser import parse_chat
+from common.formats.derivation import ONE, TWO, Calls, Made, derived
 
 if TYPE_CHECKING:
     from backend.engine.prompting.prompts import PromptBuilder
 
+_MARKER = re.compile(r"<[^<>]+>")
 _log = logging.getLogger(__name__)
 
 _NAME, _VALUE, _RESULT, _SYSTEM = "zyx_wvu", "Tsr qpo", "Nml kji", "Hgf edc"
@@ -76,12 +81,15 @@ def call_format(
 ) -> ChatFormat | None:
     """The format of answers to requests with tools; None if it is the same as for all others.
 
-    If the template does not render tools, this also makes `prompts` describe them as text.
+    If the template does not render tools, this also makes `prompts` describe them as text. If it
+    writes calls that the format does not read, their format is derived.
     tool_parser: the user's option; a format that the user chose is never replaced.
     """
     support = learn(prompts.sample)
-    if support is None or support.tools:
+    if support is None:
         return None
+    if support.tools:
+        return _format_of_calls(chat_format, tool_parser, prompts)
     if writes_hermes_calls(chat_format.name):
         prompts.write_tools(support)
         return None
@@ -94,3 +102,74 @@ def call_format(
         return None
     prompts.write_tools(support)
     return chat_format.with_calls_of(ChatFormat.named("hermes"))
+
+
+def _format_of_calls(
+    chat_format: ChatFormat, tool_parser: str, prompts: PromptBuilder
+) -> ChatFormat | None:
+    """The format in which the template writes calls; None if it is `chat_format`.
+
+    It may be another known format, or one that is derived from what the template renders. Calls
+    that no format reads are logged.
+    """
+
+    def render(made: Sequence[Made] | str) -> str:
+        answer = {"role": "assistant", "content": made if isinstance(made, str) else ""}
+        if not made:
+            return prompts.sample((_QUESTION,), _TOOLS)
+        if isinstance(made, str):
+            return prompts.sample((_QUESTION, answer), _TOOLS)
+        calls = [
+            {**_CALL, "function": {"name": name, "arguments": dict(arguments)}}
+            for name, arguments in made
+        ]
+        return prompts.sample((_QUESTION, {**answer, "tool_calls": calls}), _TOOLS)
+
+    calls = Calls(render, chat_format.grammar.tags)
+    text = calls.text(ONE)
+    chosen = ChatFormat.knows_tool_parser(tool_parser)
+    if not text:
+        if chat_format.name == "plain" and not chosen:
+            _log.warning(
+                "the chat template renders tools but no calls, so their format is not known: calls"
+                " will be shown as text; set tool_parser to the model's format (docs/formats.md"
+                " lists them)"
+            )
+        return None
+    reads = _reads(chat_format, calls, ONE)
+    if not chosen:
+        shown = ChatFormat.detect(text, ())
+        if reads and not shown.varies(chat_format):
+            return None
+        if shown.name != "plain" and _reads(shown, calls, ONE):
+            return chat_format.with_calls_of(shown)
+        family = None if reads else derived(calls)
+        if family is not None:
+            other = ChatFormat("derived", family.grammar, family.shape)
+            found = chat_format.with_calls_of(other)
+            several = not calls.text(TWO) or _reads(found, calls, TWO)
+            if several and _reads(found, calls, ONE):
+                _log.info("the chat template writes calls in a format of its own: %r", text)
+                return found
+    if reads:
+        return None
+    _log.warning(
+        "the chat template writes a call as %r, which the format %s does not read: calls will be"
+        " shown as text; set tool_parser to the model's format (docs/formats.md lists them)",
+        text,
+        chat_format.name,
+    )
+    return None
+
+
+def _reads(chat_format: ChatFormat, calls: Calls, made: Sequence[Made]) -> bool:
+    """Whether the format reads calls as the template writes them."""
+    tools = [{"name": name, "parameters": _PARAMETERS} for name, _ in TWO]
+    before, text = calls.parts(made)
+    message = parse_chat(text, chat_format, tools=tools, prompt_tail=before)
+    found = [(call.name, call.arguments) for call in message.tool_calls]
+    wanted = [(name, dict(arguments)) for name, arguments in made]
+    end_of_turn = _MARKER.fullmatch(message.content.strip())
+    return (not message.content.strip() or end_of_turn is not None) and wanted == [
+        (name, json.loads(arguments)) for name, arguments in found
+    ]

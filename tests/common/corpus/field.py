@@ -133,6 +133,8 @@ GEMMA = [
         "call:save_note{text:\n\n# A's (b).\n\nc: `d/` `e`.",
         calls=[("save_note", {"text": "\n\n# A's (b).\n\nc: `d/` `e`."})],
     ),
+    Case("only a name and braces", "Hm.\nferry_times{harbour:'Ærø'}", "Hm.", calls=[A_FERRY]),
+    Case("a name and braces in a line", "See ferry_times{a:1}.", "See ferry_times{a:1}."),
     Case("no delimiters, cut", "call:save_note{text:\n\n# A's (b).\n\nc", cut=True),
     Case(
         "a number, and no end",
@@ -265,7 +267,15 @@ MISTRAL = [
     Case("a list as text", f"[TOOL_CALLS][{_CODE}, tide_now()]", calls=[A_FERRY, A_TIDE]),
 ]
 GRANITE = [Case("a call as text", f"<|tool_call|>[{_CODE}]", calls=[A_FERRY])]
-GLM = [Case("a call as text", f"<tool_call>{_CODE}</tool_call>", calls=[A_FERRY])]
+GLM = [
+    Case("a call as text", f"<tool_call>{_CODE}</tool_call>", calls=[A_FERRY]),
+    Case(
+        "CRLF",
+        "<tool_call>ferry_times\r\n<arg_key>harbour</arg_key>\r\n<arg_value>Ærø</arg_value>\r\n"
+        "</tool_call>",
+        calls=[A_FERRY],
+    ),
+]
 _BARE = (
     'invoke name="ferry_times">\nparameter name="harbour">Ærøparameter>\ninvoke>',
     'invoke name="ferry_times">\n<parameter name="harbour">Ærø</parameter>\n</invoke>',
@@ -280,6 +290,23 @@ MINIMAX = [
         )
         for bare in _BARE
     ),
+]
+_LINES = (
+    '<minimax:tool_call>\n<invoke name="ferry_times">\n<parameter name="harbour">Ærø</parameter>\n'
+    "</invoke>\n</minimax:tool_call>"
+)
+MINIMAX += [
+    Case("CRLF", _LINES.replace("\n", "\r\n"), calls=[A_FERRY]),
+    Case(
+        "no brackets at all",
+        f"Hm.\n{_BARE[0]}\nminimax:tool_call>",
+        "Hm.",
+        calls=[A_FERRY],
+    ),
+]
+FUNCTIONARY = [
+    Case("CRLF", 'ferry_times\r\n{"harbour": "Ærø"}', calls=[A_FERRY], tail=">>>"),
+    Case("a prefix", '>>>functions.ferry_times\n{"harbour": "Ærø"}', calls=[A_FERRY]),
 ]
 MINICPM = [
     Case(
@@ -310,5 +337,6 @@ REPORTED: dict[tuple[str, str | None, str], list[Case]] = {
     ("granite", None, ""): GRANITE,
     ("minimax_m2", None, ""): MINIMAX,
     ("minicpm5", None, ""): MINICPM,
+    ("functionary", None, ""): FUNCTIONARY,
     ("openai", None, ""): HARMONY,
 }

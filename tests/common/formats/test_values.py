@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.formats.values import (
-    FUNCTION_GEMMA,
     GEMMA4,
     JSON,
     PYTHON,
@@ -41,7 +41,11 @@ from common.formats.values import (
         (PYTHON, "''", '""'),
         (PYTHON, "__import__('os')", None),
         (GEMMA4, '{a:<|"|>}"<|"|>,b:[x y,1.]}', '{"a": "}\\"", "b": ["x y", 1.0]}'),
-        (FUNCTION_GEMMA, "{a:<escape>{<escape>,b:False}", '{"a": "{", "b": false}'),
+        (
+            replace(GEMMA4, fence="<escape>"),
+            "{a:<escape>{<escape>,b:False}",
+            '{"a": "{", "b": false}',
+        ),
     ],
 )
 def test_as_json(dialect: Dialect, text: str, expected: str | None) -> None:

@@ -16,6 +16,7 @@ from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.prompting.tool_support import ToolSupport, call_format, learn
 from backend.engine.request import ChatPrompt
 from common.chat_format import ChatFormat
+from common.chat_parser import parse_chat
 
 TINY_TEXT = Path(__file__).parents[2] / "models" / "tiny_text"
 OWN = (TINY_TEXT / "chat_template.jinja").read_text()
@@ -105,7 +106,8 @@ def test_what_a_template_renders_of_tools(template: str, support: ToolSupport | 
         (BARE, "plain", "Plain", "plain", False),
         (BARE, "hermes", "", "hermes", True),
         (BARE, "mistral", "mistral", "mistral", False),
-        (OWN, "plain", "", "plain", False),
+        (OWN, "plain", "", "hermes", False),
+        (OWN, "plain", "plain", "plain", False),
         (OWN, "hermes", "", "hermes", False),
     ],
 )
@@ -178,3 +180,58 @@ def test_a_begun_answer_stays_at_the_end() -> None:
 )
 def test_argument_names_of_a_template_for_reasoning(template: str, words: set[str]) -> None:
     assert PromptBuilder(_Renders(template), 4096, 512).known_words() == words
+
+
+NEW = BARE.replace(
+    "{{ m.content }}",
+    "{% if m.tool_calls %}{% for c in m.tool_calls %}<fn>"
+    '{"name": "{{ c.function.name }}", "input": {{ c.function.arguments|tojson }}}</fn>'
+    "{% endfor %}{% else %}{{ m.content }}{% endif %}",
+).replace("{% for m", "{{ tools }}{% for m", 1)
+ODD = NEW.replace('"input": {{', '"input" => {{')
+
+
+def test_a_call_format_that_nobody_wrote_down_is_derived(caplog: pytest.LogCaptureFixture) -> None:
+    found = call_format(ChatFormat.named("plain", "qwen3"), "", _builder(NEW))
+    assert found is not None
+    text = '<think>So.</think><fn>{"name": "get_weather", "input": {"a": 1}}</fn>'
+    message = parse_chat(text, found, tools=[TOOL])
+    assert [(call.name, call.arguments) for call in message.tool_calls] == [
+        ("get_weather", '{"a": 1}')
+    ]
+    assert message.reasoning_content == "So."
+    assert not caplog.records
+
+
+def test_another_known_format_is_taken_if_its_calls_are_rendered() -> None:
+    """The signs of DeepSeek V4's calls are not in its template, which puts them together."""
+    written = (
+        "{% if m.tool_calls %}{% set d = '｜DSML｜' %}<{{ d }}tool_calls>\n"
+        '{% for c in m.tool_calls %}<{{ d }}invoke name="{{ c.function.name }}">\n'
+        "{% for k, v in c.function.arguments.items() %}"
+        '<{{ d }}parameter name="{{ k }}" string="true">{{ v }}</{{ d }}parameter>\n{% endfor %}'
+        "</{{ d }}invoke>\n{% endfor %}</{{ d }}tool_calls>"
+        "{% else %}{{ m.content }}{% endif %}"
+    )
+    template = "{{ tools }}" + BARE.replace("{{ m.content }}", written)
+    detected = ChatFormat.detect(template, ())
+    assert detected.name == "deepseek_v32"
+    found = call_format(detected, "", _builder(template))
+    assert found is not None
+    assert found.name == "deepseek_v4"
+
+
+def test_a_template_without_calls_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    assert call_format(ChatFormat.named("plain"), "", _builder("{{ tools }}" + BARE)) is None
+    (record,) = caplog.records
+    assert "renders tools but no calls" in record.getMessage()
+
+
+def test_calls_that_no_format_reads_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    for template, parser in ((ODD, ""), (NEW, "mistral")):
+        caplog.clear()
+        chat_format = ChatFormat.named(parser or "plain")
+        assert call_format(chat_format, parser, _builder(template)) is None
+        (record,) = caplog.records
+        assert "zyx_wvu" in record.getMessage()
+        assert "set tool_parser" in record.getMessage()

@@ -1,0 +1,195 @@
+"""Derives how a template writes calls: what stays the same between renderings is markup."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from common.formats import llama
+from common.formats.family import Family
+from common.formats.gemma import fenced_calls
+from common.formats.reading import CallSyntax, Tags
+from common.formats.shapes import FencedShape, JsonShape, PythonShape, Shape, TagShape
+from common.prefixes import common_prefix
+
+Made = tuple[str, Mapping[str, Any]]
+Render = Callable[[Sequence[Made] | str], str]
+"""Renders a conversation whose last message has these calls, or this text; without any, the prompt
+of the answer; '' if it cannot be rendered.
+"""
+
+NAMES, KEYS, VALUES, NUMBER = ("zyx_wvu", "rqp_ont"), ("place", "until"), ("Tsr qpo", "Mlk jih"), 47
+ONE: tuple[Made, ...] = ((NAMES[0], {KEYS[0]: VALUES[0]}),)
+TWO: tuple[Made, ...] = (*ONE, (NAMES[1], {KEYS[0]: VALUES[0]}))
+_BOTH: tuple[Made, ...] = ((NAMES[0], {KEYS[0]: VALUES[0], KEYS[1]: VALUES[1]}),)
+_NUMBER: tuple[Made, ...] = ((NAMES[0], {KEYS[0]: NUMBER}),)
+_TEXT = "Kji hgf"
+_JSON_OPENS, _JSON_CLOSES = re.compile(rf'\{{\s*"{KEYS[0]}"\s*:\s*"\Z'), re.compile(r'"\s*\}')
+_FLAG = re.compile(r'(.* \w+=")(\w+)(".*)', re.DOTALL)
+
+
+class Calls:
+    """What a template writes in place of an answer's text, after any reasoning with these tags."""
+
+    def __init__(self, render: Render, tags: Sequence[Tags] = ()) -> None:
+        self._render = render
+        self._closings = [each.closing for each in tags]
+        self._prompt = render(())
+        self._before, _, self._after = render(_TEXT).rpartition(_TEXT)
+
+    def text(self, made: Sequence[Made]) -> str:
+        """The calls as the template writes them; '' if it does not."""
+        return self.parts(made)[1]
+
+    def parts(self, made: Sequence[Made]) -> tuple[str, str]:
+        """The prompt, as far as the conversation with the calls begins with it, and the calls.
+
+        Both end where a tag does. The calls may have the end of the answer's turn behind them.
+        """
+        whole = self._render(made)
+        start = common_prefix(self._prompt, whole)
+        if whole.startswith(self._before):  # the prompt may lack the beginning of the answer's turn
+            start = max(start, len(self._before))
+        if whole.rfind("<", 0, start) > whole.rfind(">", 0, start):
+            start = whole.rfind("<", 0, start)
+        end = len(whole) - len(_common_suffix(self._after, whole[start:]))
+        if whole.rfind("<", start, end) > whole.rfind(">", start, end):
+            end = whole.find(">", end) + 1 or end
+        name = max(whole.find(made[0][0], start), start)
+        for closing in self._closings:
+            place = whole.rfind(closing, start, name)
+            start = max(start, place + len(closing) if place >= 0 else 0)
+        text = whole[start:end]
+        return whole[:start], text if all(name in text for name, _ in made) else ""
+
+
+def derived(calls: Calls) -> Family | None:
+    """The family of a template; None if its calls have none of the known shapes."""
+    one, two = calls.text(ONE), calls.text(TWO)
+    head, name, rest = one.partition(NAMES[0])
+    middle, value, tail = rest.partition(VALUES[0])
+    if not name or not value:
+        return None
+    parts = _divided(head, tail, two) if two else ("", head, tail, "", "")
+    found = _json(middle, *parts)
+    shape: Shape | None = replace(found, several=bool(two)) if found else None
+    shape = shape or _python(middle, *parts) or _fenced(middle, *parts) or _tags(calls, *parts)
+    return None if shape is None else family_of(shape)
+
+
+def family_of(shape: Shape, tags: tuple[Tags, ...] = ()) -> Family | None:
+    """A family with this shape; None if nothing could tell its calls from text."""
+    calls: tuple[CallSyntax, ...] = ()
+    if isinstance(shape, PythonShape):
+        opening, closing = shape.opening.strip().rstrip("["), shape.closing.strip().lstrip("]")
+        marked = (llama.fenced(opening, closing),) if opening else ()
+        calls = (*marked, llama.UNMARKED)
+    elif isinstance(shape, FencedShape):
+        calls = fenced_calls(shape)
+    elif isinstance(shape, JsonShape) and not shape.syntaxes[0].openers[0]:
+        if not shape.quoted:
+            return None
+        calls = (llama.UNMARKED,)
+    return Family("derived", shape=shape, tags=tags, calls=calls)
+
+
+Parts = tuple[str, str, str, str, str]
+"""The opening, a call up to its name, a call after its value, the separator, and the closing."""
+
+
+def _divided(head: str, tail: str, two: str) -> Parts:
+    """What belongs to each call and what to all, by a second call after the first one."""
+    between = two.partition(VALUES[0])[2].partition(NAMES[1])[0]
+    before = _common_suffix(between, head)
+    if 0 <= before.find(">") < before.find("<"):
+        before = before[before.find(">") + 1 :]  # the end of another tag
+    after = tail[: common_prefix(between[: len(between) - len(before)], tail)]
+    if after.rfind("<") > after.rfind(">"):
+        after = after[: after.rfind("<")]  # the beginning of another tag
+    before = before.lstrip()
+    separator = between[len(after) : len(between) - len(before)]
+    return head[: len(head) - len(before)].lstrip(), before, after, separator, tail[len(after) :]
+
+
+def _json(
+    middle: str, opening: str, before: str, after: str, separator: str, closing: str
+) -> JsonShape | None:
+    opens, closes = _JSON_OPENS.search(middle), _JSON_CLOSES.match(after + closing)
+    if not opens or not closes or closes.end() > len(after):
+        return None
+    between, rest = middle[: opens.start()], after[closes.end() :]
+    quoted = before.endswith('"') and between.startswith('"')
+    if quoted:
+        before, between = before[:-1], between[1:]
+    call = f"{before}{{name}}{between}{{arguments}}{rest}"
+    shape = JsonShape(call, opening, separator, closing)
+    return shape if shape.quoted == quoted else None
+
+
+def _python(
+    middle: str, opening: str, before: str, after: str, separator: str, closing: str
+) -> PythonShape | None:
+    quote = middle[-1:]
+    if middle != f"({KEYS[0]}={quote}" or not after.startswith(f"{quote})"):
+        return None
+    if before or after != f"{quote})":
+        return None
+    return PythonShape(opening, separator, closing)
+
+
+def _fenced(
+    middle: str, opening: str, before: str, after: str, separator: str, _closing: str
+) -> FencedShape | None:
+    fence = middle.removeprefix(f"{{{KEYS[0]}:")
+    end = f"{fence}}}"
+    if fence == middle or not after.startswith(end) or not before.endswith("call:"):
+        return None
+    if opening or separator or not fence:
+        return None
+    return FencedShape(before.removesuffix("call:"), fence, after.removeprefix(end))
+
+
+def _tags(
+    calls: Calls, opening: str, before: str, after: str, separator: str, closing: str
+) -> TagShape | None:
+    _, _, rest = calls.text(_BOTH).partition(NAMES[0])
+    header, key, rest = rest.partition(KEYS[0])
+    tag_end, value, rest = rest.partition(VALUES[0])
+    value_end, second_key, _ = rest.partition(KEYS[1])
+    if not (key and value and second_key and tag_end):
+        return None
+    shared = _common_suffix(header, value_end)
+    tag = shared[shared.rfind("<") :] if "<" in shared else shared
+    header, value_end = header[: len(header) - len(tag)], value_end[: len(value_end) - len(tag)]
+    if not tag or not value_end.strip() or not after.startswith(value_end):
+        return None
+    call_end, each, flags = after[len(value_end) :], False, ("", "")
+    if not opening and "<" in before[1:] and ">" in call_end[:-1]:
+        place, end = before.rfind("<"), call_end.find(">") + 1
+        end += len(call_end[end:]) - len(call_end[end:].lstrip("\n"))
+        opening, before, each = before[:place], before[place:], True
+        call_end, closing = call_end[:end], call_end[end:]
+    number = calls.text(_NUMBER).partition(NAMES[0])[2].partition(KEYS[0])[2]
+    number_end = number.partition(str(NUMBER))[0]
+    flag, other = _FLAG.fullmatch(tag_end), _FLAG.fullmatch(number_end)
+    if number_end != tag_end and flag and other:
+        tag_end, flags = f"{flag[1]}{{flag}}{flag[3]}", (flag[2], other[2])
+    dropped = tag_end.endswith("\n") and value_end.startswith("\n")
+    return TagShape(
+        call=f"{before}{{name}}{header}",
+        parameter=f"{tag}{{key}}{tag_end}",
+        value_end=value_end,
+        call_end=call_end,
+        opening=opening,
+        separator=separator,
+        closing=closing,
+        each=each,
+        flags=flags,
+        lines="dropped" if dropped else "paired",
+    )
+
+
+def _common_suffix(one: str, other: str) -> str:
+    return one[len(one) - common_prefix(one[::-1], other[::-1]) :]

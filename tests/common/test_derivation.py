@@ -1,0 +1,335 @@
+"""Call formats that nobody wrote down are derived from what a template renders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jinja2 import Environment
+from transformers.utils.chat_parsing import parse_response
+
+from backend.engine.constraints.spec import ConstraintSpec
+from backend.engine.prompting.chat import chat_format
+from common.chat_format import ChatFormat
+from common.chat_parser import parse_chat
+from common.formats.derivation import ONE, TWO, Calls, Made, derived
+from common.formats.response_template import described
+from common.formats.shapes import FencedShape, JsonShape, PythonShape, TagShape
+from tests.common.chat_replay import parse_every_split, plain
+from tests.common.corpus import tool
+from tests.common.grammar_walks import byte_tokenizer
+from tests.engine.constraints.walks import byte_walk, compiler_for
+
+TURNS = (
+    "{% for m in messages %}<|turn|>{{ m.role }}\n{% if m.tool_calls %}CALLS{% else %}"
+    "{{ m.content }}{% endif %}<|over|>\n{% endfor %}<|turn|>assistant\n"
+)
+OBJECT = '{"name": "{{ f.name }}", "arguments": {{ f.arguments|tojson }}}'
+EACH = "{% for c in m.tool_calls %}{% set f = c.function %}EACH{% endfor %}"
+COMMA = "{{ ', ' if not loop.last }}"
+KEYS = "{% for k, v in f.arguments.items() %}KEY{% endfor %}"
+TEXT = "{{ v if v is string else v|tojson }}"
+WRITTEN: dict[str, tuple[str, type]] = {
+    "JSON, each in a block": (EACH.replace("EACH", f"<fn>\n{OBJECT}\n</fn>\n"), JsonShape),
+    "compact JSON": (
+        EACH.replace("EACH", '<fn>{"name":"{{ f.name }}","input":{{ f.arguments|tojson }}}</fn>'),
+        JsonShape,
+    ),
+    "a list of JSON": (
+        f"<|calls|>[{EACH.replace('EACH', OBJECT + COMMA)}]<|/calls|>",
+        JsonShape,
+    ),
+    "a name and JSON": (
+        "<|acts|>"
+        + EACH.replace("EACH", "<|act|>{{ f.name }}<|with|>{{ f.arguments|tojson }}<|/act|>")
+        + "<|/acts|>",
+        JsonShape,
+    ),
+    "a recipient": (
+        EACH.replace("EACH", "<|to:{{ f.name }}|>{{ f.arguments|tojson }}<|done|>"),
+        JsonShape,
+    ),
+    "ids": (
+        EACH.replace("EACH", f'<fn>{OBJECT[:-1]}, "id": "{{{{ c.id }}}}"}}</fn>'),
+        JsonShape,
+    ),
+    "tags": (
+        "<acts>\n"
+        + EACH.replace(
+            "EACH",
+            '<act name="{{ f.name }}">\n'
+            + KEYS.replace("KEY", f'<arg name="{{{{ k }}}}">{TEXT}</arg>\n')
+            + "</act>\n",
+        )
+        + "</acts>",
+        TagShape,
+    ),
+    "tags, each in a block": (
+        EACH.replace(
+            "EACH",
+            "<act>\n<do={{ f.name }}>\n"
+            + KEYS.replace("KEY", f"<with={{{{ k }}}}>\n{TEXT}\n</with>\n")
+            + "</do>\n</act>\n",
+        ),
+        TagShape,
+    ),
+    "tags with types": (
+        "<acts>"
+        + EACH.replace(
+            "EACH",
+            '<act tool="{{ f.name }}">'
+            + KEYS.replace(
+                "KEY",
+                """<arg key="{{ k }}" text="{{ 'yes' if v is string else 'no' }}">"""
+                f"{TEXT}</arg>",
+            )
+            + "</act>",
+        )
+        + "</acts>",
+        TagShape,
+    ),
+    "keys and values": (
+        EACH.replace(
+            "EACH",
+            "<act>{{ f.name }}\n"
+            + KEYS.replace("KEY", f"<key>{{{{ k }}}}</key>\n<val>{TEXT}</val>\n")
+            + "</act>\n",
+        ),
+        TagShape,
+    ),
+    "Python": (
+        "<|py|>["
+        + EACH.replace(
+            "EACH",
+            "{{ f.name }}("
+            + KEYS.replace("KEY", "{{ k }}={{ v|tojson }}{{ ', ' if not loop.last }}")
+            + "){{ ', ' if not loop.last }}",
+        )
+        + "]<|/py|>",
+        PythonShape,
+    ),
+    "fences": (
+        EACH.replace(
+            "EACH",
+            "<|do>call:{{ f.name }}{{ '{' }}"
+            + KEYS.replace(
+                "KEY",
+                "{{ k }}:{% if v is string %}<|q|>{{ v }}<|q|>{% else %}{{ v|tojson }}{% endif %}"
+                "{{ ',' if not loop.last }}",
+            )
+            + "}<do|>",
+        ),
+        FencedShape,
+    ),
+}
+TOOLS = [
+    tool("ferry_times", harbour="string", berths="integer"),
+    tool("tide_now"),
+    tool("zyx_wvu", place="string", until="string"),
+    tool("rqp_ont", place="string"),
+]
+ENVIRONMENT = Environment(trim_blocks=True, lstrip_blocks=True)
+ENVIRONMENT.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
+VALUES = st.text("ab é😀,.:'\"{}[]\\", max_size=12).map(str.strip)
+
+
+def calls_of(template: str, role: str = TURNS) -> Calls:
+    compiled = ENVIRONMENT.from_string(role.replace("CALLS", template))
+
+    def render(made: Sequence[Made] | str) -> str:
+        question = {"role": "user", "content": "Hello"}
+        if not made:
+            return compiled.render(messages=[question])
+        answer: dict[str, Any] = {"role": "assistant", "content": made}
+        if not isinstance(made, str):
+            calls = [
+                {"id": "call00001", "function": {"name": name, "arguments": dict(arguments)}}
+                for name, arguments in made
+            ]
+            answer = {"role": "assistant", "content": "", "tool_calls": calls}
+        try:
+            return compiled.render(messages=[question, answer])
+        except ZeroDivisionError:
+            return ""
+
+    return Calls(render)
+
+
+def format_of(calls: Calls) -> ChatFormat:
+    family = derived(calls)
+    assert family
+    return ChatFormat("derived", family.grammar, family.shape)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_calls_of_a_template_are_read_back(name: str) -> None:
+    template, kind = WRITTEN[name]
+    calls = calls_of(template)
+    format_ = format_of(calls)
+    assert type(format_.shape) is kind
+    others: list[Sequence[Made]] = [[("tide_now", {})], [("ferry_times", {"berths": -4})]]
+    for made in (ONE, TWO, *others):
+        message = parse_every_split(format_, calls.text(made), tools=TOOLS)
+        assert plain(message) == ("", "", [(each, dict(given)) for each, given in made])
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@given(harbour=VALUES, berths=st.integers(), twice=st.booleans())
+@settings(max_examples=15)
+def test_any_value_is_read_back(name: str, harbour: str, berths: int, twice: bool) -> None:
+    calls = calls_of(WRITTEN[name][0])
+    made = [("ferry_times", {"harbour": harbour, "berths": berths})] * (1 + twice)
+    message = parse_every_split(format_of(calls), calls.text(made), tools=TOOLS, count=1)
+    assert plain(message) == ("", "", made)
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_calls_can_be_enforced(name: str) -> None:
+    format_ = format_of(calls_of(WRITTEN[name][0]))
+    tokenizer = byte_tokenizer()
+    compiler = compiler_for(tokenizer, format_)
+    for seed in range(2):
+        spec = ConstraintSpec("calls", tools=tuple(TOOLS[:2]), parallel=seed == 0)
+        closer = {TagShape: "</", FencedShape: "<|q|>"}.get(WRITTEN[name][1], "}")
+        text = byte_walk(tokenizer, seed, closer).text(compiler.compile(spec))
+        message = parse_chat(text, format_, tools=TOOLS)
+        assert message.tool_calls, text
+        assert not message.content
+        assert all(isinstance(json.loads(call.arguments), dict) for call in message.tool_calls)
+
+
+def test_a_template_may_allow_one_call() -> None:
+    only = "{% if 1 // (2 - m.tool_calls|length) %}{% endif %}"
+    format_ = format_of(calls_of(only + EACH.replace("EACH", f"<fn>{OBJECT}</fn>")))
+    assert isinstance(format_.shape, JsonShape)
+    assert not format_.shape.several
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "I call it.",
+        "{{ m.tool_calls }}",
+        EACH.replace("EACH", "{{ f.arguments|tojson }} for {{ f.name }}"),
+        EACH.replace("EACH", "{{ f.name }} {{ f.arguments|tojson }}"),
+    ],
+)
+def test_no_format_is_made_up(template: str) -> None:
+    assert derived(calls_of(template)) is None
+
+
+FUNCTION = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+THOUGHT = {"open": "<muse>", "close": "</muse>", "content": "text"}
+FERRY = ("ferry_times", {"harbour": "Ærø", "berths": 2})
+DESCRIBED: dict[str, tuple[dict[str, Any], str]] = {
+    "JSON": (
+        {
+            "open": "<fn>",
+            "close": "</fn>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        '<fn>\n{"name": "ferry_times", "arguments": {"harbour": "Ærø", "berths": 2}}\n</fn>',
+    ),
+    "JSON with other keys": (
+        {
+            "open": "<fn>",
+            "close": "</fn>",
+            "content": "json",
+            "transform": {
+                "function": {"name": "{content.tool_name}", "arguments": "{content.parameters}"}
+            },
+        },
+        '<fn>{"tool_name": "ferry_times", "parameters": {"harbour": "Ærø", "berths": 2}}</fn>',
+    ),
+    "a list of JSON": (
+        {
+            "open": "<|acts|>",
+            "close": "<|/acts|>",
+            "content": "json",
+            "transform": {"function": {"name": "{name}", "arguments": "{parameters}"}},
+            "transform_each": True,
+        },
+        '<|acts|>[{"name": "ferry_times", "parameters": {"harbour": "Ærø", "berths": 2}}]<|/acts|>',
+    ),
+    "a name and JSON": (
+        {
+            "open_pattern": r"<\|to\|>(?P<name>[\w.-]+)\s*<\|with\|>",
+            "close": "<|done|>",
+            "content": "json",
+            "transform": FUNCTION,
+        },
+        '<|to|>ferry_times<|with|>{"harbour": "Ærø", "berths": 2}<|done|>',
+    ),
+    "tags": (
+        {
+            "open_pattern": r"\s*<act>\s*<do=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</do>\s*</act>",
+            "content": "xml-inline",
+            "content_args": {"tag_pattern": r"<with=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</with>"},
+            "transform": FUNCTION,
+        },
+        "<act>\n<do=ferry_times>\n<with=harbour>\nÆrø</with>\n<with=berths>\n2</with>\n</do></act>",
+    ),
+    "fences": (
+        {
+            "open_pattern": r"<\|do>call:(?P<name>\w+)",
+            "close": "<do|>",
+            "content": "json",
+            "content_args": {"unquoted_keys": True, "string_delims": [["<|q|>", "<|q|>"]]},
+            "transform": FUNCTION,
+        },
+        "<|do>call:ferry_times{harbour:<|q|>Ærø<|q|>,berths:2}<do|>",
+    ),
+    "Python": (
+        {
+            "open": "<|py|>",
+            "close": "<|/py|>",
+            "content": "python-call-list",
+            "transform": {"function": {"name": "{name}", "arguments": "{arguments}"}},
+            "transform_each": True,
+        },
+        "<|py|>[ferry_times(harbour='Ærø', berths=2)]<|/py|>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_a_response_template_is_followed(name: str) -> None:
+    field, text = DESCRIBED[name]
+    template = {"fields": {"thinking": THOUGHT, "tool_calls": field, "content": {}}}
+    format_ = chat_format("{{ messages }}", (), response_template=template)
+    message = parse_every_split(format_, f"<muse>So.</muse>\n{text}", tools=TOOLS)
+    assert plain(message) == ("", "So.", [FERRY])
+    assert transformers_read(template, text) == [FERRY]
+
+
+def transformers_read(template: dict[str, Any], text: str) -> list[Made]:
+    """The calls that transformers finds with the same template."""
+    whole = {"start_anchor": "<|turn|>", "defaults": {}, **template}
+    tools = [json.loads(json.dumps(each)) for each in TOOLS]
+    message = parse_response(text, whole, prefix="", tools=tools)
+    calls = message["tool_calls"]
+    functions = [each["function"] for each in (calls if isinstance(calls, list) else [calls])]
+    return [(each["name"], each["arguments"]) for each in functions]
+
+
+def test_a_known_family_is_kept_beside_a_response_template() -> None:
+    template = {"fields": {"thinking": THOUGHT, "tool_calls": DESCRIBED["Python"][0]}}
+    format_ = chat_format("<tool_call>", (), response_template=template)
+    assert format_.name == "hermes"
+    assert format_.reasoning_markers == ("<muse>", "</muse>")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [None, "x", {}, {"fields": []}, {"fields": {"tool_calls": {"open_pattern": "(a|b)[cd]"}}}],
+)
+def test_a_response_template_that_is_not_understood_is_ignored(template: Any) -> None:
+    assert described(template) is None
+    assert chat_format("<tool_call>", (), response_template=template).name == "hermes"
