@@ -58,6 +58,16 @@ class Client:
             raise Refused(f"the gateway at {self.url} has several models: name one of {names}")
         return dict((loaded or cards)[0])
 
+    def loaded(self, name: str) -> str:
+        """The id of a model that is loaded there; "" if it is not, or if nothing answers."""
+        if not self.runs():
+            return ""
+        try:
+            card = self.model(name)
+        except Refused:
+            return ""
+        return str(card["id"]) if card["status"]["value"] == "loaded" else ""
+
     def streamed(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The server-sent events of a stream. Raises Refused."""
         try:

@@ -144,15 +144,26 @@ def _only_one(reference: str, model: str | None) -> None:
 @click.argument("prompt", nargs=-1)
 @click.option("--system", default="", help="A system message. [default: the template's own]")
 @model_options
-def run(reference: str, prompt: tuple[str, ...], system: str, **given: Any) -> None:
-    """Load a model and talk to it; answer PROMPT and end, if it is given or piped in."""
+@_gateway_address
+def run(
+    reference: str, prompt: tuple[str, ...], system: str, url: str, api_key: str, **given: Any
+) -> None:
+    """Load a model and talk to it; answer PROMPT and end, if it is given or piped in.
+
+    A running gateway that has loaded the model is asked, unless an option of the model is given.
+    """
     from cli import serving
     from cli.client import Client
 
     _require_build()
     model = _fetching(lambda: serving.reference_of(reference))
-    with serving.gateway([f"--model={model}", *model_settings(given)]) as url:
-        client = Client(url)
+    settings = list(model_settings(given))
+    running = Client(url, api_key)
+    if not settings and (name := running.loaded(model)):
+        _converse(running, name, prompt, system)
+        return
+    with serving.gateway([f"--model={model}", *settings]) as own:
+        client = Client(own)
         _converse(client, client.model()["id"], prompt, system)
 
 

@@ -40,7 +40,7 @@ def mlx_backend(*arguments: str, stdin: str = "", **environ: str) -> Ended:
     found = {name: value for name, value in os.environ.items() if name not in unset}
     done = subprocess.run(
         [ROOT / "scripts/python", "-m", "cli", *arguments],
-        env=found | environ,
+        env=found | {"MLX_BACKEND_URL": "http://127.0.0.1:1"} | environ,
         input=stdin,
         capture_output=True,
         text=True,
@@ -174,6 +174,9 @@ def test_a_running_gateway_is_asked_listed_and_told_to_unload(gateway: GatewayPr
     question = "My name is Ida. What is my name?"
     assert "Ida" in mlx_backend("chat", "one", question, **there).out
     assert mlx_backend("chat", "", question, **there).code == 0
+    asked = len(gateway.log)
+    assert "Ida" in mlx_backend("run", str(TINY), question, **there).out
+    assert any("chat/completions" in line for line in gateway.log[asked:])
     head, row = mlx_backend("ps", **there).out.splitlines()
     assert head.split()[:2] == ["NAME", "STATE"]
     assert row.split()[:2] == ["one", "ready"]
