@@ -122,9 +122,9 @@ def serve(reference: str, **given: Any) -> None:
     The model is loaded first. Variables of the environment: MODEL, MODELS (a folder of model
     files), and MLX_GATEWAY_ with the name of an option, such as MLX_GATEWAY_PORT.
     """
+    _require_build()
     from cli import serving
 
-    _require_build()
     flags = list(gateway_flags(given))
     if reference:
         _only_one(reference, given["model"])
@@ -152,10 +152,10 @@ def run(
 
     A running gateway that has loaded the model is asked, unless an option of the model is given.
     """
+    _require_build()
     from cli import serving
     from cli.client import Client
 
-    _require_build()
     model = _fetching(lambda: serving.reference_of(reference))
     settings = list(model_settings(given))
     running = Client(url, api_key)
@@ -196,9 +196,9 @@ def _converse(client: Any, model: str, prompt: tuple[str, ...], system: str) -> 
 @_model(required=True)
 def pull(reference: str) -> None:
     """Download a model from the hub."""
+    _require_build()
     from cli import downloads
 
-    _require_build()
     click.echo(_fetching(lambda: downloads.pull(reference)))
 
 
@@ -350,9 +350,9 @@ def doctor(reference: str, report: str) -> int:
 
     REPORT is a JSON file, by default mlx-backend-doctor.json.
     """
+    _require_build()
     from cli import doctor as checks
 
-    _require_build()
     return checks.run(reference or os.environ.get("MODEL", ""), Path(report))
 
 
