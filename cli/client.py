@@ -25,6 +25,15 @@ class Client:
     url: str = DEFAULT_URL
     key: str = ""
 
+    def __post_init__(self) -> None:
+        """Raise UsageError for what is no address."""
+        try:
+            if httpx.URL(self.url).scheme in ("http", "https"):
+                return
+        except httpx.InvalidURL:
+            pass
+        raise click.UsageError(f"--url is {self.url!r}: give one such as {DEFAULT_URL}")
+
     def runs(self) -> bool:
         """Whether a gateway answers there."""
         try:
@@ -99,7 +108,7 @@ class Client:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         return httpx.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT, trust_env=False)
 
-    def _gone(self, failure: httpx.HTTPError | httpx.InvalidURL) -> Refused:
+    def _gone(self, failure: httpx.HTTPError) -> Refused:
         if isinstance(failure, httpx.ConnectError):
             return Refused(
                 f"no gateway answers at {self.url}: start one with `mlx-backend serve MODEL`, or"

@@ -235,7 +235,7 @@ def show(reference: str) -> None:
     """Describe a model on this machine."""
     from cli import local_models
 
-    for name, value in local_models.description(_local(reference)).items():
+    for name, value in _known(lambda: local_models.description(_local(reference))).items():
         click.echo(f"{name:<14}{value}")
 
 
@@ -261,9 +261,16 @@ def rm(reference: str, yes: bool) -> None:
 def _local(reference: str) -> Any:
     from cli import local_models
 
+    return _known(lambda: local_models.named(reference))
+
+
+def _known(action: Any) -> Any:
+    """The result of an action on a local model; its failure in one line."""
+    from cli.local_models import NoSuchModel
+
     try:
-        return local_models.named(reference)
-    except local_models.NoSuchModel as problem:
+        return action()
+    except NoSuchModel as problem:
         raise click.ClickException(str(problem)) from None
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import click
@@ -95,6 +97,8 @@ def gateway(arguments: Sequence[str]) -> Iterator[str]:
         errors="replace",
         process_group=0,  # Ctrl-C interrupts an answer, and not the gateway
     )
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     try:
         yield _until_listening(process)
     finally:
@@ -104,6 +108,11 @@ def gateway(arguments: Sequence[str]) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    """Leave by way of `finally`, so that the gateway ends too."""
+    raise SystemExit(128 + number)
 
 
 def _until_listening(process: subprocess.Popen[str]) -> str:

@@ -6,12 +6,14 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from cli.agents import AGENTS, Served, document, placed, script
@@ -167,6 +169,31 @@ def test_without_a_gateway_the_model_is_served_for_as_long_as_the_agent_runs(
     refused = mlx_backend("launch", "codex", *nowhere, **there)
     assert refused.code == 1
     assert "no gateway answers at http://127.0.0.1:1" in refused.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_gateway_of_an_agent_ends_with_the_command(
+    number: signal.Signals, programs: Path
+) -> None:
+    (programs / "codex").write_text('#!/bin/sh\ntouch "$RECORD/begun"\nexec sleep 600\n')
+    process = subprocess.Popen(
+        [
+            *(ROOT / "scripts/python", "-m", "cli", "launch", "codex"),
+            *("--url", "http://127.0.0.1:1", "--model", str(TINY)),
+        ],
+        env=os.environ | {"PATH": f"{programs}:{os.environ['PATH']}", "RECORD": str(programs)},
+    )
+    command = psutil.Process(process.pid)
+    while not (programs / "begun").exists():
+        assert process.poll() is None
+    started = {child: child.cmdline() for child in command.children(recursive=True)}
+    assert any("gateway" in words for words in started.values())
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
+    (agent,) = [child for child, words in started.items() if "sleep" in words]
+    agent.kill()
+    _, left = psutil.wait_procs(started, 60)
+    assert not left
 
 
 def test_options_of_a_model_need_a_gateway_of_their_own(gateway: GatewayProcess) -> None:

@@ -80,6 +80,7 @@ def test_every_default_is_shown(word: str) -> None:
         (["rm"], "Missing argument 'MODEL'"),
         (["launch", "cluade"], "'cluade' is not an agent that can be launched; did you mean"),
         (["serve", "x", "--model", "y"], "both x and --model y say what to serve"),
+        (["ps", "--url", "localhost:8080"], "--url is 'localhost:8080': give one such as http"),
     ],
 )
 def test_a_wrong_command_line_exits_with_2_and_names_the_nearest_word(
