@@ -50,8 +50,13 @@ class Commands(click.Group):
 
     def __call__(self, arguments: Sequence[str]) -> int:
         """Run a command line. Returns the exit code: 1 for a failure, 2 for wrong arguments."""
+        words = list(arguments)
+        if words[:1] == ["help"]:  # `help COMMAND`, as many programs have it
+            words = [*words[1:], "--help"]
+        elif words == ["version"]:
+            words = ["--version"]
         try:
-            code = self.main(list(arguments), PROGRAM, standalone_mode=False)
+            code = self.main(words, PROGRAM, standalone_mode=False)
             return int(code or 0)
         except click.ClickException as problem:
             problem.show()

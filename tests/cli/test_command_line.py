@@ -51,10 +51,11 @@ def mlx_backend(*arguments: str, stdin: str = "", **environ: str) -> Ended:
 
 
 def test_the_version_and_the_help() -> None:
-    for flag in ("-V", "--version"):
+    for flag in ("-V", "--version", "version"):
         assert mlx_backend(flag) == Ended(0, f"mlx-backend {VERSION}\n", "")
     usage = mlx_backend()
-    assert usage == mlx_backend("--help") == mlx_backend("-h")
+    assert usage == mlx_backend("--help") == mlx_backend("-h") == mlx_backend("help")
+    assert mlx_backend("help", "pull") == mlx_backend("pull", "--help")
     for word in "serve run chat pull list show rm ps stop launch doctor backend completion".split():
         assert re.search(rf"^  {word} +\w", usage.out, re.MULTILINE), word
 
