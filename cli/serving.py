@@ -20,7 +20,7 @@ from cli import default_model, local_models
 from cli.progress import Progress
 from common import launch
 from common.wording import did_you_mean
-from gateway.supervisor.process import DOWNLOAD
+from gateway.supervisor.process import DOWNLOAD, DOWNLOADED
 from gateway.supervisor.warden import SETTINGS, backend_environ
 
 _LISTENING = re.compile(r"gateway: listening on (\S+)")
@@ -125,6 +125,8 @@ def _until_listening(process: subprocess.Popen[str]) -> str:
                 return match[1]
             if match := DOWNLOAD.search(line):
                 progress.show(int(match[1]), int(match[2]))
+            elif DOWNLOADED in line:
+                progress.show(0, 0)
             elif match := _SAID.match(line):
                 said.append(match[1])
     raise click.ClickException(said[0] if said else f"the gateway ended with {process.wait()}")

@@ -18,6 +18,7 @@ import pytest
 
 from cli.command_line import COMMAND
 from common.version import VERSION
+from gateway.supervisor.process import DOWNLOADED
 from tests.cli.test_serve import listed, running, url_of
 from tests.engine.hub_server import running_hub
 from tests.gateway.gateway_process import GatewayProcess, tiny
@@ -126,6 +127,16 @@ def test_a_model_is_downloaded_listed_described_run_and_deleted(tmp_path: Path) 
         pulled = run("pull", "org/Tiny-Text", HF_ENDPOINT=hub.url)
         assert pulled.code == 0, pulled.err
         assert pulled.out.startswith("org/Tiny-Text is in ")
+        command = ["-m", "backend.engine.loading.download", "org/Tiny-Text"]
+        elsewhere = {"HF_HOME": str(tmp_path / "other"), "HF_ENDPOINT": hub.url}
+        fetched = subprocess.run(
+            [ROOT / "scripts/python", *command],
+            env=os.environ | elsewhere,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert DOWNLOADED in fetched.stderr  # by which the progress bar ends
         absent = run("pull", "org/absent", HF_ENDPOINT=hub.url)
         assert absent.code == 1
         assert "has no such repository" in absent.err
