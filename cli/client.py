@@ -25,6 +25,15 @@ class Client:
     url: str = DEFAULT_URL
     key: str = ""
 
+    def __post_init__(self) -> None:
+        """Raise UsageError for what is no address."""
+        try:
+            if httpx.URL(self.url).scheme in ("http", "https"):
+                return
+        except httpx.InvalidURL:
+            pass
+        raise click.UsageError(f"--url is {self.url!r}: give one such as {DEFAULT_URL}")
+
     def runs(self) -> bool:
         """Whether a gateway answers there."""
         try:
@@ -58,6 +67,16 @@ class Client:
             raise Refused(f"the gateway at {self.url} has several models: name one of {names}")
         return dict((loaded or cards)[0])
 
+    def loaded(self, name: str) -> str:
+        """The id of a model that is loaded there; "" if it is not, or if nothing answers."""
+        if not self.runs():
+            return ""
+        try:
+            card = self.model(name)
+        except Refused:
+            return ""
+        return str(card["id"]) if card["status"]["value"] == "loaded" else ""
+
     def streamed(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """The server-sent events of a stream. Raises Refused."""
         try:
@@ -89,7 +108,7 @@ class Client:
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         return httpx.Client(base_url=self.url, headers=headers, timeout=_TIMEOUT, trust_env=False)
 
-    def _gone(self, failure: httpx.HTTPError | httpx.InvalidURL) -> Refused:
+    def _gone(self, failure: httpx.HTTPError) -> Refused:
         if isinstance(failure, httpx.ConnectError):
             return Refused(
                 f"no gateway answers at {self.url}: start one with `mlx-backend serve MODEL`, or"

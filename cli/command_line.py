@@ -50,8 +50,13 @@ class Commands(click.Group):
 
     def __call__(self, arguments: Sequence[str]) -> int:
         """Run a command line. Returns the exit code: 1 for a failure, 2 for wrong arguments."""
+        words = list(arguments)
+        if words[:1] == ["help"]:  # `help COMMAND`, as many programs have it
+            words = [*words[1:], "--help"]
+        elif words == ["version"]:
+            words = ["--version"]
         try:
-            code = self.main(list(arguments), PROGRAM, standalone_mode=False)
+            code = self.main(words, PROGRAM, standalone_mode=False)
             return int(code or 0)
         except click.ClickException as problem:
             problem.show()
@@ -122,9 +127,9 @@ def serve(reference: str, **given: Any) -> None:
     The model is loaded first. Variables of the environment: MODEL, MODELS (a folder of model
     files), and MLX_GATEWAY_ with the name of an option, such as MLX_GATEWAY_PORT.
     """
+    _require_build()
     from cli import serving
 
-    _require_build()
     flags = list(gateway_flags(given))
     if reference:
         _only_one(reference, given["model"])
@@ -144,15 +149,26 @@ def _only_one(reference: str, model: str | None) -> None:
 @click.argument("prompt", nargs=-1)
 @click.option("--system", default="", help="A system message. [default: the template's own]")
 @model_options
-def run(reference: str, prompt: tuple[str, ...], system: str, **given: Any) -> None:
-    """Load a model and talk to it; answer PROMPT and end, if it is given or piped in."""
+@_gateway_address
+def run(
+    reference: str, prompt: tuple[str, ...], system: str, url: str, api_key: str, **given: Any
+) -> None:
+    """Load a model and talk to it; answer PROMPT and end, if it is given or piped in.
+
+    A running gateway that has loaded the model is asked, unless an option of the model is given.
+    """
+    _require_build()
     from cli import serving
     from cli.client import Client
 
-    _require_build()
     model = _fetching(lambda: serving.reference_of(reference))
-    with serving.gateway([f"--model={model}", *model_settings(given)]) as url:
-        client = Client(url)
+    settings = list(model_settings(given))
+    running = Client(url, api_key)
+    if not settings and (name := running.loaded(model)):
+        _converse(running, name, prompt, system)
+        return
+    with serving.gateway([f"--model={model}", *settings]) as own:
+        client = Client(own)
         _converse(client, client.model()["id"], prompt, system)
 
 
@@ -185,9 +201,9 @@ def _converse(client: Any, model: str, prompt: tuple[str, ...], system: str) -> 
 @_model(required=True)
 def pull(reference: str) -> None:
     """Download a model from the hub."""
+    _require_build()
     from cli import downloads
 
-    _require_build()
     click.echo(_fetching(lambda: downloads.pull(reference)))
 
 
@@ -224,7 +240,7 @@ def show(reference: str) -> None:
     """Describe a model on this machine."""
     from cli import local_models
 
-    for name, value in local_models.description(_local(reference)).items():
+    for name, value in _known(lambda: local_models.description(_local(reference))).items():
         click.echo(f"{name:<14}{value}")
 
 
@@ -250,9 +266,16 @@ def rm(reference: str, yes: bool) -> None:
 def _local(reference: str) -> Any:
     from cli import local_models
 
+    return _known(lambda: local_models.named(reference))
+
+
+def _known(action: Any) -> Any:
+    """The result of an action on a local model; its failure in one line."""
+    from cli.local_models import NoSuchModel
+
     try:
-        return local_models.named(reference)
-    except local_models.NoSuchModel as problem:
+        return action()
+    except NoSuchModel as problem:
         raise click.ClickException(str(problem)) from None
 
 
@@ -339,9 +362,9 @@ def doctor(reference: str, report: str) -> int:
 
     REPORT is a JSON file, by default mlx-backend-doctor.json.
     """
+    _require_build()
     from cli import doctor as checks
 
-    _require_build()
     return checks.run(reference or os.environ.get("MODEL", ""), Path(report))
 
 

@@ -25,7 +25,7 @@ class Conversation:
         self._messages: list[dict[str, Any]] = []
 
     def ask(self, prompt: str) -> None:
-        """Print the answer to a message as it arrives. Raises Refused.
+        """Print the answer to a message as it arrives. Raises Refused, KeyboardInterrupt.
 
         If the user interrupts the answer, the part that arrived belongs to the conversation.
         """
@@ -42,14 +42,14 @@ class Conversation:
                         click.secho(thought, dim=True, nl=False, err=not sys.stdout.isatty())
                     if text := delta.get("content"):
                         if thinking:
-                            click.echo("\n", nl=False, err=not sys.stdout.isatty())
+                            click.echo(err=not sys.stdout.isatty())
                         thinking = False
                         parts.append(text)
                         click.echo(text, nl=False)
-        except KeyboardInterrupt:
-            click.echo(" [stopped]", nl=False, err=True)
-        click.echo()
-        self._messages += [sent, {"role": "assistant", "content": "".join(parts)}]
+        finally:
+            click.echo()
+            if parts:
+                self._messages += [sent, {"role": "assistant", "content": "".join(parts)}]
 
     def talk(self) -> None:
         """Read messages from the terminal until the user ends the conversation."""
@@ -72,6 +72,8 @@ class Conversation:
                     self.ask(line)
                 except Refused as refusal:
                     refusal.show()
+                except KeyboardInterrupt:
+                    click.echo("[stopped]", err=True)
 
 
 def _message() -> str | None:

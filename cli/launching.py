@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def _run(program: str, setup: Setup, arguments: tuple[str, ...], *, replace: boo
     command = [program, *setup.arguments, *arguments]
     if replace:
         os.execve(program, command, environ)
-    try:
-        return subprocess.run(command, env=environ, check=False).returncode
-    except KeyboardInterrupt:
-        return 130
+    agent_process = subprocess.Popen(command, env=environ)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which may go on
+    code = agent_process.wait()
+    return code if code >= 0 else 128 - code

@@ -100,11 +100,18 @@ def config_of(model: LocalModel) -> ModelConfig:
 
 
 def description(model: LocalModel) -> dict[str, str]:
-    """What is known of a model without loading it: each property and its value."""
+    """What is known of a model without loading it: each property and its value.
+
+    Raises NoSuchModel.
+    """
     config, checkpoints = config_of(model), Checkpoints(Path.cwd())
-    content = json.loads((model.folder / "config.json").read_bytes())
+    try:
+        content = json.loads((model.folder / "config.json").read_bytes())
+    except ValueError:
+        raise NoSuchModel(f"the file config.json of {model.name} is not valid JSON") from None
     context = checkpoints.context_size(config)
-    quantised = content.get("quantization") or content.get("quantization_config") or {}
+    found = content.get("quantization") or content.get("quantization_config")
+    quantised = found if isinstance(found, dict) else {}
     sampling = config.parameters.model_dump(exclude={"model"}, exclude_defaults=True)
     return {
         "name": model.name,

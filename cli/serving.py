@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import click
@@ -18,7 +20,7 @@ from cli import default_model, local_models
 from cli.progress import Progress
 from common import launch
 from common.wording import did_you_mean
-from gateway.supervisor.process import DOWNLOAD
+from gateway.supervisor.process import DOWNLOAD, DOWNLOADED
 from gateway.supervisor.warden import SETTINGS, backend_environ
 
 _LISTENING = re.compile(r"gateway: listening on (\S+)")
@@ -95,6 +97,8 @@ def gateway(arguments: Sequence[str]) -> Iterator[str]:
         errors="replace",
         process_group=0,  # Ctrl-C interrupts an answer, and not the gateway
     )
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     try:
         yield _until_listening(process)
     finally:
@@ -104,6 +108,11 @@ def gateway(arguments: Sequence[str]) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    """Leave by way of `finally`, so that the gateway ends too."""
+    raise SystemExit(128 + number)
 
 
 def _until_listening(process: subprocess.Popen[str]) -> str:
@@ -116,6 +125,8 @@ def _until_listening(process: subprocess.Popen[str]) -> str:
                 return match[1]
             if match := DOWNLOAD.search(line):
                 progress.show(int(match[1]), int(match[2]))
+            elif DOWNLOADED in line:
+                progress.show(0, 0)
             elif match := _SAID.match(line):
                 said.append(match[1])
     raise click.ClickException(said[0] if said else f"the gateway ended with {process.wait()}")

@@ -156,18 +156,32 @@ async def count_input_tokens(
 async def compact(body: PromptRequest, gateway: GatewayDep, store: StoreDep) -> JSONResponse:
     """A summary of a conversation by the model, as the item with which the conversation goes on."""
     previous = _previous(body, store)
-    given = [*store.resolved(body.input, previous), compaction.REQUEST]
+    items = store.resolved(body.input, previous)
+    if previous:
+        items = [*ITEMS.validate_python(list(previous.conversation())), *items]
     bare = body.model_copy(update=compaction.WITHOUT)
-    translation = await apart(_translation, bare, given, previous)
-    texts: list[str] = []
-    used = Usage()
-    async with aclosing(answer(await question_of(translation, gateway), gateway)) as events:
-        async for event in events:
-            if isinstance(event, Piece):
-                texts.append(event.content)
-            elif isinstance(event, Done):
-                used = event.usage
-    return JSONResponse(compaction.answer("".join(texts), used))
+
+    async def translated(part: Sequence[Item]) -> Translation:
+        return await apart(_translation, bare, [*part, compaction.REQUEST], None)
+
+    async def count(part: Sequence[Item]) -> int:
+        return await count_prompt(await translated(part), gateway)
+
+    async def summarise(part: Sequence[Item]) -> tuple[str, Usage]:
+        texts: list[str] = []
+        used = Usage()
+        question = await question_of(await translated(part), gateway)
+        async with aclosing(answer(question, gateway)) as events:
+            async for event in events:
+                if isinstance(event, Piece):
+                    texts.append(event.content)
+                elif isinstance(event, Done):
+                    used = event.usage
+        return "".join(texts), used
+
+    config = gateway.supervisor.resolve(body.model)
+    room = compaction.room(gateway.supervisor.checkpoints.context_size(config))
+    return JSONResponse(await compaction.compact(items, room, count, summarise))
 
 
 @router.get("/responses/{response_id}", responses=documented("ResponseObject", _RESPONSE))

@@ -26,6 +26,7 @@ _LISTENING = re.compile(r"\bevent=listening addr=\S+:([0-9]+)\b(?:.* version=(\S
 # Our own backend's log line about a download, every two seconds
 # (backend/engine/loading/hub_process).
 DOWNLOAD = re.compile(r"downloading model .*, (\d+) of (\d+) MiB")
+DOWNLOADED = "downloaded model "
 _LONGEST_LINE = 8192
 _READ_SECONDS = 1.0  # seconds for reading the output of a dead process
 
@@ -152,6 +153,8 @@ class BackendProcess:
             self._fault = line
         if match := DOWNLOAD.search(line):
             self.download = int(match[1]), int(match[2])
+        elif DOWNLOADED in line and self.download:
+            self.download = self.download[1], self.download[1]
         logs.pass_on(self._name, line)
         if not self.port and (match := _LISTENING.search(line)):
             self.port, self._version = int(match[1]), match[2] or ""

@@ -6,12 +6,14 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from cli.agents import AGENTS, Served, document, placed, script
@@ -167,6 +169,32 @@ def test_without_a_gateway_the_model_is_served_for_as_long_as_the_agent_runs(
     refused = mlx_backend("launch", "codex", *nowhere, **there)
     assert refused.code == 1
     assert "no gateway answers at http://127.0.0.1:1" in refused.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_gateway_of_an_agent_ends_with_the_command(
+    number: signal.Signals, programs: Path
+) -> None:
+    pid = programs / "pid"
+    stand_in = f'#!/bin/sh\necho $$ > "{pid}.new"; mv "{pid}.new" "{pid}"\nexec sleep 600\n'
+    (programs / "codex").write_text(stand_in)
+    process = subprocess.Popen(
+        [
+            *(ROOT / "scripts/python", "-m", "cli", "launch", "codex"),
+            *("--url", "http://127.0.0.1:1", "--model", str(TINY)),
+        ],
+        env=os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"},
+    )
+    while not pid.exists():
+        assert process.poll() is None
+    started = psutil.Process(process.pid).children(recursive=True)
+    agent = psutil.Process(int(pid.read_text()))
+    assert len(started) >= 3  # the agent, the gateway and its backend
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
+    agent.kill()
+    _, left = psutil.wait_procs(started, 60)
+    assert not left
 
 
 def test_options_of_a_model_need_a_gateway_of_their_own(gateway: GatewayProcess) -> None:

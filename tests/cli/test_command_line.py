@@ -18,6 +18,7 @@ import pytest
 
 from cli.command_line import COMMAND
 from common.version import VERSION
+from gateway.supervisor.process import DOWNLOADED
 from tests.cli.test_serve import listed, running, url_of
 from tests.engine.hub_server import running_hub
 from tests.gateway.gateway_process import GatewayProcess, tiny
@@ -40,7 +41,7 @@ def mlx_backend(*arguments: str, stdin: str = "", **environ: str) -> Ended:
     found = {name: value for name, value in os.environ.items() if name not in unset}
     done = subprocess.run(
         [ROOT / "scripts/python", "-m", "cli", *arguments],
-        env=found | environ,
+        env=found | {"MLX_BACKEND_URL": "http://127.0.0.1:1"} | environ,
         input=stdin,
         capture_output=True,
         text=True,
@@ -51,10 +52,11 @@ def mlx_backend(*arguments: str, stdin: str = "", **environ: str) -> Ended:
 
 
 def test_the_version_and_the_help() -> None:
-    for flag in ("-V", "--version"):
+    for flag in ("-V", "--version", "version"):
         assert mlx_backend(flag) == Ended(0, f"mlx-backend {VERSION}\n", "")
     usage = mlx_backend()
-    assert usage == mlx_backend("--help") == mlx_backend("-h")
+    assert usage == mlx_backend("--help") == mlx_backend("-h") == mlx_backend("help")
+    assert mlx_backend("help", "pull") == mlx_backend("pull", "--help")
     for word in "serve run chat pull list show rm ps stop launch doctor backend completion".split():
         assert re.search(rf"^  {word} +\w", usage.out, re.MULTILINE), word
 
@@ -80,6 +82,7 @@ def test_every_default_is_shown(word: str) -> None:
         (["rm"], "Missing argument 'MODEL'"),
         (["launch", "cluade"], "'cluade' is not an agent that can be launched; did you mean"),
         (["serve", "x", "--model", "y"], "both x and --model y say what to serve"),
+        (["ps", "--url", "localhost:8080"], "--url is 'localhost:8080': give one such as http"),
     ],
 )
 def test_a_wrong_command_line_exits_with_2_and_names_the_nearest_word(
@@ -124,6 +127,16 @@ def test_a_model_is_downloaded_listed_described_run_and_deleted(tmp_path: Path) 
         pulled = run("pull", "org/Tiny-Text", HF_ENDPOINT=hub.url)
         assert pulled.code == 0, pulled.err
         assert pulled.out.startswith("org/Tiny-Text is in ")
+        command = ["-m", "backend.engine.loading.download", "org/Tiny-Text"]
+        elsewhere = {"HF_HOME": str(tmp_path / "other"), "HF_ENDPOINT": hub.url}
+        fetched = subprocess.run(
+            [ROOT / "scripts/python", *command],
+            env=os.environ | elsewhere,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert DOWNLOADED in fetched.stderr  # by which the progress bar ends
         absent = run("pull", "org/absent", HF_ENDPOINT=hub.url)
         assert absent.code == 1
         assert "has no such repository" in absent.err
@@ -174,6 +187,9 @@ def test_a_running_gateway_is_asked_listed_and_told_to_unload(gateway: GatewayPr
     question = "My name is Ida. What is my name?"
     assert "Ida" in mlx_backend("chat", "one", question, **there).out
     assert mlx_backend("chat", "", question, **there).code == 0
+    asked = len(gateway.log)
+    assert "Ida" in mlx_backend("run", str(TINY), question, **there).out
+    assert any("chat/completions" in line for line in gateway.log[asked:])
     head, row = mlx_backend("ps", **there).out.splitlines()
     assert head.split()[:2] == ["NAME", "STATE"]
     assert row.split()[:2] == ["one", "ready"]

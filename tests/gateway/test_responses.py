@@ -338,7 +338,23 @@ def test_a_compacted_conversation_goes_on(gateway: GatewayProcess) -> None:
     assert gateway.client.post("/v1/responses", json=again).status_code == 200
 
 
-def test_a_conversation_that_does_not_fit_is_not_compacted(gateway: GatewayProcess) -> None:
+def test_a_conversation_longer_than_the_context_is_compacted_in_parts(
+    gateway: GatewayProcess,
+) -> None:
+    turn = [{"role": "user", "content": "tick " * 100}, {"role": "assistant", "content": "tick"}]
+    body = {"model": "tiny", "input": turn * 12, "temperature": 0}
+    refused = gateway.client.post("/v1/responses", json=body)
+    assert "prompt is too long" in refused.json()["error"]["message"]
+    answer = gateway.client.post("/v1/responses/compact", json=body)
+    assert answer.status_code == 200, answer.text
+    compacted = answer.json()
+    (item,) = compacted["output"]
+    again = gateway.client.post("/v1/responses", json=body_of([item, *turn], max_output_tokens=4))
+    assert again.status_code == 200, again.text
+    assert compacted["usage"]["input_tokens"] > again.json()["usage"]["input_tokens"]
+
+
+def test_one_message_longer_than_the_context_is_not_compacted(gateway: GatewayProcess) -> None:
     body = {"model": "tiny", "input": "tick " * 20_000}
     answer = gateway.client.post("/v1/responses/compact", json=body)
     assert answer.status_code == 400

@@ -146,6 +146,8 @@ def test_it_prints_its_version_and_its_commands(environment: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="a Mac needs no extra")
 def test_without_an_extra_it_names_the_extras(wheel: Path, tmp_path: Path) -> None:
     install(wheel, tmp_path / "venv", None)
+    place = tmp_path / "venv" / PACKAGES.relative_to(sys.prefix)
+    shutil.copytree(PACKAGES / "click", place / "click")  # a dependency without an extra
     result = mlx_backend(tmp_path / "venv", "serve", TINY)
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
