@@ -247,7 +247,7 @@ def test_the_status_shows_slots(page: Page) -> None:
     page.until(lambda: "1 of 1 slots" in page.find("#status").text)
     page.until(lambda: "tokens/s" in page.find("#status").text)
     page.find("#stop").click()
-    page.until(lambda: "0 of 1 slots" in page.find("#status").text)
+    page.until(lambda: page.find("#status").text == "ready")
 
 
 def test_the_context_in_use_is_shown(page: Page) -> None:
@@ -280,25 +280,26 @@ def test_a_model_is_loaded_and_unloaded_by_a_button(page: Page) -> None:
     page.answered()
     page.find("#status").click()
     page.find("[aria-label='Unload tiny']").click()
-    page.until(lambda: page.text("#models-list .state").startswith("not loaded"))
+    page.until(lambda: page.all("#models-list .state")[1].text == "not loaded")
     assert page.text("#models-list .trouble") == ""
     page.find("[aria-label='Load tiny']").click()
-    page.until(lambda: page.text("#models-list .state").startswith("0 of 1 slots"))
-    assert "GiB" in page.text("#models-list .state")
-    assert "context 8,192 tokens" in page.text("#models-list .state")
+    page.until(lambda: page.all("#models-list .state")[1].text.startswith("ready · "))
+    assert page.all("#models-list .state")[1].text.endswith(" MiB of memory")
+    assert page.text("#models-list .state").split(" · ")[1].startswith("8,192 tokens")
     page.press(Keys.ESCAPE)
-    page.until(lambda: page.find("#status").text == "0 of 1 slots")
+    page.until(lambda: page.find("#status").text == "ready")
 
 
 def test_the_progress_of_a_download_is_shown(page: Page) -> None:
+    downloading = "downloading: 25 % of 2048 MiB"
     page.run(DOWNLOADING, 512, 2048)
     page.find("#status").click()
-    page.until(lambda: page.text("#models-list .state").startswith("downloading: 25 % of 2048 MiB"))
+    page.until(lambda: page.all("#models-list .state")[1].text.startswith(downloading))
     for bar in ("#download", "#models-list progress"):
         assert page.run("return document.querySelector(arguments[0]).position", bar) == 0.25
-    assert page.find("#status").text == "downloading: 25 % of 2048 MiB"
+    assert page.find("#status").text == downloading
     page.run(DOWNLOADING, 2048, 2048)
-    page.until(lambda: page.text("#models-list .state").startswith("loading …"))
+    page.until(lambda: page.all("#models-list .state")[1].text.startswith("loading …"))
     assert not page.find("#download").is_displayed()
 
 
