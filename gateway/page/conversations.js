@@ -108,7 +108,7 @@ export class Conversations {
       await store.put(conversation, messages.map(withoutDeleted));
       for (const message of messages) this.#stored.set(message, Boolean(message.removed));
     } catch {
-      if (!this.blocked) this.#act.lost("The browser’s storage is full: this conversation is lost when the page closes. Export it, or delete others.");
+      if (!this.blocked) this.#act.lost("The browser’s storage is full: this conversation will be lost when the tab closes. Export it, or delete others.");
     }
   }
 

@@ -32,7 +32,7 @@ let contextSize = null; // of the chosen model in tokens; null: not known
 let running = null; // {message, view, abort, conversation, since: milliseconds, ended}
 let following = true;
 
-const composer = new Composer({ send, stop, notify });
+const composer = new Composer({ send, stop, refusal, notify });
 const sidebar = new Sidebar(conversations, { show, begin: () => show(begin()), remove, notify });
 const actions = { resend, retry, resume, rewrite, removeMessage, results, answerCalls, versions, choose };
 
@@ -323,7 +323,7 @@ async function written(message, request, signal) {
 
 function sentence(error) {
   if (!(error instanceof ApiFailure)) return `The page could not read the answer: ${error.message}`;
-  if (error.status === 401) settings.open("key");
+  if (error.status === 401) askForKey(error);
   if (error.param?.includes("image_url")) {
     return `The image was refused: ${error.message.replaceAll(error.param, "the image")}`;
   }
@@ -355,12 +355,30 @@ for (const button of element("examples").querySelectorAll("button")) {
   button.addEventListener("click", () => send(button.textContent, [], []));
 }
 
+// ---- the API key
+
+const keyForm = element("key-form");
+
+/** Show the field for the key, with the reason. */
+function askForKey({ message }) {
+  keyForm.hidden = false;
+  keyForm.querySelector("label").textContent = message;
+  keyForm.elements.key.focus();
+}
+
+keyForm.addEventListener("submit", (event) => {
+  event.preventDefault();
+  settings.setApiKey(keyForm.elements.key.value);
+  readModels();
+});
+
 // ---- models
 
 async function readModels() {
   try {
     const { data } = await read("v1/models", settings.apiKey());
     cards = Object.fromEntries(data.map((model) => [model.id, model]));
+    keyForm.hidden = true;
     const before = models.options.length;
     const chatting = picker.offer(data);
     chooseModel();
@@ -368,10 +386,15 @@ async function readModels() {
     else if (!chatting) notify("None of the models can chat.");
     else if (!before) notify("");
   } catch (error) {
-    if (error.status === 401) settings.open("key");
-    notify(error.message);
+    if (error.status === 401) askForKey(error);
+    else notify(error.message);
   }
   status.poll();
+}
+
+/** Why the chosen model accepts no images; "" if it may. */
+function refusal() {
+  return cards[models.value]?.meta.text_only ? `${models.value} accepts only text.` : "";
 }
 
 /** Choose the model that a conversation used, if it still exists. */

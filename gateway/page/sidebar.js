@@ -3,6 +3,8 @@
 import { el, iconButton } from "./dom.js";
 import { exported, imported } from "./transfer.js";
 
+const PRODUCT = document.title;
+
 const element = (id) => document.getElementById(id);
 
 export class Sidebar {
@@ -36,6 +38,7 @@ export class Sidebar {
   /** Show the list, with one conversation as the current one. */
   update(current) {
     this.#current = current;
+    document.title = [current.title, PRODUCT].filter(Boolean).join(" · ");
     const { all } = this.#conversations;
     const found = this.#conversations.find(element("search").value);
     const nothing = all.length && !found.length ? [el("li", { className: "nothing" }, "Nothing found")] : [];

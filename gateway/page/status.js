@@ -41,7 +41,7 @@ export async function poll() {
     show(model);
     asking.seen(models, model);
   } catch (error) {
-    show(null, error.status === 401 ? "an API key is needed" : "no connection");
+    show(null, error.status !== 401 ? "no connection" : asking.key() ? "wrong API key" : "API key needed");
   }
   clearTimeout(timer);
   timer = setTimeout(poll, asking.running() || changing ? RUNNING_MS : IDLE_MS);

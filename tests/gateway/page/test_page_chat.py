@@ -23,22 +23,6 @@ new MutationObserver(() => {
 """
 # One script, because the list is rebuilt whenever an answer begins or ends.
 CLICK_ENTRY = "document.querySelectorAll('.entry')[arguments[0]].click()"
-DROP = """
-const done = arguments[1];
-const canvas = document.createElement('canvas');
-canvas.width = canvas.height = 40;
-canvas.getContext('2d').fillRect(5, 5, 30, 30);
-canvas.toBlob((blob) => {
-  const transfer = new DataTransfer();
-  transfer.items.add(new File([blob], 'square.png', {type: 'image/png'}));
-  const target = document.querySelector(arguments[0]);
-  for (const kind of ['dragover', 'drop']) {
-    const given = {bubbles: true, cancelable: true, dataTransfer: transfer};
-    target.dispatchEvent(new DragEvent(kind, given));
-  }
-  done(true);
-}, 'image/png');
-"""
 # The gateway's status of its models while it downloads one.
 DOWNLOADING = """
 const [there, all] = arguments;
@@ -193,23 +177,6 @@ def test_a_tool_call_is_shown_and_its_result_is_sent_back(page: Page) -> None:
     page.find(".calls .solid").click()
     assert "21" in page.answered(2)
     assert "sunny" in page.find(".call .result").text
-
-
-def test_a_dropped_image_is_sent_and_the_outcome_is_shown(page: Page) -> None:
-    page.driver.execute_async_script(DROP, "#transcript")
-    page.until(lambda: page.all("#attached img"))
-    page.ask("What is in this image?")
-    page.answered()
-    assert len(page.all(".question .thumb")) == 1
-    assert page.find(".question .thumb").get_property("naturalWidth") == 40
-    state = page.states()[0]
-    if state == "failed":  # a model without image input says so, at the message
-        assert "image" in page.find(".answer .error").text.lower()
-        # The failed message is not sent again with the next one.
-        page.ask("What is 3 + 4?")
-        assert page.answered(2) == "3 + 4 = 7"
-    else:
-        assert page.text(".answer .body")
 
 
 def test_conversations_are_kept_and_deleted(page: Page) -> None:

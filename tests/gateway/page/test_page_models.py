@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from selenium.webdriver import Chrome
+from selenium.webdriver.common.keys import Keys
 
 from tests.gateway.gateway_process import ROOT, GatewayProcess, tiny
 from tests.gateway.page.browser import Page
@@ -21,6 +22,22 @@ new MutationObserver(() => {
   const said = document.querySelector('.answer[data-state=running] .waiting')?.innerText;
   if (said && window.waits.at(-1) !== said) window.waits.push(said);
 }).observe(document.body, {childList: true, subtree: true, characterData: true});
+"""
+DROP = """
+const done = arguments[1];
+const canvas = document.createElement('canvas');
+canvas.width = canvas.height = 40;
+canvas.getContext('2d').fillRect(5, 5, 30, 30);
+canvas.toBlob((blob) => {
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([blob], 'square.png', {type: 'image/png'}));
+  const target = document.querySelector(arguments[0]);
+  for (const kind of ['dragover', 'drop']) {
+    const given = {bubbles: true, cancelable: true, dataTransfer: transfer};
+    target.dispatchEvent(new DragEvent(kind, given));
+  }
+  done(true);
+}, 'image/png');
 """
 # The gateway's status of its models while it downloads one, or while all slots are in use.
 STATUS = """
@@ -67,6 +84,14 @@ def state(gateway: GatewayProcess, name: str) -> str:
 
 def chosen(page: Page) -> str:
     return str(page.find("#model").get_property("value"))
+
+
+def pick(page: Page, name: str) -> None:
+    page.run(
+        "const it = document.getElementById('model'); it.value = arguments[0];"
+        "it.dispatchEvent(new Event('change'))",
+        name,
+    )
 
 
 def test_a_failed_model_is_not_preselected_and_a_loaded_one_is(
@@ -164,10 +189,45 @@ def test_a_conversation_returns_to_the_model_that_answered(page: Page) -> None:
     assert page.text(".answer .facts").startswith(f"{before} · ")
     page.find("#new").click()
     other = "c-vision" if before == "b-text" else "b-text"
-    page.run(
-        "const it = document.getElementById('model'); it.value = arguments[0];"
-        "it.dispatchEvent(new Event('change'))",
-        other,
-    )
+    pick(page, other)
     page.find(".entry").click()
     assert chosen(page) == before
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_an_image_is_not_attached_to_a_model_that_accepts_only_text(
+    page: Page, size: tuple[int, int]
+) -> None:
+    page.open(*size, model="b-text", temperature="0")
+    page.driver.execute_async_script(DROP, "#transcript")
+    reason = "b-text accepts only text. The image was not attached."
+    page.until(lambda: page.text("#notice") == reason)
+    assert page.find("#notice").is_displayed()
+    assert page.all("#attached img") == []
+    # Nor is one sent that was attached for another model.
+    pick(page, "c-vision")
+    page.driver.execute_async_script(DROP, "#transcript")
+    page.until(lambda: page.all("#attached img"))
+    pick(page, "b-text")
+    page.ask("What is in this image?")
+    page.until(lambda: page.text("#notice").startswith("b-text accepts only text."))
+    assert page.all(".question") == []
+    assert page.find("#prompt").get_property("value") == "What is in this image?"
+    page.find("[aria-label='Remove image 1']").click()
+    page.press(Keys.ENTER)
+    page.answered()
+    assert page.all(".question .thumb") == []
+
+
+def test_a_dropped_image_reaches_a_model_that_sees(page: Page) -> None:
+    page.open(model="c-vision", temperature="0")
+    page.driver.execute_async_script(DROP, "#transcript")
+    page.until(lambda: page.all("#attached img"))
+    page.ask("What is in this image?")
+    assert page.answered()
+    assert page.find(".question .thumb").get_property("naturalWidth") == 40
+    # The next model reads the conversation without the image.
+    pick(page, "b-text")
+    page.ask("What is 3 + 4?")
+    page.answered(2)
+    assert page.states() == ["done", "done"]
