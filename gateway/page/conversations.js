@@ -34,6 +34,7 @@ export class Conversations {
         // Its page was closed while it was generated, or another tab is about to complete it.
         if (message.state === "running") message.state = "stopped";
       }
+      messages.sort((one, other) => one.at - other.at);
       const own = Map.groupBy(messages, ({ conversation }) => conversation);
       for (const record of records) this.#merge(record, own.get(record.id) ?? []);
     } catch {

@@ -337,7 +337,8 @@ async function stop() {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+  const closes = document.querySelector("dialog[open]") || event.target === models || event.target.closest("option");
+  if (event.key === "Escape" && !closes) {
     if (running) stop();
     else sidebar.close();
   }
@@ -354,6 +355,12 @@ window.addEventListener("pagehide", () => {
 for (const button of element("examples").querySelectorAll("button")) {
   button.addEventListener("click", () => send(button.textContent, [], []));
 }
+
+// A fragment in the address would be another conversation.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  element("prompt").focus();
+});
 
 // ---- the API key
 

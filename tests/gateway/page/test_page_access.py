@@ -179,3 +179,27 @@ def test_the_tab_has_the_name_of_the_product_and_the_conversation(page: Page) ->
     assert page.driver.title == "What is 3 + 4? · mlx-backend"
     page.find("#new").click()
     assert page.driver.title == "mlx-backend"
+
+
+def test_the_skip_link_leads_to_the_message_field_of_the_same_conversation(page: Page) -> None:
+    page.ask("What is 3 + 4?")
+    page.answered()
+    address = page.driver.current_url
+    page.run("document.querySelector('.skip').focus()")
+    page.press(Keys.ENTER)
+    page.until(lambda: page.focused() == "prompt")
+    assert page.driver.current_url == address
+    assert len(page.all("article")) == 2
+
+
+def test_escape_closes_the_list_of_models_and_stops_no_answer(page: Page) -> None:
+    page.ask("Say la forever.")
+    page.until(lambda: page.text(".answer .body"))
+    page.find("#model").click()
+    page.until(lambda: page.all("#model:open"))
+    page.press(Keys.ESCAPE)
+    page.until(lambda: not page.all("#model:open"))
+    assert page.states() == ["running"]
+    page.find("#prompt").click()
+    page.press(Keys.ESCAPE)
+    page.until(lambda: page.states() == ["stopped"])
