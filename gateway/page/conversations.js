@@ -8,7 +8,7 @@
 // and the `key`, `parent` and `at` of a message.
 
 import * as store from "./store.js";
-import { choose, newId } from "./thread.js";
+import { newId, showLatest } from "./thread.js";
 
 const TITLE_LENGTH = 60;
 
@@ -136,7 +136,7 @@ export class Conversations {
       this.#stored.set(message, Boolean(message.removed));
     }
     if (conversation.messages.get(conversation.leaf)?.removed) conversation.leaf = leaf;
-    choose(conversation, conversation.messages.get(conversation.leaf));
+    showLatest(conversation);
     return conversation;
   }
 
