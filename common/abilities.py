@@ -55,9 +55,16 @@ def text_only(folder: Path, wanted: str = "") -> bool:
     """Whether a checkpoint certainly accepts only text: it has no vision or audio weights."""
     if wanted == "text":
         return True
+    with suppress(OSError):
+        index = folder / _INDEX
+        files = [index] if index.is_file() else list(folder.glob("*.safetensors"))
+        return len(files) == 1 and _without_media(folder, files[0].stat().st_mtime_ns)
+    return False
+
+
+@lru_cache(maxsize=256)
+def _without_media(folder: Path, _stamp: int) -> bool:
     with suppress(OSError, ValueError, RecursionError):
-        if not (folder / _INDEX).is_file() and len(list(folder.glob("*.safetensors"))) != 1:
-            return False
         tensors = _tensors(folder)
         return bool(tensors) and not has_media(tensors)
     return False

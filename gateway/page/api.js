@@ -22,7 +22,7 @@ async function asked(path, options) {
   }
 }
 
-async function refusal(response) {
+async function refusal(response, key) {
   let error = null;
   try {
     error = (await response.json()).error;
@@ -30,7 +30,7 @@ async function refusal(response) {
     // The body may be a proxy's page, or empty: then only the status is known.
   }
   if (response.status === 401) {
-    return new ApiFailure("The gateway requires an API key: enter it in the settings.", { status: 401 });
+    return new ApiFailure(key ? "The gateway does not accept this API key." : "The gateway requires an API key.", { status: 401 });
   }
   const sentence = error?.message ?? `The gateway answered with HTTP status ${response.status}.`;
   return new ApiFailure(sentence, { status: response.status, param: error?.param ?? null });
@@ -39,7 +39,7 @@ async function refusal(response) {
 /** The body of a GET as JSON. */
 export async function read(path, key) {
   const response = await asked(path, { headers: headers(key) });
-  if (!response.ok) throw await refusal(response);
+  if (!response.ok) throw await refusal(response, key);
   return response.json();
 }
 
@@ -50,7 +50,7 @@ export async function post(path, body, key) {
     headers: { "content-type": "application/json", ...headers(key) },
     body: JSON.stringify(body),
   });
-  if (!response.ok) throw await refusal(response);
+  if (!response.ok) throw await refusal(response, key);
   return response.json();
 }
 
@@ -62,7 +62,7 @@ export async function* chat(body, key, signal) {
     body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
     signal,
   });
-  if (!response.ok) throw await refusal(response);
+  if (!response.ok) throw await refusal(response, key);
   for await (const data of events(response.body)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);

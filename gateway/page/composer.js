@@ -14,7 +14,10 @@ export class Composer {
   #field = element("prompt");
   #act;
 
-  /** `act`: {send(text, images, files), stop(), notify(sentence)}. */
+  /**
+   * `act`: {send(text, images, files), stop(), refusal(), notify(sentence)}. `refusal()`: why the model
+   * accepts no images; "" if it does.
+   */
   constructor(act) {
     this.#act = act;
     element("composer").addEventListener("submit", (event) => {
@@ -63,11 +66,16 @@ export class Composer {
     const text = this.#field.value.trim();
     if (!text && !this.#attached.length) return;
     const attached = this.#attached;
+    const images = attached.map(({ image }) => image).filter(Boolean);
+    // Another model may have been chosen since.
+    if (images.length && this.#act.refusal()) {
+      this.#act.notify(`${this.#act.refusal()} Remove the image, or choose another model.`);
+      return;
+    }
     this.#attached = [];
     this.#field.value = "";
     this.#fit();
     this.#showAttached();
-    const images = attached.map(({ image }) => image).filter(Boolean);
     this.#act.send(text, images, attached.map(({ file }) => file).filter(Boolean));
   }
 
@@ -90,7 +98,9 @@ export class Composer {
         break;
       }
       try {
-        this.#attached.push(await attachment(file));
+        const one = await attachment(file);
+        if (one.image && this.#act.refusal()) throw new Error(`${this.#act.refusal()} The image was not attached.`);
+        this.#attached.push(one);
         this.#showAttached();
       } catch (error) {
         this.#act.notify(error.message);

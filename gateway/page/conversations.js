@@ -8,7 +8,7 @@
 // and the `key`, `parent` and `at` of a message.
 
 import * as store from "./store.js";
-import { choose, newId } from "./thread.js";
+import { newId, showLatest } from "./thread.js";
 
 const TITLE_LENGTH = 60;
 
@@ -34,6 +34,7 @@ export class Conversations {
         // Its page was closed while it was generated, or another tab is about to complete it.
         if (message.state === "running") message.state = "stopped";
       }
+      messages.sort((one, other) => one.at - other.at);
       const own = Map.groupBy(messages, ({ conversation }) => conversation);
       for (const record of records) this.#merge(record, own.get(record.id) ?? []);
     } catch {
@@ -108,7 +109,7 @@ export class Conversations {
       await store.put(conversation, messages.map(withoutDeleted));
       for (const message of messages) this.#stored.set(message, Boolean(message.removed));
     } catch {
-      if (!this.blocked) this.#act.lost("The browser’s storage is full: this conversation is lost when the page closes. Export it, or delete others.");
+      if (!this.blocked) this.#act.lost("The browser’s storage is full: this conversation will be lost when the tab closes. Export it, or delete others.");
     }
   }
 
@@ -135,7 +136,7 @@ export class Conversations {
       this.#stored.set(message, Boolean(message.removed));
     }
     if (conversation.messages.get(conversation.leaf)?.removed) conversation.leaf = leaf;
-    choose(conversation, conversation.messages.get(conversation.leaf));
+    showLatest(conversation);
     return conversation;
   }
 

@@ -6,6 +6,7 @@ import { Composer } from "./composer.js";
 import { Conversations } from "./conversations.js";
 import { el } from "./dom.js";
 import * as modelList from "./models.js";
+import * as picker from "./picker.js";
 import { requestOf } from "./request.js";
 import * as settings from "./settings.js";
 import { Sidebar } from "./sidebar.js";
@@ -26,11 +27,12 @@ const conversations = new Conversations({ lost: notify, changed, removed });
 await conversations.read();
 let shown = addressed();
 let cards = {}; // by model name, the entries of /v1/models
+let states = ""; // of all models, as of the last poll
 let contextSize = null; // of the chosen model in tokens; null: not known
-let running = null; // {message, view, abort, conversation}
+let running = null; // {message, view, abort, conversation, since: milliseconds, ended}
 let following = true;
 
-const composer = new Composer({ send, stop, notify });
+const composer = new Composer({ send, stop, refusal, notify });
 const sidebar = new Sidebar(conversations, { show, begin: () => show(begin()), remove, notify });
 const actions = { resend, retry, resume, rewrite, removeMessage, results, answerCalls, versions, choose };
 
@@ -268,7 +270,7 @@ async function answer(begin) {
   const asked = threads.thread(conversation);
   const abort = new AbortController();
   const ended = Promise.withResolvers();
-  running = { message, view: null, abort, conversation, ended: ended.promise };
+  running = { message, view: null, abort, conversation, since: performance.now(), ended: ended.promise };
   add(message);
   conversations.keep(conversation, message);
   address("replaceState");
@@ -321,7 +323,7 @@ async function written(message, request, signal) {
 
 function sentence(error) {
   if (!(error instanceof ApiFailure)) return `The page could not read the answer: ${error.message}`;
-  if (error.status === 401) settings.open("key");
+  if (error.status === 401) askForKey(error);
   if (error.param?.includes("image_url")) {
     return `The image was refused: ${error.message.replaceAll(error.param, "the image")}`;
   }
@@ -335,7 +337,8 @@ async function stop() {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
+  const closes = document.querySelector("dialog[open]") || event.target === models || event.target.closest("option");
+  if (event.key === "Escape" && !closes) {
     if (running) stop();
     else sidebar.close();
   }
@@ -353,29 +356,66 @@ for (const button of element("examples").querySelectorAll("button")) {
   button.addEventListener("click", () => send(button.textContent, [], []));
 }
 
+// A fragment in the address would be another conversation.
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  element("prompt").focus();
+});
+
+// ---- the API key
+
+const keyForm = element("key-form");
+
+/** Show the field for the key, with the reason. */
+function askForKey({ message }) {
+  keyForm.hidden = false;
+  keyForm.querySelector("label").textContent = message;
+  keyForm.elements.key.focus();
+}
+
+keyForm.addEventListener("submit", (event) => {
+  event.preventDefault();
+  settings.setApiKey(keyForm.elements.key.value);
+  readModels();
+});
+
 // ---- models
 
 async function readModels() {
   try {
     const { data } = await read("v1/models", settings.apiKey());
     cards = Object.fromEntries(data.map((model) => [model.id, model]));
-    const names = data.map((model) => model.id);
-    models.replaceChildren(...names.map((name) => new Option(name)));
+    keyForm.hidden = true;
+    const before = models.options.length;
+    const chatting = picker.offer(data);
     chooseModel();
-    notify(names.length ? "" : "There is no model yet: put a YAML file into the models folder.");
+    if (!data.length) notify("There is no model yet: put a YAML file into the models folder.");
+    else if (!chatting) notify("None of the models can chat.");
+    else if (!before) notify("");
   } catch (error) {
-    if (error.status === 401) settings.open("key");
-    notify(error.message);
+    if (error.status === 401) askForKey(error);
+    else notify(error.message);
   }
   status.poll();
 }
 
-/** The model that a conversation used, if it still exists. */
+/** Why the chosen model accepts no images; "" if it may. */
+function refusal() {
+  return cards[models.value]?.meta.text_only ? `${models.value} accepts only text.` : "";
+}
+
+/** Choose the model that a conversation used, if it still exists. */
 function chooseModel() {
-  const wanted = shown.settings.model;
-  if ([...models.options].some(({ value }) => value === wanted)) models.value = wanted;
+  picker.choose(shown.settings.model ?? threads.thread(shown).findLast(({ model }) => model)?.model);
   settings.showDefaults(cards[models.value]?.meta.defaults);
   status.poll();
+}
+
+function showWaiting(all) {
+  const model = running && all.find(({ name }) => name === running.message.model);
+  if (!model) return;
+  const size = cards[model.name]?.meta.size_bytes;
+  running.view?.wait(status.waiting(model, size ? picker.bytes(size) : "", (performance.now() - running.since) / 1000));
 }
 
 models.addEventListener("change", () => {
@@ -391,11 +431,16 @@ settings.wire({
 });
 modelList.wire({ key: settings.apiKey, poll: status.poll });
 status.watch({
-  model: () => cards[models.value]?.meta.alias_of ?? models.value,
+  model: () => models.value,
   key: settings.apiKey,
   running: () => running !== null,
   seen: (all, chosen) => {
-    modelList.update(all);
+    modelList.update(all, cards);
+    showWaiting(all);
+    // A download or a load shows more of a model, and a failed one is no longer preselected.
+    const now = all.map(({ name, state }) => `${name} ${state}`).join("\n");
+    if (states && now !== states) readModels();
+    states = now;
     contextSize = chosen?.context_size ?? null;
     showContext();
   },

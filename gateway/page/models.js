@@ -2,6 +2,7 @@
 
 import { post } from "./api.js";
 import { el } from "./dom.js";
+import { about, bytes } from "./picker.js";
 import { downloaded, sentence } from "./status.js";
 
 const ACTS = {
@@ -41,8 +42,8 @@ export function wire({ key, poll }) {
   });
 }
 
-/** Show the current models (`/api/status`). Rows are reused, so that the focus stays. */
-export function update(models) {
+/** Show the current models of `/api/status` with their `cards` by name. Rows are reused, so that the focus stays. */
+export function update(models, cards) {
   for (const [name, { element }] of rows) {
     if (models.some((model) => model.name === name)) continue;
     element.remove();
@@ -50,28 +51,32 @@ export function update(models) {
   }
   for (const model of models) {
     if (!rows.has(model.name)) rows.set(model.name, begun(model.name));
-    show(rows.get(model.name), model);
+    show(rows.get(model.name), model, cards[model.name]);
   }
 }
 
 function begun(name) {
   const row = {
+    about: el("p", { className: "state" }),
     state: el("p", { className: "state" }),
     trouble: el("p", { className: "trouble", role: "alert" }),
     progress: el("progress", { "aria-label": `Download of ${name}`, hidden: true }),
     button: el("button", { type: "button", className: "wide" }),
     busy: false,
   };
-  row.element = el("li", {}, el("div", {}, el("h3", {}, name), row.state, row.progress, row.trouble), row.button);
+  row.element = el("li", {}, el("div", {}, el("h3", {}, name), row.about, row.state, row.progress, row.trouble), row.button);
   row.button.dataset.model = name;
   list.append(row.element);
   return row;
 }
 
-function show({ state, progress, button, busy }, model) {
-  const memory = model.memory_bytes ? [`${(model.memory_bytes / 2 ** 30).toFixed(2)} GiB`] : [];
-  const context = model.context_size ? [`context ${model.context_size.toLocaleString("en")} tokens`] : [];
-  const text = [sentence(model), ...memory, ...context].join(" · ");
+function show({ about: line, state, progress, button, busy }, model, card) {
+  const aliases = card?.meta.aliases.length ? [` · also named ${card.meta.aliases.join(", ")}`] : [];
+  const shown = card ? [...about(card), ...aliases] : [];
+  const told = shown.map((one) => one.textContent ?? one).join("");
+  if (line.textContent !== told) line.replaceChildren(...shown);
+  const memory = model.memory_bytes ? [`${bytes(model.memory_bytes)} of memory`] : [];
+  const text = [sentence(model), ...memory].join(" · ");
   if (state.textContent !== text) state.textContent = text;
   const part = downloaded(model);
   progress.hidden = part === null;

@@ -34,14 +34,17 @@ export function setInitial(changes) {
   setValue("localStorage", PLACE, JSON.stringify(defaults));
 }
 
-/** Show the dialog, with the focus in the field of that name. */
-export function open(name) {
+/** Store the API key until the tab closes. */
+export function setApiKey(key) {
+  setValue("sessionStorage", KEY_PLACE, key.trim());
+}
+
+function open() {
   for (const field of own()) field.value = current()[field.name] ?? "";
   form.elements.key.value = apiKey();
   form.elements.theme.value = value("localStorage", "theme");
   showWrong();
-  if (!dialog.open) dialog.showModal();
-  if (name) form.elements[name].focus();
+  dialog.showModal();
 }
 
 /** Show the model's defaults in empty fields; `values`: by name. */
@@ -63,7 +66,7 @@ export function wire({ shown, changed, closed }) {
     showWrong();
     changed();
   };
-  document.getElementById("open-settings").addEventListener("click", () => open());
+  document.getElementById("open-settings").addEventListener("click", open);
   document.getElementById("reset").addEventListener("click", () => {
     for (const field of own()) field.value = "";
     took();
@@ -101,7 +104,7 @@ function read() {
   for (const field of own()) {
     if (field.validity.valid) current()[field.name] = field.value;
   }
-  setValue("sessionStorage", KEY_PLACE, form.elements.key.value.trim());
+  setApiKey(form.elements.key.value);
   setValue("localStorage", "theme", form.elements.theme.value);
   applyTheme(form.elements.theme.value);
 }

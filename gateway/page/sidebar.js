@@ -3,6 +3,8 @@
 import { el, iconButton } from "./dom.js";
 import { exported, imported } from "./transfer.js";
 
+const PRODUCT = document.title;
+
 const element = (id) => document.getElementById(id);
 
 export class Sidebar {
@@ -19,7 +21,7 @@ export class Sidebar {
       act.begin();
     });
     element("forget").addEventListener("click", () => {
-      if (confirm("Delete all conversations from this browser?")) act.remove(conversations.all);
+      if (confirm("Delete all conversations from this browser?")) this.#remove(conversations.all);
     });
     element("search").addEventListener("input", () => this.update(this.#current));
     element("export").addEventListener("click", () => download(conversations.all, "conversations"));
@@ -36,6 +38,7 @@ export class Sidebar {
   /** Show the list, with one conversation as the current one. */
   update(current) {
     this.#current = current;
+    document.title = [current.title, PRODUCT].filter(Boolean).join(" · ");
     const { all } = this.#conversations;
     const found = this.#conversations.find(element("search").value);
     const nothing = all.length && !found.length ? [el("li", { className: "nothing" }, "Nothing found")] : [];
@@ -56,9 +59,15 @@ export class Sidebar {
       el("button", { type: "button", className: "entry", "aria-current": current, title: one.title, onclick: open }, one.title),
       iconButton("edit", `Rename “${one.title}”`, () => this.#rename(one, item)),
       iconButton("save", `Export “${one.title}”`, () => download([one], one.title)),
-      iconButton("bin", `Delete “${one.title}”`, () => this.#act.remove([one])),
+      iconButton("bin", `Delete “${one.title}”`, () => this.#remove([one])),
     );
     return item;
+  }
+
+  // On a narrow page the list would cover the offer to undo it.
+  #remove(conversations) {
+    this.close();
+    this.#act.remove(conversations);
   }
 
   #rename(one, item) {

@@ -10,8 +10,8 @@ const WORDS = {
   loading: "loading …",
   stopping: "unloading …",
   failed: "failed",
-  "backing off": "failed again, waits a moment",
-  broken: "has a file that cannot be used",
+  "backing off": "failed, pausing before the next attempt",
+  broken: "invalid model file",
 };
 const CHANGING = ["starting", "loading", "stopping"];
 
@@ -41,7 +41,7 @@ export async function poll() {
     show(model);
     asking.seen(models, model);
   } catch (error) {
-    show(null, error.status === 401 ? "an API key is needed" : "no connection");
+    show(null, error.status !== 401 ? "no connection" : asking.key() ? "wrong API key" : "API key needed");
   }
   clearTimeout(timer);
   timer = setTimeout(poll, asking.running() || changing ? RUNNING_MS : IDLE_MS);
@@ -68,11 +68,19 @@ export function sentence(model) {
   const { state, running, slots, tokens_per_second: rate, error } = model;
   const part = downloaded(model);
   if (part !== null) return `downloading: ${Math.floor(100 * part)} % of ${model.download_of_mib} MiB`;
-  if (error && ["failed", "backing off"].includes(state)) return `${WORDS[state]}: ${error}`;
-  if (error && state === "broken") return `cannot be used: ${error}`;
+  if (error && state in WORDS) return `${WORDS[state]}: ${error}`;
   if (state !== "ready") return WORDS[state] ?? state;
+  if (!running) return "ready";
   const used = slots ? `${Math.min(running, slots)} of ${slots} slots` : `${running} running`;
   const waiting = slots && running > slots ? [`${running - slots} waiting`] : [];
-  const speed = running && rate ? [`${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s`] : [];
+  const speed = rate ? [`${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s`] : [];
   return [used, ...waiting, ...speed].join(" · ");
+}
+
+/** What an answer of a model has been waiting for, "" if only for its tokens. `size`: of the model, or "". */
+export function waiting({ name, state, running, slots, download_mib: there, download_of_mib: all }, size, seconds) {
+  const time = `… ${Math.floor(seconds)} s`;
+  if (state === "loading" && all && there < all) return `Downloading ${name}: ${there} of ${all} MiB ${time}`;
+  if (CHANGING.includes(state)) return `Loading ${name}${size && ` (${size})`} ${time}`;
+  return slots && running > slots ? `All ${slots} slots of ${name} are in use: waiting ${time}` : "";
 }

@@ -38,17 +38,22 @@ export function versions(conversation, message) {
 
 /** Delete messages that follow each other. After the last one that is shown, another version is shown. */
 export function remove(conversation, gone) {
-  const others = versions(conversation, gone[0]).filter((one) => one !== gone[0]);
   const last = gone.includes(thread(conversation).at(-1));
   for (const one of gone) one.removed = true;
   if (!last) return;
   conversation.leaf = before(conversation, gone[0]);
-  choose(conversation, others.at(-1));
+  showLatest(conversation);
 }
 
 /** Show this version of a message, and the latest messages after it. */
 export function choose(conversation, message) {
-  for (let next = message; next; next = after(conversation, next.key).at(-1)) conversation.leaf = next.key;
+  conversation.leaf = message.key;
+  showLatest(conversation);
+}
+
+/** Show the latest messages after the last one that is shown. */
+export function showLatest(conversation) {
+  for (let next; (next = after(conversation, conversation.leaf).at(-1)); ) conversation.leaf = next.key;
 }
 
 function after(conversation, key) {

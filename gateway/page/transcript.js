@@ -1,4 +1,5 @@
-// Shows one message. A view is {element, update}; `update` shows changes of the message.
+// Shows one message. A view is {element, update}; `update` shows changes of the message, and an answer's
+// `wait(sentence)` shows what it is waiting for.
 //
 // `actions` are functions: `resend(message, text)`, `retry(message)`, `resume(message)` continues it,
 // `rewrite(message, text)`, `removeMessage(message)`, `results(message)` returns the results of its tools,
@@ -90,7 +91,8 @@ export function answerView(message, actions) {
   const change = iconButton("edit", "Edit the answer", edit, { "data-edit": "" });
   const bin = iconButton("bin", "Delete the answer", () => actions.removeMessage(message));
   const footer = el("footer", {}, copy, retry, resume, change, bin, ...stepper(message, actions), facts);
-  const waiting = el("p", { className: "waiting" }, el("span", { className: "unseen" }, "Waiting for the answer"));
+  const reason = el("span", { className: "unseen" }, "Waiting for the answer");
+  const waiting = el("p", { className: "waiting" }, reason);
   const parts = [reasoning, body, calls, waiting, trouble, footer];
   const element = el("article", { className: "answer", "aria-label": "Answer" }, ...parts);
 
@@ -113,6 +115,7 @@ export function answerView(message, actions) {
     render(body, message.content, running);
     showCalls(calls, message, actions);
     waiting.hidden = !running || Boolean(message.content);
+    if (message.reasoning) wait("");
     trouble.hidden = message.state !== "failed";
     trouble.textContent = message.error ?? "";
     footer.hidden = running;
@@ -121,11 +124,16 @@ export function answerView(message, actions) {
     facts.textContent = factsOf(message);
   }
 
+  function wait(sentence) {
+    reason.className = sentence ? "" : "unseen";
+    reason.textContent = sentence || "Waiting for the answer";
+  }
+
   reasoning.addEventListener("toggle", () => {
     if (reasoning.open) render(thought, message.reasoning, message.state === "running");
   });
   update();
-  return { element, update };
+  return { element, update, wait };
 }
 
 // Buttons for the versions of a message, if there are several.

@@ -33,6 +33,8 @@ class Meta(BaseModel):
 
     description: str
     context_size: int | None  # tokens of prompt and answer; None: unknown
+    size_bytes: int  # approximate bytes of the weights; 0: unknown
+    text_only: bool  # certainly accepts no images, videos or audio
     defaults: dict[str, float]  # the values for a request that sets none
     abilities: tuple[str, ...]  # in Ollama's words
     alias_of: str | None
@@ -210,6 +212,8 @@ def _card(
         meta=Meta(
             description=model.description,
             context_size=context,
+            size_bytes=gateway.supervisor.checkpoints.weight_bytes(model),
+            text_only=gateway.supervisor.checkpoints.is_text_only(model),
             defaults={name: model.parameters.chosen(name) for name in DEFAULTS},
             abilities=able,
             alias_of=None if name == model.name else model.name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +89,15 @@ def test_a_checkpoint_whose_weights_are_not_all_known_is_not_called_blind(tmp_pa
         path = tmp_path / f"model-{shard}.safetensors"
         path.write_bytes(len(header).to_bytes(8, "little") + header)
         assert text_only(tmp_path) == (shard == 0)
+
+
+def test_changed_weights_are_read_again_and_unchanged_ones_are_not(tmp_path: Path) -> None:
+    _checkpoint(tmp_path, {"model_type": "llama"}, tensors=("model.norm.weight",))
+    assert text_only(tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    written = index.stat().st_mtime_ns
+    index.write_text(json.dumps({"weight_map": {"vision_tower.norm.weight": "a"}}))
+    os.utime(index, ns=(written, written))
+    assert text_only(tmp_path)
+    os.utime(index, ns=(written, written + 1))
+    assert not text_only(tmp_path)

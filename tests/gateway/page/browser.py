@@ -72,10 +72,7 @@ class Page:
 
     def open(self, width: int = 1200, height: int = 800, **settings: str) -> None:
         """Load it as on a first visit, in a window of this size in CSS pixels."""
-        self.driver.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
-        )
+        self.resize(width, height)
         self.driver.get(self.url + "/page/icon.svg")
         self.run(
             "localStorage.clear(); sessionStorage.clear();"
@@ -84,6 +81,13 @@ class Page:
         )
         self.driver.execute_async_script(FORGET)
         self.reload()
+
+    def resize(self, width: int, height: int) -> None:
+        """Give the window this size in CSS pixels."""
+        self.driver.execute_cdp_cmd(
+            "Emulation.setDeviceMetricsOverride",
+            {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
+        )
 
     def reload(self) -> None:
         """Load it again, and wait until it has found its models."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from PIL import Image
 from selenium.webdriver.common.keys import Keys
 
 from tests.gateway.page.browser import Page
@@ -21,6 +24,7 @@ WIDE_TEXT = (
     + "$$ https://example.org/"
     + "w" * 300
 )
+WIDE_TABLE = "| column" * 12 + "|\n" + "|---" * 12 + "|\n" + "| cell" * 12 + "|"
 SHOW = """
 const done = arguments[1];
 import('/page/markdown.js').then(({render}) => {
@@ -127,3 +131,75 @@ def test_every_control_has_a_name_and_the_answer_is_announced(page: Page) -> Non
     assert page.find("#transcript").get_attribute("aria-live") == "polite"
     assert page.find(".answer").get_attribute("aria-busy") == "false"
     assert page.run("return document.documentElement.lang") == "en"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_an_answer_follows_its_question_closely(page: Page, width: int) -> None:
+    page.open(width, 844, model="tiny", temperature="0")
+    page.ask("What is 3 + 4?")
+    page.answered()
+    gap = page.run(
+        "return document.querySelector('.answer').getBoundingClientRect().top"
+        " - document.querySelector('.bubble').getBoundingClientRect().bottom"
+    )
+    assert 0 < gap < 40
+
+
+def edges(page: Page) -> list[int]:
+    """The brightness of the table at its left and at its right edge, above its text."""
+    image = Image.open(io.BytesIO(page.find(".table").screenshot_as_png)).convert("L")
+    row = image.tobytes()[3 * image.width :]
+    return [row[0], row[image.width - 1]]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_wide_table_shows_on_which_side_there_is_more(page: Page, theme: str) -> None:
+    page.open(390, 844, model="tiny", temperature="0")
+    page.find("#open-settings").click()
+    page.find("[name=theme]").send_keys(theme)
+    page.find("#settings .solid").click()
+    page.ask("What is 3 + 4?")
+    page.answered()
+    page.driver.execute_async_script(SHOW, WIDE_TABLE)
+    ground = page.run("return getComputedStyle(document.body).backgroundColor")
+    plain = int(ground.removeprefix("rgb(").split(",")[0])
+    left, right = edges(page)
+    assert abs(left - plain) <= 3
+    assert abs(right - plain) > 30
+    page.run("const it = document.querySelector('.table'); it.scrollLeft = it.scrollWidth")
+    left, right = edges(page)
+    assert abs(left - plain) > 30
+    assert abs(right - plain) <= 3
+
+
+def test_the_tab_has_the_name_of_the_product_and_the_conversation(page: Page) -> None:
+    assert page.driver.title == "mlx-backend"
+    page.ask("What is 3 + 4?")
+    page.answered()
+    assert page.driver.title == "What is 3 + 4? · mlx-backend"
+    page.find("#new").click()
+    assert page.driver.title == "mlx-backend"
+
+
+def test_the_skip_link_leads_to_the_message_field_of_the_same_conversation(page: Page) -> None:
+    page.ask("What is 3 + 4?")
+    page.answered()
+    address = page.driver.current_url
+    page.run("document.querySelector('.skip').focus()")
+    page.press(Keys.ENTER)
+    page.until(lambda: page.focused() == "prompt")
+    assert page.driver.current_url == address
+    assert len(page.all("article")) == 2
+
+
+def test_escape_closes_the_list_of_models_and_stops_no_answer(page: Page) -> None:
+    page.ask("Say la forever.")
+    page.until(lambda: page.text(".answer .body"))
+    page.find("#model").click()
+    page.until(lambda: page.all("#model:open"))
+    page.press(Keys.ESCAPE)
+    page.until(lambda: not page.all("#model:open"))
+    assert page.states() == ["running"]
+    page.find("#prompt").click()
+    page.press(Keys.ESCAPE)
+    page.until(lambda: page.states() == ["stopped"])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import httpx
+import pytest
+from selenium.webdriver.common.keys import Keys
 
 from gateway.routes.page import FOLDER
 from tests.gateway.gateway_process import TINY_TEXT, WAIT, GatewayProcess, tiny
@@ -65,6 +68,15 @@ ALLOWED = set(
 TYPESET = set(
     "annotation math mfrac mi mn mo mpadded mrow mstyle msup mtext semantics span".split()
 )
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[GatewayProcess]:
+    """A gateway with a key."""
+    greedy = {"model": str(TINY_TEXT), "temperature": 0}
+    process = GatewayProcess({"tiny": tiny(parameters=greedy)}, MLX_GATEWAY_API_KEYS="open-sesame")
+    yield process
+    process.close()
 
 
 def check_harmless(page: Page, text: str) -> None:
@@ -162,25 +174,40 @@ def test_every_library_is_the_published_one() -> None:
     assert there == listed
 
 
-def test_the_key_is_requested_and_forgotten_with_the_tab(page: Page) -> None:
-    greedy = {"model": str(TINY_TEXT), "temperature": 0}
-    guarded = GatewayProcess({"tiny": tiny(parameters=greedy)}, MLX_GATEWAY_API_KEYS="open-sesame")
-    try:
-        refused = httpx.get(f"{guarded.url}/api/status", trust_env=False, timeout=WAIT)
-        assert refused.status_code == 401
-        page.driver.get(guarded.url)
-        page.until(lambda: page.find("#settings").get_property("open"))
-        assert page.find("#settings :focus").get_property("name") == "key"
-        page.find("[name=key]").send_keys("open-sesame")
-        page.find("#settings .solid").click()
-        page.until(lambda: page.all("#model option"))
-        page.ask("What is 2 + 2?")
-        assert page.answered() == "2 + 2 = 4"
-        assert "open-sesame" not in str(page.run("return JSON.stringify({...localStorage})"))
-        assert page.run("return Object.values({...sessionStorage})") == ["open-sesame"]
-        page.problems()
-    finally:
-        guarded.close()
+@pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
+def test_the_key_is_requested_and_forgotten_with_the_tab(
+    page: Page, guarded: GatewayProcess, size: tuple[int, int]
+) -> None:
+    refused = httpx.get(f"{guarded.url}/api/status", trust_env=False, timeout=WAIT)
+    assert refused.status_code == 401
+    asked = Page(page.driver, guarded.url)
+    asked.resize(*size)
+    page.driver.get(guarded.url)
+    page.until(lambda: page.find("#key-form").is_displayed())
+    assert page.text("#key-form label") == "The gateway requires an API key."
+    page.until(lambda: page.find("#status").text == "API key needed")
+    assert page.focused() == "key"
+    page.press("open-barley", Keys.ENTER)
+    wrong = "The gateway does not accept this API key."
+    page.until(lambda: page.text("#key-form label") == wrong)
+    page.until(lambda: page.find("#status").text == "wrong API key")
+    page.ask("What is 2 + 2?")
+    page.answered()
+    assert page.find(".answer .error").text == wrong
+    box = page.find("#key-form").rect
+    assert 0 <= box["y"] <= box["y"] + box["height"] <= size[1]
+    page.find("#key").clear()
+    page.find("#key").send_keys("open-sesame")
+    page.find("#key-form .solid").click()
+    page.until(lambda: page.all("#model option"))
+    assert not page.find("#key-form").is_displayed()
+    page.find("[aria-label=Retry]").click()
+    page.until(lambda: page.states() == ["done"])
+    assert page.text(".answer .body") == "2 + 2 = 4"
+    assert "open-sesame" not in str(page.run("return JSON.stringify({...localStorage})"))
+    assert page.run("return Object.values({...sessionStorage})") == ["open-sesame"]
+    page.run("sessionStorage.clear()")
+    page.problems()
 
 
 def test_a_stopped_gateway_is_reported_in_a_sentence(page: Page) -> None:

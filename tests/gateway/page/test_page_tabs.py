@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -188,3 +189,22 @@ def test_the_page_works_where_storage_is_blocked(blocking: Chrome, gateway: Gate
     assert page.answered() == "2 + 2 = 4"
     assert [one.text for one in page.all(".entry")] == ["What is 2 + 2?", "What is 3 + 4?"]
     assert page.problems() == []
+
+
+def gone(page: Page, label: str) -> bool:
+    return not page.all(f"[aria-label='{label}']")
+
+
+def test_an_emptied_conversation_is_filled_in_another_tab(
+    page: Page, tabs: tuple[str, str]
+) -> None:
+    first, second = tabs
+    for label in ("Delete the answer", "Delete the message"):
+        page.find(f"[aria-label='{label}']").click()
+        page.until(partial(gone, page, label))
+    page.driver.switch_to.window(first)
+    page.until(lambda: page.all("article") == [])
+    page.ask("What is 2 + 2?")
+    page.answered()
+    page.driver.switch_to.window(second)
+    page.until(lambda: questions(page) == ["What is 2 + 2?"])
