@@ -149,7 +149,7 @@ async def pull(body: ShowRequest, gateway: GatewayDep) -> Response:
     return Response('{"status":"success"}\n', media_type="application/x-ndjson")
 
 
-@router.post("/api/copy")
+@router.post("/api/copy", response_class=Response)
 async def copy(body: CopyRequest, gateway: GatewayDep) -> Response:
     """Give a model another name as well. Its file is copied, but not its weights."""
     _require_one_owner(gateway)
@@ -157,7 +157,7 @@ async def copy(body: CopyRequest, gateway: GatewayDep) -> Response:
     return Response()
 
 
-@router.delete("/api/delete")
+@router.delete("/api/delete", response_class=Response)
 async def delete(body: ShowRequest, gateway: GatewayDep) -> Response:
     """Serve a model no longer. Its file, or its folder if it has none, is hidden, not erased."""
     _require_one_owner(gateway)
