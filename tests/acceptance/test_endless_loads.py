@@ -18,6 +18,7 @@ import pytest
 
 from tests.acceptance.backend import TINY_TEXT, Backend, chat, text_answer
 from tests.rpc.client import failure_of
+from wire import backend_pb2 as pb
 
 GREETING = chat("Hello!", Tokens=12)
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -67,7 +68,7 @@ def padded(model: Path) -> None:
     """A weight file whose header consists mostly of spaces."""
     weights = (model / "model.safetensors").read_bytes()
     length = int.from_bytes(weights[:8], "little")
-    header = weights[8 : 8 + length].ljust(90_000_000)
+    header = weights[8 : 8 + length].ljust(110_000_000)
     start = len(header).to_bytes(8, "little") + header
     (model / "model.safetensors").write_bytes(start + weights[8 + length :])
 
@@ -91,7 +92,7 @@ DAMAGES = {
     "zeros-weights": (replaced("model.safetensors", zeros), NOT_A_FILE),
     "huge-config": (replaced("config.json", huge), "is 1048576 MiB large"),
     "huge-tokenizer": (replaced("tokenizer.json", huge), "is 1048576 MiB large"),
-    "header": (padded, "header of 90000000 bytes"),
+    "header": (padded, "header of 110000000 bytes"),
     "token-id": (scattered, "one of them with the id 1000000000"),
     "wide": (configured("config.json", hidden_size=10**12), "hidden_size is 1000000000000"),
     "negative": (configured("config.json", head_dim=-4), "head_dim is -4"),
@@ -102,7 +103,6 @@ DAMAGES = {
     "growth": (templated(GROWTH), "chat template"),
     "width": (templated(WIDTH), "chat template"),
     "output": (templated(OUTPUT), "chat template"),
-    "syntax": (templated("{{ messages }}\n{% if %}"), "line 2 of its chat template is not valid"),
 }
 
 
@@ -124,6 +124,17 @@ def test_a_load_that_would_never_end_is_refused(
     assert words in failure.sentence
     assert str(tmp_path) not in failure.sentence
     assert text_answer(served, GREETING) == before
+
+
+def test_a_template_that_is_not_valid_refuses_only_chats(served: Backend, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(TINY_TEXT, tmp_path / "model"))
+    templated("{{ messages }}\n{% if %}")(model)
+    served.load(model)
+    failure = failure_of(lambda: text_answer(served, GREETING))
+    assert failure.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "line 2 of its chat template is not valid" in failure.sentence
+    assert text_answer(served, pb.PredictOptions(Prompt="Hello!", Tokens=4, IgnoreEOS=True))
+    served.load(TINY_TEXT)
 
 
 def test_files_that_nothing_reads_may_be_of_any_kind_and_size(

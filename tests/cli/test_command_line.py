@@ -21,7 +21,7 @@ from common.version import VERSION
 from gateway.supervisor.process import DOWNLOADED
 from tests.cli.test_serve import listed, running, url_of
 from tests.engine.hub_server import running_hub
-from tests.gateway.gateway_process import GatewayProcess, tiny
+from tests.gateway.gateway_process import GatewayProcess, roomy
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "tests" / "models" / "tiny_text"
@@ -175,7 +175,7 @@ def test_a_folder_of_the_users_own_is_never_deleted(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[GatewayProcess]:
-    greedy = tiny(parameters={"model": str(TINY), "temperature": 0})
+    greedy = roomy(parameters={"model": str(TINY), "temperature": 0})
     process = GatewayProcess({"one": greedy}, "--api-key", KEY)
     process.client.headers["Authorization"] = f"Bearer {KEY}"
     yield process

@@ -56,6 +56,9 @@ class _Context:
     async def write(self, reply: Any) -> None:
         self._written(reply)
 
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
     def set_trailing_metadata(self, trailers: Any) -> None:
         dict(trailers)
 
