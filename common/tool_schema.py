@@ -11,7 +11,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from common.formats.values import NUMBER, PYTHON, as_json, json_string, string_of
+from common.formats.json_text import NUMBER, json_string
+from common.formats.values import PYTHON, as_json, string_of
 
 Undeclared = Literal["text", "guess"]
 """The type of an argument that is not declared: a string, or inferred from its text."""

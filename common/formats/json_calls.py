@@ -8,12 +8,12 @@ from functools import partial
 
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Unreadable, Wait
+from common.formats.json_text import Send
 from common.formats.pythonic import NAME, at_named_call, read_pythonic
 from common.formats.reading import Reading
 from common.formats.values import (
     MODEL_JSON,
     Dialect,
-    Send,
     as_json,
     object_of,
     parts,

@@ -12,9 +12,10 @@ from functools import partial
 
 from common.formats.answer import Call
 from common.formats.cursor import Markers, Wait
+from common.formats.json_text import json_string
 from common.formats.reading import CallSyntax, Reading
 from common.formats.tagged_calls import ValueSender, attributes_of
-from common.formats.values import json_string, object_of
+from common.formats.values import object_of
 
 MARK = "]<]minimax[>["
 _BLOCK, _CALL = f"{MARK}<tool_call>", f"{MARK}<invoke"

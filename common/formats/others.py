@@ -7,9 +7,10 @@ import re
 from common.formats.answer import Call
 from common.formats.cursor import Unreadable, Wait
 from common.formats.json_calls import arguments_of, read_bare_calls, read_json_calls
+from common.formats.json_text import Send
 from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet
 from common.formats.shapes import invoked, json_block, tagged
-from common.formats.values import MODEL_JSON, Send, parts, read_value, string_of
+from common.formats.values import MODEL_JSON, parts, read_value, string_of
 
 MINIMAX_SHAPE = invoked("", "minimax:tool_call", lines="paired")
 _INVOKE = MINIMAX_SHAPE.tags

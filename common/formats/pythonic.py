@@ -6,8 +6,9 @@ import re
 
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Unreadable, Wait
+from common.formats.json_text import json_string
 from common.formats.reading import CallSyntax, Reading, begins_line
-from common.formats.values import PYTHON_SOURCE, json_string, object_of, read_source, read_value
+from common.formats.values import PYTHON_SOURCE, object_of, read_source, read_value
 
 NAME = re.compile(r"[\w.:/-]*")
 _KEYWORD = re.compile(r"[\w.-]*")

@@ -16,9 +16,10 @@ from typing import Literal
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import arguments_of, read_arguments, read_json_calls
+from common.formats.json_text import Send, escaped, json_string
 from common.formats.pythonic import at_named_call
 from common.formats.reading import Reading
-from common.formats.values import Pairs, Send, as_json, escaped, json_string, object_of, parts
+from common.formats.values import Pairs, as_json, object_of, parts
 from common.tool_schema import Undeclared
 
 _HEADER_RUN = re.compile(r"[^<>\n]*")

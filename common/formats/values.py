@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.formats.cursor import Cursor, Markers, Wait, complete
+from common.formats.fenced_strings import KEY_RUN, Place, at_key, read_bare, read_fenced, read_raw
+from common.formats.json_text import NUMBER, Send, escaped, json_string
 from common.formats.python_strings import read_escape
 
-NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _PYTHON_NUMBER = re.compile(
     r"0(?:x[0-9a-fA-F]{1,99}|o[0-7]{1,99}|b[01]{1,99})"
     r"|[-+]?(?:[0-9]{1,31}(?:_[0-9]{1,30}){0,3}(?:\.[0-9]{0,30})?|\.[0-9]{1,30})"
@@ -36,22 +37,11 @@ _WORD_RUN = re.compile(r"[\w$-]*")
 _AFTER_INNER_QUOTE = frozenset("_).!?'-+*/=(;")
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z_]*")
-_TEXT_RUN = re.compile(r"[^,{}\[\]<]*")
-_FENCED_RUN = re.compile(r"[^,}\]<]*")
-_BRACKETS_RUN = re.compile(r"[}\]\s]*")
-_FARTHEST, _MOST_DELIMITERS = 20_000, 100
-"""How far the end of a string is searched whose delimiters are wrong."""
-_SCALAR_THEN_KEY = re.compile(rf"\s*(?:{NUMBER.pattern}|[tT]rue|[fF]alse|null|None)(?=\s+\w+:)")
-_TEXT_THEN_KEY = re.compile(r".*\S(?=\s+\w+:\s*\Z)", re.S)
-_KEY_RUN = re.compile(r"[^:=,{}\[\]<\n]*")
-_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 _CLOSERS = {"{": "}", "[": "]", "(": ")", "set": "}"}
 _JSON_WORDS = {"true": "true", "false": "false", "null": "null"}
 _PYTHON_WORDS = {**_JSON_WORDS, "True": "true", "False": "false", "None": "null"}
-
-
-Send = Callable[[str], None]
-"""Receives a text in pieces, as they come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +70,6 @@ which JSON does not have.
 GEMMA4 = Dialect(_PYTHON_WORDS, fence='<|"|>', bare=True)
 PYTHON = Dialect(_PYTHON_WORDS, python=True, single_quotes=True)
 PYTHON_SOURCE = Dialect(_PYTHON_WORDS, python=True, source=True, single_quotes=True)
-
-
-def escaped(text: str) -> str:
-    """The content of a JSON string, without lone surrogates, which some encoders reject.
-
-    Escaping a text in pieces gives the same result as escaping it at once.
-    """
-    written = json.dumps(text, ensure_ascii=False)[1:-1]
-    return _SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", written)
-
-
-def json_string(text: str) -> str:
-    """A text as a JSON string."""
-    return f'"{escaped(text)}"'
 
 
 Pairs = Sequence[tuple[str, str]]
@@ -252,7 +228,7 @@ def read_value(
                     known = declared if declared and len(stack) == 1 else {}
                     free = state == "value" and known.get(string_of(key) or "", False)
                     listed = stack[-1:] != ["{"]
-                    place = _Place(dialect.fence, ends, len(stack), listed, free, known)
+                    place = Place(dialect.fence, ends, len(stack), listed, free, known)
                     yield from _read_unquoted_scalar(cursor, dialect, whole, place, space)
                 else:
                     yield from _read_scalar(cursor, dialect, whole, ends)
@@ -271,17 +247,11 @@ def _at_member(cursor: Cursor, dialect: Dialect) -> Wait[bool]:
         return False
     with cursor.ahead():
         if dialect.bare:
-            return (yield from _at_key(cursor))
+            return (yield from at_key(cursor))
         if not (yield from _read_string(cursor, dialect, lambda _text: None)):
             return False
         yield from cursor.space()
         return bool((yield from cursor.at([":"])))
-
-
-def _at_key(cursor: Cursor) -> Wait[bool]:
-    """Read a word; returns whether it is a key without quotes."""
-    word = yield from cursor.run(_WORD_RUN)
-    return bool(word) and bool((yield from cursor.at([":", "="])))
 
 
 def _is_term(cursor: Cursor, ends: tuple[str, ...]) -> Wait[bool]:
@@ -315,12 +285,12 @@ def _read_key(cursor: Cursor, dialect: Dialect, ends: tuple[str, ...]) -> Wait[s
         return out.text() if out.text().startswith('"') else json_string(out.text())
     chunks: list[str] = []
     if dialect.fence and (yield from cursor.accept(dialect.fence)):
-        place = _Place(dialect.fence, ends)
-        yield from _read_fenced(cursor, place, chunks.append)
+        place = Place(dialect.fence, ends)
+        yield from read_fenced(cursor, place, chunks.append)
         return "".join(chunks)
     if (yield from _read_string(cursor, dialect, chunks.append)):
         return "".join(chunks)
-    key = (yield from cursor.run(_KEY_RUN)).rstrip() if dialect.bare else ""
+    key = (yield from cursor.run(KEY_RUN)).rstrip() if dialect.bare else ""
     if dialect.loose:
         with cursor.ahead():
             key = yield from cursor.run(_WORD_RUN)
@@ -419,57 +389,19 @@ def _bare_value(text: str, dialect: Dialect) -> str:
     return f"{text}0" if text.endswith(".") and NUMBER.fullmatch(f"{text}0") else json_string(text)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a value in a notation with fences is, which shows where it ends if a fence is missing.
-
-    depth: how many brackets are open. listed: whether the value is an item of a list. free: whether
-    it is declared as a string. keys: the declared members.
-    """
-
-    fence: str
-    ends: tuple[str, ...]
-    depth: int = 1
-    listed: bool = False
-    free: bool = False
-    keys: Collection[str] = ()
-
-    def ends_call(self, cursor: Cursor) -> Wait[bool]:
-        """Whether the call ends here, or the answer does."""
-        return bool((yield from cursor.at(self.ends))) or not (yield from cursor.more())
-
-    def ends_member(self, cursor: Cursor) -> Wait[bool]:
-        """Read space and brackets; returns whether what comes next can only follow a value."""
-        brackets = (yield from cursor.run(_BRACKETS_RUN)).strip()
-        if not brackets and not (yield from cursor.at(self.ends)):
-            yield from _expect_more(cursor, self.ends)
-        if (yield from self.ends_call(cursor)):
-            return True
-        if not (yield from cursor.accept(",")):
-            return not brackets and (yield from _at_key(cursor))
-        yield from cursor.space()
-        if brackets or self.listed or (yield from cursor.peek()) in ("}", ","):
-            return True
-        yield from cursor.accept(self.fence, '"', "'")
-        key = (yield from cursor.run(_KEY_RUN)).strip().strip("\"'")
-        yield from cursor.accept(self.fence)
-        known = key in self.keys if self.free else key
-        return bool(known) and bool((yield from cursor.at([":", "="])))
-
-
 def _read_unquoted_scalar(
-    cursor: Cursor, dialect: Dialect, out: _JsonOutput, place: _Place, space: str
+    cursor: Cursor, dialect: Dialect, out: _JsonOutput, place: Place, space: str
 ) -> Wait[None]:
     """Read a string between fences or other delimiters, or a value without any.
 
     space: what comes before the value.
     """
     if (yield from cursor.accept(place.fence)):
-        yield from _read_fenced(cursor, place, out.add)
+        yield from read_fenced(cursor, place, out.add)
         return
     head = yield from cursor.peek()
     if head in ("'", "`") and not out.misquoted:
-        text = yield from _read_raw(cursor, place)
+        text = yield from read_raw(cursor, place)
         if text is not None:
             out.add(json_string(text))
             return
@@ -482,208 +414,12 @@ def _read_unquoted_scalar(
             yield from cursor.space()
             cursor.take(len(surplus))
         return
-    text = yield from _read_bare(cursor, place)
+    text = yield from read_bare(cursor, place)
     out.unclosed = not (yield from cursor.more())
     value = _bare_value(text.strip(), dialect)
     if place.free and "\n" in space + text and value.startswith('"'):
         value = json_string(space + text)
     out.add(value)
-
-
-def _read_raw(cursor: Cursor, place: _Place) -> Wait[str | None]:
-    """Read text between single quotes or backticks, which escapes only these; None if no such
-    quote ends a value.
-    """
-    start, text = cursor.position, None
-    with cursor.ahead():
-        quote = cursor.take(1)
-        quotes = Markers([quote, f"\\{quote}"])
-        chunks: list[str] = []
-        for _ in range(_MOST_DELIMITERS):
-            if text is not None or cursor.position - start > _FARTHEST:
-                break
-            marker = yield from cursor.until(quotes, chunks.append)
-            if not marker:
-                yield from _expect_more(cursor, ())
-                break
-            cursor.take(len(marker))
-            length = cursor.position - start
-            if marker == quote:
-                with cursor.ahead():
-                    yield from cursor.space()
-                    if (yield from cursor.accept(place.fence)):  # of the other notation
-                        length = cursor.position - start
-                    if (yield from place.ends_member(cursor)):
-                        text = "".join(chunks)
-            chunks.append(quote)
-    cursor.take(0 if text is None else length)
-    return text
-
-
-def _read_bare(cursor: Cursor, place: _Place) -> Wait[str]:
-    """Read text without delimiters up to what ends its member.
-
-    The comma before the next key, and the first of two fences, may be missing. Only text that is
-    declared as a string may contain brackets and markup, and may go on to the end of the answer.
-    """
-    length, fenced = -1, 0
-    with cursor.ahead():
-        text = ""
-        while length < 0:
-            text += yield from cursor.run(_TEXT_RUN)
-            yield from cursor.drop_cut((place.fence,))
-            if not (yield from cursor.more()):
-                if not (place.free and cursor.stopped and text.strip()):
-                    raise cursor.unreadable()
-                length = len(text)
-            elif (yield from cursor.at([place.fence])):
-                if key := _TEXT_THEN_KEY.match(text):
-                    length = key.end()
-                    break
-                with cursor.ahead():
-                    cursor.take(len(place.fence))
-                    if not text.strip() or not (yield from place.ends_member(cursor)):
-                        raise cursor.unreadable()
-                length, fenced = len(text), len(place.fence)
-            else:
-                head = yield from cursor.peek()
-                ends = head != "," and not place.free
-                if head == ",":
-                    with cursor.ahead():
-                        ends = not text.strip() or (yield from place.ends_member(cursor))
-                elif place.free:
-                    end, skipped = yield from _missing_end(cursor, place)
-                    text += cursor.take(skipped if end < 0 else end)
-                    ends = end >= 0
-                if ends:
-                    length = len(text)
-                elif head == ",":
-                    text += cursor.take(1)
-    if not place.free and (key := _SCALAR_THEN_KEY.match(text[:length])):
-        length, fenced = key.end(), 0
-    text = cursor.take(length)
-    cursor.take(fenced)
-    if not text.strip() and (yield from cursor.peek()) not in (",", "}", "]"):
-        raise cursor.unreadable()
-    return text
-
-
-def _read_fenced(cursor: Cursor, place: _Place, add: Send) -> Wait[None]:
-    """Read a string up to its fence; strings of a call that it quotes are part of it.
-
-    A fence opens a quoted string if a colon, comma or opening bracket comes before it, and neither
-    the end of the text nor a colon, comma or closing bracket comes after it. A fence in the middle
-    of text is a quotation mark. If no fence ends the string, it ends before the next key that has a
-    fence, or before the brackets at the end of the call.
-    """
-    fence, latest, quoted = place.fence, "", False
-    known = -1  # the position up to which the string is known to go on
-
-    def show(text: str) -> None:
-        nonlocal latest
-        latest = text.rstrip()[-1:] or latest
-        add(escaped(text))
-
-    add('"')
-    while True:
-        yield from cursor.run(_FENCED_RUN, show)
-        if not (yield from cursor.more()):
-            raise cursor.unreadable()
-        if (yield from cursor.at([fence])):
-            kind = yield from _fence_kind(cursor, place, latest, quoted)
-            cursor.take(len(fence))
-            if kind == "end":
-                break
-            show('"' if kind == "mark" else fence)
-            quoted = kind == "opening"
-            continue
-        length = 1
-        if not quoted and cursor.position >= known:
-            end, length = yield from _missing_end(cursor, place)
-            if end >= 0:
-                known = yield from _end_of_fenced(cursor, place, latest)
-                if known < 0:
-                    show(cursor.take(end))
-                    break
-        yield from cursor.drop_cut((fence,))
-        show(cursor.take(length))
-    add('"')
-
-
-def _fence_kind(cursor: Cursor, place: _Place, latest: str, quoted: bool) -> Wait[str]:
-    """What the next fence is: the `end` of the string, the `opening` or `closing` of one that it
-    quotes, or a quotation `mark`.
-    """
-    if quoted:
-        return "closing"
-    with cursor.ahead():
-        cursor.take(len(place.fence))
-        yield from cursor.space()
-        yield from _expect_more(cursor, ())
-        ends = (yield from cursor.peek()) in ("", ",", ":", "}", "]")
-        if not ends and latest in (":", ",", "[", "{", "="):
-            return "opening"
-        if ends or (yield from cursor.at(place.ends)) or (yield from _at_key(cursor)):
-            return "end"
-        yield from _expect_more(cursor, place.ends)
-        return "mark"
-
-
-def _expect_more(cursor: Cursor, literals: tuple[str, ...]) -> Wait[None]:
-    """Raise Cut if the length limit cut the text here, or in one of the literals."""
-    yield from cursor.drop_cut(literals)
-    if not (yield from cursor.more()) and not cursor.stopped:
-        raise cursor.unreadable()
-
-
-def _missing_end(cursor: Cursor, place: _Place) -> Wait[tuple[int, int]]:
-    """Whether a string may end here without a fence.
-
-    Returns the length of the text that then still belongs to it, else -1, and of the text that can
-    be skipped otherwise.
-    """
-    with cursor.ahead():
-        head = yield from cursor.peek()
-        if head == ",":
-            cursor.take(1)
-            yield from cursor.space()
-            if (yield from _at_key(cursor)):
-                cursor.take(1)
-                yield from cursor.space()
-                if (yield from cursor.at([place.fence])):
-                    return 0, 1
-            yield from _expect_more(cursor, (place.fence,))
-            return -1, 1
-        brackets = yield from cursor.run(_BRACKETS_RUN)
-        if not (yield from cursor.at(place.ends)):
-            yield from _expect_more(cursor, place.ends)
-        if not (yield from place.ends_call(cursor)):
-            return -1, max(len(brackets), 1)
-    end, left = len(brackets), place.depth
-    while left and (last := max(brackets.rfind(b, 0, end) for b in "}]")) >= 0:
-        end, left = last, left - 1
-    return end, max(len(brackets), 1)
-
-
-def _end_of_fenced(cursor: Cursor, place: _Place, latest: str) -> Wait[int]:
-    """The position of the fence that ends the string; -1 if there is none nearby."""
-    start, quoted = cursor.position, False
-    fences = Markers([place.fence])
-
-    def see(text: str) -> None:
-        nonlocal latest
-        latest = text.rstrip()[-1:] or latest
-
-    with cursor.ahead():
-        for _ in range(_MOST_DELIMITERS):
-            if not (yield from cursor.until(fences, see)) or cursor.position - start > _FARTHEST:
-                break
-            kind = yield from _fence_kind(cursor, place, latest, quoted)
-            if kind == "end":
-                return cursor.position
-            see(cursor.take(len(place.fence)))
-            quoted = kind == "opening"
-    return -1
 
 
 def _is_inner_quote(cursor: Cursor) -> Wait[bool]:

@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.formats.values import (
-    GEMMA4,
-    JSON,
-    PYTHON,
-    Dialect,
-    as_json,
-    json_string,
-    parts,
-    string_of,
-)
+from common.formats.json_text import json_string
+from common.formats.values import GEMMA4, JSON, PYTHON, Dialect, as_json, parts, string_of
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,27 @@
+"""Writes text as JSON strings, and recognises JSON's numbers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+Send = Callable[[str], None]
+"""Receives a text in pieces, as they come."""
+
+
+def escaped(text: str) -> str:
+    """The content of a JSON string, without lone surrogates, which some encoders reject.
+
+    Escaping a text in pieces gives the same result as escaping it at once.
+    """
+    written = json.dumps(text, ensure_ascii=False)[1:-1]
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match.group()):04x}", written)
+
+
+def json_string(text: str) -> str:
+    """A text as a JSON string."""
+    return f'"{escaped(text)}"'
