@@ -67,8 +67,8 @@ lint: install-dev ## check style and types
 fuzz: install-dev ## search for inputs that break a parser (FUZZ="--runs 1000 gbnf" picks)
 	@$(PYTHON_ENV) -m tests.fuzz $(FUZZ)
 
-soak: install-dev ## send the gateway and three models every kind of request (MINUTES=30)
-	@BENCH_SECONDS=$$((60 * $(MINUTES))) $(PYTHON_ENV) -m bench soak-gateway
+soak: install-dev ## send a backend, then a gateway, every kind of request (MINUTES=30 each)
+	@SOAK_SECONDS=$$((60 * $(MINUTES))) $(PYTHON_ENV) -m tests.soak
 
 doctor: ## try this machine with a model, and write a report (MODEL=path or hub id)
 	@./install.sh --gateway

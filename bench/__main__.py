@@ -13,37 +13,26 @@ from functools import partial
 
 from bench import (
     bodies,
-    constraints,
-    cpu_install,
     drafting,
     gateway,
     gpu,
     growth,
     host,
     latency,
-    memory,
     overload,
     parsing,
     peers,
     prefix,
-    quantised,
-    ranks,
-    sampling,
     startup,
     turnover,
-    vision,
 )
 from bench.measured_backend import keep_order
 from bench.process import ROOT
 from bench.report import Figure, Table
 from bench.simulation import measure as simulation
-from bench.soak import measure as soak
-from bench.soak import three_models
 from cli.default_model import ensure
 
 TINY = ROOT / "tests" / "models" / "tiny_text"
-TINY_VISION = ROOT / "tests" / "models" / "tiny_vision"
-TINY_OMNI = ROOT / "tests" / "models" / "tiny_omni"
 TINY_DRAFT = ROOT / "tests" / "models" / "tiny_draft"
 
 Measurement = Callable[[], Iterator[Figure | Table]]
@@ -51,7 +40,7 @@ Measurement = Callable[[], Iterator[Figure | Table]]
 
 def measurements() -> dict[str, Measurement]:
     """All measurements by name, in the order in which they run."""
-    chosen: dict[str, Measurement] = {
+    return {
         "startup": startup.measure,
         "prefix": lambda: prefix.measure(ensure(), TINY),
         "latency": lambda: latency.measure(ensure()),
@@ -61,27 +50,15 @@ def measurements() -> dict[str, Measurement]:
         "gpu": gpu.measure,
         "overload": lambda: overload.measure(ensure()),
         "turnover": turnover.measure,
-        "ranks": ranks.measure,
-        "memory": lambda: memory.measure(ensure()),
-        "quantised": lambda: quantised.measure(ensure()),
-        "sampling": sampling.measure,
         "host": lambda: host.measure(TINY),
-        "constraints": lambda: constraints.measure(ensure()),
         "drafting": lambda: drafting.lookup(ensure()),
         "draft-model": lambda: drafting.draft_model(TINY, TINY_DRAFT),
-        "drafters": lambda: drafting.drafters(TINY),
-        "vision": lambda: vision.measure(TINY_VISION),
         "gateway": lambda: gateway.measure(ensure()),
         "bodies": bodies.measure,
         "parsing": lambda: parsing.measure(TINY),
         "growth": growth.measure,
         "simulation": simulation.measure,
-        "soak": lambda: soak.measure(TINY, TINY_VISION),
-        "soak-gateway": lambda: three_models.measure(TINY, TINY_OMNI),
     }
-    if (ROOT / "venv" / "lib" / "openblas").is_dir():
-        chosen["cpu-install"] = lambda: cpu_install.measure(ensure())
-    return chosen
 
 
 def parts() -> dict[str, Measurement]:

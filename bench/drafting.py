@@ -11,17 +11,15 @@ need no mask, which saves 2 % of the time at 4 rows.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench import tiny_drafters
-from bench.constraints import SCHEMA
 from bench.pairs import at_least_in_pairs
 from bench.process import backend
 from bench.report import Figure, fact
@@ -31,6 +29,18 @@ from wire.backend_pb2_grpc import BackendStub
 ROWS = (1, 4, 8)
 NEVER_BELOW = 0.97
 PROCESSES = 3  # of each side; they take turns
+SCHEMA = json.dumps(
+    {
+        "type": "array",
+        "minItems": 100,
+        "items": {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+            "required": ["name", "age"],
+            "additionalProperties": False,
+        },
+    }
+)
 
 CODE = """class Queue:
     def __init__(self, size):
@@ -97,17 +107,6 @@ def draft_model(model: Path, draft: Path, texts: tuple[Text, ...] = TINY_TEXTS) 
     with _backends(model) as plain, _backends(model, DraftModel=str(draft)) as guessing:
         yield from _figures("the tiny draft model", guessing[0], texts, TINY_LENGTH)
         yield _unguessed("the tiny draft model", guessing, plain, texts[-1], TINY_LENGTH)
-
-
-def drafters(model: Path) -> Iterator[Figure]:
-    """EAGLE-3 and DFlash, trained for the model in the first minute."""
-    with TemporaryDirectory() as folder:
-        for form in tiny_drafters.FORMS:
-            drafter = Path(folder) / form
-            tiny_drafters.train(model, form, drafter)
-            with backend(model, DraftModel=str(drafter)) as guessing:
-                unbound = tuple(replace(text, bounds=()) for text in TINY_TEXTS)
-                yield from _figures(form, guessing, unbound, TINY_LENGTH)
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from backend.engine.planning.plan import Limits
 from backend.engine.planning.planner import Planner
 from backend.engine.planning.prefix_index import PrefixKey
 from bench.report import Figure, Table, at_least, at_most, fact
-from bench.simulation import draft_speed, ranks_speed
 from bench.simulation.outcome import HEADER, Outcome, outcome
 from bench.simulation.replay import Policy, Replay
 from bench.simulation.server import Server
@@ -73,8 +72,6 @@ def measure() -> Iterator[Figure | Table]:
         outcomes = dict(zip(jobs, pool.map(_run, *zip(*jobs, strict=True)), strict=True))
     for at, setup in enumerate(every):
         yield from _report(setup, {name: outcomes[at, name] for name in POLICIES})
-    yield from ranks_speed.tables()
-    yield from draft_speed.tables()
     used = _processor_seconds() - used  # other measurements may have run before
     wall = f"{time.perf_counter() - began:.0f} s in all, other programs included"
     yield at_most("simulation, seconds of two cores", used / 2, MOST_SECONDS, wall)

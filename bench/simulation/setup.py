@@ -51,7 +51,6 @@ class Model:
     heads: int
     kv_heads: int
     head_size: int
-    hidden: int
     blocks: int
     state: float = 0.0
     experts: int = 0
@@ -77,15 +76,6 @@ class Model:
             return self.weights
         missed: float = (1 - self.experts_used / self.experts) ** tokens
         return self.weights * (1 - self.expert_share * missed)
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """The connection of ranks. Units and sources are in `setups.toml`."""
-
-    name: str
-    bandwidth: float
-    latency: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +116,10 @@ class Setup:
 
     def decode_seconds(self, rows: int, longest: int) -> float:
         """Seconds of a decode step of one batch, padded to its longest sequence."""
-        return self.pass_seconds(rows, 1, longest)
-
-    def pass_seconds(self, rows: int, each: float, longest: int) -> float:
-        """Seconds of a pass. each: tokens per row; 1 in a decode step without guesses."""
         cost = self.model.cost
-        read = self.model.touched(rows * each) + rows * (longest * cost.per_token + 2 * cost.fixed)
+        read = self.model.touched(rows) + rows * (longest * cost.per_token + 2 * cost.fixed)
         overhead = rows * self.machine.row
-        return overhead + self._seconds(rows, read, rows * each * self._flops(longest))
+        return overhead + self._seconds(rows, read, rows * self._flops(longest))
 
     def prefill_seconds(self, rows: int, width: int, start: int) -> float:
         """Seconds of a prefill pass of `width` tokens per row after `start` earlier ones."""
@@ -173,25 +159,6 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class Draft:
-    """A model that drafts with its own head, on a machine.
-
-    Units and sources are in `setups.toml`.
-    """
-
-    machine: Machine
-    model: Model
-    right: tuple[float, ...]
-    head: float
-    further: float
-
-    @property
-    def setup(self) -> Setup:
-        """The model on the machine, without a load."""
-        return Setup(self.machine, self.model, 1, 0, 0, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
 class Measured:
     """What a model reached on a machine. rows: answers at once; decode: tokens/s, for each.
 
@@ -209,19 +176,9 @@ class Measured:
         return Setup(self.machine, self.model, rows, 0, 0, 0, 0)
 
 
-def links() -> list[Link]:
-    """All links in the file, in order."""
-    return [Link(**values) for values in tomllib.loads(_FILE.read_text())["links"].values()]
-
-
 def setups() -> list[Setup]:
     """All setups in the file, in order."""
     return [Setup(**values) for values in _on_machines("setups")]
-
-
-def drafts() -> list[Draft]:
-    """All drafting models in the file, in order."""
-    return [Draft(**values) for values in _on_machines("drafts")]
 
 
 def measured() -> list[Measured]:

@@ -16,8 +16,8 @@ from typing import Any
 import grpc
 from grpc import StatusCode
 
-from bench.soak import traffic
-from bench.soak.traffic import Model, Talk
+from tests.soak import traffic
+from tests.soak.traffic import Model, Talk
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 

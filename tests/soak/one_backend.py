@@ -2,7 +2,7 @@
 
 The time is divided into rounds of equal work: Free, a load of the text model, its clients, a load
 of the vision model, its clients. Answers are running whenever a model is unloaded. After each
-round the idle process is measured. BENCH_SECONDS sets the duration; the default is 600.
+round the idle process is measured. SOAK_SECONDS sets the duration; the default is 600.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import psutil
 
 from bench.process import load, process
 from bench.report import Figure, Table, at_most, fact
-from bench.soak.clients import Clients, Ledger
-from bench.soak.traffic import CONTEXT, Model, models
+from tests.soak.clients import Clients, Ledger
+from tests.soak.traffic import CONTEXT, Model, models
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
@@ -52,7 +52,7 @@ class Sample:
 
 
 def measure(text: Path, vision: Path) -> Iterator[Figure | Table]:
-    seconds = float(os.environ.get("BENCH_SECONDS", SECONDS))
+    seconds = float(os.environ.get("SOAK_SECONDS", SECONDS))
     with tempfile.NamedTemporaryFile() as log:
         with process({"MLX_BACKEND_LOG": "info"}, log.file) as (child, stub):
             ledger = Ledger()

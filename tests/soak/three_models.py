@@ -2,7 +2,7 @@
 
 Clients of every API use a text model, a vision and audio model and an embedding model at once. They
 send questions with known answers, invalid requests, and requests from which they disconnect. After
-each round all idle processes are measured. BENCH_SECONDS sets the duration; the default is 600.
+each round all idle processes are measured. SOAK_SECONDS sets the duration; the default is 600.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from typing import Any
 import httpx
 
 from bench.report import Figure, Table, at_most, fact
-from bench.soak.measure import Sample
 from tests.engine.embedding import tiny_checkpoints
 from tests.engine.vision.seeing import encoded, picture
 from tests.gateway.gateway_process import GatewayProcess
 from tests.gateway.test_hearing import sound
+from tests.soak.one_backend import Sample
 
 SECONDS = 600.0
 SETTLING = 180.0  # seconds that are not evaluated, or a third of the duration if that is less
@@ -88,7 +88,7 @@ class Ledger:
 
 
 def measure(text: Path, senses: Path) -> Iterator[Figure | Table]:
-    seconds = float(os.environ.get("BENCH_SECONDS", SECONDS))
+    seconds = float(os.environ.get("SOAK_SECONDS", SECONDS))
     with tempfile.TemporaryDirectory() as folder:
         vectors = tiny_checkpoints.write("bert", Path(folder) / "vectors")
         models = {
