@@ -29,18 +29,20 @@ WAIT = 60.0
 class Backend:
     """A running backend; `stub` calls it; `log` has what it wrote to stderr.
 
-    limits: arguments of `confined`, which then starts it. arguments: those after --addr.
+    program: what starts it. limits: arguments of `confined`, which then starts it. arguments: those
+    after --addr.
     """
 
     def __init__(
         self,
         limits: Sequence[str] = (),
         arguments: Sequence[str] = (),
+        program: Sequence[str] = (str(ROOT / "run.sh"),),
         **environ: str,
     ) -> None:
         self.log: list[str] = []
         self._bound = threading.Event()
-        command = [str(ROOT / "run.sh"), "--addr", "127.0.0.1:0", *arguments]
+        command = [*program, "--addr", "127.0.0.1:0", *arguments]
         if limits:
             command = [sys.executable, confined.__file__, *limits, "--", *command]
         self.child = subprocess.Popen(
@@ -79,10 +81,10 @@ class Backend:
             options=[("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)],
         )
 
-    def load(self, model: Path = TINY_TEXT, **options: Any) -> pb.Result:
+    def load(self, model: Path = TINY_TEXT, timeout: float = WAIT, **options: Any) -> pb.Result:
         options.setdefault("ContextSize", 4096)
         request = pb.ModelOptions(Model=model.name, ModelFile=str(model), **options)
-        result: pb.Result = self.stub.LoadModel(request, timeout=WAIT)
+        result: pb.Result = self.stub.LoadModel(request, timeout=timeout)
         return result
 
     def memory(self) -> int:
