@@ -7,11 +7,14 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from backend.engine.constraints.json_places import Pointer, line_and_column, place_of, too_deep
 from backend.engine.errors import InvalidRequest
 from common.null_keywords import without_nulls
 
 MAX_DEPTH = 60
+_LONGEST_PLACE = 500  # characters
+_DEEP = f"the JSON schema is nested more than {MAX_DEPTH} deep"
+
+Pointer = tuple[str | int, ...]
 
 OPTIONS: Mapping[str, Any] = {
     "whitespace_flexible": False,
@@ -59,13 +62,11 @@ _KEYWORDS = {
 
 
 def read_schema(text: str) -> dict[str, Any]:
-    """Parse a schema. Raises InvalidRequest, with the position."""
-    if (deep := too_deep(text, MAX_DEPTH)) is not None:
-        raise InvalidRequest(
-            f"the JSON schema is nested more than {MAX_DEPTH} deep at {line_and_column(text, deep)}"
-        )
+    """Parse a schema. Raises InvalidRequest, which names the place of a fault."""
     try:
         schema = json.loads(text)
+    except RecursionError:
+        raise InvalidRequest(_DEEP) from None
     except json.JSONDecodeError as fault:
         raise InvalidRequest(f"the JSON schema is not valid JSON: {fault}") from None
     except ValueError:  # Python reads integers of up to 4300 digits
@@ -74,43 +75,58 @@ def read_schema(text: str) -> dict[str, Any]:
         schema = {}
     if not isinstance(schema, dict):
         raise InvalidRequest("the JSON schema must be a JSON object")
-    return enforceable(without_nulls(schema), text)
+    if (deep := _too_deep(schema)) is not None:
+        raise InvalidRequest(f"{_DEEP}{_place(deep)}")
+    return enforceable(without_nulls(schema))
 
 
-def enforceable(schema: Mapping[str, Any], text: str = "") -> dict[str, Any]:
+def _too_deep(schema: Any) -> Pointer | None:
+    """The pointer to a value that is nested more than MAX_DEPTH deep; None if there is none."""
+    level: list[tuple[Pointer, Any]] = [((), schema)]
+    for _ in range(MAX_DEPTH):
+        level = [
+            ((*pointer, step), inner)
+            for pointer, value in level
+            for step, inner in (value.items() if isinstance(value, dict) else enumerate(value))
+            if isinstance(inner, dict | list)
+        ]
+    return level[0][0] if level else None
+
+
+def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema without keywords that have no effect.
 
-    text: the source of the schema, for positions in errors. Raises InvalidRequest for a keyword
-    that cannot be enforced.
+    Raises InvalidRequest for a keyword that cannot be enforced; its message has the JSON pointer
+    (RFC 6901) to the keyword.
     """
     for pointer, keyword, value in _keywords((), schema):
         if keyword in _REFUSED and not _is_neutral(keyword, value):
             raise InvalidRequest(
-                f"the JSON schema's {keyword!r} cannot be enforced{_place(text, pointer)}: leave it"
+                f"the JSON schema's {keyword!r} cannot be enforced{_place(pointer)}: leave it"
                 " out, or use type, properties, items, enum, anyOf or pattern instead"
             )
         if isinstance(value, float) and not math.isfinite(value):
             raise InvalidRequest(
-                f"the JSON schema's {keyword!r} is not a finite number{_place(text, pointer)}:"
+                f"the JSON schema's {keyword!r} is not a finite number{_place(pointer)}:"
                 " leave it out, or use a smaller number"
             )
         if keyword == "multipleOf" and value == 0:
             raise InvalidRequest(
-                f"the JSON schema's 'multipleOf' is 0{_place(text, pointer)}: it must be above 0"
+                f"the JSON schema's 'multipleOf' is 0{_place(pointer)}: it must be above 0"
             )
         known_spelling = _KEYWORDS.get(keyword.lower(), keyword)
         if known_spelling != keyword:
             raise InvalidRequest(
-                f"the JSON schema's {keyword!r} is not a keyword{_place(text, pointer)}: did you"
+                f"the JSON schema's {keyword!r} is not a keyword{_place(pointer)}: did you"
                 f" mean {known_spelling!r}?"
             )
     cleaned: dict[str, Any] = _cleaned(schema)
     return {**cleaned, "x-guidance": dict(OPTIONS)}
 
 
-def _place(text: str, pointer: Pointer) -> str:
-    where = "".join(f"/{step}" for step in pointer)
-    return f" at {line_and_column(text, place_of(text, pointer))}" if text else f" at #{where}"
+def _place(pointer: Pointer) -> str:
+    steps = (str(step).replace("~", "~0").replace("/", "~1") for step in pointer)
+    return f" at #/{'/'.join(steps)}"[:_LONGEST_PLACE]
 
 
 def _is_neutral(keyword: str, value: Any) -> bool:
