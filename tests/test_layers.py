@@ -154,3 +154,8 @@ def test_a_part_never_imports_what_belongs_to_others(part: str) -> None:
         if (leak := {other.split(".")[0] for other in imports(name, types=True)} & never)
     }
     assert leaks == {}
+
+
+def test_the_picture_in_the_documentation_shows_every_layer() -> None:
+    drawn = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    assert [layer for layer in LAYERS if f"**{layer}**" not in drawn] == []
