@@ -359,7 +359,7 @@ class Worker:
         mx.eval(mx.random.normal((8,)) + 1)
 
     def _clear_streams(self) -> None:
-        """Delete the thread's streams: mlx 0.32.4 may abort at exit if they outlive the thread."""
+        """Delete the thread's streams: MLX may abort at exit if they outlive the thread."""
         if "mlx.core" in sys.modules:
             import mlx.core as mx
 
