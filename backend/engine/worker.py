@@ -246,7 +246,7 @@ class Worker:
                 command.ticket, NotLoaded("it was unloaded before the request began")
             )
             return
-        self._encoder.submit(command)
+        self._encoder.submit(command.ticket, command.pieces)
 
     def _encode_rows(self, encoder: EncodeQueue, *, running: bool) -> None:
         """Run one batch if the running sequences leave memory for its first row."""
