@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 LIST = (ROOT / "docs" / "patches.md").read_text("utf-8")
 ROWS = re.findall(r"^\| `([\w/]+)` \| ([^|]+) \| [^|]+ \| (.+) \|$", LIST, re.MULTILINE)
 VERSIONS = dict(re.findall(r"^\| ([\w-]+) \| ([\d.]+) \|$", LIST, re.MULTILINE))
+PACKAGES = {library.replace("-", "_") for library in VERSIONS} | {"grpc"}
 FILES = [
     path
     for part in ("backend", "common", "gateway", "cli", "scripts")
@@ -27,12 +28,28 @@ def locked(library: str) -> Iterator[tuple[str, str]]:
             yield lock.name, version
 
 
-def patches_a_class(path: Path) -> bool:
+def root_of(target: ast.expr) -> str:
+    """The name before the first dot."""
+    while isinstance(target, ast.Attribute):
+        target = target.value
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def patches(path: Path) -> bool:
+    """Whether a file changes the class of an object, or an attribute of a module of a library."""
+    nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
+    modules = {
+        alias.asname or alias.name.split(".")[0]
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        if (getattr(node, "module", None) or alias.name).split(".")[0] in PACKAGES
+    }
+    targets = [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
     return any(
-        isinstance(target, ast.Attribute) and target.attr == "__class__"
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Assign)
-        for target in node.targets
+        isinstance(target, ast.Attribute)
+        and (target.attr == "__class__" or root_of(target) in modules)
+        for target in targets
     )
 
 
@@ -60,10 +77,8 @@ def test_rows_name_tests_that_exist(test: str) -> None:
     assert not function or f"def {function}(" in found.read_text("utf-8")
 
 
-def test_every_patched_class_is_listed() -> None:
+def test_every_patch_is_listed() -> None:
     listed = {module for module, *_ in ROWS}
-    patched = {
-        str(path.relative_to(ROOT).with_suffix("")) for path in filter(patches_a_class, FILES)
-    }
-    assert len(patched) > 5
+    patched = {str(path.relative_to(ROOT).with_suffix("")) for path in filter(patches, FILES)}
+    assert len(patched) > 12
     assert patched <= listed
