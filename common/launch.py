@@ -69,7 +69,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 def _cuda_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Settings for MLX's CUDA build; empty if it is not installed.
 
-    MLX 0.32.4 counts the shapes for which it prepares an attention or a graph. After twice as many
+    MLX counts the shapes for which it prepares an attention or a graph. After twice as many
     as its cache holds, every operation with a new shape fails. A server meets new shapes for as
     long as it runs, so this check is turned off; MLX then replaces its cache's oldest entries.
 

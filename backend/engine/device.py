@@ -76,7 +76,7 @@ def plans_each_shape(device: Device) -> bool:
 
 
 def computes_wrongly(device: Device, model_type: str) -> bool:
-    """Whether MLX 0.32.4 is known to compute models of this type wrongly (docs/hardware.md)."""
+    """Whether MLX is known to compute models of this type wrongly (docs/hardware.md)."""
     return device.kind == "cuda" and model_type == "openai_privacy_filter"
 
 

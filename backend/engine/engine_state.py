@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from backend.engine.planning.guess_width import GuessReport
-
 
 class EngineState(Enum):
     """The state of the process's model."""
@@ -26,6 +24,22 @@ class EngineStatus:
     total_bytes: int
     breakdown: dict[str, int] = field(default_factory=dict)
     ranks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GuessReport:
+    """The current state of drafting.
+
+    width: guesses that a step may check for each sequence. proposed, accepted: guesses since the
+    load. gain: measured tokens per second, relative to plain steps. guessers: their names, for
+    logs.
+    """
+
+    width: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    gain: float = 1.0
+    guessers: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,7 @@ def refused_by_system(fault: BaseException) -> Overloaded | None:
 
 
 def is_allocation_failure(fault: BaseException) -> bool:
-    """Whether MLX or Python could not get memory; mlx 0.32.4 has no exception class for that.
+    """Whether MLX or Python could not get memory; MLX has no exception class for that.
 
     The engine's own errors may quote a client's words, and are not searched.
     """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from backend.engine.engine_state import GuessReport
 from backend.engine.heartbeat import Heartbeat
-from backend.engine.planning.guess_width import GuessReport
 
 
 @dataclass(slots=True)

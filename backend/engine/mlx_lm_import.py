@@ -1,12 +1,12 @@
 """Imports mlx-lm without its side effect on the process, and without reading transformers twice.
 
-mlx-lm 0.32.2 sets the limit of open files when it is imported: it lowers a larger limit, and if the
+mlx-lm sets the limit of open files when it is imported: it lowers a larger limit, and if the
 hard limit is smaller, it raises an exception, which would make every load fail.
 
-transformers 5.24.0 lists the names in its 1,600 model files by reading them all (35 MB), once for
+transformers lists the names in its 1,600 model files by reading them all (35 MB), once for
 `transformers` and again for `transformers.models`, and splits all of each file into lines to find
 its `__all__`, which is at the end. Here the list is made once and kept beside Python's bytecode of
-transformers. Other versions are imported as they are.
+transformers. A version other than `_LISTED` is imported as it is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rotary position embeddings on a CPU, with angles that all layers of a pass share.
 
-`mx.fast.rope` is one kernel on a GPU. On a CPU, MLX 0.32.4 replaces it by about 40 operations, and
+`mx.fast.rope` is one kernel on a GPU. On a CPU, MLX replaces it by about 40 operations, and
 30 of them compute the cosines and sines of the angles. These are the same for the queries and the
 keys of every layer, and in a decode step of a small model they take as long as the rest.
 """

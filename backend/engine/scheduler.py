@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 import mlx.core as mx
 
 from backend.engine.commands import Submit
+from backend.engine.engine_state import GuessReport
 from backend.engine.errors import EngineError, EngineFailed, Overloaded, is_allocation_failure
 from backend.engine.events import Undelivered
 from backend.engine.executing.choosing import Sampled
@@ -26,7 +27,6 @@ from backend.engine.executing.scoring import Scoring
 from backend.engine.gauges import Gauges
 from backend.engine.model import EngineModel
 from backend.engine.output import Output
-from backend.engine.planning.guess_width import GuessReport
 from backend.engine.planning.plan import (
     Arrived,
     DecodeTimed,

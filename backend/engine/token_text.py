@@ -1,7 +1,7 @@
 """Incremental detokenisation. A character of several tokens is held back until it is complete.
 
 A token's bytes are looked up when it is written: a table of a whole vocabulary would take a fifth
-of a second of each load. For the two common kinds of tokenizer, mlx-lm 0.32.2's detokenizers are
+of a second of each load. For the two common kinds of tokenizer, mlx-lm's detokenizers are
 not used, because they drop the leading space of a continuation, hold back a single space, and emit
 U+FFFD, at which LocalAI stops reading a stream's text.
 """

@@ -246,7 +246,7 @@ class Worker:
                 command.ticket, NotLoaded("it was unloaded before the request began")
             )
             return
-        self._encoder.submit(command)
+        self._encoder.submit(command.ticket, command.pieces)
 
     def _encode_rows(self, encoder: EncodeQueue, *, running: bool) -> None:
         """Run one batch if the running sequences leave memory for its first row."""
@@ -359,7 +359,7 @@ class Worker:
         mx.eval(mx.random.normal((8,)) + 1)
 
     def _clear_streams(self) -> None:
-        """Delete the thread's streams: mlx 0.32.4 may abort at exit if they outlive the thread."""
+        """Delete the thread's streams: MLX may abort at exit if they outlive the thread."""
         if "mlx.core" in sys.modules:
             import mlx.core as mx
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from backend.engine.engine_state import GuessReport
 from backend.engine.events import Finished
-from backend.engine.planning.guess_width import GuessReport
 
 FINISH_REASON = "mlx-finish-reason"
 CACHED_TOKENS = "mlx-cached-tokens"

@@ -6,7 +6,7 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,21 +53,6 @@ def imports(name: str, *, ever: bool = False) -> set[str]:
             module = node.module or ""
             found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
     return found & MODULES.keys() - {name}
-
-
-def reaches(start: str, loads: Mapping[str, set[str]]) -> set[str]:
-    found: set[str] = set()
-    left = [start]
-    while left:
-        for other in loads[left.pop()] - found:
-            found.add(other)
-            left.append(other)
-    return found
-
-
-def test_no_module_imports_itself_through_others() -> None:
-    loads = {name: imports(name, ever=True) for name in MODULES}
-    assert [name for name in MODULES if name in reaches(name, loads)] == []
 
 
 def test_file_names_are_unique() -> None:

@@ -15,13 +15,12 @@ from types import TracebackType
 from typing import cast
 
 from backend.engine.engine import Asked, Engine
-from backend.engine.engine_state import EngineMetrics, EngineState, EngineStatus
+from backend.engine.engine_state import EngineMetrics, EngineState, EngineStatus, GuessReport
 from backend.engine.errors import Cancelled, NotLoaded, Overloaded, ShuttingDown, WrongKind
 from backend.engine.events import Event, Finished, FinishReason, Progress, TextDelta, Usage
 from backend.engine.generation import Generation
 from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
-from backend.engine.planning.guess_width import GuessReport
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import GenerationRequest
 from backend.engine.served_model import ServedModel

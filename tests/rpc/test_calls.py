@@ -9,8 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from backend.engine.engine_state import EngineState
-from backend.engine.planning.guess_width import GuessReport
+from backend.engine.engine_state import EngineState, GuessReport
 from tests.rpc.client import failure_of, raw_call
 from tests.rpc.conftest import WAIT, Running
 from tests.rpc.fake_engine import FakeEngine, Script

@@ -1,7 +1,7 @@
 """DFlash (https://arxiv.org/abs/2602.06036): layers trained to fill in a model's next tokens.
 
 They attend to states of the model, and fill in a block of tokens in one pass: the last known one,
-and masks after it. The layers are mlx-vlm 0.7.10's (`speculative.drafters.qwen3_dflash`). Their own
+and masks after it. The layers are mlx-vlm's (`speculative.drafters.qwen3_dflash`). Their own
 call reads one sequence, or several of equal lengths, so the attention is called in parts here
 (`q_proj` to `o_proj`), which no release promises to keep.
 """

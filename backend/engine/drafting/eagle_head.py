@@ -1,7 +1,7 @@
 """EAGLE-3 (https://arxiv.org/abs/2503.01840): a layer trained to guess for one model.
 
 From a token's embedding and the states in front of three of the model's layers it predicts the
-token after, and continues from its own states. The layers are mlx-vlm 0.7.10's
+token after, and continues from its own states. The layers are mlx-vlm's
 (`speculative.drafters.eagle3`). Its drafter around them keeps one KV for all its sequences and
 samples guesses itself, so only `fc`, `layers`, `norm` and `lm_head` are used, which no release
 promises to keep.

@@ -1,6 +1,6 @@
 """The hidden states in front of some of a model's layers, which EAGLE-3 and DFlash draft from.
 
-mlx-lm 0.32.2 returns no hidden states, and mlx-vlm 0.7.10 does for a few families only
+mlx-lm returns no hidden states, and mlx-vlm does for a few families only
 (`capture_layer_ids`). In the models of both, a layer receives what the layers before it have made,
 so the layers are patched to pass it on.
 """

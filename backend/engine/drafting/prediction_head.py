@@ -3,7 +3,7 @@
 The head is one more layer, trained with the model. From a token's embedding and the hidden state
 that the model chose the token from, it predicts the next token (DeepSeek-V3,
 https://arxiv.org/abs/2412.19437, section 2.2). It shares the model's embedding and output
-projection. mlx-lm 0.32.2 implements the layers that such heads consist of, but drops the heads'
+projection. mlx-lm implements the layers that such heads consist of, but drops the heads'
 weights.
 """
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
@@ -28,9 +27,6 @@ from backend.engine.gauges import Gauges
 from backend.engine.heartbeat import counted
 from backend.engine.planning.pace import Pace
 from backend.engine.units import MIB
-
-if TYPE_CHECKING:
-    from backend.engine.commands import Encode
 
 _ROWS_IN_TURN = 4
 _TURN = attrgetter("turn")
@@ -117,13 +113,13 @@ class EncodeQueue:
         """The bucket with the earliest row; one that runs once more is the earliest."""
         return min(self._buckets.values(), key=lambda rows: (not rows[0].retried, rows[0].turn))
 
-    def submit(self, command: Encode) -> None:
+    def submit(self, ticket: int, pieces: Sequence[Piece]) -> None:
         """Queue a request's rows; publish Overloaded if one row alone does not fit in memory."""
-        longest = max(len(piece.ids) for piece in command.pieces)
+        longest = max(len(piece.ids) for piece in pieces)
         needed = self._cost.of(1, longest)
         if needed > self._room:
             self._publish(
-                command.ticket,
+                ticket,
                 Overloaded(
                     f"a text of {longest} tokens needs {needed // MIB} MiB, but the model leaves"
                     f" only {self._room // MIB} MiB: send a shorter text, or raise"
@@ -131,9 +127,9 @@ class EncodeQueue:
                 ),
             )
             return
-        count = len(command.pieces)
-        job = self._jobs[command.ticket] = _Job(command.ticket, [None] * count, count)
-        for place, piece in enumerate(command.pieces):
+        count = len(pieces)
+        job = self._jobs[ticket] = _Job(ticket, [None] * count, count)
+        for place, piece in enumerate(pieces):
             row = _Row(job, place, piece, self._turn + 1 + place // _ROWS_IN_TURN)
             waiting = self._buckets.setdefault(bucket_of(row.length), deque())
             insort(waiting, row, key=_TURN)

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from backend.engine.engine_state import GuessReport
+
 WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64)
 MOST_AGAIN = 8  # tokens that a step with guesses feeds to a sequence for the second time
 
@@ -46,22 +48,6 @@ class _Mean:
     def add(self, value: float, memory: int) -> None:
         self.count = min(self.count + 1, memory)
         self.value += (value - self.value) / self.count
-
-
-@dataclass(frozen=True, slots=True)
-class GuessReport:
-    """The current state of drafting.
-
-    width: guesses that a step may check for each sequence. proposed, accepted: guesses since the
-    load. gain: measured tokens per second, relative to plain steps. guessers: their names, for
-    logs.
-    """
-
-    width: int = 0
-    proposed: int = 0
-    accepted: int = 0
-    gain: float = 1.0
-    guessers: str = ""
 
 
 class GuessWidth:

@@ -14,7 +14,7 @@ from typing import Literal
 from backend.engine.heartbeat import counted
 from backend.engine.planning.prefix_index import PrefixKey
 
-GROWTH_STEP = 256  # tokens by which mlx-lm's KV caches grow (mlx-lm 0.32.2, `KVCache.step`)
+GROWTH_STEP = 256  # tokens by which mlx-lm's KV caches grow (`KVCache.step`)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""From messages to tokens: chat templates, quoted text, infill. Never needs MLX."""

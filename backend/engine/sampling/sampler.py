@@ -14,7 +14,7 @@ compute on fewer tokens.
 
 The functions without state are compiled, so that a GPU gets few kernels and Python does not build
 their graph at every step. None has the random state as an input: an exception while such a function
-is traced breaks every later evaluation in the process (mlx 0.32.4).
+is traced breaks every later evaluation in the process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """config.json as mlx-vlm reads it.
 
 transformers 5 writes the values of RoPE into `rope_parameters`, those of the text part into
-`text_config`, and gives towers types and fields of their own. For many families mlx-vlm 0.7.10
+`text_config`, and gives towers types and fields of their own. For many families mlx-vlm
 looks for them in the earlier places only, or refuses a tower of an unknown type.
 """
 

@@ -1,6 +1,6 @@
 """Attention in both directions among the tokens of an image (Gemma 4's larger models).
 
-mlx-vlm 0.7.10 adds it to the causal mask only if a pass has the whole prompt
+mlx-vlm adds it to the causal mask only if a pass has the whole prompt
 (`gemma4/language.py`). Here a pass has whole images, and may continue stored KV.
 """
 

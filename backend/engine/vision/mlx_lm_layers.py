@@ -1,6 +1,6 @@
 """Runs Gemma 3n's language part by mlx-lm's code, with the weights that mlx-vlm has loaded.
 
-mlx-vlm 0.7.10 does not scale the embeddings of a prompt's text, and rotates the queries of layers
+mlx-vlm does not scale the embeddings of a prompt's text, and rotates the queries of layers
 without KV of their own by positions that depend on how a prompt is cut into passes
 (`gemma3n/language.py`). mlx-lm's classes read the same attributes, and two numbers besides.
 """

@@ -27,11 +27,11 @@ from backend.engine.vision.short_passes import recur_in_short_passes
 
 # Positions are [rows, tokens], not [3, rows, tokens].
 _ONE_AXIS = ("minimax_m3_vl", "minimax_m3")
-# The model of mlx-vlm 0.7.10 looks for its layers under a name that its language part lacks.
+# The model of mlx-vlm looks for its layers under a name that its language part lacks.
 _MISNAMED = ("idefics2", "molmo")
 # Positions are [rows, tokens, 3].
 _AXES_LAST = ("ernie4_5_moe_vl",)
-# Visual tokens have separate experts, which mlx-vlm 0.7.10's generation does not select.
+# Visual tokens have separate experts, which mlx-vlm's generation does not select.
 _KINDS = {"ernie4_5_moe_vl": "token_type_ids"}
 # The features added to layers have a row for every token of the prompt, not only for visual ones.
 _DEEP_BY_PLACE = ("granite4_vision",)
@@ -113,7 +113,7 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         """Logits for [rows, tokens] ids, or for the embeddings in `features`.
 
         position_ids: [axes, rows, tokens]; None if they continue each row's positions. Qwen3.5 and
-        the families built on it may replace caches in the list (mlx-vlm 0.7.10,
+        the families built on it may replace caches in the list (mlx-vlm's
         `qwen3_5/language.py`); `cache` then holds the new ones.
         """
         layers = list(cache)

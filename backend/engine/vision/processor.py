@@ -40,7 +40,7 @@ _CHANNELS, _FLOAT = 3, 4  # of a pixel; bytes of a value
 _PROBE = 2048, 1536  # pixels of an image that most processors scale down
 _NOTHING = 0  # the token in place of an embedding, which no layer reads
 _KINDS = {Picture: IMAGE, Video: VIDEO, Sound: AUDIO}
-# DeepSeek-VL2: the tiles of each image. mlx-vlm 0.7.10 reads as many entries as there are tiles,
+# DeepSeek-VL2: the tiles of each image. mlx-vlm reads as many entries as there are tiles,
 # which is beyond the array's end; it stops at an entry of 0.
 _CROPS = "images_spatial_crop"
 _TILED = 2  # more images in a prompt are not divided into tiles
@@ -106,7 +106,7 @@ def _running_no_code() -> Iterator[None]:
 def drop_arguments_for_text(processor: Any) -> None:
     """Keep the tokenizer's arguments from an image processor.
 
-    LLaVA's processor in mlx-vlm 0.7.10 gives both the same, which transformers rejects.
+    LLaVA's processor in mlx-vlm gives both the same, which transformers rejects.
     """
     if type(processor).__name__ != "LlavaProcessor":
         return
@@ -122,7 +122,7 @@ def drop_arguments_for_text(processor: Any) -> None:
 def complete_tiles(processor: Any) -> None:
     """Let Llama 4 also see the whole image, for which its prompts have tokens after the tiles'.
 
-    mlx-vlm 0.7.10 leaves the whole image out (`llama4/processing_llama4.py`). The model then takes
+    mlx-vlm leaves the whole image out (`llama4/processing_llama4.py`). The model then takes
     the features of these tokens from memory that lies behind those of the tiles.
     """
     images: Any = getattr(processor, "image_processor", None)
@@ -140,7 +140,7 @@ def complete_tiles(processor: Any) -> None:
 def number_image_token(processor: Any) -> None:
     """Give the processor of dots.ocr the tokenizer's number of the image token.
 
-    mlx-vlm 0.7.10 has the number of the published checkpoint in its code, and refuses others.
+    mlx-vlm has the number of the published checkpoint in its code, and refuses others.
     """
     if type(processor).__name__ == "DotsVLProcessor":
         token = processor.image_token

@@ -1,6 +1,6 @@
 """Positions with more axes than three (HunyuanOCR's xdrope), for each token of each row.
 
-mlx-vlm 0.7.10 uses them only in a pass that begins a prompt, and otherwise numbers the tokens of
+mlx-vlm uses them only in a pass that begins a prompt, and otherwise numbers the tokens of
 all rows from the end of one row's KV (`hunyuan_vl/language.py`). Here every pass has them.
 """
 

@@ -1,6 +1,6 @@
 """Scales queries by position (Mistral's text models) for each row of a batch.
 
-mlx-vlm 0.7.10 computes the scale once for all rows, from the position of the first
+mlx-vlm computes the scale once for all rows, from the position of the first
 (`mistral3/language.py`, `mistral4/language.py`). That is wrong when some rows are shorter and some
 longer than the model's original context. Here each layer scales every row by its own position.
 """

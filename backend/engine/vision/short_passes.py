@@ -1,6 +1,6 @@
 """Computes short passes of Qwen3.5's linear attention by its recurrence, as decode steps are.
 
-Without Metal, mlx-vlm 0.7.10 computes every pass of more than one token by a scan over chunks of
+Without Metal, mlx-vlm computes every pass of more than one token by a scan over chunks of
 64 tokens (`qwen3_5/gated_delta.py`), padded to whole chunks. For a pass that checks a few guesses,
 that takes several times as long as the recurrence, and its log-probabilities differ by up to 0.002
 from those of decode steps.

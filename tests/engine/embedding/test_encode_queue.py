@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from backend.engine.commands import Encode
 from backend.engine.embedding.batch_plan import ActivationCost
 from backend.engine.embedding.encode_queue import EncodeQueue
 from backend.engine.embedding.encoding import Encoded, Piece
@@ -50,7 +49,7 @@ class Encoder:
         self.faults.append(where)
 
     def ask(self, ticket: int, *rows: list[int]) -> None:
-        self.queue.submit(Encode(1, ticket, [Piece(row, [0] * len(row)) for row in rows]))
+        self.queue.submit(ticket, [Piece(row, [0] * len(row)) for row in rows])
 
     def finish(self) -> None:
         while self.queue.busy:

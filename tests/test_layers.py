@@ -1,0 +1,161 @@
+"""Every import leads downward: the layers of the code, and which libraries each part may load."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = ("common", "backend", "gateway", "cli")
+ENGINE = "backend.engine"
+
+# The layers, from the bottom. A module may import its own layer and those below, in functions and
+# for type checkers too. It belongs to the layer that names the module, or else to that of its
+# package. A module that is named apart from its package is plain data that every layer uses, or
+# assembles what other layers offer.
+LAYERS = {
+    "common": "common",
+    "base": f"""
+        {ENGINE}.errors {ENGINE}.events {ENGINE}.request {ENGINE}.generation {ENGINE}.outbox
+        {ENGINE}.units {ENGINE}.setting_rule {ENGINE}.settings {ENGINE}.threads
+        {ENGINE}.blas_threads {ENGINE}.engine_state {ENGINE}.gauges {ENGINE}.heartbeat
+        {ENGINE}.step_limits {ENGINE}.token_text {ENGINE}.repetition
+        {ENGINE}.constraints.spec {ENGINE}.disk_cache.use {ENGINE}.embedding.encoding
+        {ENGINE}.executing.score_plan {ENGINE}.media.limits {ENGINE}.vision.media_plan
+    """,
+    "planning": f"{ENGINE}.planning",
+    "caches": f"""
+        {ENGINE}.caching {ENGINE}.device {ENGINE}.mlx_lm_import {ENGINE}.rotary_angles
+        {ENGINE}.small_attention
+    """,
+    "choice": f"{ENGINE}.sampling {ENGINE}.constraints",
+    "parts of a model": f"""
+        {ENGINE}.loading {ENGINE}.load_request {ENGINE}.prompting {ENGINE}.media {ENGINE}.vision
+        {ENGINE}.ranks {ENGINE}.disk_cache
+        {ENGINE}.embedding.kind {ENGINE}.embedding.rotary_shape {ENGINE}.embedding.task_adapters
+    """,
+    "passes": f"""
+        {ENGINE}.executing {ENGINE}.drafting {ENGINE}.embedding {ENGINE}.vision.media_prefill
+        {ENGINE}.model {ENGINE}.served_model {ENGINE}.commands
+    """,
+    "loop": f"""
+        {ENGINE}.scheduler {ENGINE}.worker {ENGINE}.output {ENGINE}.ranks.leading_executor
+    """,
+    "builders": f"""
+        {ENGINE}.loading.loader {ENGINE}.loading.text_builder {ENGINE}.vision.vision_builder
+        {ENGINE}.embedding.embedding_builder {ENGINE}.loading.traits {ENGINE}.executing.warm_up
+        {ENGINE}.loading.serving_trial {ENGINE}.loading.serving_verdict
+        {ENGINE}.ranks.followed_model {ENGINE}.ranks.follower
+    """,
+    "front": f"{ENGINE}.engine {ENGINE}.preparing",
+    "rpc": "backend.rpc",
+    "processes": "backend.supervising backend.__main__",
+    "gateway": "gateway",
+    "command": "cli",
+}
+LAYER_OF = {name: at for at, names in enumerate(LAYERS.values()) for name in names.split()}
+
+# Packages and libraries that a part never imports.
+NEVER = {
+    "common": "backend gateway cli wire grpc",
+    "backend": "gateway cli",
+    ENGINE: "wire grpc google",
+    f"{ENGINE}.planning": "mlx mlx_lm mlx_vlm transformers",
+    f"{ENGINE}.prompting": "mlx mlx_lm mlx_vlm",
+    f"{ENGINE}.media": "mlx mlx_lm mlx_vlm",
+    "backend.supervising": "grpc mlx",
+    "gateway": "backend cli mlx",
+    "cli": "backend",
+}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {
+    name_of(path): ast.parse(path.read_text("utf-8"))
+    for part in PARTS
+    for path in sorted((ROOT / part).rglob("*.py"))
+}
+
+
+def statements(tree: ast.AST, *, types: bool) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The imports of a module and of its functions; with `types`, those for type checkers too."""
+    for node in ast.iter_child_nodes(tree):
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                yield node
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")) if not types:
+                pass
+            case _:
+                yield from statements(node, types=types)
+
+
+def imports(name: str, *, types: bool) -> set[str]:
+    """The modules that a module imports: ours by their full name, those of libraries too."""
+    found: set[str] = set()
+    for node in statements(MODULES[name], types=types):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        else:
+            assert node.level == 0, f"{name} has a relative import"
+            module = node.module or ""
+            both = {(module, f"{module}.{alias.name}") for alias in node.names}
+            found |= {inner if inner in MODULES else module for module, inner in both}
+    return found - {name}
+
+
+def layer_of(name: str) -> int:
+    """The number of a module's layer: that of the longest name in LAYERS that it begins with."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        if (layer := LAYER_OF.get(".".join(parts[:end]))) is not None:
+            return layer
+    raise AssertionError(f"{name} has no layer: add it to LAYERS")
+
+
+def ours(*, types: bool) -> dict[str, set[str]]:
+    """By module, the modules of this project that it imports."""
+    return {name: imports(name, types=types) & MODULES.keys() for name in MODULES}
+
+
+def test_no_import_leads_to_a_higher_layer() -> None:
+    upward = [
+        f"{name} imports {other}"
+        for name, others in ours(types=True).items()
+        for other in sorted(others)
+        if layer_of(other) > layer_of(name)
+    ]
+    assert upward == []
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    TopologicalSorter(ours(types=False)).prepare()  # which raises CycleError
+
+
+def test_every_name_in_the_table_is_a_module() -> None:
+    assert LAYER_OF.keys() <= MODULES.keys()
+    assert NEVER.keys() <= MODULES.keys()
+
+
+@pytest.mark.parametrize("part", NEVER)
+def test_a_part_never_imports_what_belongs_to_others(part: str) -> None:
+    never = set(NEVER[part].split())
+    own = [name for name in MODULES if f"{name}.".startswith(f"{part}.")]
+    leaks = {
+        name: leak
+        for name in own
+        if (leak := {other.split(".")[0] for other in imports(name, types=True)} & never)
+    }
+    assert leaks == {}
+
+
+def test_the_picture_in_the_documentation_shows_every_layer() -> None:
+    drawn = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    assert [layer for layer in LAYERS if f"**{layer}**" not in drawn] == []
