@@ -8,42 +8,29 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from common.formats.answer import Call
-from common.formats.cursor import Wait
-from common.formats.json_calls import read_arguments
-from common.formats.reading import CallSyntax, Reading
+from common.formats.reading import CallSyntax
 from common.formats.sections import Section
 from common.formats.shapes import invoked, tagged
+from common.tool_schema import ToolSchemas
 
 _SEPARATOR = "<｜tool▁sep｜>"
-_CALL_END = "<｜tool▁call▁end｜>"
-_NAME = re.compile(r"""[^\s{}<>`"]*""")
-_NO_ARGUMENTS = ("", "null", "[]")
+_NAME = re.compile(r"[^\s{}<>`\"\[\]]+")
 
 
-def _read_call(reading: Reading) -> Wait[Call]:
-    """`function<sep>NAME`, a line break and fenced JSON in V3; `NAME<sep>` and JSON in V3.1."""
-    cursor = reading.cursor
-    yield from cursor.space()
-    words = yield from cursor.run(_NAME)
-    yield from cursor.space()
-    separated = yield from cursor.accept(_SEPARATOR)
-    yield from cursor.space()
-    after = (yield from cursor.run(_NAME)) if separated else ""
-    name = words if after in _NO_ARGUMENTS else after
-    yield from cursor.space()
-    begun = yield from cursor.at(["{", '"', "```", _CALL_END])
-    if not name or not (begun and (separated or begun == "{")):
-        raise cursor.unreadable()
-    if (yield from cursor.at([_CALL_END])):
-        return Call(name, "{}")
-    return Call(name, (yield from read_arguments(reading, ("```", _CALL_END), name=name)))
+def _named(text: str, _tools: ToolSchemas) -> tuple[str, str]:
+    """The name in `function<sep>NAME`, as V3 writes it, or `NAME<sep>`, as V3.1 does."""
+    words = [word for word in text.replace(_SEPARATOR, " ").split() if word not in ("null", "[]")]
+    named = len(words) in (1, 2) and all(map(_NAME.fullmatch, words))
+    return words[-1] if named else "", ""
 
 
 _SECTION = Section(
-    "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", _CALL_END, _read_call
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    _named,
 )
-
 _VARIANTS = tuple(
     replace(_SECTION, opener=f"<｜{words}｜>")
     for words in ("tool_calls_begin", "tool calls begin", r"tool\_calls\_begin", "tool▁calls")
@@ -55,7 +42,7 @@ reads it (deepseek_r1 in its common/chat).
 
 V3_CALLS = (
     _SECTION.syntax,
-    *(CallSyntax((each.opener,), each.read, each.closers) for each in _VARIANTS),
+    *(replace(each.syntax, openers=(each.opener,)) for each in _VARIANTS),
 )
 DSML_SHAPES = tuple(
     invoked(prefix, block, flags=("true", "false"))
@@ -83,26 +70,12 @@ STEP_SHAPE = invoked(
     opening="<｜tool_calls_begin｜>",
     closing="<｜tool_calls_end｜>",
 )
-_STEP = invoked("steptml:", "", opening="", closing="").tags
-
-
-def _read_step(reading: Reading) -> Wait[Call]:
-    """Read `function<sep>`, sometimes the tool's name, and a call with tagged parameters."""
-    cursor = reading.cursor
-    yield from cursor.space()
-    yield from cursor.run(_NAME)
-    if (yield from cursor.accept("<｜tool_sep｜>")):
-        yield from cursor.run(_NAME)
-    yield from cursor.space()
-    return (yield from _STEP.read_call(reading))
-
-
 STEP_CALLS = (
     Section(
         "<｜tool_calls_begin｜>",
         "<｜tool_calls_end｜>",
         "<｜tool_call_begin｜>",
         "<｜tool_call_end｜>",
-        _read_step,
+        tags=invoked("steptml:", "", opening="", closing="").tags,
     ).syntax,
 )

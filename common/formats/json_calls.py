@@ -67,6 +67,7 @@ def read_arguments(
     fence = yield from _read_fence(cursor)
     if fence and (yield from cursor.accept(fence)):
         return "{}"
+    ends = (fence, *ends) if fence else ends
     send = reading.send if (yield from cursor.peek()) == "{" else None
     if name and send:
         reading.begin(name)
@@ -87,9 +88,9 @@ def read_arguments(
     arguments = arguments_of(value)
     if arguments is None:
         raise Unreadable
-    yield from cursor.drop_surplus((fence, *ends) if fence else ends)
+    yield from cursor.drop_surplus(ends)
     yield from cursor.accept_after_space(fence)
-    yield from cursor.drop_cut((fence, *ends))
+    yield from cursor.drop_cut(ends)
     return arguments
 
 

@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from common.formats.answer import Call
 from common.formats.cursor import Wait
 from common.formats.glm import KeyValueTags
-from common.formats.json_calls import read_arguments, read_json_calls
+from common.formats.json_calls import read_json_calls
 from common.formats.pythonic import NAME
 from common.formats.reading import CallSyntax, Reading, always
+from common.formats.sections import Section
 from common.formats.tagged_calls import CallTags, Lines, attributes_of, keyed, named
-from common.tool_schema import Undeclared
+from common.tool_schema import ToolSchemas, Undeclared
 
-_ID = re.compile(r"[^<{\n]*")
 _HEADER = re.compile(
     r'(.*?)(?: (\w+)="\{(?:name|key)\}"|\{(?:name|key)\})(?: (\w+)="\{flag\}")?(.*)', re.DOTALL
 )
@@ -75,39 +74,16 @@ class JsonShape:
         before, _, rest = self.call.partition("{name}")
         before, numbered, id_end = before.strip().partition("{index}")
         between, after = (text.strip() for text in rest.split("{arguments}"))
+
+        def named(text: str, _tools: ToolSchemas) -> tuple[str, str]:
+            identity, marked, name = text.rpartition(id_end) if numbered else ("", "", text)
+            if bool(marked) != bool(numbered) or not NAME.fullmatch(name.strip()):
+                return "", ""
+            # A number is not unique in a conversation.
+            return name.strip(), "" if identity.strip().isdecimal() else identity.strip()
+
         opening, closing = self.opening.strip(), self.closing.strip()
-        ends = tuple(filter(None, (after, closing, before)))
-
-        def read(reading: Reading) -> Wait[None]:
-            cursor = reading.cursor
-            yield from cursor.accept(opening)
-            another = True
-            while another:
-                yield from cursor.space()
-                while before and (yield from cursor.accept(before)):
-                    yield from cursor.space()
-                identity = (yield from cursor.run(_ID)) if numbered else ""
-                yield from cursor.accept(id_end)
-                yield from cursor.space()
-                name = yield from cursor.run(NAME)
-                yield from cursor.space()
-                if not name or (between and not (yield from cursor.accept(between))):
-                    raise cursor.unreadable()
-                # A number is not unique in a conversation.
-                identity = "" if identity.strip().isdecimal() else identity.strip()
-                reading.begin(name, identity)
-                given = not (after and (yield from cursor.at([after])))
-                arguments = (yield from read_arguments(reading, ends)) if given else "{}"
-                reading.call(Call(name, arguments, identity))
-                yield from cursor.accept_after_space(after)
-                with cursor.ahead():
-                    yield from cursor.accept(self.separator)
-                    yield from cursor.space()
-                    another = bool(before) and bool((yield from cursor.at([before])))
-            yield from cursor.accept_after_space(closing)
-
-        openers = tuple(filter(None, (opening, before))) or ("",)
-        return CallSyntax(openers, read, tuple(filter(None, (closing, after))))
+        return Section(opening, closing, before, after, named, between, bool(opening)).syntax
 
 
 @dataclass(frozen=True)
