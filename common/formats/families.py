@@ -558,7 +558,6 @@ FAMILIES = (
         signs=[("<|tools_prefix|>",)],
         tags=(Tags("<|inner_prefix|>", "<|inner_suffix|>", anywhere=True),),
         reasoning="apertus",
-        calls=others.APERTUS_CALLS,
     ),
     Family(
         "Nemotron Nano 2, Llama Nemotron",
