@@ -5,31 +5,17 @@ GigaChat 3.5 and Step 3 have variations of these.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
 from common.formats.reading import CallSyntax
 from common.formats.sections import Section
 from common.formats.shapes import invoked, tagged
-from common.tool_schema import ToolSchemas
-
-_SEPARATOR = "<｜tool▁sep｜>"
-_NAME = re.compile(r"[^\s{}<>`\"\[\]]+")
-
-
-def _named(text: str, _tools: ToolSchemas) -> tuple[str, str]:
-    """The name in `function<sep>NAME`, as V3 writes it, or `NAME<sep>`, as V3.1 does."""
-    words = [word for word in text.replace(_SEPARATOR, " ").split() if word not in ("null", "[]")]
-    named = len(words) in (1, 2) and all(map(_NAME.fullmatch, words))
-    return words[-1] if named else "", ""
-
 
 _SECTION = Section(
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁calls▁end｜>",
     "<｜tool▁call▁begin｜>",
     "<｜tool▁call▁end｜>",
-    _named,
 )
 _VARIANTS = tuple(
     replace(_SECTION, opener=f"<｜{words}｜>")
@@ -38,8 +24,6 @@ _VARIANTS = tuple(
 """Smaller models that were trained on DeepSeek's answers write the first marker so, and llama.cpp
 reads it (deepseek_r1 in its common/chat).
 """
-
-
 V3_CALLS = (
     _SECTION.syntax,
     *(replace(each.syntax, openers=(each.opener,)) for each in _VARIANTS),

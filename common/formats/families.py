@@ -10,7 +10,6 @@ from common.formats import (
     deepseek,
     functionary,
     gemma,
-    kimi,
     llama,
     minimax_m3,
     mistral,
@@ -66,6 +65,15 @@ _HORIZON_THINK = tuple(
     Tags(f"<ifm|{name}>", f"</ifm|{name}>", anywhere=True)
     for name in ("think", "think_fast", "think_faster")
 )
+_K2 = JsonShape(
+    "<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}"
+    "<|tool_call_end|>",
+    "<|tool_calls_section_begin|>",
+    "",
+    "<|tool_calls_section_end|>",
+)
+# Section markers of some K2 checkpoints; vLLM accepts both spellings too.
+_SINGULAR = replace(_K2, opening="<|tool_call_section_begin|>", closing="<|tool_call_section_end|>")
 _MUSE_THINK = Tags("<|think:start|>", "<|think:end|>", anywhere=True)
 _GRANITE_THINK = (
     Tags("Here is my thought process:", "Here is my response:"),
@@ -213,13 +221,8 @@ FAMILIES = (
         reasoning="openai_gptoss openai gpt_oss harmony beam", text=Harmony(),
     ),
     Family(
-        "Kimi K2", "kimi_k2 kimi",
-        JsonShape(
-            "<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{arguments}"
-            "<|tool_call_end|>",
-            "<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>",
-        ),
-        signs=[("<|tool_calls_section_begin|>",)], reasoning="kimi_k2", calls=kimi.K2_CALLS,
+        "Kimi K2", "kimi_k2 kimi", _K2, signs=[("<|tool_calls_section_begin|>",)],
+        reasoning="kimi_k2", calls=(*_K2.syntaxes, *_SINGULAR.syntaxes),
     ),
     Family("Kimi VL", reasoning="kimi", tags=(Tags("◁think▷", "◁/think▷"),)),
     Family(

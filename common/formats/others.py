@@ -37,7 +37,6 @@ def _read_unaddressed(reading: Reading) -> Wait[None]:
     yield from _ATEM.read(reading)
 
 
-_TO, _RECIPIENT = " to=", re.compile(r"[^\s<]*")
 GLIMMER_CALLS = (
     CallSyntax((_TO,), _read_addressed, _ATEM.closers, no_content_yet),
     CallSyntax((_ATEM.block,), _read_unaddressed, _ATEM.closers, no_content_yet),

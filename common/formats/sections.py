@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from common.formats.answer import Call
@@ -17,26 +16,41 @@ from common.tool_schema import ToolSchemas
 _ARGUMENTS_BEGIN = ("{", '"', "```")
 _ID_ALONE = re.compile(r"\d+|call_\w+|chatcmpl-tool-\w+")
 """In place of a name: a number, or another server's id, which models copy from earlier turns."""
+_TAG = re.compile(r"<?[|｜][^<>|｜]*[|｜]>?")
+_NAMED = re.compile(r"(?:functions\.)?([^\s<>{}`]+?)(:\d+)?")
 
 
 def _nothing(_text: str) -> None:
     pass
 
 
+def _named(text: str, tools: ToolSchemas) -> tuple[str, str]:
+    """The name and the id in the text before a call's arguments; the name is '' if there is none.
+
+    Families write `NAME`, `function<sep>NAME`, `ID<name>NAME`, or `functions.NAME:0`, which is also
+    the id. A number alone is no id, because it is not unique in a conversation.
+    """
+    words = [word for word in _TAG.sub(" ", text).split() if word not in ("null", "[]")]
+    found = _NAMED.fullmatch(words[-1]) if len(words) in (1, 2) else None
+    if not found:
+        return "", ""
+    name, bare = found[1], found[1].partition(":")[0]
+    before = "" if len(words) == 1 or words[0] == "function" or words[0].isdecimal() else words[0]
+    return bare if bare in tools and name not in tools else name, words[-1] if found[2] else before
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """The markers around all calls and around each, of which either may be ''.
 
-    named: returns the name and the id in the text before a call's arguments, with the tools of the
-    request; the name is '' if the text is no beginning of a call. before_arguments: a marker.
-    unmarked: whether a call's marker may be missing. tags: those of the calls, if they have any.
+    before_arguments: another marker. unmarked: whether a call's marker may be missing. tags: those
+    of the calls, if they have any.
     """
 
     opener: str
     closer: str
     call: str
     call_close: str
-    named: Callable[[str, ToolSchemas], tuple[str, str]] = lambda _text, _tools: ("", "")
     before_arguments: str = ""
     unmarked: bool = False
     tags: CallTags | None = None
@@ -103,7 +117,7 @@ class Section:
         marked = yield from cursor.accept(self.before_arguments)
         yield from cursor.space()
         begun = yield from cursor.at([self.call_close, *_ARGUMENTS_BEGIN])
-        name, identity = self.named("".join(words).strip(), reading.tools)
+        name, identity = _named("".join(words), reading.tools)
         if not (name and (marked or begun)):
             raise cursor.unreadable()
         reading.begin(name, identity)

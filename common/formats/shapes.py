@@ -10,11 +10,10 @@ from typing import Any
 from common.formats.cursor import Wait
 from common.formats.glm import KeyValueTags
 from common.formats.json_calls import read_json_calls
-from common.formats.pythonic import NAME
 from common.formats.reading import CallSyntax, Reading, always
 from common.formats.sections import Section
 from common.formats.tagged_calls import CallTags, Lines, attributes_of, keyed, named
-from common.tool_schema import ToolSchemas, Undeclared
+from common.tool_schema import Undeclared
 
 _HEADER = re.compile(
     r'(.*?)(?: (\w+)="\{(?:name|key)\}"|\{(?:name|key)\})(?: (\w+)="\{flag\}")?(.*)', re.DOTALL
@@ -64,26 +63,20 @@ class JsonShape:
     @property
     def syntaxes(self) -> tuple[CallSyntax, ...]:
         if not self.quoted:
-            return (self._named(),)
+            return (self._section.syntax,)
         start = (self.opening + self.call).partition("{")[0].rstrip()
         end = self.call.partition("{arguments}")[2].lstrip("}") + self.closing
         return (json_block(start.removesuffix("["), end.lstrip("]\n ")),)
 
-    def _named(self) -> CallSyntax:
-        """Calls with a name outside the JSON, between markers, perhaps after an id."""
+    @property
+    def _section(self) -> Section:
+        """The markers around calls with names outside the JSON."""
         before, _, rest = self.call.partition("{name}")
-        before, numbered, id_end = before.strip().partition("{index}")
+        before = before.strip().partition("{index}")[0]
         between, after = (text.strip() for text in rest.split("{arguments}"))
-
-        def named(text: str, _tools: ToolSchemas) -> tuple[str, str]:
-            identity, marked, name = text.rpartition(id_end) if numbered else ("", "", text)
-            if bool(marked) != bool(numbered) or not NAME.fullmatch(name.strip()):
-                return "", ""
-            # A number is not unique in a conversation.
-            return name.strip(), "" if identity.strip().isdecimal() else identity.strip()
-
         opening, closing = self.opening.strip(), self.closing.strip()
-        return Section(opening, closing, before, after, named, between, bool(opening)).syntax
+        call, last = before[: before.rfind(">") + 1] or before, between.rpartition("{index}")[2]
+        return Section(opening, closing, call, after, last, unmarked=bool(opening))
 
 
 @dataclass(frozen=True)
