@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from common.formats.json_text import NUMBER, json_string
-from common.formats.values import PYTHON, as_json, string_of
+from common.formats.values import MODEL_JSON, PYTHON_JSON, as_json, string_of
 
 Undeclared = Literal["text", "guess"]
 """The type of an argument that is not declared: a string, or inferred from its text."""
@@ -252,7 +252,8 @@ def _typed(text: str, types: frozenset[str]) -> str:
         return bare.lower()
     if types & {"object", "array"} and bare[:1] in ("{", "["):
         opening = {"{": "object", "[": "array"}[bare[0]]
-        value = as_json(bare) or as_json(bare, PYTHON) or as_json(_unescaped(bare))
+        dialect = PYTHON_JSON if "string" in types else MODEL_JSON
+        value = as_json(bare) or as_json(bare, dialect) or as_json(_unescaped(bare))
         if value and (opening in types or "string" not in types):
             return value
     return json_string(text) if "string" in types else _looks_like(text)

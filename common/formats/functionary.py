@@ -7,13 +7,13 @@ import re
 from common.formats import mistral
 from common.formats.answer import Call
 from common.formats.cursor import Wait
-from common.formats.json_calls import read_arguments, read_bare_calls
+from common.formats.json_calls import bare_block, read_arguments, read_bare_calls
 from common.formats.qwen import MARKED_CALLS
 from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet
 from common.formats.tagged_text import TaggedText
 
-_TO, _ALL, _FENCE = ">>>", "all\n", "```"
-_NAME, _LANGUAGE = re.compile(r"[\w.:/-]*"), re.compile(r"\w*")
+_TO, _ALL = ">>>", "all\n"
+_NAME = re.compile(r"[\w.:/-]*")
 
 
 def _read_addressed(reading: Reading) -> Wait[None]:
@@ -44,18 +44,9 @@ CALLS = (
 )
 
 
-def _read_fenced(reading: Reading) -> Wait[None]:
-    cursor = reading.cursor
-    cursor.take(len(_FENCE))
-    yield from cursor.run(_LANGUAGE)
-    yield from cursor.space()
-    yield from read_bare_calls(reading, (_FENCE,))
-    yield from cursor.accept_after_space(_FENCE)
-
-
 XLAM_CALLS = (
     MARKED_CALLS,
     mistral.CALLS[0],
-    CallSyntax((_FENCE,), _read_fenced, begins=begins_line),
+    bare_block("```", "```"),
     CallSyntax(("[", "{"), read_bare_calls, begins=begins_line),
 )

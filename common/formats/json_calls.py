@@ -10,7 +10,7 @@ from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Unreadable, Wait
 from common.formats.json_text import Send
 from common.formats.pythonic import NAME, at_named_call, read_pythonic
-from common.formats.reading import Reading
+from common.formats.reading import CallSyntax, Reading, begins_line
 from common.formats.values import (
     MODEL_JSON,
     Dialect,
@@ -67,6 +67,7 @@ def read_arguments(
     fence = yield from _read_fence(cursor)
     if fence and (yield from cursor.accept(fence)):
         return "{}"
+    ends = (fence, *ends) if fence else ends
     send = reading.send if (yield from cursor.peek()) == "{" else None
     if name and send:
         reading.begin(name)
@@ -87,9 +88,9 @@ def read_arguments(
     arguments = arguments_of(value)
     if arguments is None:
         raise Unreadable
-    yield from cursor.drop_surplus((fence, *ends) if fence else ends)
+    yield from cursor.drop_surplus(ends)
     yield from cursor.accept_after_space(fence)
-    yield from cursor.drop_cut((fence, *ends))
+    yield from cursor.drop_cut(ends)
     return arguments
 
 
@@ -113,11 +114,24 @@ def calls_of(text: str, tools: ToolSchemas, *, strict: bool = False) -> list[Cal
     items = [value for _, value in parts(text)] if text.startswith("[") else [text]
     if not items:
         raise Unreadable
-    return [_call_of(item, tools, strict) for item in items]
+    return [call for item in items for call in _calls_in(_members(item), tools, strict)]
 
 
-def _call_of(text: str, tools: ToolSchemas, strict: bool) -> Call:
-    members = _members(text)
+def _calls_in(members: dict[str, str], tools: ToolSchemas, strict: bool) -> list[Call]:
+    """The call in an object, or the calls if its keys are the names of tools."""
+    if members and not strict and all(_is_tool(key, tools) for key in members):
+        given = {tools.meant(key): arguments_of(value) for key, value in members.items()}
+        if None in given.values():
+            raise Unreadable
+        return [Call(name, arguments or "{}") for name, arguments in given.items()]
+    return [_call_of(members, tools, strict)]
+
+
+def _is_tool(key: str, tools: ToolSchemas) -> bool:
+    return key not in _KEYS and tools.meant(key) in tools
+
+
+def _call_of(members: dict[str, str], tools: ToolSchemas, strict: bool) -> Call:
     identity = string_of(members.get("id", "")) or string_of(members.get("call_id", "")) or ""
     if members.get(_first(_NAMES, members), "").startswith("{"):
         members = _members(members[_first(_NAMES, members)])
@@ -163,6 +177,9 @@ class _CallSender:
         if key in self._seen:
             return None
         self._seen[key] = []
+        if head == "{" and len(self._seen) == 1 and _is_tool(key, self._reading.tools):
+            self._reading.begin(key)
+            return self._reading.send
         if key not in _ARGUMENTS or head != "{":
             return self._seen[key].append
         texts = self._texts()
@@ -205,21 +222,13 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
         yield from _read_json_list(reading, ends)
     else:
         yield from _read_json_call(reading, ends)
-        while ends and (yield from _another_follows(cursor)):
-            yield from cursor.space()
-            reading.settle()
+        while (yield from _accept_separator(reading)):
             yield from _read_json_call(reading, ends)
     yield from cursor.drop_surplus((fence, *ends) if fence else ends)
     yield from cursor.accept_after_space(fence)
 
 
-def _another_follows(cursor: Cursor) -> Wait[bool]:
-    with cursor.ahead():
-        yield from cursor.space()
-        return (yield from cursor.peek()) == "{"
-
-
-def accept_separator(reading: Reading) -> Wait[bool]:
+def _accept_separator(reading: Reading) -> Wait[bool]:
     """Read the separator between two calls, if another call follows."""
     cursor = reading.cursor
     start = cursor.position
@@ -330,6 +339,21 @@ def read_bare_calls(reading: Reading, closers: tuple[str, ...] = ()) -> Wait[Non
         if not (yield from cursor.more()):
             return
         reading.begun = True  # a separator after a call can only belong to a call
+
+
+def bare_block(opener: str, closer: str) -> CallSyntax:
+    """Calls as JSON between markers that are also in ordinary text, such as code blocks."""
+
+    def read(reading: Reading) -> Wait[None]:
+        cursor = reading.cursor
+        cursor.take(len(opener))
+        yield from cursor.run(_LANGUAGE)
+        yield from cursor.space()
+        reading.begun = opener != _FENCE and (yield from cursor.peek()) == "{"
+        yield from read_bare_calls(reading, (closer,))
+        yield from cursor.accept_after_space(closer)
+
+    return CallSyntax((opener,), read, begins=begins_line)
 
 
 def _expect_call(reading: Reading, alone: bool) -> Wait[None]:

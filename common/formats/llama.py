@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from common.formats.cursor import Cursor, Wait
-from common.formats.json_calls import accept_separator, read_bare_calls, read_json_calls
+from common.formats.json_calls import read_bare_calls, read_json_calls
 from common.formats.pythonic import read_fenced_pythonic, read_pythonic
 from common.formats.qwen import FUNCTION_CALLS
 from common.formats.reading import CallSyntax, Reading
-
-_JSON_TAG = "<|python_tag|>"
-_LIST_TAG, _LIST_CLOSE = "<|python_start|>", "<|python_end|>"
 
 
 def _is_answer(reading: Reading, _opener: str) -> bool:
@@ -32,38 +29,28 @@ def _is_json(cursor: Cursor) -> Wait[bool]:
         return (yield from cursor.peek()) == "{"
 
 
-def _read_tagged(reading: Reading) -> Wait[None]:
-    """Read the calls after a tag: JSON separated by semicolons, or Python calls."""
-    cursor = reading.cursor
-    cursor.take(len(reading.opener))
-    yield from cursor.space()
-    if not (yield from _is_json(cursor)) and not (yield from cursor.at(["```"])):
-        yield from read_pythonic(reading, (_LIST_CLOSE,), offered=reading.opener != _LIST_TAG)
-    else:
-        yield from read_json_calls(reading, (";",))
-        while (yield from accept_separator(reading)):
-            yield from read_json_calls(reading, (";",))
-    yield from cursor.accept_after_space(_LIST_CLOSE)
+def fenced(opener: str, closer: str = "", *, offered: bool = False) -> CallSyntax:
+    """Calls after a marker, as JSON or in Python's notation. offered: only of offered tools."""
+    closers = (closer,) if closer else ()
 
-
-def fenced(opener: str, closer: str) -> CallSyntax:
     def read(reading: Reading) -> Wait[None]:
         cursor = reading.cursor
         cursor.take(len(opener))
         yield from cursor.space()
         if (yield from _is_json(cursor)):
-            yield from read_json_calls(reading, (closer,))
-        elif not (yield from cursor.at([closer])):
-            yield from read_fenced_pythonic(reading, (closer,))
+            yield from read_json_calls(reading, closers or (";",))
+        elif not (yield from cursor.at(closers)):
+            yield from read_fenced_pythonic(reading, closers, offered=offered)
         yield from cursor.accept_after_space(closer)
 
-    return CallSyntax((opener,), read, (closer,))
+    return CallSyntax((opener,), read, closers)
 
 
 UNMARKED = CallSyntax(("{", "["), _read_unmarked, begins=_is_answer)
 LFM2 = fenced("<|tool_call_start|>", "<|tool_call_end|>")
 CALLS = (
-    CallSyntax((_JSON_TAG, _LIST_TAG), _read_tagged, (_LIST_CLOSE,)),
+    fenced("<|python_start|>", "<|python_end|>"),
+    fenced("<|python_tag|>", offered=True),
     FUNCTION_CALLS,
     LFM2,
     UNMARKED,

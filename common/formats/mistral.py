@@ -6,12 +6,7 @@ import re
 
 from common.formats.answer import Call
 from common.formats.cursor import Wait
-from common.formats.json_calls import (
-    accept_separator,
-    read_arguments,
-    read_bare_calls,
-    read_json_calls,
-)
+from common.formats.json_calls import read_arguments, read_bare_calls, read_json_calls
 from common.formats.pythonic import at_named_call
 from common.formats.reading import CallSyntax, Reading, no_content_yet
 
@@ -29,8 +24,6 @@ def _read(reading: Reading) -> Wait[None]:
         named = (yield from cursor.at([_ARGS, _CALL_ID])) or not (yield from _in_brackets(reading))
         if not named:
             yield from read_json_calls(reading)
-            while (yield from accept_separator(reading)):
-                yield from read_json_calls(reading)
             return
         yield from _read_named(reading)
         with cursor.ahead():

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 
-from common.formats.answer import Call
-from common.formats.cursor import Unreadable, Wait
-from common.formats.json_calls import arguments_of, read_bare_calls, read_json_calls
-from common.formats.json_text import Send
+from common.formats.cursor import Wait
+from common.formats.json_calls import read_bare_calls, read_json_calls
 from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet
 from common.formats.shapes import invoked, json_block, tagged
-from common.formats.values import MODEL_JSON, parts, read_value, string_of
 
 MINIMAX_SHAPE = invoked("", "minimax:tool_call", lines="paired")
 _INVOKE = MINIMAX_SHAPE.tags
@@ -40,7 +37,6 @@ def _read_unaddressed(reading: Reading) -> Wait[None]:
     yield from _ATEM.read(reading)
 
 
-_TO, _RECIPIENT = " to=", re.compile(r"[^\s<]*")
 GLIMMER_CALLS = (
     CallSyntax((_TO,), _read_addressed, _ATEM.closers, no_content_yet),
     CallSyntax((_ATEM.block,), _read_unaddressed, _ATEM.closers, no_content_yet),
@@ -84,50 +80,3 @@ INKLING_CALLS = (
     CallSyntax((_MODEL, _INVOKE_JSON), _read_inkling, (_END,)),
     CallSyntax((), _read_inkling, begins=no_content_yet, by_name=True),
 )
-
-
-class _NamedSender:
-    """Sends a call while its object is read: the only key is the tool's name."""
-
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
-        self._begun = False
-
-    def member(self, key: str, head: str) -> Send | None:
-        if self._begun or head != "{":
-            return None
-        self._begun = True
-        self._reading.begin(string_of(key) or "")
-        return self._reading.send
-
-    def inside(self, _key: str) -> None:
-        return None
-
-
-def _read_apertus(reading: Reading) -> Wait[None]:
-    """Read a list of objects, each with a tool's name as its key and the arguments as its value."""
-    cursor = reading.cursor
-    cursor.take(len(_APERTUS[0]))
-    yield from cursor.space()
-    yield from cursor.expect("[")
-    while True:
-        yield from cursor.space()
-        sender = _NamedSender(reading)
-        called = yield from read_value(cursor, MODEL_JSON, _APERTUS[1:], receiver=sender)
-        for name, given in parts(called):
-            if (arguments := arguments_of(given)) is None:
-                raise Unreadable
-            reading.call(Call(name, arguments))
-        yield from cursor.run(_SURPLUS_BRACE)
-        comma = yield from cursor.accept(",")
-        yield from cursor.space()
-        more = comma or (yield from cursor.at(["{"]))
-        if not more or (yield from cursor.at(["]"])):
-            break
-    yield from cursor.drop_surplus(_APERTUS[1:])
-    yield from cursor.accept_after_space(_APERTUS[1])
-
-
-_SURPLUS_BRACE = re.compile(r"[}\s]*")
-_APERTUS = ("<|tools_prefix|>", "<|tools_suffix|>")
-APERTUS_CALLS = (CallSyntax(_APERTUS[:1], _read_apertus, _APERTUS[1:]),)

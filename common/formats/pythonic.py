@@ -8,7 +8,7 @@ from common.formats.answer import Call
 from common.formats.cursor import Cursor, Unreadable, Wait
 from common.formats.json_text import json_string
 from common.formats.reading import CallSyntax, Reading, begins_line
-from common.formats.values import PYTHON_SOURCE, object_of, read_source, read_value
+from common.formats.values import PYTHON, object_of, read_source, read_value
 
 NAME = re.compile(r"[\w.:/-]*")
 _KEYWORD = re.compile(r"[\w.-]*")
@@ -141,14 +141,16 @@ def _read_assigned(cursor: Cursor) -> Wait[str]:
     return variable if equals else ""
 
 
-def read_fenced_pythonic(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
+def read_fenced_pythonic(
+    reading: Reading, ends: tuple[str, ...], *, offered: bool = False
+) -> Wait[None]:
     """Read calls that may be in a code block inside the family's markers."""
     cursor = reading.cursor
     fence = yield from cursor.accept("```")
     if fence:
         yield from cursor.run(re.compile(r"\w*"))
         yield from cursor.space()
-    yield from read_pythonic(reading, (*ends, "```"), offered=False)
+    yield from read_pythonic(reading, (*ends, "```"), offered=offered)
     yield from cursor.drop_surplus((*ends, "```"))
     yield from cursor.accept_after_space(fence)
 
@@ -173,7 +175,7 @@ def _read_call(reading: Reading, ends: tuple[str, ...], *, shown: bool) -> Wait[
         send = reading.send if key is not None else None
         if key is not None:
             reading.send(("{" if not arguments else ", ") + json_string(key) + ": ")
-        value = yield from read_value(cursor, PYTHON_SOURCE, ends, send=send)
+        value = yield from read_value(cursor, PYTHON, ends, send=send)
         yield from read_source(cursor, ends)
         if key is not None:  # else there are more values than the tool has arguments
             arguments.append((key, value))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from common.formats.answer import Call
 from common.formats.cursor import Wait
-from common.formats.json_calls import read_arguments, read_bare_calls
+from common.formats.json_calls import bare_block, read_arguments, read_bare_calls
 from common.formats.pythonic import TOOL_CODE
 from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet
 from common.formats.shapes import TagShape
@@ -75,25 +75,14 @@ def _read_without_opening(reading: Reading) -> Wait[None]:
     yield from read_bare_calls(reading, (BLOCK_CLOSE,))
 
 
-def _read_in_other_tags(reading: Reading) -> Wait[None]:
-    cursor = reading.cursor
-    cursor.take(len(reading.opener))
-    yield from cursor.space()
-    reading.begun = (yield from cursor.peek()) == "{"
-    closer = f"</{reading.opener[1:]}"
-    yield from read_bare_calls(reading, (closer,))
-    yield from cursor.accept_after_space(closer)
-
-
 _ELEMENT, _ELEMENT_TEXT = "<function>", re.compile(r"[^<>]*")
 MARKED_CALLS = CallSyntax((*_TAGS.openers, _NAMED_TAGS.call), _read_marked, _TAGS.closers)
 FUNCTION_CALLS = CallSyntax((_TAGS.call,), _TAGS.read, (_TAGS.call_close,))
 """Calls without the block around them; Llama 3.1 writes them for custom tools, with JSON inside."""
 UNMARKED_CALLS = CallSyntax(("{",), _read_without_opening, begins=no_content_yet)
-_OTHER_TAGS = CallSyntax(
-    ("<tools>", "<tool>", "<tool_calls>", "<function_call>"),
-    _read_in_other_tags,
-    begins=begins_line,
+_OTHER_TAGS = tuple(
+    bare_block(f"<{name}>", f"</{name}>")
+    for name in ("tools", "tool", "tool_calls", "function_call")
 )
 """What Qwen 2.5 Coder and others write instead of the tag that their template asks for."""
 _RESPELT = CallSyntax(
@@ -103,4 +92,4 @@ _RESPELT = CallSyntax(
 )
 """The opening tags with wrong or missing brackets."""
 _ELEMENTS = CallSyntax((_ELEMENT,), _read_elements, begins=begins_line)
-CALLS = (MARKED_CALLS, UNMARKED_CALLS, _OTHER_TAGS, _RESPELT, _ELEMENTS, TOOL_CODE)
+CALLS = (MARKED_CALLS, UNMARKED_CALLS, *_OTHER_TAGS, _RESPELT, _ELEMENTS, TOOL_CODE)

@@ -1,42 +1,64 @@
-"""Calls in a marked section, each between its own markers: DeepSeek V3, V3.1 and Kimi K2."""
+"""Calls between markers, with names outside the JSON of their arguments, perhaps in a section."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from dataclasses import dataclass
 
 from common.formats.answer import Call
-from common.formats.cursor import Cut, Markers, Wait
+from common.formats.cursor import Cut, Markers, Unreadable, Wait
+from common.formats.json_calls import read_arguments
 from common.formats.reading import CallSyntax, Reading
+from common.formats.tagged_calls import CallTags
+from common.formats.values import parts
+from common.tool_schema import ToolSchemas
+
+_ARGUMENTS_BEGIN = ("{", '"', "```")
+_ID_ALONE = re.compile(r"\d+|call_\w+|chatcmpl-tool-\w+")
+"""In place of a name: a number, or another server's id, which models copy from earlier turns."""
+_TAG = re.compile(r"<?[|｜][^<>|｜]*[|｜]>?")
+_NAMED = re.compile(r"(?:functions\.)?([^\s<>{}`]+?)(:\d+)?")
 
 
 def _nothing(_text: str) -> None:
     pass
 
 
+def _named(text: str, tools: ToolSchemas) -> tuple[str, str]:
+    """The name and the id in the text before a call's arguments; the name is '' if there is none.
+
+    Families write `NAME`, `function<sep>NAME`, `ID<name>NAME`, or `functions.NAME:0`, which is also
+    the id. A number alone is no id, because it is not unique in a conversation.
+    """
+    words = [word for word in _TAG.sub(" ", text).split() if word not in ("null", "[]")]
+    found = _NAMED.fullmatch(words[-1]) if len(words) in (1, 2) else None
+    if not found:
+        return "", ""
+    name, bare = found[1], found[1].partition(":")[0]
+    before = "" if len(words) == 1 or words[0] == "function" or words[0].isdecimal() else words[0]
+    return bare if bare in tools and name not in tools else name, words[-1] if found[2] else before
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The markers, and how the text between the markers of one call is parsed."""
+    """The markers around all calls and around each, of which either may be ''.
+
+    before_arguments: another marker. unmarked: whether a call's marker may be missing. tags: those
+    of the calls, if they have any.
+    """
 
     opener: str
     closer: str
     call: str
     call_close: str
-    read_call: Callable[[Reading], Wait[Call]]
-    unmarked: tuple[str, ...] = ()
-    """Texts with which a call begins if its marker is missing; () if the marker is required."""
-
-    @property
-    def openers(self) -> tuple[str, ...]:
-        return (self.opener, self.call)
-
-    @property
-    def closers(self) -> tuple[str, ...]:
-        return (self.closer, self.call_close)
+    before_arguments: str = ""
+    unmarked: bool = False
+    tags: CallTags | None = None
 
     @property
     def syntax(self) -> CallSyntax:
-        return CallSyntax(self.openers, self.read, self.closers)
+        openers = tuple(filter(None, (self.opener, self.call))) or ("",)
+        return CallSyntax(openers, self.read, tuple(filter(None, (self.closer, self.call_close))))
 
     def read(self, reading: Reading) -> Wait[None]:
         """Read a section, or calls whose section marker is missing; an empty section is dropped."""
@@ -48,16 +70,16 @@ class Section:
                 space = len((yield from cursor.space()))
                 following = yield from cursor.at([self.call, self.closer])
                 inside = in_section and not following and (yield from cursor.more())
-            noise = (yield from self._before_call(reading)) if inside else None
+            noise = (yield from self._before_call(reading)) if inside and self.call else None
             if noise is not None:
                 cursor.take(noise)
-            elif following == self.call:
+            elif following == self.call and (following or not count):
                 cursor.take(space + len(following))
             else:
                 break
-            while (yield from cursor.accept(self.call)):
+            while self.call and (yield from cursor.accept(self.call)):
                 pass  # a marker that was written twice
-            call = yield from self.read_call(reading)
+            call = yield from self._read_call(reading)
             yield from self._close_call(reading)
             reading.call(call)
             count += 1
@@ -75,25 +97,53 @@ class Section:
         """
         cursor = reading.cursor
         start = cursor.position
+        begins = tuple(filter(None, (self.before_arguments, "{"))) if self.unmarked else ()
         with cursor.ahead():
-            ends = Markers([self.call, self.closer, self.call_close, *self.unmarked])
+            ends = Markers([self.call, self.closer, self.call_close, *begins])
             marker = yield from cursor.until(ends, _nothing)
             length = cursor.position + len(marker) - start
-        if not marker and self.unmarked and reading.was_cut():
+        if not marker and begins and reading.was_cut():
             raise Cut
-        return length if marker == self.call else 0 if marker in self.unmarked else None
+        return length if marker == self.call else 0 if marker in begins else None
+
+    def _read_call(self, reading: Reading) -> Wait[Call]:
+        cursor = reading.cursor
+        if self.tags:
+            yield from cursor.until(Markers([self.tags.call, self.call_close]), _nothing)
+            return (yield from self.tags.read_call(reading))
+        words: list[str] = []
+        ends = Markers([self.before_arguments, self.call_close, *_ARGUMENTS_BEGIN, "\n\n"])
+        yield from cursor.until(ends, words.append)
+        marked = yield from cursor.accept(self.before_arguments)
+        yield from cursor.space()
+        begun = yield from cursor.at([self.call_close, *_ARGUMENTS_BEGIN])
+        name, identity = _named("".join(words), reading.tools)
+        if not (name and (marked or begun)):
+            raise cursor.unreadable()
+        reading.begin(name, identity)
+        given = begun != self.call_close
+        arguments = (yield from read_arguments(reading, self._ends())) if given else "{}"
+        if name not in reading.tools and _ID_ALONE.fullmatch(name):
+            # The arguments may identify the tool.
+            fitting = reading.tools.accepting(key for key, _ in parts(arguments))
+            if len(fitting) != 1 and name.isdecimal():
+                raise Unreadable
+            name = fitting[0] if len(fitting) == 1 else name
+        return Call(name, arguments, identity)
+
+    def _ends(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.call_close, self.call, self.closer)))
 
     def _close_call(self, reading: Reading) -> Wait[None]:
         """Read a call's closing marker, which may be missing if the next text implies it."""
         cursor = reading.cursor
-        markers = (self.call_close, self.call, self.closer)
         yield from cursor.accept_after_space("```")
-        yield from cursor.drop_cut(markers)
+        yield from cursor.drop_cut(self._ends())
         with cursor.ahead():
             space = len((yield from cursor.space()))
             if not (yield from cursor.more()):
                 return
-            found = yield from cursor.at(markers)
-        if not found:
+            found = yield from cursor.at(self._ends())
+        if not found and self.call_close:
             raise cursor.unreadable()
         cursor.take(space + (len(found) if found == self.call_close else 0))

@@ -7,16 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from common.formats.answer import Call
 from common.formats.cursor import Wait
 from common.formats.glm import KeyValueTags
-from common.formats.json_calls import read_arguments, read_json_calls
-from common.formats.pythonic import NAME
+from common.formats.json_calls import read_json_calls
 from common.formats.reading import CallSyntax, Reading, always
+from common.formats.sections import Section
 from common.formats.tagged_calls import CallTags, Lines, attributes_of, keyed, named
 from common.tool_schema import Undeclared
 
-_ID = re.compile(r"[^<{\n]*")
 _HEADER = re.compile(
     r'(.*?)(?: (\w+)="\{(?:name|key)\}"|\{(?:name|key)\})(?: (\w+)="\{flag\}")?(.*)', re.DOTALL
 )
@@ -65,49 +63,20 @@ class JsonShape:
     @property
     def syntaxes(self) -> tuple[CallSyntax, ...]:
         if not self.quoted:
-            return (self._named(),)
+            return (self._section.syntax,)
         start = (self.opening + self.call).partition("{")[0].rstrip()
         end = self.call.partition("{arguments}")[2].lstrip("}") + self.closing
         return (json_block(start.removesuffix("["), end.lstrip("]\n ")),)
 
-    def _named(self) -> CallSyntax:
-        """Calls with a name outside the JSON, between markers, perhaps after an id."""
+    @property
+    def _section(self) -> Section:
+        """The markers around calls with names outside the JSON."""
         before, _, rest = self.call.partition("{name}")
-        before, numbered, id_end = before.strip().partition("{index}")
+        before = before.strip().partition("{index}")[0]
         between, after = (text.strip() for text in rest.split("{arguments}"))
         opening, closing = self.opening.strip(), self.closing.strip()
-        ends = tuple(filter(None, (after, closing, before)))
-
-        def read(reading: Reading) -> Wait[None]:
-            cursor = reading.cursor
-            yield from cursor.accept(opening)
-            another = True
-            while another:
-                yield from cursor.space()
-                while before and (yield from cursor.accept(before)):
-                    yield from cursor.space()
-                identity = (yield from cursor.run(_ID)) if numbered else ""
-                yield from cursor.accept(id_end)
-                yield from cursor.space()
-                name = yield from cursor.run(NAME)
-                yield from cursor.space()
-                if not name or (between and not (yield from cursor.accept(between))):
-                    raise cursor.unreadable()
-                # A number is not unique in a conversation.
-                identity = "" if identity.strip().isdecimal() else identity.strip()
-                reading.begin(name, identity)
-                given = not (after and (yield from cursor.at([after])))
-                arguments = (yield from read_arguments(reading, ends)) if given else "{}"
-                reading.call(Call(name, arguments, identity))
-                yield from cursor.accept_after_space(after)
-                with cursor.ahead():
-                    yield from cursor.accept(self.separator)
-                    yield from cursor.space()
-                    another = bool(before) and bool((yield from cursor.at([before])))
-            yield from cursor.accept_after_space(closing)
-
-        openers = tuple(filter(None, (opening, before))) or ("",)
-        return CallSyntax(openers, read, tuple(filter(None, (closing, after))))
+        call, last = before[: before.rfind(">") + 1] or before, between.rpartition("{index}")[2]
+        return Section(opening, closing, call, after, last, unmarked=bool(opening))
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ _ATTRIBUTE = re.compile(
 )
 _WRAPPERS = frozenset({"arguments", "parameters", "properties", "input"})
 _CDATA_OPEN, _CDATA_CLOSE = "<![CDATA[", "]]>"
-_CDATA_END = re.compile(r"\](?:\](?:>\s*)?)?\Z")
 
 Lines = Literal["kept", "dropped", "paired"]
 _BEHIND: Mapping[Lines, re.Pattern[str]] = {
@@ -66,24 +65,12 @@ class _Quoted:
 
 
 class ValueSender:
-    """Sends a value while it is read, as soon as it can only be a string.
+    """Sends a value while it is read, as soon as it can only be a string."""
 
-    cdata: the value may be in a CDATA section, whose content is then the value.
-    """
-
-    def __init__(
-        self,
-        send: Send,
-        is_text: Callable[[str], bool],
-        *,
-        lines: Lines = "kept",
-        cdata: bool = False,
-    ) -> None:
+    def __init__(self, send: Send, is_text: Callable[[str], bool], lines: Lines = "kept") -> None:
         self._send = send
         self._is_text = is_text
-        self._lines = lines
-        self._cdata = cdata
-        self._wrapped = False
+        self.lines = lines
         self._text = ""  # text that was read and not sent yet
         self._streams_text: bool | None = None
         self.sent = 0
@@ -100,10 +87,8 @@ class ValueSender:
             self._decide()
         if self._streams_text:
             end = len(self._text)
-            if self._lines != "kept" and (behind := _BEHIND[self._lines].search(self._text)):
+            if self.lines != "kept" and (behind := _BEHIND[self.lines].search(self._text)):
                 end = behind.start()
-            if self._wrapped and (closing := _CDATA_END.search(self._text)):
-                end = closing.start()
             self._put(escaped(self._text[:end]))
             self._text = self._text[end:]
 
@@ -116,18 +101,11 @@ class ValueSender:
         self._put(value[self.sent :])
 
     def _decide(self) -> None:
-        if self._cdata and not self._wrapped:
-            bare = self._text.lstrip()
-            self._wrapped = bare.startswith(_CDATA_OPEN)
-            if self._wrapped:
-                self._text = bare.removeprefix(_CDATA_OPEN)
-            elif _CDATA_OPEN.startswith(bare):
-                return
-        if self._lines != "kept" and self._text == "\r":
+        if self.lines != "kept" and self._text == "\r":
             return
         if self._is_text(self._text):
             self._streams_text = True
-            if self._lines != "kept" and not self._wrapped:
+            if self.lines != "kept":
                 self._text = _FIRST_BREAK.sub("", self._text)
             self._put('"')
         elif len(self._text) > _TYPED_BY:
@@ -136,38 +114,6 @@ class ValueSender:
     def _put(self, text: str) -> None:
         self._send(text)
         self.sent += len(text)
-
-
-class _Section:
-    """Tracks whether a value is inside the CDATA section that it begins with."""
-
-    def __init__(self) -> None:
-        self.inside = False
-        self._over = False
-        self._latest = ""
-
-    def add(self, text: str) -> None:
-        if self._over:
-            return
-        self._latest += text
-        if not self.inside:
-            self._latest = self._latest.lstrip()
-            self.inside = self._latest.startswith(_CDATA_OPEN)
-            self._over = not self.inside and not _CDATA_OPEN.startswith(self._latest)
-        if self.inside and _CDATA_CLOSE in self._latest:
-            self.inside, self._over = False, True
-        elif self.inside:
-            self._latest = self._latest[-len(_CDATA_OPEN) :]
-
-
-def _unwrapped_text(text: str) -> str:
-    """The content of a CDATA section, whose end may be missing; other text is unchanged."""
-    bare = text.lstrip()
-    if not bare.startswith(_CDATA_OPEN):
-        return text
-    inside = bare.removeprefix(_CDATA_OPEN)
-    closed = inside.rstrip()
-    return closed.removesuffix(_CDATA_CLOSE) if closed.endswith(_CDATA_CLOSE) else inside
 
 
 def attributes_of(header: str) -> dict[str, str]:
@@ -490,9 +436,7 @@ class CallTags:
         value.given = {key, *(k for k, _ in arguments)}
         value.declared = reading.tools.properties(name)
         text = "" if closed else (yield from self._read_text(reading, value))
-        if self.cdata and (unwrapped := _unwrapped_text(text)) != text:
-            text = unwrapped
-        elif self.lines == "dropped" or (self.lines == "paired" and _FIRST_BREAK.match(text)):
+        if value.lines == "dropped" or (value.lines == "paired" and _FIRST_BREAK.match(text)):
             text = _LAST_BREAK.sub("", _FIRST_BREAK.sub("", text))
         arguments.append((key, self._typed(reading, name, key, text, attributes)))
         value.whole(arguments[-1][1])
@@ -512,7 +456,7 @@ class CallTags:
                 return attributes[flag] == is_text and not reading.tools.excludes_text(name, key)
             return self._is_text(reading, name, key, text)
 
-        return ValueSender(send, known, lines=self.lines, cdata=self.cdata)
+        return ValueSender(send, known, self.lines)
 
     def _is_text(self, reading: Reading, name: str, key: str, text: str) -> bool:
         return reading.tools.is_text(name, key, text, self.undeclared)
@@ -535,15 +479,41 @@ class CallTags:
         cursor = reading.cursor
         place = cursor.save()
         try:
+            if self.cdata and (yield from _opens_section(cursor)):
+                value.lines = "kept"
+                return (yield from self._scan_section(cursor, value))
             return (yield from self._scan_text(reading, value))
         except Cut:
             value.stop()
             if reading.was_cut():
                 raise
             cursor.restore(place)
+            yield from _opens_section(cursor)
             return (yield from self._scan_text(reading, value, skips_calls=False))
         finally:
             cursor.release()
+
+    def _scan_section(self, cursor: Cursor, value: ValueSender) -> Wait[str]:
+        """Read the rest of a CDATA section, and the end of the value after it."""
+        chunks: list[str] = []
+
+        def add(text: str) -> None:
+            chunks.append(text)
+            value.add(text)
+
+        while True:
+            marker = yield from cursor.inside(Markers([_CDATA_CLOSE, self.parameter_close]), add)
+            with cursor.ahead():
+                cursor.take(len(marker))
+                yield from cursor.space()
+                ends = (yield from cursor.at(self._ends)) or not (yield from cursor.more())
+            if marker == _CDATA_CLOSE and ends:
+                cursor.take(len(marker))
+                yield from cursor.accept_after_space(*self._ends)
+                return "".join(chunks)
+            if marker != _CDATA_CLOSE:
+                value.stop()  # the end of the section may be missing
+            add(cursor.take(len(marker)))
 
     def _scan_text(
         self, reading: Reading, value: ValueSender, *, skips_calls: bool = True
@@ -551,21 +521,14 @@ class CallTags:
         cursor = reading.cursor
         chunks: list[str] = []
         value.quoted = _Quoted()
-        section = _Section()
 
         def add(text: str) -> None:
             chunks.append(text)
             value.add(text)
-            if self.cdata:
-                section.add(text)
 
         while True:
             marker = yield from cursor.inside(self._tags, add)
-            if skips_calls and section.inside:
-                # If the section is not closed, the value ends here.
-                if (yield from self._ends_text(reading, marker, value)):
-                    value.stop()
-            elif value.quoted.close(marker):
+            if value.quoted.close(marker):
                 pass
             elif skips_calls and (yield from self._begins_quote(reading, marker, value)):
                 value.quoted.open(self._closing[marker])
@@ -664,6 +627,14 @@ class CallTags:
             key = yield from self._next_key(reading)
             # A repeated key is a model's mistake, or belongs to a quoted call.
             return key is not None and not (value.quotes and key in value.given)
+
+
+def _opens_section(cursor: Cursor) -> Wait[bool]:
+    """Read the beginning of a CDATA section if one comes next; returns whether it did."""
+    position = cursor.position
+    yield from cursor.accept_after_space(_CDATA_OPEN)
+    yield from cursor.drop_cut((_CDATA_OPEN,))
+    return cursor.position > position
 
 
 def _discard(_text: str) -> None:

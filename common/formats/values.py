@@ -54,8 +54,7 @@ class Dialect:
     bare: bool = False
     """Keys, and strings of a single line, may have no quotes."""
     python: bool = False
-    source: bool = False
-    """Any other Python expression is a string of its source."""
+    """Any Python expression that is no value is a string of its source."""
     single_quotes: bool = False
     loose: bool = False
     """A value without quotes, a quote inside a string and a missing comma are repaired."""
@@ -69,7 +68,8 @@ which JSON does not have.
 """
 GEMMA4 = Dialect(_PYTHON_WORDS, fence='<|"|>', bare=True)
 PYTHON = Dialect(_PYTHON_WORDS, python=True, single_quotes=True)
-PYTHON_SOURCE = Dialect(_PYTHON_WORDS, python=True, source=True, single_quotes=True)
+PYTHON_JSON = Dialect(_PYTHON_WORDS, single_quotes=True)
+"""JSON with Python's words and quotes as well."""
 
 
 Pairs = Sequence[tuple[str, str]]
@@ -153,7 +153,7 @@ def read_value(
         space = yield from cursor.space()
         out.add(space if dialect is JSON and stack else "")
         head = yield from cursor.peek()
-        loose = dialect.source or dialect.loose
+        loose = dialect.python or dialect.loose
         between = stack and (state == "next" or (loose and state != "value"))
         over = between and (dialect.loose or out.unclosed) and not head and cursor.stopped
         if over or (between and ends and (yield from cursor.at(ends))):
@@ -167,13 +167,13 @@ def read_value(
             and (yield from cursor.accept(","))
         ):
             continue  # a comma too many
-        if dialect.source and stack and state == "next" and head not in ("", ",", ")", "]", "}"):
+        if dialect.python and stack and state == "next" and head not in ("", ",", ")", "]", "}"):
             yield from read_source(cursor)  # what is behind a value, such as `[0]`
             continue
         closes = stack and state in ("next", "first", "key", "item")
         closers = tuple(_CLOSERS[opening] for opening in stack[-1:])
         if loose:  # another bracket also closes the ones inside it
-            closers += (")", "]", "}") if dialect.source else ("]", "}")
+            closers += (")", "]", "}") if dialect.python else ("]", "}")
         closes = closes and head in closers
         if state == "first" and stack[-1] == head == "{" and dialect.loose:
             cursor.take(1)  # written twice
@@ -202,14 +202,14 @@ def read_value(
             key = yield from _read_key(cursor, dialect, ends)
             yield from cursor.space()
             signs = (":", "=") if dialect.bare else (":",)
-            valued = yield from (cursor.accept if dialect.source else cursor.expect)(*signs)
+            valued = yield from (cursor.accept if dialect.python else cursor.expect)(*signs)
             out.add(key + (":" if dialect is JSON else ": ") + ("" if valued else "null"))
             state = "value" if valued else "next"
         else:
             level = levels[-1] if levels and state == "value" else None
             if level:
                 out.send_member, member_depth = level.member(key, head), len(stack)
-            looked_at = dialect.source and head == "(" and len(stack) < _DEEPEST_TERM
+            looked_at = dialect.python and head == "(" and len(stack) < _DEEPEST_TERM
             term = looked_at and (yield from _is_term(cursor, ends))
             if head in ("{", "[") or (head == "(" and dialect.python and not term):
                 inner = receiver if not stack else level and level.inside(key)
@@ -279,7 +279,7 @@ def _is_set(cursor: Cursor, dialect: Dialect, ends: tuple[str, ...]) -> Wait[boo
 
 
 def _read_key(cursor: Cursor, dialect: Dialect, ends: tuple[str, ...]) -> Wait[str]:
-    if dialect.source:
+    if dialect.python:
         out = _JsonOutput(None)
         yield from _read_scalar(cursor, dialect, out, ends, stops=(",", ":"))
         return out.text() if out.text().startswith('"') else json_string(out.text())
@@ -298,28 +298,20 @@ def _read_key(cursor: Cursor, dialect: Dialect, ends: tuple[str, ...]) -> Wait[s
             yield from cursor.space()
             key = key if (yield from cursor.at([":"])) else ""
         cursor.take(length if key else 0)
-    if dialect.python:
-        key = _scalar((yield from cursor.run(_SCALAR_RUN)), dialect) or ""
     if key and (yield from cursor.more()):
         return json_string(key)
     raise cursor.unreadable()
 
 
-def _read_string(cursor: Cursor, dialect: Dialect, add: Send, sent: bool = False) -> Wait[bool]:
-    """Read a quoted string if one comes next; returns whether it did.
-
-    sent: `add` sends each piece at once, so later text must not change where the string ends.
-    """
+def _read_string(cursor: Cursor, dialect: Dialect, add: Send) -> Wait[bool]:
+    """Read a quoted string if one comes next; returns whether it did."""
     head = yield from cursor.peek()
-    if dialect.python and (yield from _at_literal(cursor)):
-        add('"')
-        yield from _read_literals(cursor, add, sent=sent)
-        add('"')
-        return True
     if head != '"' and not (dialect.single_quotes and head == "'"):
         return False
     if head == "'":
-        yield from _read_python_string(cursor, add)
+        add('"')
+        yield from _read_literal(cursor, add)
+        add('"')
     else:
         yield from _read_quoted(cursor, add, dialect.loose)
     return True
@@ -332,17 +324,17 @@ def _read_scalar(
     ends: tuple[str, ...],
     stops: tuple[str, ...] = (",",),
 ) -> Wait[None]:
-    if dialect.source and (yield from _at_literal(cursor)):
+    if dialect.python and (yield from _at_literal(cursor)):
         out.add('"')
-        quote = yield from _read_literals(cursor, out.add, sent=True, source=True)
+        quote = yield from _read_literals(cursor, out.add)
         rest = yield from read_source(cursor, ends, stops)
         out.add(escaped(quote + rest.rstrip() if rest.strip() else "") + '"')
         return
-    if (yield from _read_string(cursor, dialect, out.add, out.send is not None)):
-        return
-    if dialect.source:
+    if dialect.python:
         text = (yield from read_source(cursor, ends, stops)).strip()
         out.add(_scalar(text, dialect) or json_string(text))
+        return
+    if (yield from _read_string(cursor, dialect, out.add)):
         return
     if dialect.loose:
         text = (yield from read_source(cursor, ends, (",", "\n", '"'))).strip()
@@ -352,10 +344,6 @@ def _read_scalar(
     text = yield from cursor.run(_SCALAR_RUN)
     scalar = _scalar(text, dialect)
     if scalar is None:
-        raise cursor.unreadable()
-    # What is sent must not depend on the rest of a number: 0x1 is 1, and 0x1F is 31.
-    changes = scalar != text or (dialect.python and text in ("0", "-0"))
-    if out.send and text not in dialect.words and changes and not (yield from cursor.more()):
         raise cursor.unreadable()
     out.add(scalar)
 
@@ -479,13 +467,7 @@ def _read_escape(cursor: Cursor) -> Wait[str]:
     return "\\\\"
 
 
-def _read_python_string(cursor: Cursor, add: Send) -> Wait[None]:
-    add('"')
-    yield from _read_literal(cursor, add)
-    add('"')
-
-
-def _read_literals(cursor: Cursor, add: Send, *, sent: bool, source: bool = False) -> Wait[str]:
+def _read_literals(cursor: Cursor, add: Send) -> Wait[str]:
     """Read string literals that follow each other, which Python reads as one.
 
     Returns the last quote.
@@ -493,10 +475,10 @@ def _read_literals(cursor: Cursor, add: Send, *, sent: bool, source: bool = Fals
     space, quote = 0, ""
     while space >= 0:
         cursor.take(space)
-        quote = yield from _read_literal(cursor, add, source)
+        quote = yield from _read_literal(cursor, add, source=True)
         with cursor.ahead():
             space = len((yield from cursor.space()))
-            if sent and not (yield from cursor.more()):
+            if not (yield from cursor.more()):
                 raise cursor.unreadable()
             if not (yield from _at_literal(cursor)):
                 space = -1

@@ -32,6 +32,11 @@ NAMES_JSON = [
         tools=[_MINE, tool("ferry_times")],
     ),
     Case(
+        "names as keys",
+        '<tool_call>{"ferry_times": {"harbour": "Ærø"}, "tide_now": {}}</tool_call>',
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case(
         "another name with words before it",
         '<tool_call>{"name": "the api:tide_now", "arguments": {}}</tool_call>',
         calls=[("the api:tide_now", {})],

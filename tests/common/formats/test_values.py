@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.formats.json_text import json_string
-from common.formats.values import GEMMA4, JSON, PYTHON, Dialect, as_json, parts, string_of
+from common.formats.values import (
+    GEMMA4,
+    JSON,
+    PYTHON,
+    PYTHON_JSON,
+    Dialect,
+    as_json,
+    parts,
+    string_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -28,10 +37,11 @@ from common.formats.values import GEMMA4, JSON, PYTHON, Dialect, as_json, parts,
         (JSON, "{} {}", None),
         (JSON, "", None),
         (PYTHON, "{'a': (1, None), \"b\": True}", '{"a": [1, null], "b": true}'),
-        (PYTHON, "'it\\'s \\x41\\u00e9\\n'", '"it\'s Aé\\n"'),
-        (PYTHON, "'''a'b'''", '"a\'b"'),
-        (PYTHON, "''", '""'),
-        (PYTHON, "__import__('os')", None),
+        (PYTHON, "['it\\'s \\x41\\u00e9\\n']", '["it\'s Aé\\n"]'),
+        (PYTHON, "['''a'b''', '']", '["a\'b", ""]'),
+        (PYTHON, "[__import__('os')]", "[\"__import__('os')\"]"),
+        (PYTHON_JSON, "{'a': None, \"b\": true}", '{"a": null, "b": true}'),
+        (PYTHON_JSON, "[see chapter 1]", None),
         (GEMMA4, '{a:<|"|>}"<|"|>,b:[x y,1.]}', '{"a": "}\\"", "b": ["x y", 1.0]}'),
         (
             replace(GEMMA4, fence="<escape>"),
@@ -59,9 +69,9 @@ def test_json_is_kept_unchanged(value: object, indent: int | None) -> None:
 
 @given(value=VALUES)
 def test_python_values_are_parsed(value: object) -> None:
-    text = as_json(repr(value), PYTHON)
+    text = as_json(repr([value]), PYTHON)
     assert text is not None
-    assert json.loads(text) == value
+    assert json.loads(text) == [value]
 
 
 @given(members=st.dictionaries(st.text(), VALUES))
