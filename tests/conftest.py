@@ -71,6 +71,12 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pwd, "getpwuid", unknown)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than processors, because many tests wait for processes to start or end."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_sessionstart() -> None:
     """Configure MLX as a backend does, because the setting is one for all tests of a process."""
     preemption.allow(TEST_LONG)
