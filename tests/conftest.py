@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from backend.engine import device
 from tests import preemption
 from tests.engine.ranks.yielding import yielding as yielding  # a fixture
-from tests.long import TEST_LONG
+from tests.long import TEST_LONG, examples
 from tests.skipped import left_out
 
 # Tests compare float32 results to within 1e-5. MLX's CUDA build multiplies with
@@ -32,7 +32,7 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=not TEST_LONG,
-    max_examples=100 if TEST_LONG else 50,
+    max_examples=examples(100),
 )
 settings.load_profile("unhurried")
 
@@ -69,6 +69,12 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than processors, because many tests wait for processes to start or end."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_sessionstart() -> None:

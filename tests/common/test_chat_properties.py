@@ -18,6 +18,7 @@ from common.formats import families
 from common.formats.reading import FinishReason
 from tests.common.chat_replay import is_whole, parse_every_split, plain, splits, stream
 from tests.common.corpus import TOOLS
+from tests.long import examples
 
 FORMATS = sorted({id(grammar): name for name, grammar in families.TOOLS.items()}.values())
 WORDS = [
@@ -79,7 +80,7 @@ def letters(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_any_markers_in_any_order(name: str, data: st.DataObject) -> None:
     format_ = ChatFormat.named(name)
     text = data.draw(pieces_of(format_))
@@ -92,7 +93,7 @@ def test_any_markers_in_any_order(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_every_word_occurs_exactly_once(name: str, data: st.DataObject) -> None:
     """Numbered words, in any markup and even in its tags, come out once: as text or in a call.
 
@@ -115,7 +116,7 @@ def test_every_word_occurs_exactly_once(name: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[")))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_a_continued_text_is_not_changed(name: str, text: str) -> None:
     for pieces in splits(text, count=1):
         assert gone_on(ChatFormat.named(name), "It is", pieces) == ChatMessage(content=text)
@@ -123,7 +124,7 @@ def test_a_continued_text_is_not_changed(name: str, text: str) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_a_continuation_is_parsed_as_a_part_of_the_whole(name: str, data: st.DataObject) -> None:
     """The second part of a text that is cut in two gives the events at the end of the whole."""
     format_ = ChatFormat.named(name)
@@ -152,7 +153,7 @@ def gone_on(
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[")))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_text_without_markers_is_the_answer(name: str, text: str) -> None:
     message = parse_every_split(ChatFormat.named(name), text, tools=TOOLS, count=1)
     assert message.content.strip() == text.strip()
@@ -185,7 +186,7 @@ _VALUES = st.recursive(
 
 @pytest.mark.parametrize("name", ["lfm2", "olmo3", "llama4_pythonic"])
 @given(values=st.lists(_VALUES, min_size=1, max_size=3), bare=st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_no_python_value_makes_a_stream_differ(name: str, values: list[str], bare: bool) -> None:
     """A value of any syntax, which may be none of Python's, loses no call in either way."""
     format_ = ChatFormat.named(name)

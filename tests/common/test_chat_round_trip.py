@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from common.chat_format import ChatFormat
 from tests.common.chat_replay import parse_every_split, plain
 from tests.common.corpus import tool
+from tests.long import examples
 
 Arguments = dict[str, Any]
 Render = Callable[[str, str, list[tuple[str, Arguments]]], str]
@@ -189,7 +190,7 @@ def pythonic(_reasoning: str, content: str, calls: list[tuple[str, Arguments]]) 
     ],
 )  # fmt: skip
 @given(reasoning=PROSE, content=PROSE, calls=CALLS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_it_reads_back_what_was_rendered(
     name: str, render: Render, reasoning: str, content: str, calls: list[tuple[str, Arguments]]
 ) -> None:
@@ -254,7 +255,7 @@ def minimax_m3(name: str, arguments: Arguments) -> str:
 
 @pytest.mark.parametrize("render", [qwen3_xml, glm45, minimax_m2])
 @given(typed=st.dictionaries(KEYS, TYPED, max_size=4))
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_it_reads_back_untyped_text_by_the_schema(
     render: Callable[[str, Arguments], str], typed: dict[str, tuple[str, Any]]
 ) -> None:
@@ -293,7 +294,7 @@ def _nested(typed: tuple[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 @given(typed=st.dictionaries(KEYS, NESTED, max_size=3))
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_it_reads_back_nested_elements(typed: dict[str, tuple[str, Any]]) -> None:
     schemas = {key: _nested(each) for key, each in typed.items()}
     arguments = {key: value for key, (_, value) in schemas.items()}

@@ -22,6 +22,7 @@ from common.gbnf.syntax import (
     ranges_of,
 )
 from tests.common.grammar_walks import byte_tokenizer, texts_of
+from tests.long import examples
 
 LETTERS = "abc"
 LONGEST = 4
@@ -116,7 +117,7 @@ def accepted(grammar: str) -> set[str]:
     return {text.decode() for text in texts_of(matcher, LETTERS.encode(), LONGEST)}
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.lists(_bodies, min_size=3, max_size=3))
 def test_any_grammar(bodies: list[list[str]]) -> None:
     grammar = "\n".join(

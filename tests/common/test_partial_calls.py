@@ -32,6 +32,7 @@ from tests.common.test_chat_round_trip import (
     pythonic,
     qwen3_xml,
 )
+from tests.long import examples
 
 TOKENS = re.compile(
     r">>>|/think\b|\]<\]minimax\[>\[|<[^<>\n]*>|\[(?:[A-Z_/]+|unused\d+)\]|\w+|\s+|.", re.DOTALL
@@ -78,7 +79,7 @@ FAMILY_CASES = {
 
 @pytest.mark.parametrize("names", FAMILY_CASES, ids=lambda names: str(names[0]))
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_a_sent_part_of_a_call_is_always_a_prefix_of_its_arguments(
     names: tuple[str, str | None, str], data: st.DataObject
 ) -> None:

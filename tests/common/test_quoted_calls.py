@@ -13,6 +13,7 @@ from common.prefixes import common_prefix
 from tests.common.chat_replay import parse_every_split, plain
 from tests.common.corpus import TOOLS
 from tests.common.test_partial_calls import FORMS, TOKENS, WRITTEN
+from tests.long import examples
 
 NAMES = [name for name in WRITTEN if name not in ("llama3_json", "pythonic")]
 SENTENCES = {
@@ -123,7 +124,7 @@ def _quotations(name: str) -> tuple[list[str], list[str]]:
 @pytest.mark.parametrize("clear", [True, False])
 @pytest.mark.parametrize("name", [*WRITTEN, "longcat", "muse_spark"])
 @given(data=st.data())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_a_value_may_quote_any_part_of_a_call(name: str, clear: bool, data: st.DataObject) -> None:
     """An answer cut at any point has no quoted call, and has the first call if that is complete."""
     quotations = _quotations(name)[0 if clear else -1] or ["it"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterator
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ import pytest
 from backend.engine import device, scheduler
 from backend.engine.loading import findings
 from backend.engine.planning.guess_width import GuessWidth
+from tests.long import TEST_LONG
 
 # A GPU has only its own order of waiting; a CPU can take either.
 _ORDERS = ["cpu order", "gpu order"] if mx.default_device() == mx.Device(mx.cpu) else ["gpu order"]
@@ -18,11 +20,33 @@ if "cpu order" in _ORDERS:
     mx.disable_compile()  # as the backend does: MLX would build a kernel for each function
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let each case of a test with several cases run in one order only, half of them in each.
+
+    With TEST_LONG every case runs in both.
+    """
+    tests: dict[str, dict[str, dict[str, pytest.Item]]] = defaultdict(lambda: defaultdict(dict))
+    for item in items:
+        given = getattr(getattr(item, "callspec", None), "params", {})
+        if order := given.get("each_order") or given.get("each_order_for_module"):
+            test, _, case = item.nodeid.partition("[")
+            tests[test][case.replace(order, "")][order] = item
+    dropped = set()
+    for number, cases in enumerate(tests.values()):
+        for at, orders in enumerate(cases.values()):
+            if len(cases) > 1 and len(orders) > 1 and not TEST_LONG:
+                # Alternating by the number of ones separates the order from every parameter.
+                dropped.add(orders[_ORDERS[(number + at.bit_count()) % 2]])
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = [item for item in items if item not in dropped]
+
+
 @pytest.fixture(params=_ORDERS)
 def each_order(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run the test once as on a CPU, where a step waits for results, and once as on a GPU.
 
-    It applies to engines and schedulers that are made after it.
+    It applies to engines and schedulers that are made after it. A test with other parameters too
+    runs in both orders in the sense of `pytest_collection_modifyitems`.
     """
     yield from _in_order(request.param)
 

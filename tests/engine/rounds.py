@@ -19,10 +19,14 @@ from backend.engine.scheduler import Scheduler
 from backend.engine.token_text import ByteStream
 
 MIB = 1 << 20
+HOUR = 3_600_000  # milliseconds
 
 
 def engine_model(model: Any, **changes: Any) -> EngineModel:
-    """An EngineModel whose token 0 ends a sequence and whose other tokens have the text `<id>`."""
+    """An EngineModel whose token 0 ends a sequence and whose other tokens have the text `<id>`.
+
+    The allowed pause is an hour, so that passes are equally long however busy the machine is.
+    """
     table = [f"<{token}>".encode() for token in range(4096)]
     settings: dict[str, Any] = {
         "model": model,
@@ -39,7 +43,7 @@ def engine_model(model: Any, **changes: Any) -> EngineModel:
         "prompt_cache_bytes": 64 * MIB,
         "max_cache_entries": 0,
         "prefill_chunk": 32,
-        "stall_ms": 250,
+        "stall_ms": HOUR,
     }
     return EngineModel(**(settings | changes))
 

@@ -17,7 +17,7 @@ from backend.engine.planning.pace import Pace
 from backend.engine.request import Sampling
 from tests.engine.kv_models import kv_model, words
 from tests.engine.random_models import VOCABULARY
-from tests.engine.rounds import Rounds, engine_model
+from tests.engine.rounds import HOUR, Rounds, engine_model
 
 pytestmark = pytest.mark.usefixtures("each_order")
 
@@ -89,15 +89,14 @@ def test_the_kv_of_a_draft_model_is_a_part_of_status() -> None:
     model, draft = kv_model("attention", **WIDE["attention"]), _draft_model()
     # Both sequences decode together: each prompt takes a pass or two, and the first answer is long
     # enough for them. With shorter passes, it might end before the second answer begins.
-    pause = 3_600_000
-    pace = Pace(512, pause)
+    pace = Pace(512, HOUR)
     drafting = Drafting(
         4, lambda: [ModelGuesser(draft, pace, least_probability=0.0)], cost=draft.cost
     )
     gc.collect()
     mx.synchronize()
     before = mx.get_active_memory()
-    rounds = Rounds(engine_model(model, drafting=drafting, stall_ms=pause, prefill_chunk=512))
+    rounds = Rounds(engine_model(model, drafting=drafting, prefill_chunk=512))
     rounds.submit(1, words(300, 1), 500, ignore_eos=True)
     rounds.submit(2, words(280, 2), 500, ignore_eos=True)
     most = 0

@@ -15,6 +15,7 @@ from backend.engine import device
 from backend.engine.caching.shared_numbers import SharedNumbers, shared_numbers
 from backend.engine.rotary_angles import SharedAngles
 from tests.engine.random_models import random_model
+from tests.long import examples
 
 PLAIN = getattr(mx.fast.rope, "_rope", mx.fast.rope)  # MLX's own, also where it is replaced
 CPU = device.Device("cpu", "test", 1 << 34, 1 << 34)
@@ -48,7 +49,7 @@ def _calls(draw: st.DrawFn) -> tuple[mx.array, int, dict[str, Any]]:
     return mx.random.normal((rows, 3, tokens, size), key=key).astype(dtype), dims, named
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(calls=st.lists(_calls(), min_size=1, max_size=6))
 def test_every_bit_is_the_same(calls: list[tuple[mx.array, int, dict[str, Any]]]) -> None:
     shared = SharedAngles(PLAIN)

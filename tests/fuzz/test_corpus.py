@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fuzz.targets import TARGETS
+from tests.long import examples
 
 CORPUS = Path(__file__).parent / "corpus"
 INPUTS = sorted(CORPUS.glob("*/*"))
@@ -24,7 +25,7 @@ def test_an_input(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(data=st.data())
 def test_any_input(name: str, data: st.DataObject) -> None:
     seeds = [path.read_bytes() for path in INPUTS if path.parent.name == name]

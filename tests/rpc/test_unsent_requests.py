@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from backend.rpc import unsent_requests
+from tests.polling import until
 from tests.rpc.conftest import Running
 from tests.rpc.frames import END_HEADERS, HEADERS, PREFACE, SETTINGS, frame, head
 from tests.rpc.process import WAIT
@@ -37,7 +38,9 @@ def test_the_oldest_of_too_many_are_refused(
     running: Running, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unsent_requests, "MOST", 3)
-    with begun(running.port, path, 3), begun(running.port, path, 1) as second:
+    waiting = running.server._calls._unsent._waiting
+    with begun(running.port, path, 2), begun(running.port, path, 1) as second:
+        until(lambda: len(waiting) == 3)  # those of `third` must be younger
         assert running.stub.Health(pb.HealthMessage(), timeout=WAIT).message == b"OK"
         second.settimeout(WAIT)
         with begun(running.port, path, 8) as third:

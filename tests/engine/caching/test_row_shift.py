@@ -9,6 +9,7 @@ from mlx_lm.models.cache import KVCache
 
 from backend.engine.caching import kv
 from backend.engine.caching.row_shift import RowShift
+from tests.long import examples
 
 SHIFTS = st.lists(st.integers(-500, 500), min_size=1, max_size=6)
 
@@ -19,7 +20,7 @@ def _row(shift: int) -> kv.RowCache:
     return [keys, RowShift(shift)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(SHIFTS, SHIFTS, st.data())
 def test_rows_keep_their_shift_in_a_batch(
     left: list[int], right: list[int], data: st.DataObject

@@ -20,7 +20,7 @@ from common.chat_parser import ChatParser, parse_chat
 from common.formats import families
 from tests.common.grammar_walks import BYTES, ByteTokenizer, byte_tokenizer
 from tests.engine.constraints.walks import allowed_ids, byte_walk, compiler_for
-from tests.long import TEST_LONG
+from tests.long import TEST_LONG, examples
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "tide", "parameters": None}}
 THINKERS = sorted({str(tags): name for name, tags in families.REASONING.items() if tags}.values())
@@ -186,7 +186,7 @@ def test_a_grammar_holds_after_the_reasoning(special: bool, most: int) -> None:
             assert len(message.reasoning_content.encode()) <= most + len("\n```\n")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     name=st.sampled_from(THINKERS),
     most=st.integers(0, 12),

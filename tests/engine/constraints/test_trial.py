@@ -34,7 +34,7 @@ from common.chat_format import ChatFormat
 from common.gbnf import GbnfError, gbnf_to_lark
 from tests.common.grammar_walks import ByteTokenizer, byte_tokenizer
 from tests.engine.constraints.walks import allowed_ids, compiler_for
-from tests.long import TEST_LONG
+from tests.long import examples
 from tests.open_files import more_than_select_takes
 
 TINY = Path(__file__).parents[2] / "models" / "tiny_text"
@@ -105,7 +105,7 @@ def _chained_rules(draw: st.DrawFn) -> ConstraintSpec:
 
 
 @given(_chained_schemas() | _nested_schemas() | _wide_schemas() | _chained_rules())
-@settings(max_examples=30 if TEST_LONG else 10, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_any_grammar_compiles_or_is_refused(spec: ConstraintSpec) -> None:
     with suppress(InvalidRequest):
         constraint = COMPILER.compile(spec)

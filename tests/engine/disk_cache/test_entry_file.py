@@ -41,6 +41,7 @@ from tests.engine.disk_cache.rows import (
     saved,
     words,
 )
+from tests.long import examples
 
 
 def framed(text: bytes, rest: bytes = b"") -> bytes:
@@ -74,7 +75,7 @@ HEADS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(st.binary(max_size=200) | HEADS.map(lambda head: json.dumps(head).encode()))
 def test_any_header_is_accepted_or_refused(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "entry"

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 from backend.engine.planning import prefix_index
 from backend.engine.planning.prefix_index import BLOCK, Match, PrefixIndex, PrefixKey
 from tests.counted_work import instructions
-from tests.long import TEST_LONG
+from tests.long import examples
 
 Tokens = tuple[int, ...]
 
@@ -347,9 +347,7 @@ def _few_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_any_order_of_calls_gives_the_results_of_the_model() -> None:
     run_state_machine_as_test(
         IndexMachine,
-        settings=settings(
-            max_examples=150 if TEST_LONG else 50, stateful_step_count=40, deadline=None
-        ),
+        settings=settings(max_examples=examples(150), stateful_step_count=40, deadline=None),
     )
 
 

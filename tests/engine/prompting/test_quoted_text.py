@@ -18,6 +18,7 @@ from backend.engine.prompting.control_tokens import ControlTokens
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.prompting.quoted_text import QuotedText
 from backend.engine.request import ChatPrompt
+from tests.long import examples
 
 TINY_TEXT = Path(__file__).parents[2] / "models" / "tiny_text"
 SMOLLM2 = Path.home() / ".cache" / "mlx-backend" / "models" / "SmolLM2-135M-Instruct"
@@ -31,7 +32,7 @@ PIECES = st.sampled_from(
 )
 CONTENT = st.lists(PIECES, max_size=8).map("".join)
 
-UNHURRIED = settings(max_examples=50)
+UNHURRIED = settings(max_examples=examples(50))
 
 
 @cache

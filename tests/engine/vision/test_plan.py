@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, spliced
+from tests.long import examples
 
 MARKER = (901, 902)
 
@@ -20,7 +21,7 @@ def item(content: bytes, tokens: int) -> MediaItem:
 ITEMS = st.lists(st.builds(item, st.binary(max_size=2), st.integers(1, 20)), max_size=4)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(ITEMS, st.data())
 def test_items_are_where_their_markers_were(items: list[MediaItem], data: st.DataObject) -> None:
     texts = [data.draw(st.lists(st.integers(0, 400), max_size=5)) for _ in range(len(items) + 1)]

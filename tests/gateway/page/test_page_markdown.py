@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.gateway.page.browser import Page
-from tests.long import TEST_LONG
+from tests.long import TEST_LONG, examples
 
 # Line breaks between the tags of blocks are invisible.
 RENDER = """
@@ -214,7 +214,7 @@ def test_growing_text_rebuilds_only_its_last_block(page: Page) -> None:
 
 
 def test_growing_text_ends_as_if_rendered_at_once(page: Page) -> None:
-    @settings(max_examples=150 if TEST_LONG else 50, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(150), suppress_health_check=list(HealthCheck))
     @given(PIECES)
     def check(text: str) -> None:
         growing, at_once = page.driver.execute_async_script(GROW, text)
