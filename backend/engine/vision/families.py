@@ -1,12 +1,14 @@
-"""Which model types are served with image or audio input, decided without importing mlx-vlm.
+"""How the families of mlx-vlm differ, and which of them are refused.
 
-Most families are tested when a model is loaded (`vision_builder`). Listed here are the families for
-which that test would pass although their answers would be wrong.
+Most families need nothing of their own: what their templates, processors and models do is found out
+when a model is loaded (`vision_builder`). Refused here are those that would load although their
+answers would be wrong. This module does not import mlx-vlm.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -84,6 +86,48 @@ _NOT_READ: Mapping[str, str] = {
     "diffusion_gemma": _DIFFUSION,
     "llada2_moe": _DIFFUSION,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """How a family's processor, features and layers differ from those of most."""
+
+    image_ends: tuple[str, ...] = ()  # the processor writes a complete prompt around these tokens
+    boundary: str = ""  # the token around each image that the processor writes once between two
+    drops_last: bool = False  # the processor removes the last token of a prompt
+    in_front: str = ""  # how the processor begins an image, which it writes before the whole prompt
+    bos_after_image: bool = (
+        False  # the processor writes BOS there, and ends texts with a line break
+    )
+    idle: str = ""  # a feature that mlx-vlm's own generation does not use
+    deep_by_token: bool = False  # deep features have a row for each token, not only visual ones
+    one_axis: bool = False  # positions are [rows, tokens], not [axes, rows, tokens]
+    axes_last: bool = False  # positions are [rows, tokens, axes]
+    kinds: str = ""  # the argument that selects the experts of visual tokens
+    misnamed: bool = False  # the model looks for its layers under a wrong name
+    forgets: bool = False  # an answer attends to its prompt, but only to its own latest tokens
+
+
+_FAMILIES: Mapping[str, Family] = {
+    "deepseekocr": Family(drops_last=True),
+    "deepseekocr_2": Family(drops_last=True),
+    "ernie4_5_moe_vl": Family(axes_last=True, kinds="token_type_ids"),
+    "gemma3": Family(idle="attention_mask_4d"),
+    "got": Family(image_ends=("<img>", "</img>")),
+    "granite4_vision": Family(deep_by_token=True),
+    "idefics2": Family(boundary="<fake_token_around_image>", misnamed=True),
+    "minimax_m3": Family(one_axis=True),
+    "minimax_m3_vl": Family(one_axis=True),
+    "molmo": Family(misnamed=True, in_front="<im_start>"),
+    "paligemma": Family(idle="attention_mask_4d", bos_after_image=True),
+    "unlimited_ocr": Family(forgets=True),
+}
+_USUAL = Family()
+
+
+def family_of(model_type: str) -> Family:
+    """How the family of a model type differs."""
+    return _FAMILIES.get(_module(model_type.lower()), _USUAL)
 
 
 def why_not_seen(config: Mapping[str, Any]) -> str:

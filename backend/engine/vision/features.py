@@ -9,21 +9,19 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import mlx.core as mx
 import numpy as np
 
 from backend.engine.vision.media_plan import MediaItem
-from backend.engine.vision.multimodal_model import MultimodalModel, accepted
+from backend.engine.vision.multimodal_model import MultimodalModel
 
 # Outputs of mlx-vlm's get_input_embeddings. Positions are ignored: they are computed for the whole
 # prompt instead.
 _DEEP = "deepstack_visual_embeds"
-_READ = {"inputs_embeds", "visual_pos_masks", _DEEP, "per_layer_inputs"}
-_RECOMPUTED = {"position_ids", "rope_deltas"}
-# Outputs that are ignored, by family: mlx-vlm's own generation does not use them.
-_IDLE = {"gemma3": {"attention_mask_4d"}, "paligemma": {"attention_mask_4d"}}
+_KNOWN = {"inputs_embeds", "visual_pos_masks", _DEEP, "per_layer_inputs"}
+_KNOWN |= {"position_ids", "rope_deltas"}
 
 
 class UnusualFeaturesError(Exception):
@@ -62,11 +60,7 @@ class Features:
 
 def encode(model: MultimodalModel, item: MediaItem) -> Features:
     """Run the encoder on an item. Raises UnusualFeaturesError, and what the family raises."""
-    arrays = thawed(item.arrays)
-    pixels = arrays.pop("pixel_values", None)
-    tokens = item.encoded or item.whole
-    mask = mx.ones((1, len(tokens)), dtype=mx.int32)
-    features = _features(model, tokens, pixels, {"mask": mask, **arrays}, len(item.whole))
+    features = _features(model, item.encoded or item.whole, item, len(item.whole))
     own = features.part(item.first, item.first + len(item.tokens))
     mx.eval(own.embeddings, own.deep, own.by_token)
     return own
@@ -74,39 +68,38 @@ def encode(model: MultimodalModel, item: MediaItem) -> Features:
 
 def of_text(model: MultimodalModel, tokens: Sequence[int]) -> Features:
     """The embeddings of a piece of text."""
-    return _features(model, tokens, None, {}, len(tokens))
+    return _features(model, tokens, None, len(tokens))
 
 
 def width_of(model: MultimodalModel, item: MediaItem) -> int:
     """How many embeddings the encoder returns for the one token that stands for an item."""
-    arrays = thawed(item.arrays)
-    pixels = arrays.pop("pixel_values", None)
     tokens = item.encoded or item.whole
-    ids = mx.array([tokens])
-    embed = model.whole.get_input_embeddings
-    given = accepted(embed, {"mask": mx.ones(ids.shape, dtype=mx.int32), **arrays})
-    embeddings: mx.array = embed(ids, pixels, **given).inputs_embeds
+    embeddings: mx.array = outputs(model, tokens, item)["inputs_embeds"]
     return embeddings.shape[1] - len(tokens) + 1
 
 
-def _features(
-    model: MultimodalModel,
-    tokens: Sequence[int],
-    pixels: Any,
-    rest: Mapping[str, Any],
-    expected: int,
-) -> Features:
-    whole = model.whole
-    embed = whole.get_input_embeddings
-    output = embed(mx.array([list(tokens)]), pixels, **accepted(embed, rest)).to_dict()
+def outputs(
+    model: MultimodalModel, tokens: Sequence[int], item: MediaItem | None
+) -> dict[str, Any]:
+    """What mlx-vlm gives its language part for tokens with an item, by name, without nulls."""
+    ids, pixels, rest = mx.array([list(tokens)]), None, dict[str, Any]()
+    if item is not None:
+        rest = {"mask": mx.ones(ids.shape, dtype=mx.int32), **thawed(item.arrays)}
+        pixels = rest.pop("pixel_values", None)
+    found = model.embeddings(ids, pixels, rest)
     # Some families return the mask that they were given.
-    given = {
+    return {
         name: value
-        for name, value in output.items()
+        for name, value in found.items()
         if value is not None and value is not rest.get("mask")
     }
-    idle = _IDLE.get(str(getattr(whole.config, "model_type", "")), set())
-    if unusual := sorted(given.keys() - _READ - _RECOMPUTED - idle):
+
+
+def _features(
+    model: MultimodalModel, tokens: Sequence[int], item: MediaItem | None, expected: int
+) -> Features:
+    given = outputs(model, tokens, item)
+    if unusual := sorted(given.keys() - _KNOWN - {model.family.idle}):
         raise UnusualFeaturesError(", ".join(unusual))
     embeddings = given["inputs_embeds"][0]
     if len(embeddings) != expected:
@@ -138,56 +131,56 @@ def frozen(value: Any) -> Any:
     if isinstance(value, mx.array):
         held = value.astype(mx.float32) if value.dtype == mx.bfloat16 else value
         return np.array(held).view(_OfMlx)
-    if isinstance(value, list | tuple):
-        return type(value)(map(frozen, value))
-    return value
+    return type(value)(map(frozen, value)) if isinstance(value, list | tuple) else value
 
 
 def thawed(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """The reverse of `frozen`: all arrays as MLX arrays, except NumPy's own inside lists."""
-    return {
-        name: mx.array(value) if isinstance(value, np.ndarray) else _thawed(value)
-        for name, value in arrays.items()
-    }
+
+    def one(value: Any, kind: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(one(each, _OfMlx) for each in value)
+        return mx.array(value) if isinstance(value, kind) else value
+
+    return {name: one(value, np.ndarray) for name, value in arrays.items()}
 
 
-def _thawed(value: Any) -> Any:
-    if isinstance(value, _OfMlx):
-        return mx.array(value)
-    if isinstance(value, list | tuple):
-        return type(value)(map(_thawed, value))
-    return value
+class _Measured(Protocol):
+    @property
+    def nbytes(self) -> int: ...
 
 
-class FeatureCache:
-    """An LRU cache of features by the digest of their content, limited in bytes."""
+_Value = TypeVar("_Value", bound=_Measured)
+
+
+class Recent(Generic[_Value]):
+    """The most recently used values, by the digest of their content, limited in bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._held: OrderedDict[bytes, Features] = OrderedDict()
+        self._held: OrderedDict[bytes, _Value] = OrderedDict()
         self.nbytes = 0
 
-    def find(self, digest: bytes) -> Features | None:
-        features = self._held.get(digest)
-        if features is not None:
+    def find(self, digest: bytes) -> _Value | None:
+        value = self._held.get(digest)
+        if value is not None:
             self._held.move_to_end(digest)
-        return features
+        return value
 
-    def store(self, digest: bytes, features: Features) -> None:
-        if digest in self._held or features.nbytes > self._max_bytes:
+    def store(self, digest: bytes, value: _Value) -> None:
+        if digest in self._held or value.nbytes > self._max_bytes:
             return
-        self._held[digest] = features
-        self.nbytes += features.nbytes
+        self._held[digest] = value
+        self.nbytes += value.nbytes
         self.shrink(self._max_bytes)
 
-    def holds(self, features: Features) -> bool:
-        return any(held is features for held in self._held.values())
+    def holds(self, value: _Value) -> bool:
+        return any(held is value for held in self._held.values())
 
     def shrink(self, most: int) -> None:
-        """Drop the least recently used features until at most `most` bytes are left."""
+        """Drop the least recently used values until at most `most` bytes are left."""
         while self.nbytes > most:
-            _, dropped = self._held.popitem(last=False)
-            self.nbytes -= dropped.nbytes
+            self.nbytes -= self._held.popitem(last=False)[1].nbytes
 
     def clear(self) -> None:
         self._held.clear()

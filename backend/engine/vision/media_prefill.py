@@ -13,11 +13,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from backend.engine.caching import kv
 from backend.engine.caching.row_shift import RowShift
-from backend.engine.vision.features import FeatureCache, Features, encode, of_text
+from backend.engine.vision.features import Features, Recent, encode, of_text, outputs, thawed
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
 from backend.engine.vision.multimodal_model import MultimodalModel
-from backend.engine.vision.positions import positions_of
+from backend.engine.vision.positions import GRIDS, positions_of
 
 
 class MediaReader:
@@ -28,7 +29,7 @@ class MediaReader:
 
     def __init__(self, model: MultimodalModel, most_bytes: int) -> None:
         self.model = model
-        self.features = FeatureCache(most_bytes)
+        self.features = Recent[Features](most_bytes)
         # Whether a pass must contain an item, or a prompt, as a whole.
         self.whole = model.sees_ahead or model.reads_whole
         self._per_byte = 0.0  # the encoder's peak memory per byte of a prepared item
@@ -74,6 +75,31 @@ class MediaReader:
     def needs(self, plan: MediaPlan) -> int:
         """Peak bytes of encoding the plan's largest item, estimated from earlier items."""
         return math.ceil(self._per_byte * max((span.item.nbytes for span in plan.spans), default=0))
+
+    def reference(self, tokens: Sequence[int], item: MediaItem | None, prompt: int) -> mx.array:
+        """Logits, [tokens, vocabulary], of mlx-vlm's own forward pass over a whole sequence.
+
+        item: the item at the start of `tokens`; None: all are text. prompt: how many of them are
+        the prompt, which matters only if its tokens attend to later ones.
+        """
+        model = self.model
+        encoded = item.encoded if item is not None else ()
+        ids = [*encoded, *tokens[len(item.whole) :]] if item and encoded else list(tokens)
+        given = outputs(model, ids, item)
+        if item is not None:
+            grids = {name: item.arrays[name] for name in GRIDS if name in item.arrays}
+            given |= thawed(grids)
+        if model.passes_positions:
+            spans = [] if item is None else [Span(item.first, item)]
+            given["position_ids"] = mx.array(positions_of(model, tokens, spans))[:, None]
+        if model.reads_whole:
+            at = mx.arange(len(tokens))
+            given["mask"] = ((at <= at[:, None]) | (at < prompt))[None, None]
+        cache = [layer for layer in kv.new_row(model) if not isinstance(layer, RowShift)]
+        inputs = mx.array([ids])
+        answer = model.language_model(inputs, cache=cache, **given, **model.given_by_token(inputs))
+        logits: mx.array = getattr(answer, "logits", answer)
+        return logits[0]
 
 
 class MediaPrefill:

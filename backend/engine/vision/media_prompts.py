@@ -48,6 +48,8 @@ class MediaPrompts:
     of each kind's marker.
     """
 
+    place = PLACE  # the marker for an item in a raw prompt
+
     def __init__(
         self,
         form: TemplateForm,
@@ -61,12 +63,13 @@ class MediaPrompts:
         self._around = around
         self._token_markers = token_markers
         self._limits = limits
+        self._family = processor.family
+        self.fitted = processor.fitted
 
     @property
     def kinds(self) -> frozenset[str]:
         """Which of image, video and audio the model accepts, videos also as images."""
-        taken = frozenset(self._form.markers)
-        return taken | {VIDEO} if self._shows_frames else taken
+        return frozenset(self._form.markers) | ({VIDEO} if self._shows_frames else set())
 
     @property
     def _shows_frames(self) -> bool:
@@ -81,12 +84,7 @@ class MediaPrompts:
     @property
     def begins(self) -> bool:
         """Whether an item contains the BOS token of its prompt."""
-        return self._processor.begins
-
-    @property
-    def place(self) -> str:
-        """The marker for an item in a raw prompt."""
-        return PLACE
+        return self._family.bos_after_image
 
     def items(self, given: Attachments) -> list[Shown]:
         """A request's media, decoded and prepared. Raises InvalidRequest."""
@@ -94,7 +92,11 @@ class MediaPrompts:
         self._require_taken(VIDEO, len(given.videos))
         self._require_taken(AUDIO, len(given.audios))
         media = decode(
-            given.images, given.audios, self._limits, given.videos, self._processor.used_pixels
+            given.images,
+            given.audios,
+            self._limits,
+            given.videos,
+            lambda: self._processor.used_pixels,
         )
         frames = self._shows_frames
         images = len(media.pictures)
@@ -110,26 +112,22 @@ class MediaPrompts:
             for index, parts in enumerate(sent)
         ]
 
-    def fitted(
-        self, items: Sequence[MediaItem], places: Sequence[tuple[int, int]]
-    ) -> list[MediaItem]:
-        """A prompt's items in order, with numbers and boundaries that depend on other items."""
-        return self._processor.beside(self._processor.numbered(items), places)
-
     def _require_taken(self, kind: str, count: int) -> None:
         marker = self._form.markers.get(kind)
         if not count or (kind == VIDEO and self._shows_frames):
             return
-        why = "" if marker else _CANNOT[kind]
         if kind == VIDEO and not marker and IMAGE in self._form.markers:
             why = (
                 "this model's chat template takes only one image, and a video is sent as several:"
                 " send one frame of it as an image"
             )
-        if marker and count > 1 and not marker.several:
+        elif not marker:
+            why = _CANNOT[kind]
+        elif count > 1 and not marker.several:
             why = "this model's chat template takes only one: send one"
-        if why:
-            raise InvalidRequest(f"{FIELDS[kind]} has {count} items, but {why}", FIELDS[kind])
+        else:
+            return
+        raise InvalidRequest(f"{FIELDS[kind]} has {count} items, but {why}", FIELDS[kind])
 
     def placed(
         self, messages: Sequence[Message], given: Attachments, items: Sequence[Shown]
@@ -198,42 +196,42 @@ class MediaPrompts:
                 "Prompt",
             )
         for parts in items:
-            markers = [self._form.markers[part.kind] for part in parts]
-            cores = ["" if marker.in_front else marker.core for marker in markers]
-            text = text.replace(PLACE, "".join(cores), 1)
+            markers = (self._form.markers[part.kind] for part in parts)
+            written = "".join("" if marker.in_front else marker.core for marker in markers)
+            text = text.replace(PLACE, written, 1)
         return text
 
     def surrounded(self, text: str, items: Sequence[MediaItem]) -> str:
         """A rendered prompt with the text that the processor adds around items and at the end."""
         markers = [self._form.markers[item.kind] for item in items]
         text = "".join(marker.core for marker in markers if marker.in_front) + text
+        ending = "\n" if items and self._family.bos_after_image else ""
         pieces: list[str] = []
         at = 0
-        for item, core in zip(items, (marker.core for marker in markers), strict=True):
-            start = text.find(core, at)
+        for item, marker in zip(items, markers, strict=True):
+            start = text.find(marker.core, at)
             if start < 0:
                 break
             before, after = self._around(item)
-            after = after.removesuffix(self._processor.ending)
-            pieces += [text[at:start], before, core, after]
-            at = start + len(core)
-            if self._processor.spaces and _BARE.match(text, at):
+            pieces += [text[at:start], before, marker.core, after.removesuffix(ending)]
+            at = start + len(marker.core)
+            if self._family.boundary and _BARE.match(text, at):
                 pieces.append(" ")
-        return "".join([*pieces, text[at:], self._processor.ending if items else ""])
+        return "".join([*pieces, text[at:], ending])
 
     def places(self, tokens: Sequence[int], items: Sequence[MediaItem]) -> list[tuple[int, int]]:
         """(start, stop) of each marker in a tokenised prompt. Raises InvalidRequest."""
         found: list[tuple[int, int]] = []
-        at = 0
+        end = 0
         for item in items:
             marker = self._token_markers[item.kind]
-            at = _find(tokens, marker, at)
+            at = _find(tokens, marker, end)
             if at < 0:
                 break
-            found.append((at, at + len(marker)))
-            at += len(marker)
-        markers_of_all = [self._token_markers[kind] for kind in {item.kind for item in items}]
-        beyond = any(_find(tokens, marker, max(at, 0)) >= 0 for marker in markers_of_all)
+            end = at + len(marker)
+            found.append((at, end))
+        kinds = {item.kind for item in items}
+        beyond = any(_find(tokens, self._token_markers[kind], end) >= 0 for kind in kinds)
         if len(found) < len(items) or beyond:
             markers = "more markers" if beyond else f"only {len(found)} markers"
             raise InvalidRequest(
@@ -294,8 +292,12 @@ def _text(message: Message) -> str:
 
 
 def _find(tokens: Sequence[int], indices: Sequence[int], start: int) -> int:
-    indices, length = list(indices), len(indices)
-    for at in range(start, len(tokens) - length + 1):
-        if tokens[at] == indices[0] and list(tokens[at : at + length]) == indices:
-            return at
-    return -1
+    wanted, length = list(indices), len(indices)
+    return next(
+        (
+            at
+            for at in range(start, len(tokens) - length + 1)
+            if tokens[at] == wanted[0] and list(tokens[at : at + length]) == wanted
+        ),
+        -1,
+    )

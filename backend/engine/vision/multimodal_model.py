@@ -7,6 +7,7 @@ for every row, so the state that mlx-vlm keeps on the model is never used.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -19,24 +20,8 @@ from mlx_vlm.models import cache as vlm
 from mlx_vlm.models.base import create_attention_mask
 
 from backend.engine.caching.row_shift import RowShift
-from backend.engine.vision.image_blocks import mask_blocks_of_pass
-from backend.engine.vision.mlx_lm_layers import use_mlx_lm
-from backend.engine.vision.row_positions import place_rows
-from backend.engine.vision.row_scale import scale_by_row
-from backend.engine.vision.short_passes import recur_in_short_passes
-
-# Positions are [rows, tokens], not [3, rows, tokens].
-_ONE_AXIS = ("minimax_m3_vl", "minimax_m3")
-# The model of mlx-vlm looks for its layers under a name that its language part lacks.
-_MISNAMED = ("idefics2", "molmo")
-# Positions are [rows, tokens, 3].
-_AXES_LAST = ("ernie4_5_moe_vl",)
-# Visual tokens have separate experts, which mlx-vlm's generation does not select.
-_KINDS = {"ernie4_5_moe_vl": "token_type_ids"}
-# The features added to layers have a row for every token of the prompt, not only for visual ones.
-_DEEP_BY_PLACE = ("granite4_vision",)
-# An answer forgets its own tokens but never its prompt, and KV does not record where that ended.
-_FORGETFUL = ("unlimited-ocr", "unlimited_ocr")
+from backend.engine.vision import patches
+from backend.engine.vision.families import family_of
 
 
 class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is untyped
@@ -56,25 +41,25 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         self.whole = whole
         if hasattr(whole, "disable_talker"):
             whole.disable_talker()  # Qwen3-Omni's speech output, which is never requested
-        self.model_type = model_type = getattr(whole.config, "model_type", "")
-        scale_by_row(whole.language_model)
-        recur_in_short_passes()
-        use_mlx_lm(whole.language_model, model_type)
-        self.sees_ahead = mask_blocks_of_pass(whole.language_model)
-        text = getattr(whole.language_model, "config", None)
+        self.model_type = str(getattr(whole.config, "model_type", ""))
+        self.family = family_of(self.model_type)
+        language = whole.language_model
+        patches.scale_by_row(language)
+        patches.recur_in_short_passes()
+        patches.use_mlx_lm(language)
+        self.sees_ahead = patches.mask_blocks_of_pass(language)
+        text = getattr(language, "config", None)
         self.reads_whole = getattr(text, "use_bidirectional_attention", None) is True
-        self.forgets = model_type in _FORGETFUL
+        self.forgets = self.family.forgets
         self.stores = not (self.reads_whole or self.forgets)
-        self.axes = place_rows(whole.language_model) or 3
+        self.axes = patches.place_rows(language) or 3
         self.passes_positions = self.axes > 3
-        self.shifts = self.passes_positions or hasattr(whole.language_model, "get_rope_index")
-        rope: Any = getattr(getattr(whole.language_model, "model", None), "rotary_emb", None)
-        plain = model_type == "cohere_compass" and rope.position_selector is None
-        self._one_axis = plain or model_type in _ONE_AXIS
+        self.shifts = self.passes_positions or hasattr(language, "get_rope_index")
+        rotary: Any = getattr(getattr(language, "model", None), "rotary_emb", None)
+        plain = self.model_type == "cohere_compass" and rotary.position_selector is None
+        self._one_axis = plain or self.family.one_axis
         # The name of the argument in which layers receive the kind of each token.
-        self._kinds = "mm_token_type_ids" if self.sees_ahead else _KINDS.get(model_type)
-        self._axes_last = model_type in _AXES_LAST
-        self._deep_by_place = model_type in _DEEP_BY_PLACE
+        self._kinds = "mm_token_type_ids" if self.sees_ahead else self.family.kinds
 
     @property
     def language_model(self) -> Any:
@@ -82,7 +67,7 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
 
     @property
     def layers(self) -> Sequence[Any]:
-        named: Any = self.language_model if self.model_type in _MISNAMED else self.whole
+        named: Any = self.language_model if self.family.misnamed else self.whole
         layers: Sequence[Any] = named.layers
         return layers
 
@@ -103,6 +88,12 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
             row = [lm.KVCache() for _ in self.layers]
         return [*row, RowShift()] if self.shifts else row
 
+    def embeddings(self, ids: mx.array, pixels: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
+        """What mlx-vlm gives its language part for [rows, tokens] ids, by name."""
+        embed = self.whole.get_input_embeddings
+        found: dict[str, Any] = embed(ids, pixels, **_accepted(embed, rest)).to_dict()
+        return found
+
     def __call__(
         self,
         inputs: mx.array,
@@ -122,7 +113,7 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
             if position_ids is None:
                 position_ids = _following(layers, shift.shifts, inputs.shape[1], self.axes)
             features["position_ids"] = self._laid_out(position_ids)
-        if self._deep_by_place and "visual_pos_masks" in features:
+        if self.family.deep_by_token and "visual_pos_masks" in features:
             mask = features["visual_pos_masks"]
             features["visual_pos_masks"] = _OfChunk(mask)
             features["deepstack_visual_embeds"] = [
@@ -141,15 +132,15 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         """[axes, rows, tokens] as the family expects it."""
         if self._one_axis:
             return positions[0]
-        return mx.moveaxis(positions, 0, -1) if self._axes_last else positions
+        return mx.moveaxis(positions, 0, -1) if self.family.axes_last else positions
 
     def axes_first(self, positions: mx.array) -> mx.array:
         """The family's positions as [axes, rows, tokens]."""
-        return mx.moveaxis(positions, -1, 0) if self._axes_last else positions
+        return mx.moveaxis(positions, -1, 0) if self.family.axes_last else positions
 
     def given_by_token(self, tokens: mx.array) -> dict[str, mx.array]:
         """What the language part must know of each token of an item, by its names."""
-        if self._kinds is None:
+        if not self._kinds:
             return {}
         config = self.whole.config
         visual = mx.array([config.image_token_id, config.video_token_id or -1])
@@ -224,12 +215,9 @@ def _measured(kind: type) -> type:
     return type(kind.__name__, (kind, lm._BaseCache), {"nbytes": property(size)})
 
 
-def accepted(call: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+def _accepted(call: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments among `given` that a function accepts."""
-    import inspect
-
-    parameters = inspect.signature(call).parameters.values()
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters):
+    parameters = inspect.signature(call).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
         return dict(given)
-    names = {one.name for one in parameters}
-    return {name: value for name, value in given.items() if name in names}
+    return {name: value for name, value in given.items() if name in parameters}

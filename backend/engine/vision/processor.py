@@ -12,10 +12,10 @@ import inspect
 import logging
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,10 @@ from backend.engine.loading.tokenizer import despite_checks, remember_no_words
 from backend.engine.media.items import SOUND_RATE, Picture, Sound, Video
 from backend.engine.media.picture import picture_of
 from backend.engine.media.sound import resampled
-from backend.engine.vision.features import frozen
+from backend.engine.vision.families import family_of
+from backend.engine.vision.features import Recent, frozen
 from backend.engine.vision.media_plan import MediaItem
+from backend.engine.vision.patches import patch, replaced
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +45,7 @@ _KINDS = {Picture: IMAGE, Video: VIDEO, Sound: AUDIO}
 # DeepSeek-VL2: the tiles of each image. mlx-vlm reads as many entries as there are tiles,
 # which is beyond the array's end; it stops at an entry of 0.
 _CROPS = "images_spatial_crop"
-_TILED = 2  # more images in a prompt are not divided into tiles
+_TILED = 2  # if a prompt has more images, DeepSeek-VL2 does not divide them into tiles
 # Outputs for the marker's text, which do not depend on the item.
 _OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
@@ -67,10 +69,7 @@ def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
         )
     if images is not None:
         processor.image_processor = images
-    compute_constants(processor)
-    complete_tiles(processor)
-    number_image_token(processor)
-    drop_arguments_for_text(processor)
+    correct(processor)
     remember_no_words(getattr(processor, "tokenizer", None))
     return processor
 
@@ -79,86 +78,57 @@ def load_processor(path: Path, *, trust_remote_code: bool) -> Any:
 def _running_no_code() -> Iterator[None]:
     """Run no Python file of a checkpoint. Raises ValueError if that was attempted.
 
-    Some processors of mlx-vlm trust a tokenizer's code whatever the setting (Inkling and GOT in
-    0.7.10), and mlx-vlm hides their exceptions.
+    Some processors of mlx-vlm (Inkling, GOT) trust a tokenizer's code whatever the setting, and
+    mlx-vlm hides their exceptions.
     """
-    from transformers import dynamic_module_utils as modules
+    from transformers import dynamic_module_utils
 
-    run: Any = modules.get_class_in_module
-    refused: list[str] = []
+    refused: list[ValueError] = []
 
     def refuse(name: str, *_: Any, **__: Any) -> Any:
-        refused.append(name)
-        raise ValueError(f"{name} is code of the checkpoint, which needs trust_remote_code")
+        refused.append(
+            ValueError(f"{name} is code of the checkpoint, which needs trust_remote_code")
+        )
+        raise refused[-1]
 
-    modules.get_class_in_module = refuse
     try:
-        yield
+        with replaced(dynamic_module_utils, "get_class_in_module", refuse):
+            yield
     except Exception:
         if not refused:
             raise
-    finally:
-        modules.get_class_in_module = run
     if refused:
-        refuse(refused[0])
+        raise refused[0]
 
 
-def drop_arguments_for_text(processor: Any) -> None:
-    """Keep the tokenizer's arguments from an image processor.
+def correct(processor: Any) -> None:
+    """Correct what some processors of mlx-vlm do wrongly.
 
-    LLaVA's processor in mlx-vlm gives both the same, which transformers rejects.
+    - LLaVA's gives its image processor the tokenizer's arguments, which transformers refuses.
+    - Llama 4's leaves the whole image out, for which its prompts have tokens after the tiles'. The
+      model would take their features from memory that lies behind those of the tiles.
+    - The processor of dots.ocr has the image token of the published checkpoint in its code.
+    - Some share lazy arrays, which MLX can evaluate only on the thread that made them.
     """
-    if type(processor).__name__ != "LlavaProcessor":
-        return
-    images = processor.image_processor
-    kind: Any = type(images)
-
-    def call(own: Any, given: Any, **_: Any) -> Any:
-        return kind.__call__(own, given)
-
-    images.__class__ = type(kind.__name__, (kind,), {"__call__": call})
-
-
-def complete_tiles(processor: Any) -> None:
-    """Let Llama 4 also see the whole image, for which its prompts have tokens after the tiles'.
-
-    mlx-vlm leaves the whole image out (`llama4/processing_llama4.py`). The model then takes
-    the features of these tokens from memory that lies behind those of the tiles.
-    """
+    family = type(processor).__name__
     images: Any = getattr(processor, "image_processor", None)
-    if not type(images).__module__.endswith(".llama4.processing_llama4"):
-        return
-    split = images._split_into_tiles
-
-    def split_completely(image: Any, ratio: Any) -> list[Any]:
-        tiles: list[Any] = split(image, ratio)
-        return tiles if len(tiles) == 1 else [*tiles, *split(image, (1, 1))]
-
-    images._split_into_tiles = split_completely
-
-
-def number_image_token(processor: Any) -> None:
-    """Give the processor of dots.ocr the tokenizer's number of the image token.
-
-    mlx-vlm has the number of the published checkpoint in its code, and refuses others.
-    """
-    if type(processor).__name__ == "DotsVLProcessor":
+    if family == "LlavaProcessor":
+        call = type(images).__call__
+        patch(images, __call__=lambda own, given, **_: call(own, given))
+    elif family == "DotsVLProcessor":
         token = processor.image_token
         processor.image_token_id = processor.tokenizer.convert_tokens_to_ids(token)
+    elif type(images).__module__.endswith(".llama4.processing_llama4"):
+        split = images._split_into_tiles
 
+        def split_completely(image: Any, ratio: Any) -> list[Any]:
+            tiles: list[Any] = split(image, ratio)
+            return tiles if len(tiles) == 1 else [*tiles, *split(image, (1, 1))]
 
-def compute_constants(processor: Any) -> None:
-    """Evaluate the lazy arrays of a processor, which MLX can do only on the thread that made them.
-
-    mlx-vlm may cache such an array and share it among processors.
-    """
+        images._split_into_tiles = split_completely
     parts = [part for part in vars(processor).values() if hasattr(part, "__dict__")]
-    mx.eval([
-        value
-        for part in (processor, *parts)
-        for value in vars(part).values()
-        if isinstance(value, mx.array)
-    ])  # fmt: skip
+    held = (value for part in (processor, *parts) for value in vars(part).values())
+    mx.eval([value for value in held if isinstance(value, mx.array)])
 
 
 class ItemProcessor:
@@ -182,31 +152,19 @@ class ItemProcessor:
         vocabulary: int = 1 << 62,
     ) -> None:
         self.width = width
+        self.family = family = family_of(str(getattr(config, "model_type", "")))
         self._vocabulary = vocabulary
         self._control = control
         self._processor = processor
         self._image_token = getattr(config, "image_token_index", None)
         self._markers = markers
-        self._number = _number(processor)
-        family = type(processor).__name__
-        texts: Any = getattr(processor, "tokenizer", None)
-        # Idefics 2's writes this token around each image, and once where two meet.
-        edge = processor.fake_image_token if family == "Idefics2Processor" else None
-        self._boundary: int | None = edge and texts.convert_tokens_to_ids(edge)
-        # DeepSeek-OCR's removes this token, with which a conversation for training ends.
-        self._dropped: str = texts.eos_token if family.startswith("DeepseekOCR") else ""
-        # GOT's writes a complete prompt around an image, unless its input is one.
-        ends = ["<img>", "</img>"] if family == "GotOcrProcessor" else []
-        self._alone: list[int] = texts.convert_tokens_to_ids(ends) if ends else []
-        # PaliGemma's writes the BOS token after the image, and a line break after the text.
-        self.begins = family == "PaliGemmaProcessor"
-        self.ending = "\n" if self.begins else ""
-        self._rate = _sound_rate(processor)
-        self._most_bytes = most_bytes
-        self._prepared_items: OrderedDict[bytes, MediaItem] = OrderedDict()
+        texts: Any = getattr(processor, "tokenizer", processor)
+        self._tokenizer = texts
+        self._boundary = texts.convert_tokens_to_ids(family.boundary) if family.boundary else None
+        self._ends = [texts.convert_tokens_to_ids(end) for end in family.image_ends]
+        self._after = texts.eos_token if family.drops_last else ""
+        self._recent = Recent[MediaItem](most_bytes)
         self._lock = threading.Lock()
-        self._used: int | None = None
-        self._probed = False
 
     def prepare(self, given: Picture | Video | Sound, name: str, images: int = 1) -> MediaItem:
         """Prepare an item. name: the item in error messages, such as `Images[2]`. images: how many
@@ -214,124 +172,97 @@ class ItemProcessor:
 
         Raises InvalidRequest.
         """
-        kind = _KINDS[type(given)]
+        processor = self._processor
+        untiled = images > _TILED and hasattr(processor, "candidate_resolutions")
+        if untiled:
+            given = replace(given, digest=hashlib.sha256(given.digest + b"untiled").digest())
         with self._lock:
-            untiled = images > _TILED and hasattr(self._processor, "candidate_resolutions")
-            if untiled:
-                given = replace(given, digest=hashlib.sha256(given.digest + b"untiled").digest())
-            digest = given.digest
-            if digest in self._prepared_items:
-                self._prepared_items.move_to_end(digest)
-                return self._prepared_items[digest]
+            item = self._recent.find(given.digest)
+            if item is not None:
+                return item
             try:
-                with _untiled(self._processor) if untiled else nullcontext():
-                    item = self._prepared(given, kind)
+                with _untiled(processor) if untiled else nullcontext():
+                    item = self._prepared(given)
             except Exception as fault:
                 _log.warning("the processor failed on an item", exc_info=True)
                 raise InvalidRequest(
                     f"{name} cannot be prepared for this model ({type(fault).__name__}): send it in"
                     " another size or length"
                 ) from None
-            self._keep(item)
+            self._recent.store(item.digest, item)
             return item
 
+    @cached_property
     def used_pixels(self) -> int | None:
         """The number of pixels to which large images are scaled down; None if that is unknown.
 
-        If the processor has no setting for it, it is measured with a large image.
+        It is measured with a large image, and includes tiles.
         """
-        with self._lock:
-            if not self._probed:
-                self._probed = True
-                named = getattr(
-                    getattr(self._processor, "image_processor", None), "max_pixels", None
-                )
-                self._used = named if isinstance(named, int) and named > 0 else self._of_probe()
-            return self._used
-
-    def _of_probe(self) -> int | None:
-        """Number of pixels that the processor makes of a large image, including its tiles."""
-        probe = Image.new("RGB", _PROBE)
         try:
-            item = self._prepared(picture_of(probe), IMAGE)
+            with self._lock:
+                item = self._prepared(picture_of(Image.new("RGB", _PROBE)))
         except Exception:
-            _log.info(
-                "large JPEGs are decoded at full size: the processor failed on a large image",
-                exc_info=True,
-            )
+            _log.info("large JPEGs are decoded at full size: one cannot be prepared", exc_info=True)
             return None
         found = sum(_bytes(value) for name, value in item.arrays.items() if "pixel" in name)
         pixels = found // (_CHANNELS * _FLOAT)
         return pixels if 0 < pixels < math.prod(_PROBE) else None
 
-    @property
-    def spaces(self) -> bool:
-        """Whether the processor writes a space between an image and a word after it."""
-        return self._boundary is not None
-
-    def beside(
+    def fitted(
         self, items: Sequence[MediaItem], places: Sequence[tuple[int, int]]
     ) -> list[MediaItem]:
-        """One prompt's items in order, with one boundary where two images meet.
+        """A prompt's items in order, with what depends on the items before each of them.
 
-        places: (start, stop) of their markers in the prompt.
+        Some families number the images, and some write one boundary where two images meet. An item
+        that was prepared on its own has the number 0, and all boundaries. places: (start, stop) of
+        the items' markers in the prompt.
         """
-        if self._boundary is None:
-            return list(items)
-        ends = [None, *(stop for _, stop in places[:-1])]
-        return [
-            _without_boundary(item) if start == end and item.tokens[0] == self._boundary else item
-            for item, (start, _), end in zip(items, places, ends, strict=True)
-        ]
+        fitted: list[MediaItem] = []
+        images, end = 0, -1
+        for item, (start, stop) in zip(items, places, strict=True):
+            found = item
+            if item.kind == IMAGE:
+                found, images = self._numbered(item, images), images + 1
+            if start == end and found.tokens[0] == self._boundary:
+                found = _changed(found, b"beside", first=found.first + 1, count=found.count - 1)
+            fitted.append(found)
+            end = stop
+        return fitted
 
-    def numbered(self, items: Sequence[MediaItem]) -> list[MediaItem]:
-        """One prompt's items in order, with consecutive image numbers if the family writes any.
-
-        An item that was prepared on its own has the number 0.
-        """
-        if self._number is None:
-            return list(items)
-        images = iter(range(len(items)))
-        return [
-            self._with_number(item, next(images)) if item.kind == IMAGE else item for item in items
-        ]
-
-    def _with_number(self, item: MediaItem, number: int) -> MediaItem:
-        assert self._number is not None
-        opening, closing = self._number
-        tokenizer = self._processor.tokenizer
+    def _numbered(self, item: MediaItem, number: int) -> MediaItem:
+        """The item with the text of its number in the prompt, if the processor writes numbers."""
+        images: Any = getattr(self._processor, "image_processor", None)
+        if not number or not getattr(images, "use_image_id", False):
+            return item
+        texts = (f"{images.im_id_start}{each}{images.im_id_end}" for each in (0, number))
         with self._lock:
             none, own = (
-                tuple(tokenizer.encode(f"{opening}{each}{closing}", add_special_tokens=False))
-                for each in (0, number)
+                tuple(self._tokenizer.encode(text, add_special_tokens=False)) for text in texts
             )
-        at = next(
-            (at for at in range(len(item.whole)) if item.whole[at : at + len(none)] == none), -1
-        )
-        if number == 0 or at < 0:
+        whole = item.whole
+        at = next((at for at in range(len(whole)) if whole[at : at + len(none)] == none), -1)
+        if at < 0:
             return item
-        return replace(
-            item,
-            # Another number gives other features and other KV, so the digest covers it.
-            digest=hashlib.sha256(item.digest + number.to_bytes(4)).digest(),
-            whole=(*item.whole[:at], *own, *item.whole[at + len(none) :]),
-            count=item.count + len(own) - len(none),
-        )
+        whole = (*whole[:at], *own, *whole[at + len(none) :])
+        count = item.count + len(own) - len(none)
+        # Another number gives other features and other KV.
+        return _changed(item, number.to_bytes(4), whole=whole, count=count)
 
-    def _prepared(self, given: Picture | Video | Sound, kind: str) -> MediaItem:
+    def _prepared(self, given: Picture | Video | Sound) -> MediaItem:
         from mlx_vlm.utils import prepare_inputs
 
+        kind = _KINDS[type(given)]
         output = prepare_inputs(
             self._processor,
-            prompts="" if self._alone else self._markers[kind] + self._dropped,
+            prompts="" if self._ends else self._markers[kind] + self._after,
             image_token_index=self._image_token,
             add_special_tokens=False,
-            **_as_mlx_vlm_takes(given, self._rate),
+            **_as_mlx_vlm_takes(given, self._processor),
         )
         arrays = {name: frozen(value) for name, value in output.items() if value is not None}
         tokens = tuple(int(token) for token in np.array(arrays["input_ids"]).reshape(-1))
-        if self._alone:
-            first, last = map(tokens.index, self._alone)
+        if self._ends:
+            first, last = map(tokens.index, self._ends)
             tokens = tokens[first : last + 1]
         arrays = {name: value for name, value in arrays.items() if name not in _OF_TEXT}
         if (crops := arrays.get(_CROPS)) is not None and crops.ndim == 3:
@@ -341,16 +272,14 @@ class ItemProcessor:
         if opening and len(bare := tuple(one for one in tokens if one != tokens[0])) == 1:
             tokens = bare
         encoded: tuple[int, ...] = ()
-        if min(tokens) < 0 or (self.width > 1 and len(tokens) == 1):
-            encoded = (min(tokens),)
-            first, count = 0, self.width
+        first, count = 0, len(tokens)
+        if min(tokens) < 0 or (self.width > 1 and count == 1):
+            encoded, count = (min(tokens),), self.width
             tokens = (_NOTHING,) * count
-        elif len(tokens) == 1:
-            first, count = 0, 1
-        else:
+        elif count > 1:
             places = [
                 at for at, token in enumerate(tokens) if at >= opening and token in self._control
-            ] or [opening, len(tokens) - 1]
+            ] or [opening, count - 1]
             first, count = places[0], places[-1] + 1 - places[0]
             if max(tokens) >= self._vocabulary:
                 encoded = tokens
@@ -361,75 +290,41 @@ class ItemProcessor:
 
     def _opens(self, tokens: Sequence[int], marker: str) -> int:
         """How many tokens the processor or its tokenizer wrote to begin a prompt: 1 or 0."""
-        tokenizer = getattr(self._processor, "tokenizer", self._processor)
-        text = getattr(tokenizer, "bos_token", None)
-        return int(
-            isinstance(text, str)
-            and not marker.startswith(text)
-            and tokens[0] == tokenizer.bos_token_id
-        )
-
-    def _keep(self, item: MediaItem) -> None:
-        if item.nbytes > self._most_bytes:
-            return
-        self._prepared_items[item.digest] = item
-        while sum(kept.nbytes for kept in self._prepared_items.values()) > self._most_bytes:
-            self._prepared_items.popitem(last=False)
+        text = getattr(self._tokenizer, "bos_token", None)
+        begun = isinstance(text, str) and not marker.startswith(text)
+        return int(begun and tokens[0] == self._tokenizer.bos_token_id)
 
 
-@contextmanager
-def _untiled(processor: Any) -> Iterator[None]:
-    """Make DeepSeek-VL2's processor show an image without tiles, as it does with several."""
-    resolutions = processor.candidate_resolutions
-    processor.candidate_resolutions = ((processor.image_size, processor.image_size),)
-    try:
-        yield
-    finally:
-        processor.candidate_resolutions = resolutions
+def _untiled(processor: Any) -> AbstractContextManager[None]:
+    whole = ((processor.image_size, processor.image_size),)
+    return replaced(processor, "candidate_resolutions", whole)
 
 
-def _as_mlx_vlm_takes(given: Picture | Video | Sound, rate: int) -> dict[str, Any]:
-    """mlx-vlm's arguments for an item. A video: [frames, channels, height, width], and metadata.
+def _changed(item: MediaItem, change: bytes, **fields: Any) -> MediaItem:
+    return replace(item, digest=hashlib.sha256(item.digest + change).digest(), **fields)
 
-    rate: samples per second that the processor expects of sounds.
-    """
+
+def _as_mlx_vlm_takes(given: Picture | Video | Sound, processor: Any) -> dict[str, Any]:
+    """mlx-vlm's arguments for an item. A video: [frames, channels, height, width], and metadata."""
     match given:
         case Picture():
             return {"images": [given.pixels]}
-        case Sound():
+        case Sound():  # mlx-vlm does not resample arrays
+            rate = getattr(getattr(processor, "feature_extractor", None), "sampling_rate", None)
+            rate = rate if isinstance(rate, int) and rate > 0 else SOUND_RATE
             return {"audio": [resampled(given.samples, given.rate, rate)]}
     from mlx_vlm.utils import VideoMetadata
 
     frames = np.stack([np.asarray(frame.pixels) for frame in given.frames])
-    first = given.frames[0]
     metadata = VideoMetadata(
         total_num_frames=given.count,
         fps=given.rate,
         frames_indices=list(given.places),
-        width=first.width,
-        height=first.height,
+        width=given.frames[0].width,
+        height=given.frames[0].height,
         duration=given.count / given.rate,
     )
     return {"videos": [frames.transpose(0, 3, 1, 2)], "video_metadata": [metadata]}
-
-
-def _without_boundary(item: MediaItem) -> MediaItem:
-    digest = hashlib.sha256(item.digest + b"beside").digest()
-    return replace(item, digest=digest, first=item.first + 1, count=item.count - 1)
-
-
-def _number(processor: Any) -> tuple[str, str] | None:
-    """The text that the processor writes around an image's number; None if it writes no numbers."""
-    images = getattr(processor, "image_processor", None)
-    if images is None or not getattr(images, "use_image_id", False):
-        return None
-    return images.im_id_start, images.im_id_end
-
-
-def _sound_rate(processor: Any) -> int:
-    """The sample rate that the processor expects: mlx-vlm does not resample arrays."""
-    named = getattr(getattr(processor, "feature_extractor", None), "sampling_rate", None)
-    return named if isinstance(named, int) and named > 0 else SOUND_RATE
 
 
 def end_tokens(processor: Any) -> frozenset[int]:
@@ -439,30 +334,21 @@ def end_tokens(processor: Any) -> frozenset[int]:
     return frozenset(token for token in found if isinstance(token, int) and token != unknown)
 
 
-def takes_audio(processor: Any) -> bool:
-    """Whether the processor accepts sounds and can turn them into features."""
-    if not {"audio", "audios"} & _parameters(processor):
-        return False
-    return any(
+def kinds_of(processor: Any) -> list[str]:
+    """The kinds of items that the processor accepts, and can turn into features."""
+    accepted = inspect.signature(getattr(processor, "process", processor)).parameters
+    hears = any(
         getattr(processor, name, None) is not None
         for name in ("feature_extractor", "audio_processor")
     )
-
-
-def takes_videos(processor: Any) -> bool:
-    """Whether the processor accepts videos."""
-    return "videos" in _parameters(processor)
-
-
-def _parameters(processor: Any) -> set[str]:
-    return set(inspect.signature(getattr(processor, "process", processor)).parameters)
+    kinds = {IMAGE: True, VIDEO: "videos" in accepted}
+    kinds[AUDIO] = hears and bool({"audio", "audios"} & set(accepted))
+    return [kind for kind, taken in kinds.items() if taken]
 
 
 def _bytes(value: Any) -> int:
     if isinstance(value, np.ndarray):
         return value.nbytes
     if isinstance(value, Mapping):
-        return sum(map(_bytes, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(_bytes, value))
-    return 0
+        value = list(value.values())
+    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0

@@ -1,8 +1,8 @@
 """Builds a model that mlx-vlm implements: its text model, and its image and audio input if any.
 
-Support for a family is tested: before the model is served, a small picture goes all the way from
-the chat template to logits, and a short clip and a short tone if the model accepts them. If the
-picture fails, the load fails with an error. If the clip fails, videos are sent as images.
+Before the model is served, a small picture goes from the chat template through the encoder, and a
+short clip and a short tone if the model accepts them. If the picture fails, the load fails with an
+error. If the clip fails, videos are sent as images.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,22 +34,20 @@ from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt
 from backend.engine.units import MIB
 from backend.engine.vision.earlier_form import read_in_earlier_form
-from backend.engine.vision.features import UnusualFeaturesError, encode, of_text, width_of
-from backend.engine.vision.markers import Marker, TemplateForm, learn
+from backend.engine.vision.features import UnusualFeaturesError, of_text, width_of
+from backend.engine.vision.markers import Marker, learn
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
 from backend.engine.vision.media_prefill import MediaReader
 from backend.engine.vision.media_prompts import MediaPrompts
 from backend.engine.vision.multimodal_model import MultimodalModel
-from backend.engine.vision.plain_pass import plain_pass
 from backend.engine.vision.processor import (
     AUDIO,
     IMAGE,
     VIDEO,
     ItemProcessor,
     end_tokens,
+    kinds_of,
     load_processor,
-    takes_audio,
-    takes_videos,
 )
 from common.wording import shown
 
@@ -102,9 +101,10 @@ def _open_media_input(
                 f" not use{_OTHERS}",
             )
         control = _control_ids(prompts)
-        width = 1
 
-        def prepares(markers: Mapping[str, str], most_bytes: int = 0) -> ItemProcessor:
+        def prepares(
+            markers: Mapping[str, str], most_bytes: int = 0, width: int = 1
+        ) -> ItemProcessor:
             config = model.whole.config
             return ItemProcessor(
                 processor, config, markers, control.keys(), most_bytes, width, vocabulary
@@ -130,60 +130,56 @@ def _open_media_input(
                 dict.fromkeys(control.get(at, "") for at in (item.tokens[0], item.tokens[-1]))
             )
 
-        def in_front() -> Marker | None:
-            """The marker of an image that the processor writes before any text; None for others."""
-            try:
-                bare, before_text = (
-                    prepares({IMAGE: text}).prepare(_sample(IMAGE), f"the first {IMAGE}")
-                    for text in ("", "Zyx")
-                )
-            except InvalidRequest:
-                return None
-            tokens, longer = (item.encoded or item.whole for item in (bare, before_text))
-            core = control.get(tokens[bare.first], "")
-            if not core or len(tokens) == len(longer) or longer[: len(tokens)] != tokens:
-                return None
-            return Marker(core, "", None, "", several=False, in_front=True)
-
-        kinds = [IMAGE, *([VIDEO] if takes_videos(processor) else [])]
-        kinds += [AUDIO] if takes_audio(processor) else []
+        kinds = kinds_of(processor)
         fallbacks = {kind: _of_family(loaded.model_type, kind) for kind in kinds if kind != VIDEO}
         form = learn(_renderer(prompts), prompts.control, kinds, fallbacks, ends)
-        if IMAGE not in form.markers and (before := in_front()):
-            form = TemplateForm(form.lists, {**form.markers, IMAGE: before})
-        if IMAGE in form.markers:
-            first = prepares(_expanded(form)).prepare(_sample(IMAGE), f"the first {IMAGE}")
+        front = model.family.in_front
+        if IMAGE not in form.markers and front:
+            before = Marker(front, "", None, "", several=False, in_front=True)
+            form = replace(form, markers={**form.markers, IMAGE: before})
+        expanded = {kind: marker.expands for kind, marker in form.markers.items()}
+        width = 1
+        if IMAGE in expanded:
+            first = prepares(expanded).prepare(_sample(IMAGE), f"the first {IMAGE}")
             if len(first.encoded or first.whole) == 1:
                 yield "engine"
                 width = width_of(model, first)
                 yield "files"
-        trial = prepares(_expanded(form))
+        half = settings.vision_cache_mib * MIB // 2
+        items = prepares(expanded, half, width)
+        reader = MediaReader(model, half)
         tried: dict[str, MediaItem] = {}
-        for kind in form.markers:
-            item = yield from _tried(model, trial, kind, vocabulary)
-            if item is not None:
+        for kind in expanded:
+            try:
+                item = items.prepare(_sample(kind), f"the first {kind}")
+                yield "engine"
+                _require_seen(reader, item, vocabulary)
                 tried[kind] = item
+            except Exception:
+                if kind == IMAGE:
+                    raise
+                also = "videos are sent to it as images" if kind == VIDEO else f"it takes no {kind}"
+                _log.warning(
+                    "model %s: %s: its %s failed", shown(loaded.name), also, kind, exc_info=True
+                )
+            yield "files"
         if not tried:
             raise ModelRejected.because(loaded.name, "its chat template has no place for images")
-        form = TemplateForm(form.lists, {kind: form.markers[kind] for kind in tried})
-        half = settings.vision_cache_mib * MIB // 2
+        form = replace(form, markers={kind: form.markers[kind] for kind in tried})
         media = MediaPrompts(
             form,
-            prepares(_expanded(form), half),
+            items,
             partial(_around, prompts),
             {kind: prompts.tokenize(marker.core) for kind, marker in form.markers.items()},
             order.media_limits,
         )
         prompts.take_media(media, opens=any(item.opening for item in tried.values()))
-        reader = MediaReader(model, half)
-        for item in tried.values():
-            reader.encode(item)
         return text_builder.MediaInput(
             reader,
             media,
             tuple(item for kind, item in tried.items() if kind != VIDEO),
             end_tokens(processor),
-            partial(plain_pass, model),
+            reader.reference,
         )
 
 
@@ -226,51 +222,19 @@ def _why_it_failed(fault: Exception, path: Path) -> str:
     return f"it failed on its first image: {reason_of(fault, path, settings_file=files)}{_OTHERS}"
 
 
-def _tried(
-    model: MultimodalModel, processor: ItemProcessor, kind: str, vocabulary: int
-) -> Stages[MediaItem | None]:
-    """The sample of a kind after it was run; None if it failed. A failing image raises.
-
-    Begins and ends on `files`.
-    """
-    item: MediaItem | None = None
+def _require_seen(reader: MediaReader, item: MediaItem, vocabulary: int) -> None:
+    """Raise UnusualFeaturesError or ValueError if the model does not get an item's features."""
+    if not all(0 <= token < vocabulary for token in item.tokens):
+        raise UnusualFeaturesError("tokens outside the vocabulary")
+    embeddings = reader.encode(item).embeddings
+    tokens = [0, *item.tokens, 0]
+    reader.begin(MediaPlan(tokens, [Span(1, item)]), tokens, kv.new_row(reader.model))
     try:
-        item = processor.prepare(_sample(kind), f"the first {kind}")
-        yield from _run(model, item, vocabulary)
-        if kind == VIDEO:
-            yield "engine"
-            _require_same_as_plain_pass(model, item)
-    except Exception as fault:
-        if kind == IMAGE:
-            raise
-        if kind == VIDEO:
-            _log.info("videos are sent to this model as images: the trial clip failed (%s)", fault)
-        else:
-            _log.warning("this model's %s input is off: the trial failed", kind, exc_info=True)
-        item = None
-    yield "files"
-    return item
-
-
-def _require_same_as_plain_pass(model: MultimodalModel, item: MediaItem) -> None:
-    """Raise ValueError if our logits for a clip differ from those of mlx-vlm's own code.
-
-    The difference may be a sixth of the difference that the clip itself makes, which allows for
-    rounding in half precision.
-    """
-    tokens = [*item.whole, 0]
-    cache = kv.new_row(model)
-    prefill = MediaReader(model, 0).begin(
-        MediaPlan(tokens, [Span(item.first, item)]), tokens, cache
-    )
-    assert prefill is not None
-    prefill.get_features(0, len(tokens))
-    seen = prefill.run(0, len(tokens), cache)[0, -1].astype(mx.float32)
-    expected, blind = (
-        plain_pass(model, tokens, seen, len(tokens))[-1].astype(mx.float32) for seen in (item, None)
-    )
-    if not mx.abs(seen - expected).max() <= mx.abs(blind - expected).max() / 6:
-        raise ValueError("its logits differ from those of mlx-vlm's own code")
+        without = of_text(reader.model, item.tokens).embeddings
+    except ValueError:
+        return  # the family itself rejects the tokens of an item that is missing
+    if bool(mx.allclose(embeddings, without)):
+        raise ValueError("the item does not change the embeddings")
 
 
 def _around(prompts: PromptBuilder, item: MediaItem) -> tuple[str, str]:
@@ -293,38 +257,6 @@ def _control_ids(prompts: PromptBuilder) -> dict[int, str]:
     return {ids[0]: text for ids, text in tokens if len(ids) == 1}
 
 
-def _run(model: MultimodalModel, item: MediaItem, vocabulary: int) -> Stages[None]:
-    """Run an item, with a token before and after it. Raises if it cannot be served."""
-    yield "engine"
-    if not all(0 <= token < vocabulary for token in item.tokens):
-        raise UnusualFeaturesError("tokens outside the vocabulary")
-    embeddings = encode(model, item).embeddings
-    try:
-        without = of_text(model, item.tokens).embeddings
-    except ValueError:
-        without = None  # the family itself rejects the tokens of an item that is missing
-    if without is not None and bool(mx.allclose(embeddings, without)):
-        raise ValueError("the item does not change the embeddings")
-    yield "engine"
-    tokens = [0, *item.tokens, 0]
-    reader = MediaReader(model, 0)
-    cache = kv.new_row(model)
-    prefill = reader.begin(MediaPlan(tokens, [Span(1, item)]), tokens, cache)
-    assert prefill is not None
-    half = len(tokens) - 1 if reader.whole else 1 + len(item.tokens) // 2
-    for start, stop in ((0, half), (half, len(tokens))):
-        prefill.get_features(start, stop)
-        yield "engine"
-        logits = prefill.run(start, stop, cache)
-        kv.evaluate(cache)
-    yield "engine"
-    if not bool(mx.isfinite(logits).all()):
-        raise ValueError("the logits are not finite")
-    if kv.can_batch(cache):
-        batch = kv.BatchCache([cache, cache])
-        mx.eval(model(mx.array([[0], [0]]), cache=batch.layers))
-
-
 def _sample(kind: str) -> Picture | Video | Sound:
     if kind == AUDIO:
         tone = np.sin(np.arange(SOUND_RATE // 2) * 0.17).astype(np.float32) / 4
@@ -342,10 +274,6 @@ def _sample(kind: str) -> Picture | Video | Sound:
 
 def _renderer(prompts: PromptBuilder) -> Callable[[Sequence[Any]], str]:
     return lambda messages: prompts.render(ChatPrompt(tuple(messages)))
-
-
-def _expanded(form: TemplateForm) -> dict[str, str]:
-    return {kind: marker.expands for kind, marker in form.markers.items()}
 
 
 def _of_family(model_type: str, kind: str) -> list[str]:

@@ -19,12 +19,7 @@ import numpy as np
 
 from backend.engine.request import Sampling
 from backend.engine.vision.opencv import opencv_replaced
-from backend.engine.vision.processor import (
-    complete_tiles,
-    compute_constants,
-    drop_arguments_for_text,
-    number_image_token,
-)
+from backend.engine.vision.processor import correct
 from tests.engine.vision.seeing import TINY_VISION
 from tests.models.tiny_media_eval import load
 
@@ -70,10 +65,7 @@ class PlainPasses:
     ) -> None:
         with opencv_replaced():
             self._model, self._processor = load(path)
-        compute_constants(self._processor)
-        complete_tiles(self._processor)
-        number_image_token(self._processor)
-        drop_arguments_for_text(self._processor)
+        correct(self._processor)
         self._language = self._model.language_model
         if self._model.config.model_type in _OF_MLX_LM:
             self._language = _by_mlx_lm(path, self._language)

@@ -1,0 +1,185 @@
+"""Corrects language parts of mlx-vlm that compute a batch, or a prompt in passes, wrongly.
+
+Each function patches the layers of one model, and does nothing for families without the fault:
+
+- `scale_by_row` (Mistral 3 and 4, `mistral3/language.py`): mlx-vlm scales the queries of all rows
+  by the position of the first, which is wrong if only some rows are longer than the original
+  context.
+- `mask_blocks_of_pass` (Gemma 4's larger models, `gemma4/language.py`): mlx-vlm lets the tokens of
+  an image attend to each other only in a pass with the whole prompt.
+- `use_mlx_lm` (Gemma 3n, `gemma3n/language.py`): mlx-vlm does not scale the embeddings of a
+  prompt's text, and rotates the queries of layers without KV of their own by positions that depend
+  on how a prompt is cut into passes.
+- `place_rows` (HunyuanOCR, `hunyuan_vl/language.py`): mlx-vlm uses positions with four axes only in
+  a pass that begins a prompt, and numbers the tokens of all rows from the end of one row's KV.
+- `recur_in_short_passes` (Qwen3.5, `qwen3_5/gated_delta.py`): without Metal, mlx-vlm computes every
+  pass of several tokens by a scan over chunks of 64. For a pass that checks draft tokens, that
+  takes several times as long as the recurrence of decode steps, and differs from it by up to 0.002.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import mlx.core as mx
+from mlx_vlm.models.base import create_attention_mask
+
+_SCAN = "mlx_vlm.models.qwen3_5.gated_delta"
+_ANGLES = 1024  # tokens; the tables of rotations grow by so many
+_SHORT = 16  # tokens; with 32, the scan was faster on a CPU
+
+
+def patch(part: Any, **methods: Any) -> None:
+    """Replace methods of one object, but not of others of its class."""
+    kind = type(part)
+    part.__class__ = type(kind.__name__, (kind,), methods)
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute another value meanwhile."""
+    own = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, own)
+
+
+def scale_by_row(language: Any) -> None:
+    """Let each layer scale every row by the row's own position."""
+    rope = getattr(getattr(language, "config", None), "rope_parameters", None) or {}
+    beta = rope.get("llama_4_scaling_beta")
+    if beta is None:
+        return
+    length = rope["original_max_position_embeddings"]
+
+    def scaled(kind: Any) -> Any:
+        def call(
+            layer: Any, x: mx.array, scale: mx.array, mask: Any = None, cache: Any = None
+        ) -> Any:
+            offset = getattr(cache, "offset", 0)
+            if isinstance(offset, mx.array) and offset.ndim:
+                positions = offset[:, None] + mx.arange(x.shape[1])
+                scale = 1 + beta * mx.log(1 + mx.floor(positions / length))
+                scale = scale[:, None, :, None].astype(x.dtype)
+            return kind.__call__(layer, x, scale, mask, cache=cache)
+
+        return call
+
+    for layer in language.model.layers:
+        patch(layer, __call__=scaled(type(layer)))
+
+
+def mask_blocks_of_pass(language: Any) -> bool:
+    """Let the tokens of an image in a pass attend to each other. Returns whether they must."""
+    wanted = getattr(getattr(language, "config", None), "use_bidirectional_attention", None)
+    if wanted != "vision":
+        return False
+    patch(language.model, _apply_blockwise_bidirectional_overlay=_unmask_blocks)
+    return True
+
+
+def _unmask_blocks(text: Any, causal: mx.array, token_types: mx.array) -> mx.array:
+    """`causal`, [tokens, keys] or [rows, 1, tokens, keys], with each image's tokens unmasked.
+
+    The last keys are those of the pass.
+    """
+    blocks = text._block_sequence_ids_for_mask(token_types)
+    same = (blocks[:, :, None] == blocks[:, None, :]) & (blocks[:, :, None] >= 0)
+    before = causal.shape[-1] - same.shape[-1]
+    return causal | mx.pad(same[:, None], [(0, 0), (0, 0), (0, 0), (before, 0)])
+
+
+def use_mlx_lm(language: Any) -> None:
+    """Run Gemma 3n by mlx-lm's classes, which read the same attributes and two numbers besides."""
+    if not type(language).__module__.endswith(".gemma3n.language"):
+        return
+    from mlx_lm.models import gemma3n
+
+    text = language.model
+    text.__class__ = gemma3n.LanguageModel
+    for name in ("sliding_window", "final_logit_softcapping"):
+        setattr(text, name, getattr(text.config, name))
+    for layer in text.layers:
+        layer.__class__ = gemma3n.Gemma3nDecoderLayer
+        layer.self_attn.__class__ = gemma3n.Gemma3nAttention
+    kind: Any = type(text.embed_tokens)
+
+    def embed(embedding: Any, tokens: mx.array) -> Any:
+        return kind.__call__(embedding, tokens) * text.hidden_size**0.5
+
+    def call(
+        _: Any, inputs: mx.array, inputs_embeds: Any = None, cache: Any = None, **__: Any
+    ) -> Any:
+        if inputs_embeds is None:  # mlx-lm would scale them again
+            inputs_embeds = text.embed_tokens(inputs)
+        return text(inputs, cache, inputs_embeds)
+
+    patch(text.embed_tokens, __call__=embed)
+    patch(language, __call__=call)
+
+
+def place_rows(language: Any) -> int:
+    """Accept `position_ids`, [axes, rows, tokens], in every pass.
+
+    Returns the number of axes, or 0 for other families.
+    """
+    scaling = getattr(getattr(language, "args", None), "rope_scaling", None) or {}
+    sections = scaling.get("xdrope_section")
+    if sections is None or not hasattr(language, "get_xdrope_input_positions"):
+        return 0
+    rotary = language.model.layers[0].self_attn.rotary_emb  # the same numbers in all layers
+    patch(rotary, __call__=lambda own, *_, **__: (own._cos_cached, own._sin_cached))
+
+    def call(
+        part: Any,
+        inputs: mx.array,
+        inputs_embeds: Any = None,
+        mask: Any = None,
+        cache: Any = None,
+        position_ids: Any = None,
+        **_: Any,
+    ) -> Any:
+        longest = cache[0].size() + inputs.shape[1]
+        rotary._update_cache(-(-longest // _ANGLES) * _ANGLES, part.model.norm.weight.dtype)
+        starts = list(map(_AtStart, cache))
+        mask = create_attention_mask(inputs, cache) if mask is None else mask
+        out = part.model(inputs, inputs_embeds, mask, starts, mx.swapaxes(position_ids, 0, 1))
+        tied = part.args.tie_word_embeddings
+        return (part.model.embed_tokens.as_linear if tied else part.lm_head)(out)
+
+    patch(language, __call__=call)
+    for layer in language.model.layers:
+        layer.self_attn.rotary_emb = rotary
+    return len(sections)
+
+
+class _AtStart:
+    """The cache of a layer whose code computes positions from its offset, unless that is 0."""
+
+    offset = 0
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+
+def recur_in_short_passes() -> None:
+    """Patch mlx-vlm's scan, if a model that uses it has been built. Repeated calls do nothing."""
+    module: Any = sys.modules.get(_SCAN)
+    if module is None or hasattr(module.gated_delta_chunked, "__wrapped__"):
+        return
+    scan, recur = module.gated_delta_chunked, module.gated_delta_ops
+
+    @wraps(scan)
+    def either(q: Any, *others: Any) -> Any:
+        return (recur if q.shape[1] <= _SHORT else scan)(q, *others)
+
+    module.gated_delta_chunked = either
