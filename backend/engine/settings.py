@@ -86,7 +86,7 @@ class Settings:
         4096,
         1,
         _MIB,
-        "Maximum size in MiB of prompt_cache_dir, and of a cache file that a request names.",
+        "Maximum size in MiB of prompt_cache_dir, and of a folder that a request names.",
     )
     memory_limit_mib: int | None = number(
         None,

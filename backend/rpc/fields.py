@@ -140,7 +140,7 @@ PREDICT_OPTIONS = Fields(
         " reasoning model may think before it. If Tools has a `strict` tool, a GBNF grammar is"
         " ignored: it is the host's own call format, and calls are enforced in the model's format"
         " instead",
-        "PromptCachePath": "absolute path of a file that keeps a conversation's KV across restarts;"
+        "PromptCachePath": "absolute path of a folder that stores the KV of a conversation;"
         " if empty, the folder `prompt_cache_dir` is used, if set. No files are used for prompts"
         " with media, for models whose KV cannot be stored (the log of the load says so) and for"
         " models that are divided among ranks",

@@ -29,11 +29,7 @@ def _process(*options: str, **fields: Any) -> Iterator[Backend]:
 
 def _saved(backend: Backend, folder: Path) -> None:
     """Wait until an entry is on disk: a save still running a second after SIGTERM is dropped."""
-    until(
-        lambda: (
-            backend.idle() and any(p.is_file() and p.suffix != ".part" for p in folder.rglob("*"))
-        )
-    )
+    until(lambda: backend.idle() and any(folder.rglob("*.safetensors")))
 
 
 def _processed(backend: Backend, request: pb.PredictOptions) -> tuple[str, int, int]:

@@ -210,7 +210,7 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "the clock is set back",
             "files of a later time are evicted first",
-            "engine/disk_cache/test_catalogue.py::"
+            "engine/disk_cache/test_prefix_folder.py::"
             "test_entries_from_before_the_clock_was_set_back_are_evicted_first",
         ),
         Edge(

@@ -18,24 +18,26 @@ from typing import Any, BinaryIO
 from backend.engine.loading.shards import PATTERN, read_header
 from common.version import VERSION
 
-_FORMAT = 1  # version of the entries; after a change, older files no longer match any model
+_FORMAT = 2  # version of the entries; after a change, older files no longer match any model
 _PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")  # what computes the KV, with patches of this project
 _PIECE = 1024  # bytes read at the start, the middle and the end of each tensor
 
 version = cache(metadata.version)  # it parses a long file
 
 
-def model_digest(checkpoint: Path, *, dtype: str, kv_kind: str = "", adapter: str = "") -> str:
+def model_digest(
+    checkpoint: Path, *, dtype: str, kv_kind: str = "", adapter: str = "", device: str = ""
+) -> str:
     """The digest of a loaded checkpoint, 32 hexadecimal digits. Raises OSError, ValueError.
 
     dtype: the type in which the weights are computed (`LoadedModel.arithmetic`). kv_kind: the type
-    of the KV cache. adapter: the digest of the adapters in use.
+    of the KV cache. adapter: the digest of the adapters in use. device: on which MLX computes.
 
     A sample of every tensor is included, because a merge or fine-tune may change only some tensors
     and keeps names and sizes. Reading everything would take as long as loading the model.
     """
     digest = hashlib.blake2b(digest_size=16)
-    facts = [_FORMAT, VERSION, *map(version, _PACKAGES), dtype, kv_kind, adapter]
+    facts = [_FORMAT, VERSION, *map(version, _PACKAGES), dtype, kv_kind, adapter, device]
     _add(digest, json.dumps(facts).encode())
     for path in _texts(checkpoint):
         _add(digest, path.name.encode())

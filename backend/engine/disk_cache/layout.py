@@ -1,281 +1,183 @@
 """The structure of a model's KV as plain data, and conversion between rows and plain buffers.
 
-A right checksum shows that a file is undamaged, not that its contents are valid: anyone who can
-write to the folder can compute one. So before anything from a file reaches MLX, its layers are
-compared with the layout of the loaded model. Functions that use MLX arrays run on the engine
-thread, except `buffers`.
+A right checksum shows that a file is undamaged, not that its contents are valid, so its layers are
+compared with those of the loaded model before anything reaches MLX. Functions that use MLX arrays
+run on the engine thread, except `buffers`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
 from numpy.typing import NDArray
 
 from backend.engine.caching import kv
 from backend.engine.caching.rectangle import RowKV
 from backend.engine.caching.row_shift import RowShift
 
-GROWING = -1  # in a shape: the axis that has one index per token
-
-# Nested tuples and lists of ArraySpec, int and None, in the order of a cache's `state`; with the
-# values after one token.
-Structure = Any
-
-_NAMES = "float32 float16 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
-DTYPES: Mapping[str, mx.Dtype] = {name: getattr(mx, name) for name in _NAMES.split()}
-# NumPy has no bfloat16, so every type is viewed as the unsigned integer of its size.
+# Classes of mlx-lm 0.32.2 and `quantized_kv`.
+_WHOLE = frozenset({"KVCache", "QuantizedRow"})  # they store every token
+_GROWING = _WHOLE | {"RotatingKVCache", "ChunkedKVCache"}  # axis 2 of their arrays is time
+KINDS = _GROWING | {"ArraysCache"}
+# NumPy has no bfloat16, so arrays are viewed as unsigned integers.
 _CARRIERS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
+Arrays = Sequence[NDArray[Any]]
 
-@dataclass(frozen=True, slots=True)
-class ArraySpec:
-    """An array of a layer's state; an axis of size GROWING has one index per token."""
+
+class ArraySpec(NamedTuple):
+    """The type and shape of an array of a cache's state."""
 
     dtype: str
     shape: tuple[int, ...]
 
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * DTYPES[self.dtype].size
-
-    def admits(self, other: ArraySpec) -> bool:
-        """Whether another array has this type and shape, with any size for a GROWING axis."""
-        if self.dtype != other.dtype or len(self.shape) != len(other.shape):
-            return False
-        sizes = zip(self.shape, other.shape, strict=True)
-        return all(mine in (GROWING, size) for mine, size in sizes)
+    def describes(self, array: NDArray[Any]) -> bool:
+        """Whether an array that was read can hold its data."""
+        carrier = _CARRIERS[getattr(mx, self.dtype).size]
+        return array.shape == self.shape and f"mlx.core.{array.dtype}" == str(carrier)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """One cache (not a CacheList): the name of its class, and the structure of its state."""
+class Layer(NamedTuple):
+    """One cache (not a CacheList): the name of its class, and the leaves of its state by path."""
 
     kind: str
-    state: Structure
-
-    @property
-    def arrays(self) -> list[ArraySpec]:
-        return [part for part in parts(self.state) if isinstance(part, ArraySpec)]
-
-    @property
-    def scalars(self) -> list[int]:
-        return [part for part in parts(self.state) if isinstance(part, int)]
+    parts: dict[str, Any]  # of ArraySpec, int or None
 
 
-@dataclass(frozen=True, slots=True)
-class StoredLayer:
-    """One cache of a file or row: the name of its class, and the contents of its state."""
-
-    kind: str
-    scalars: tuple[int, ...]
-    arrays: tuple[ArraySpec, ...]
+Layers = Sequence[Layer]
 
 
-Layout = tuple[LayerSpec, ...]
-
-
-def parts(structure: Structure) -> Iterator[Any]:
-    """The leaves of nested tuples and lists, in order."""
-    if isinstance(structure, (tuple, list)):
-        for inner in structure:
-            yield from parts(inner)
-    else:
-        yield structure
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class PackedRow:
     """A row to be written to disk. `arrays` are evaluated, and nothing changes their buffers."""
 
-    layers: tuple[StoredLayer, ...]
+    layers: Layers
     arrays: tuple[mx.array, ...]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
 
-def learn_layout(model: Any) -> Layout | None:
-    """The layout of a model's rows, after one token; None if they cannot be stored.
+
+def learn_layout(model: Any) -> Layers | None:
+    """The layers of a model's rows after one token; None if they cannot be stored.
 
     Nothing is computed: the shapes are enough.
     """
     row = kv.new_row(model)
     model(mx.array([[0]]), cache=row)
-    layout = []
-    for layer in _stored(row):
-        kind = _kind(layer)
-        state = _structure(layer.state, growing=kind in GROWING_KINDS)
-        if kind not in KINDS or any(not _storable(part) for part in parts(state)):
-            return None
-        layout.append(LayerSpec(kind, state))
-    return tuple(layout)
+    layers = [_layer(cache) for cache in _stored(row)]
+    return layers if all(map(_storable, layers)) else None
 
 
-def pack(row: kv.RowCache, *, copy: bool) -> PackedRow | None:
-    """Evaluated views of the used part of a row's buffers; None if it cannot be stored.
+def pack(row: kv.RowCache, *, copy: bool) -> PackedRow:
+    """Evaluated views of the used part of a row's buffers.
 
     copy: copy them to buffers of their own. On an NVIDIA GPU, a read by the host moves a buffer to
     other memory while kernels may be using it; with unified memory, views are safe and free.
     """
-    layers: list[StoredLayer] = []
-    carried: list[mx.array] = []
-    for layer in _stored(row):
-        state = list(parts(layer.state))
-        arrays = [part for part in state if isinstance(part, mx.array)]
-        scalars = [part for part in state if type(part) is int]
-        if len(arrays) + len(scalars) + sum(part is None for part in state) < len(state):
-            return None
-        if _kind(layer) in FULL_KINDS:
-            arrays = [array[..., : layer.offset, :] for array in arrays]
-        specs = tuple(ArraySpec(_name(array), tuple(array.shape)) for array in arrays)
-        layers.append(StoredLayer(_kind(layer), tuple(scalars), specs))
-        carried += [array.view(_CARRIERS[array.dtype.size]) for array in arrays]
+    leaves = [leaf for cache in _stored(row) for leaf in _leaves(cache).values()]
+    arrays = [leaf for leaf in leaves if isinstance(leaf, mx.array)]
+    carried = [array.view(_CARRIERS[array.dtype.size]) for array in arrays]
     if copy:
         carried = [array | mx.array(0, array.dtype) for array in carried]
     mx.eval(carried)
-    return PackedRow(tuple(layers), tuple(carried))
+    return PackedRow([_layer(cache) for cache in _stored(row)], tuple(carried))
 
 
-def buffers(packed: PackedRow) -> Iterator[NDArray[Any]]:
-    """The arrays' buffers, one by one. For any thread, because the arrays are evaluated."""
-    for array in packed.arrays:
-        yield np.ascontiguousarray(np.asarray(array))
+def buffers(packed: PackedRow) -> Arrays:
+    """The arrays' buffers. For any thread, because the arrays are evaluated."""
+    return [np.ascontiguousarray(np.asarray(array)) for array in packed.arrays]
 
 
-def unpack(
-    layout: Layout,
-    layers: Sequence[StoredLayer],
-    arrays: Sequence[NDArray[Any]],
-    row: kv.RowCache,
-) -> None:
-    """Fill a new row with what was read. Call it only for layers that `refusal` accepts."""
+def unpack(layers: Layers, arrays: Arrays, row: kv.RowCache) -> None:
+    """Fill a new row with what was read. Call it only for layers that `fits` accepts."""
     left = iter(arrays)
-    made: list[mx.array] = []
-    for spec, layer, empty in zip(layout, layers, _stored(row), strict=True):
-        filled = [mx.array(next(left)).view(DTYPES[array.dtype]) for array in layer.arrays]
-        made += filled
-        empty.state = _rebuilt(spec.state, iter(filled), iter(layer.scalars))
-    mx.eval(made)
+    for layer, cache in zip(layers, _stored(row), strict=True):
+        parts = {
+            path: mx.array(next(left)).view(getattr(mx, part.dtype))
+            if isinstance(part, ArraySpec)
+            else part
+            for path, part in layer.parts.items()
+        }
+        cache.state = tree_unflatten(list(parts.items()))
+    kv.evaluate(row)
 
 
-def refusal(layout: Layout, layers: Sequence[StoredLayer], tokens: int) -> str:
-    """Why layers cannot be the KV of `tokens` tokens of this model; '' if they can."""
-    if len(layers) != len(layout):
-        return f"it has {len(layers)} caches, but the model has {len(layout)}"
-    for at, (spec, layer) in enumerate(zip(layout, layers, strict=True)):
-        if layer.kind != spec.kind:
-            return f"cache {at} is a {layer.kind[:40]!r}, but the model's is a {spec.kind!r}"
-        if len(layer.arrays) != len(spec.arrays) or len(layer.scalars) != len(spec.scalars):
-            return f"cache {at} has a different number of parts than the model's"
-        for mine, other in zip(spec.arrays, layer.arrays, strict=True):
-            if not mine.admits(other):
-                return f"cache {at} has arrays of a different shape or type than the model's"
-        rule = _RULES[spec.kind] if spec.arrays else _unused
-        if not rule(spec, layer, tokens):
-            return f"cache {at} does not hold {tokens} tokens"
-    return ""
-
-
-def _lengths(layer: StoredLayer) -> set[int]:
-    return {array.shape[2] for array in layer.arrays}
-
-
-def _unused(spec: LayerSpec, layer: StoredLayer, _tokens: int) -> bool:
-    """For a cache that the model never writes to: it must be unchanged."""
-    return list(layer.scalars) == spec.scalars
-
-
-def _full(spec: LayerSpec, layer: StoredLayer, tokens: int) -> bool:
-    """Numbers: offset; in a quantised cache also group size and bits."""
-    offset, *fixed = layer.scalars
-    return offset == tokens and fixed == spec.scalars[1:] and _lengths(layer) == {tokens}
-
-
-def _window(spec: LayerSpec, layer: StoredLayer, tokens: int) -> bool:
-    """Numbers: offset, tokens that are never dropped, size of the window, next write index."""
-    offset, *fixed, place = layer.scalars
-    (length, *uneven) = _lengths(layer)
-    return (
-        offset == tokens
-        and fixed == spec.scalars[1:-1]
-        and not uneven
-        and min(tokens, fixed[1]) <= length
-        and 0 <= place <= length
+def fits(mine: Layers, stored: Layers, tokens: int) -> bool:
+    """Whether layers can be the KV of `tokens` tokens. mine: the model's `learn_layout`."""
+    return len(mine) == len(stored) and all(
+        _fits(*pair, tokens) for pair in zip(mine, stored, strict=True)
     )
 
 
-def _chunk(spec: LayerSpec, layer: StoredLayer, tokens: int) -> bool:
-    """Numbers: offset, size of a chunk, tokens dropped at the front."""
-    offset, size, dropped = layer.scalars
-    (length, *uneven) = _lengths(layer)
-    return (
-        offset == tokens
-        and size == spec.scalars[1]
-        and 0 <= dropped <= offset
-        and not uneven
-        and offset - dropped <= length
+def _fits(mine: Layer, layer: Layer, tokens: int) -> bool:
+    """Whether a layer has the form of one with 1 token, and the size and numbers for `tokens`."""
+    growing = mine.kind in _GROWING
+    if layer.kind != mine.kind or _forms(mine, growing=growing) != _forms(layer, growing=growing):
+        return False
+    arrays = [part for part in layer.parts.values() if isinstance(part, ArraySpec)]
+    if not growing or not arrays:  # a recurrent state does not show its number of tokens
+        return not growing or layer.parts == mine.parts
+    length, *uneven = {array.shape[2] for array in arrays}
+    offset, *numbers = _numbers(layer)
+    _, *expected = _numbers(mine)
+    if uneven or offset != tokens:
+        return False
+    if mine.kind in _WHOLE:  # numbers: group size and bits if it is quantised
+        return numbers == expected and length == tokens
+    if numbers[:-1] != expected[:-1]:
+        return False
+    if mine.kind == "RotatingKVCache":  # kept tokens, size of the window, next index to write
+        return min(tokens, numbers[1]) <= length and 0 <= numbers[2] <= length
+    return 0 <= numbers[1] <= tokens <= numbers[1] + length  # size of a chunk, tokens dropped
+
+
+def _forms(layer: Layer, *, growing: bool) -> dict[str, Any]:
+    """What the parts have in common with those of a row of any other length."""
+    return {
+        path: (part.dtype, len(part.shape), part.shape[:2] + part.shape[2 + growing :])
+        if isinstance(part, ArraySpec)
+        else type(part)
+        for path, part in layer.parts.items()
+    }
+
+
+def _numbers(layer: Layer) -> list[int]:
+    return [part for part in layer.parts.values() if type(part) is int]
+
+
+def _layer(cache: Any) -> Layer:
+    parts = {
+        path: ArraySpec(str(leaf.dtype).removeprefix("mlx.core."), leaf.shape)
+        if isinstance(leaf, mx.array)
+        else leaf
+        for path, leaf in _leaves(cache).items()
+    }
+    return Layer("KVCache" if isinstance(cache, RowKV) else type(cache).__name__, parts)
+
+
+def _leaves(cache: Any) -> dict[str, Any]:
+    """The leaves of a cache's state, without the unused ends of its buffers."""
+    leaves: dict[str, Any] = dict(tree_flatten(cache.state))
+    if isinstance(cache, RowKV) or type(cache).__name__ in _WHOLE:
+        for path, leaf in leaves.items():
+            if isinstance(leaf, mx.array):
+                leaves[path] = leaf[..., : cache.offset, :]
+    return leaves
+
+
+def _storable(layer: Layer) -> bool:
+    return layer.kind in KINDS and all(
+        part is None or type(part) in (int, ArraySpec) for part in layer.parts.values()
     )
-
-
-def _recurrent(_spec: LayerSpec, layer: StoredLayer, tokens: int) -> bool:
-    """No numbers: a recurrent state has a fixed size and does not show its number of tokens."""
-    return not layer.scalars and tokens > 0
-
-
-# Checks by class name (mlx-lm 0.32.2 and `quantized_kv`); the numbers are in the order of `state`.
-_RULES: Mapping[str, Callable[[LayerSpec, StoredLayer, int], bool]] = {
-    "KVCache": _full,
-    "QuantizedRow": _full,
-    "RotatingKVCache": _window,
-    "ChunkedKVCache": _chunk,
-    "ArraysCache": _recurrent,
-}
-KINDS = frozenset(_RULES)
-FULL_KINDS = frozenset(kind for kind, rule in _RULES.items() if rule is _full)
-GROWING_KINDS = KINDS - {"ArraysCache"}
-
-
-def _kind(layer: Any) -> str:
-    return "KVCache" if isinstance(layer, RowKV) else type(layer).__name__
-
-
-def _structure(state: Any, *, growing: bool) -> Structure:
-    """A state with arrays replaced by ArraySpec, and unknown values by the name of their type."""
-    if isinstance(state, (tuple, list)):
-        return type(state)(_structure(part, growing=growing) for part in state)
-    if isinstance(state, mx.array):
-        shape = list(state.shape)
-        if growing:
-            shape[2] = GROWING
-        return ArraySpec(_name(state), tuple(shape))
-    return state if state is None or type(state) is int else type(state).__name__
-
-
-def _storable(part: Any) -> bool:
-    if isinstance(part, ArraySpec):
-        return part.dtype in DTYPES
-    return part is None or isinstance(part, int)
-
-
-def _rebuilt(structure: Structure, arrays: Iterator[mx.array], scalars: Iterator[int]) -> Any:
-    """A state with this structure and these values."""
-    match structure:
-        case tuple() | list():
-            return type(structure)(_rebuilt(part, arrays, scalars) for part in structure)
-        case ArraySpec():
-            return next(arrays)
-        case int():
-            return next(scalars)
-    return None
-
-
-def _name(array: mx.array) -> str:
-    return str(array.dtype).removeprefix("mlx.core.")
 
 
 def _stored(row: kv.RowCache) -> Iterator[Any]:
     """The caches of a row that are stored: all but a RowShift, which is 0 for prompts of text."""
-    return (layer for layer in kv.leaves(row) if not isinstance(layer, RowShift))
+    return (cache for cache in kv.leaves(row) if not isinstance(cache, RowShift))

@@ -13,7 +13,7 @@ from common.wording import shown
 class DiskUse:
     """How one request uses the disk.
 
-    path: the file named by PromptCachePath; None means the folder in the model's settings, if any.
+    path: the folder named by PromptCachePath; None means that of the model's settings, if any.
     answer: store the answer's KV too (PromptCacheAll). read_only: store nothing (PromptCacheRO).
     """
 
@@ -25,10 +25,9 @@ class DiskUse:
         """Whether to save the KV at the end of the prompt.
 
         KV that can be truncated is saved once, with the answer. KV that cannot is useful for the
-        next turn only if the template repeats the answer unchanged, so the prompt is also saved by
-        itself, except in a request's own file, which holds one entry: the answer's.
+        next turn only if the template repeats the answer unchanged, so both are saved.
         """
-        return not self.read_only and (not self.answer or not (trimmable or self.path))
+        return not self.read_only and not (self.answer and trimmable)
 
     @property
     def saves_answer(self) -> bool:

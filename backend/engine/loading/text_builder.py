@@ -259,6 +259,7 @@ def build(
                 dtype=loaded.arithmetic,
                 kv_kind=repr(order.cache_kind),
                 adapter=loaded.adapter_digest,
+                device=f"{here.kind} {here.name}",
                 copy=device.host_reads_disturb(here),
             )
     served = ServedModel(

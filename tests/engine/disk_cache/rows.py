@@ -95,14 +95,12 @@ def _parts(row: kv.RowCache) -> list[Any]:
 
 
 def disk_cache(model: Any, folder: Path | None, **changes: Any) -> DiskCache:
-    """A cache whose folder has been scanned."""
+    """A cache for a model's rows."""
     layout = learn_layout(model)
     assert layout is not None
     settings: dict[str, Any] = {"identity": IDENTITY, "max_bytes": 64 * MIB, "copy": False}
     settings |= changes
-    disk = DiskCache(layout, folder=folder, **settings)
-    assert disk.drain(PATIENCE)
-    return disk
+    return DiskCache(layout, folder=folder, **settings)
 
 
 def saved(disk: DiskCache, model: Any, tokens: Sequence[int], path: Path | None = None) -> None:
@@ -113,4 +111,4 @@ def saved(disk: DiskCache, model: Any, tokens: Sequence[int], path: Path | None 
 
 
 def entries_in(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.mlxkv"))
+    return sorted(folder.glob("*.safetensors"))

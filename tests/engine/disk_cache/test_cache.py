@@ -15,9 +15,10 @@ from backend.engine.caching import kv
 from backend.engine.caching.rectangle import STEP
 from backend.engine.commands import Submit
 from backend.engine.disk_cache import cache as cache_module
-from backend.engine.disk_cache import writer
+from backend.engine.disk_cache import prefix_folder as folder_module
 from backend.engine.disk_cache.cache import LEAST_TOKENS, DiskCache, StoredPrefix
 from backend.engine.disk_cache.entry_file import write_entry
+from backend.engine.disk_cache.prefix_folder import Entry, Folder
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine
 from backend.engine.errors import Overloaded
@@ -134,34 +135,6 @@ def test_a_row_from_a_longer_file_holds_no_more_than_its_own_tokens(
         del row
 
 
-def test_what_was_read_may_be_dropped_while_another_file_is_reserved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A garbage collection may run at any time, in the thread that reserves."""
-    model, tokens = model_of("full"), words(600)
-    disk = disk_cache(model, tmp_path)
-    saved(disk, model, tokens)
-    read = [disk.find([*tokens, 5])]
-    assert read[0] is not None
-
-    calls: list[float] = []
-
-    def smallest(*values: float) -> float:
-        calls.append(min(values))
-        if len(calls) == 2:  # the lock is taken
-            read.clear()
-        return calls[-1]
-
-    monkeypatch.setattr(cache_module, "min", smallest, raising=False)
-    found: list[Any] = []
-    search = threading.Thread(target=lambda: found.append(disk.find([*tokens, 5])), daemon=True)
-    search.start()
-    search.join(PATIENCE)
-    assert not read
-    assert found
-    assert found[0] is not None
-
-
 @pytest.mark.parametrize("kind", ["window", "hybrid", "recurrent"])
 def test_kv_that_cannot_be_trimmed_serves_only_its_continuations(kind: str, tmp_path: Path) -> None:
     model, tokens = model_of(kind), words(100)
@@ -196,7 +169,7 @@ def test_later_changes_to_a_row_do_not_reach_its_file(
         assert gate.wait(PATIENCE)
         write_entry(*entry)
 
-    monkeypatch.setattr(writer, "write_entry", slowly)
+    monkeypatch.setattr(folder_module, "write_entry", slowly)
     model, tokens = model_of(kind), words(100)
     disk = disk_cache(model, tmp_path)
     row = filled(model, tokens)
@@ -222,22 +195,21 @@ def test_short_prefixes_and_small_gains_do_not_use_the_disk(tmp_path: Path) -> N
     assert disk.find([*tokens[: LEAST_TOKENS - 1], 95, 95]) is None
 
 
-def test_a_requests_own_file_serves_only_that_file_name(tmp_path: Path) -> None:
-    """The file serves only requests that name it; it holds one entry, which the next replaces."""
+def test_a_requests_own_folder_serves_only_requests_that_name_it(tmp_path: Path) -> None:
     model, first, second = model_of("full"), words(100), words(120, 5)
     disk = disk_cache(model, None)
-    own = tmp_path / "chat.cache"
+    own = tmp_path / "chat"
     saved(disk, model, first, own)
     assert disk.find([*first, 1]) is None
     assert disk.find([*first, 1], path=own) is not None
     again = disk_cache(model, tmp_path / "folder")
     assert again.find([*first, 1], path=own) is not None
     saved(again, model, second, own)
-    assert again.find([*first, 1], path=own) is None
+    assert again.find([*first, 1], path=own) is not None
     assert again.find([*second, 1], path=own) is not None
-    before = own.stat().st_ino
+    before = entries_in(own)
     saved(again, model, second[:80], own)
-    assert own.stat().st_ino == before, "what the file serves already is not written again"
+    assert entries_in(own) == before, "what the folder serves already is not written again"
     assert not entries_in(tmp_path / "folder")
 
 
@@ -260,13 +232,13 @@ def test_a_disk_that_does_not_answer_is_a_miss(
     saved(disk, model, prompt[:-1])
     answers, asked = threading.Event(), threading.Semaphore(0)
 
-    def wait(folder: Path) -> set[str]:
+    def wait(folder: Folder) -> list[Entry]:
         asked.release()
         answers.wait(PATIENCE)
-        return names(folder)
+        return refresh(folder)
 
-    names = disk._catalogue._names
-    monkeypatch.setattr(disk._catalogue, "_names", wait)
+    refresh = Folder.refresh
+    monkeypatch.setattr(Folder, "refresh", wait)
     monkeypatch.setattr(cache_module, "_SEARCH_SECONDS", 0.01)
     assert disk.find(prompt) is None
     monkeypatch.setattr(cache_module, "_SEARCH_SECONDS", PATIENCE)
@@ -415,7 +387,7 @@ def test_a_prompt_does_not_wait_for_ever_for_memory_that_a_disk_keeps(
 ) -> None:
     model, goes_on = model_of("full"), threading.Event()
     disk = disk_cache(model, tmp_path)
-    monkeypatch.setattr(writer, "write_entry", lambda *_, **__: goes_on.wait(PATIENCE))
+    monkeypatch.setattr(folder_module, "write_entry", lambda *_, **__: goes_on.wait(PATIENCE))
     room = kv.cost(model).of(900)
     rounds = Rounds(engine_model(model, disk=disk, memory_limit=room, prompt_cache_bytes=0))
     now = 1000.0

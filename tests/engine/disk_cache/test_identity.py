@@ -21,7 +21,7 @@ from backend.engine.disk_cache.layout import learn_layout
 from backend.engine.disk_cache.use import DiskUse, cache_folder, disk_use
 from backend.engine.errors import InvalidRequest
 from backend.engine.settings import Settings
-from tests.engine.disk_cache.rows import PATIENCE, filled, model_of, saved, words
+from tests.engine.disk_cache.rows import PATIENCE, entries_in, filled, model_of, saved, words
 
 TINY = Path(__file__).parents[2] / "models" / "tiny_text"
 
@@ -48,8 +48,9 @@ def test_each_changed_setting_makes_another_model() -> None:
         digest(TINY, dtype="bfloat16"),
         digest(TINY, kv_kind="8 bits"),
         digest(TINY, adapter="8 bits"),
+        digest(TINY, device="8 bits"),
     }
-    assert len(digests) == 4
+    assert len(digests) == 5
 
 
 @pytest.mark.parametrize("package", ["mlx", "mlx-lm", "mlx-vlm"])
@@ -147,7 +148,7 @@ def test_a_restarted_model_finds_its_entries_and_another_does_not(
     saved(opened(), model, words(64))
     prompt = [*words(64), 1]
     assert opened().find(prompt) is not None
-    for changes in ({"adapter": "b"}, {"kv_kind": "8 bits"}, {"dtype": "bfloat16"}):
+    for changes in ({"adapter": "b"}, {"kv_kind": "8 bits"}, {"dtype": "f16"}, {"device": "gpu"}):
         assert opened(**changes).find(prompt) is None
     (checkpoint / "config.json").write_text("{}")
     assert opened().find(prompt) is None
@@ -163,7 +164,7 @@ def test_settings_limit_the_folder(checkpoint: Path, tmp_path: Path) -> None:
         tokens = [start + 1, *words(4031)]
         disk.save(tokens, row, trimmable=kv.can_trim(row))
         assert disk.drain(PATIENCE)
-    assert [path.stat().st_size > 1 << 19 for path in folder.iterdir()] == [True]
+    assert [path.stat().st_size > 1 << 19 for path in entries_in(folder)] == [True]
 
 
 class OwnCache(KVCache):  # type: ignore[misc]  # mlx-lm is untyped
@@ -207,7 +208,7 @@ def test_no_path_means_no_disk_cache() -> None:
         (DiskUse(), True, True, False),
         (DiskUse(answer=True), False, True, True),
         (DiskUse(Path("/a")), True, True, False),
-        (DiskUse(Path("/a"), answer=True), False, False, True),
+        (DiskUse(Path("/a"), answer=True), False, True, True),
         (DiskUse(answer=True, read_only=True), False, False, False),
         (DiskUse(read_only=True), False, False, False),
     ],

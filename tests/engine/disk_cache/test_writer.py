@@ -13,21 +13,19 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache
-from numpy.typing import NDArray
 
 from backend.engine.caching import kv
-from backend.engine.disk_cache import writer as writer_module
+from backend.engine.disk_cache import prefix_folder as folder_module
 from backend.engine.disk_cache.cache import DiskCache
-from backend.engine.disk_cache.catalogue import Catalogue, Prefix
-from backend.engine.disk_cache.entry_file import Head, remove_forgotten
-from backend.engine.disk_cache.layout import PackedRow, buffers, learn_layout
+from backend.engine.disk_cache.entry_file import Prefix, write_entry
+from backend.engine.disk_cache.layout import PackedRow, learn_layout
+from backend.engine.disk_cache.prefix_folder import Folder
 from backend.engine.disk_cache.writer import Save, Writer
 from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.units import MIB
@@ -47,17 +45,16 @@ class Gated(Writer):
     """A writer that waits at a gate, writes nothing, and records what it would have written."""
 
     def __init__(self, max_waiting: int = 100) -> None:
-        super().__init__(Catalogue(None, IDENTITY, ()), None, 0, max_waiting)
-        self.gate = threading.Event()
-        self.begun = threading.Event()
+        self.gate, self.begun = threading.Event(), threading.Event()
         self.written: list[str] = []
+        gate, begun, written = self.gate, self.begun, self.written
 
-    def _write(self, save: Save) -> None:
-        self.begun.set()
-        while not self.gate.wait(0.01):
-            if self._abandoned.is_set():
-                return
-        self.written.append(shown(save))
+        def write(save: Save) -> None:
+            begun.set()
+            assert gate.wait(PATIENCE)
+            written.append(shown(save))
+
+        super().__init__(write, max_waiting)
 
     def begin(self) -> None:
         """Start a save, so that the next ones wait."""
@@ -73,7 +70,7 @@ class Gated(Writer):
 
 def save_of(text: str, size: int = 10, path: Path | None = None, *, trimmable: bool = True) -> Save:
     prefix = Prefix(PrefixKey(list(text.encode())), trimmable)
-    return Save(prefix, Head(IDENTITY, trimmable, ()), PackedRow((), ()), size, path)
+    return Save(prefix, PackedRow([], (mx.zeros(size, mx.uint8),)), path)
 
 
 def thread_of(writer: Writer) -> threading.Thread | None:
@@ -108,7 +105,6 @@ def test_a_conversation_that_grows_while_it_waits_is_written_once() -> None:
     assert writer.put(save_of("x"))
     assert writer.put(save_of("abc", size=20))
     assert writer.put(save_of("abc", size=20)), "it waits already"
-    assert writer.put(save_of("a")), "it is the beginning of what waits"
     assert writer.rest() == ["x", "abc"]
 
 
@@ -120,12 +116,12 @@ def test_checkpoints_do_not_replace_each_other() -> None:
     assert writer.rest() == ["ab", "abc"]
 
 
-def test_of_several_saves_to_one_file_the_last_is_written() -> None:
+def test_saves_for_other_folders_do_not_replace_each_other() -> None:
     writer = Gated()
     writer.begin()
-    for text, path in (("a", "one"), ("b", "two"), ("c", "one"), ("d", None), ("e", None)):
+    for text, path in (("a", "one"), ("ab", "two"), ("ab", "one"), ("abc", None)):
         assert writer.put(save_of(text, path=Path(path) if path else None))
-    assert writer.rest() == ["b", "c", "d", "e"]
+    assert writer.rest() == ["ab", "ab", "abc"]
 
 
 def test_a_close_with_time_writes_everything_and_accepts_nothing_more() -> None:
@@ -138,14 +134,13 @@ def test_a_close_with_time_writes_everything_and_accepts_nothing_more() -> None:
     assert not writer.put(save_of("d"))
 
 
-def test_a_close_without_time_gives_up() -> None:
+def test_a_close_without_time_drops_what_has_not_begun() -> None:
     writer = Gated()
     writer.begin()
     assert writer.put(save_of("a"))
     writer.close(0)
     writer.close(0)
-    assert writer.drain(PATIENCE)
-    assert writer.written == []
+    assert writer.rest() == []
 
 
 def test_the_thread_exists_only_while_there_is_work() -> None:
@@ -155,12 +150,6 @@ def test_the_thread_exists_only_while_there_is_work() -> None:
     assert thread_of(writer) is not None
     assert writer.rest() == []
     assert thread_of(writer) is None
-    writer.put_chore(lambda: writer.written.append("chore"))
-    assert writer.drain(PATIENCE)
-    assert writer.written == ["zz", "chore"]
-    writer.close(PATIENCE)
-    writer.put_chore(lambda: writer.written.append("too late"))
-    assert writer.written == ["zz", "chore"]
 
 
 def test_without_a_thread_nothing_is_kept_in_memory(
@@ -194,31 +183,18 @@ def test_a_writer_without_an_owner_finishes_and_ends() -> None:
     assert reference() is None
 
 
-def test_an_abandoned_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache is closed, without time to finish, in the middle of a file."""
-    model, disk = model_of("full"), disk_cache(model_of("full"), tmp_path)
-    begun, go_on = threading.Event(), threading.Event()
-
-    def paused(packed: PackedRow) -> Iterator[NDArray[Any]]:
-        for array in buffers(packed):
-            yield array
-            begun.set()
-            assert go_on.wait(PATIENCE)
-
-    monkeypatch.setattr(writer_module, "buffers", paused)
-    disk.save(words(64), filled(model, words(64)), trimmable=True)
-    assert begun.wait(PATIENCE)
-    disk.close(0)
-    go_on.set()
-    assert disk.drain(PATIENCE)
-    assert not list(tmp_path.iterdir())
-
-
-def test_waiting_saves_outlive_the_engine_thread(tmp_path: Path) -> None:
+def test_waiting_saves_outlive_the_engine_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At the end of the process the engine thread ends first, and its streams with it."""
     gate = threading.Event()
     disk = disk_cache(model_of("full"), tmp_path)
-    disk._writer.put_chore(lambda: assert_opened(gate))
+
+    def slowly(*entry: Any) -> None:
+        assert gate.wait(PATIENCE)
+        write_entry(*entry)
+
+    monkeypatch.setattr(folder_module, "write_entry", slowly)
 
     def engine() -> None:
         row = [KVCache()]
@@ -236,22 +212,20 @@ def test_waiting_saves_outlive_the_engine_thread(tmp_path: Path) -> None:
     assert disk_cache(model_of("full"), tmp_path).find([*words(64), 1]) is not None
 
 
-def assert_opened(gate: threading.Event) -> None:
-    assert gate.wait(PATIENCE)
-
-
 def test_files_left_by_a_killed_process_are_removed_later(tmp_path: Path) -> None:
-    old, new, future = (tmp_path / f".mlxkv-{digit * 16}.part" for digit in "abc")
+    unfinished = tmp_path / ".unfinished"
+    unfinished.mkdir()
+    old, new, future = (unfinished / name for name in "abc")
     other = tmp_path / "other.part"
     for path in (old, new, future, other):
         path.touch()
     for path in (old, other):
         os.utime(path, (time.time() - 7200,) * 2)
     os.utime(future, (time.time() + 7200,) * 2)
-    remove_forgotten(tmp_path)
+    Folder(tmp_path, IDENTITY, [], MIB).make_room()
     assert not old.exists()
     assert not future.exists(), "the clock has been set back since"
-    assert new.exists(), "somebody may be writing it"
+    assert new.exists(), "another process may be writing it"
     assert other.exists()
 
 
@@ -270,7 +244,7 @@ def test_a_full_disk_is_a_miss_and_one_log_line(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    assert not list(tmp_path.iterdir())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     assert disk.find([*words(64), 1]) is None
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert str(tmp_path) not in caplog.text
@@ -305,22 +279,25 @@ def test_a_folder_that_cannot_be_created_is_a_miss(tmp_path: Path) -> None:
 _KILLED = """
 import os, sys
 from pathlib import Path
-import numpy as np
-from backend.engine.disk_cache.entry_file import Head, write_entry
-def arrays():
-    yield np.zeros(1 << 20, np.uint8)
+from backend.engine.disk_cache import prefix_folder
+from tests.engine.disk_cache.rows import disk_cache, model_of, saved, words
+def write(path, *entry):
+    path.write_bytes(b"half")
     os._exit(9)
-write_entry(Path(sys.argv[1]), Head("", True, ()), np.zeros(4, np.int32), arrays())
+prefix_folder.write_entry = write
+saved(disk_cache(model_of("full"), Path(sys.argv[1])), model_of("full"), words(90))
 """
 
 
 def test_a_process_that_dies_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
-    model, own = model_of("full"), tmp_path / "own"
-    disk = disk_cache(model, None)
-    saved(disk, model, words(64), own)
-    before = own.read_bytes()
+    model = model_of("full")
+    saved(disk_cache(model, tmp_path), model, words(64))
+    (old,) = entries_in(tmp_path)
+    before = old.read_bytes()
     root = Path(__file__).parents[3]
-    subprocess.run([sys.executable, "-c", _KILLED, str(own)], cwd=root, check=False, timeout=60)
-    assert own.read_bytes() == before
-    assert disk.find([*words(64), 1], path=own) is not None
-    assert len(list(tmp_path.iterdir())) == 2, "the part that was left"
+    killed = [sys.executable, "-c", _KILLED, str(tmp_path)]
+    assert subprocess.run(killed, cwd=root, check=False, timeout=60).returncode == 9
+    assert old.read_bytes() == before
+    assert entries_in(tmp_path) == [old]
+    assert len(list((tmp_path / ".unfinished").iterdir())) == 1, "the part that was left"
+    assert disk_cache(model, tmp_path).find([*words(64), 1]) is not None

@@ -1,0 +1,190 @@
+"""The stored prefixes of one model in a folder that other models and processes may share.
+
+Files may appear and disappear at any time. Only files with our name pattern are counted, read or
+removed. A file of this model that is damaged is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from backend.engine.disk_cache.entry_file import (
+    BadEntry,
+    Head,
+    Prefix,
+    read_entry,
+    read_head,
+    write_entry,
+)
+from backend.engine.disk_cache.layout import Arrays, Layers, PackedRow, fits
+from backend.engine.planning.prefix_index import PrefixKey
+from common.wording import shown
+
+_log = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.safetensors")
+_UNFINISHED = ".unfinished"  # a folder in the folder
+_ABANDONED = 600.0  # seconds without a write after which an unfinished file counts as abandoned
+# minimum share of a file's tokens that the prompt can use: all of them are read and copied
+_LEAST_SHARE = 1 / 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """A prefix in a file of this model. size: bytes of the file."""
+
+    path: Path
+    prefix: Prefix
+    size: int
+
+
+class Folder:
+    """The files of one model in a folder, for any thread. The methods wait for the disk.
+
+    layout: the model's (`learn_layout`). max_bytes: of all files in the folder.
+    """
+
+    def __init__(self, path: Path, identity: str, layout: Layers, max_bytes: int) -> None:
+        self.path = path
+        self._identity = identity
+        self._layout = layout
+        self._max_bytes = max_bytes
+        # replaced as a whole, so threads need no lock
+        self._entries: dict[str, Entry] = {}
+        self._refused: set[str] = set()  # names of files that were logged
+
+    def refresh(self) -> list[Entry]:
+        """List the folder again; returns its entries."""
+        names: list[str] = []
+        with suppress(OSError):
+            names = os.listdir(self.path)  # noqa: PTH208, names only: no Path for each of them
+        mine = [name for name in names if name.startswith(self._identity) and _NAME.fullmatch(name)]
+        looked = {name: self._entries.get(name) or self._look_at(name) for name in mine}
+        self._entries = {name: entry for name, entry in looked.items() if entry}
+        return list(self._entries.values())
+
+    def read(self, entry: Entry) -> tuple[Head, Arrays] | None:
+        """Read an entry, which then counts as used; None if it is damaged or gone."""
+        try:
+            head, arrays = read_entry(entry.path)
+            self._check(head)
+            os.utime(entry.path)
+            return head, arrays
+        except Exception as fault:
+            self._entries = {n: one for n, one in self._entries.items() if one is not entry}
+            self._refuse(entry.path.name, fault)
+            return None
+
+    def write(self, prefix: Prefix, packed: PackedRow) -> None:
+        """Write a prefix, and remove those that it replaces; an entry that covers it is used.
+
+        Raises OSError, SafetensorError.
+        """
+        entries = self.refresh()
+        if covering := next((one for one in entries if one.prefix.covers(prefix)), None):
+            os.utime(covering.path)
+            return
+        # Names with the same content are equal, whichever process writes.
+        key = b"\1" if prefix.trimmable else b"\0"
+        digest = hashlib.blake2b(prefix.key.tokens.tobytes(), digest_size=16, key=key).hexdigest()
+        name = f"{self._identity}-{digest}.safetensors"
+        beside = self.path / _UNFINISHED / secrets.token_hex(8)
+        beside.parent.mkdir(mode=0o700, exist_ok=True)
+        try:
+            self.make_room(packed.nbytes)
+            write_entry(beside, self._identity, prefix, packed)
+            for entry in entries:
+                if prefix.replaces(entry.prefix):
+                    entry.path.unlink(missing_ok=True)
+            self.make_room()
+            beside.replace(self.path / name)
+        finally:
+            beside.unlink(missing_ok=True)
+        self._refused.discard(name)
+
+    def make_room(self, needed: int = 0) -> None:
+        """Remove entries of any model, the least recently used first, until the rest fits.
+
+        Files that are being written count. Those of processes that were killed are removed. Raises
+        OSError.
+        """
+        now, excess = time.time(), needed - self._max_bytes
+        files: list[tuple[float, int, Path]] = []
+        for path in [*self.path.iterdir(), *(self.path / _UNFINISHED).glob("*")]:
+            with suppress(FileNotFoundError):
+                facts = path.lstat()
+                # A time from before the clock was set back counts as long ago: otherwise each new
+                # entry would be evicted to make room for the next.
+                used = facts.st_mtime if facts.st_mtime < now + _ABANDONED else 0.0
+                if path.parent != self.path and used < now - _ABANDONED:
+                    path.unlink()
+                elif path.parent != self.path:
+                    excess += facts.st_size
+                elif _NAME.fullmatch(path.name) and stat.S_ISREG(facts.st_mode):
+                    excess += facts.st_size
+                    files.append((used, facts.st_size, path))
+        for _, size, path in sorted(files):
+            if excess > 0:
+                path.unlink(missing_ok=True)
+                excess -= size
+
+    def _look_at(self, name: str) -> Entry | None:
+        path = self.path / name
+        try:
+            head = read_head(path)
+            self._check(head)
+            return Entry(path, head.prefix, path.stat().st_size)
+        except Exception as fault:
+            self._refuse(name, fault)
+            return None
+
+    def _check(self, head: Head) -> None:
+        mine = head.identity == self._identity
+        if not mine or not fits(self._layout, head.layers, len(head.prefix.key)):
+            raise BadEntry("it has the KV of another model")
+
+    def _refuse(self, name: str, fault: Exception) -> None:
+        """Log why a file is not used, and remove it unless the fault may pass."""
+        if name not in self._refused and not isinstance(fault, FileNotFoundError):
+            self._refused.add(name)
+            _log.warning("prompt cache %s is not used: %s", shown(name), reason(fault))
+        if not isinstance(fault, (OSError, MemoryError)):
+            with suppress(OSError):
+                (self.path / name).unlink()
+
+
+def candidates(
+    entries: Iterable[Entry], prompt: PrefixKey, in_memory: int, least: int, most_bytes: float
+) -> list[Entry]:
+    """The entries worth reading: first those that save the prefill of most tokens, then by size.
+
+    Each saves at least `least` tokens beyond the `in_memory` ones, and so many of its own that
+    reading takes less time than computing. most_bytes: maximum size of a file.
+    """
+    spared = [(one.prefix.reusable(prompt), one) for one in entries if one.size <= most_bytes]
+    serving = [
+        (length, entry)
+        for length, entry in spared
+        if length - in_memory >= max(least, _LEAST_SHARE * len(entry.prefix.key))
+    ]
+    return [entry for _, entry in sorted(serving, key=lambda pair: (-pair[0], pair[1].size))]
+
+
+def reason(fault: Exception) -> str:
+    """The reason as a clause without a path."""
+    if isinstance(fault, OSError):
+        return (fault.strerror or type(fault).__name__).lower()
+    known = isinstance(fault, (BadEntry, SafetensorError))
+    return str(fault).lower() if known else "it is not a prompt cache"
