@@ -15,6 +15,7 @@ from typing import Any
 
 from backend.engine.errors import InvalidRequest
 from backend.rpc.request_metadata import KEYS, PREFIX
+from common.field_names import named
 from wire import backend_pb2 as pb
 
 
@@ -54,7 +55,7 @@ class Fields:
             value = getattr(message, name)
             if not row.neutral.holds(value):
                 given = f"is {value:g}" if isinstance(value, (int, float)) and value else "is set"
-                raise InvalidRequest(f"{name} {given}, but {row.why}: {row.instead}", name)
+                raise InvalidRequest(f"{named(name)} {given}, but {row.why}: {row.instead}")
 
     def rows(self) -> Iterator[tuple[str, str]]:
         """Each field in message order, and its treatment in Markdown."""

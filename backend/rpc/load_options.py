@@ -16,6 +16,7 @@ from backend.engine.loading.adapters import AdapterRequest
 from backend.engine.settings import RULES, checked, unknown_setting
 from backend.rpc.fields import MODEL_OPTIONS
 from backend.rpc.json_field import json_object
+from common.field_names import named
 from common.wording import shown
 from wire import backend_pb2 as pb
 
@@ -66,7 +67,9 @@ def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
         settings=settings,
     )
     if not request.model and not request.model_file:
-        raise InvalidRequest("Model is empty: name a hub repository or a model directory")
+        raise InvalidRequest(
+            f"{named('Model')} is empty: name a hub repository or a model directory"
+        )
     return request, warnings
 
 
@@ -114,7 +117,7 @@ def split_options(entries: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def _reference(name: str, value: str) -> str:
     if "\0" in value:
-        raise InvalidRequest(f"{name} contains a NUL character: remove it")
+        raise InvalidRequest(f"{named(name)} contains a NUL character: remove it")
     return value
 
 
@@ -126,8 +129,8 @@ def _adapters(options: pb.ModelOptions) -> tuple[AdapterRequest, ...]:
     names, scales = list(options.LoraAdapters), list(options.LoraScales)
     if len(scales) > len(names):
         raise InvalidRequest(
-            f"LoraScales has {len(scales)} entries, but LoraAdapters has {len(names)}: send at most"
-            " one scale for each adapter"
+            f"{named('LoraScales')} has {len(scales)} entries, but {named('LoraAdapters')} has"
+            f" {len(names)}: send at most one scale for each adapter"
         )
     scales += [0.0] * (len(names) - len(scales))
     adapters = [_adapter("LoraAdapters", *pair) for pair in zip(names, scales, strict=True)]
@@ -135,18 +138,19 @@ def _adapters(options: pb.ModelOptions) -> tuple[AdapterRequest, ...]:
         adapters.insert(0, _adapter("LoraAdapter", options.LoraAdapter, options.LoraScale))
     elif options.LoraScale not in (0, 1):
         raise InvalidRequest(
-            f"LoraScale is {options.LoraScale:g}, but LoraAdapter is empty: name the adapter, or"
-            " use LoraScales for LoraAdapters"
+            f"{named('LoraScale')} is {options.LoraScale:g}, but {named('LoraAdapter')} is empty:"
+            f" name the adapter, or use {named('LoraScales')} for {named('LoraAdapters')}"
         )
     return tuple(adapters)
 
 
 def _adapter(field: str, reference: str, scale: float) -> AdapterRequest:
     if not reference.strip():
-        raise InvalidRequest(f"{field} names an empty adapter: remove it")
+        raise InvalidRequest(f"{named(field)} names an empty adapter: remove it")
     if not math.isfinite(scale) or scale < 0:
         raise InvalidRequest(
-            f"{field} has an adapter with the scale {scale:g}: send a number above 0, or 0 for 1"
+            f"{named(field)} has an adapter with the scale {scale:g}: send a number above 0, or 0"
+            " for 1"
         )
     return AdapterRequest(_reference(field, reference), scale or 1.0)
 
@@ -156,6 +160,7 @@ def _context_size(context_size: int, max_model_len: int) -> int:
     for name, value in (("ContextSize", context_size), ("MaxModelLen", max_model_len)):
         if value < 0:
             raise InvalidRequest(
-                f"{name} is {value}: send a count of tokens, or 0 for the model's own maximum"
+                f"{named(name)} is {value}: send a count of tokens, or 0 for the model's own"
+                " maximum"
             )
     return min((size for size in (context_size, max_model_len) if size), default=0)

@@ -6,8 +6,9 @@ not know the protocol. So messages contain both names: `context_size (ContextSiz
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+
+from common.field_names import written
 
 YAML_KEYS: Mapping[str, str] = {
     # ModelOptions
@@ -68,26 +69,15 @@ YAML_KEYS: Mapping[str, str] = {
     "Mirostat": "mirostat",
     "NegativePrompt": "negative_prompt",
 }
-# Names that are no English words. A name such as `Seed`, which is one, gets its YAML key only if
-# the error is about that field.
-_COMPOUND = frozenset(name for name in YAML_KEYS if re.search(r"[a-zA-Z].*[A-Z]", name))
-
-_WORDS = re.compile(rf"(?<![\w.'\"])(?:{'|'.join(sorted(YAML_KEYS, key=len, reverse=True))})(?!\w)")
 
 
-def with_keys(sentence: str, fields: Collection[str]) -> str:
-    """The sentence with the YAML key added to the first mention of each field.
-
-    fields: the fields that the error is about.
-    """
-    names = _COMPOUND.union(YAML_KEYS.keys() & fields)
+def message_with_keys(message: str) -> str:
+    """The message for a host, with the YAML key at the first mention of each field."""
     seen: set[str] = set()
 
-    def named(found: re.Match[str]) -> str:
-        name = found[0]
-        if name in seen or name not in names:
-            return name
-        seen.add(name)
-        return f"{YAML_KEYS[name]} ({name})"
+    def name_of(field: str) -> str:
+        first = field in YAML_KEYS and field not in seen
+        seen.add(field)
+        return f"{YAML_KEYS[field]} ({field})" if first else field
 
-    return _WORDS.sub(named, sentence)
+    return written(message, name_of)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from common.field_names import named
 from gateway.errors import bad_field
 
 
@@ -73,6 +74,6 @@ def without_refused(body: Any, table: Mapping[str, Refused]) -> Any:
     for name in table.keys() & body.keys():
         value, row = body[name], table[name]
         if value and value not in row.off:
-            sentence = f"{name} is not supported with this value: {row.instead}"
-            raise bad_field(name, sentence, "unsupported_parameter")
+            message = f"{named(name)} is not supported with this value: {row.instead}"
+            raise bad_field(message, "unsupported_parameter")
     return {name: value for name, value in body.items() if name not in table}

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from common.field_names import named
 from gateway.described import about
 from gateway.errors import bad_field
 from gateway.openai.base import Request, Strict
@@ -105,8 +106,8 @@ class PromptRequest(Request):
     @model_validator(mode="after")
     def _asks(self) -> Self:
         if not self.input and not self.previous_response_id:
-            sentence = "input is missing or empty: send it, or previous_response_id"
-            raise bad_field("input", sentence, "missing_required_parameter")
+            message = f"{named('input')} is missing or empty: send it, or previous_response_id"
+            raise bad_field(message, "missing_required_parameter")
         return self
 
 

@@ -9,6 +9,7 @@ from backend.engine import errors
 from backend.rpc.fields import MODEL_OPTIONS, PREDICT_OPTIONS
 from backend.rpc.statuses import status_of
 from backend.rpc.yaml_keys import YAML_KEYS
+from common.field_names import named
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
@@ -30,20 +31,22 @@ def test_every_field_that_a_file_can_set_has_its_key() -> None:
     ("error", "sentence"),
     [
         (
-            errors.InvalidRequest("ContextSize is -1: send 0"),
+            errors.InvalidRequest(f"{named('ContextSize')} is -1: send 0"),
             "context_size (ContextSize) is -1: send 0",
         ),
-        (errors.InvalidRequest("Tokens is -5", "Tokens"), "max_tokens (Tokens) is -5"),
+        (errors.InvalidRequest(f"{named('Tokens')} is -5"), "max_tokens (Tokens) is -5"),
         (errors.InvalidRequest("Tokens of the prompt"), "Tokens of the prompt"),
         (
-            errors.InvalidRequest("LoraScales has 2, LoraAdapters 1, LoraScales"),
+            errors.InvalidRequest(
+                f"{named('LoraScales')} has 2, {named('LoraAdapters')} 1, {named('LoraScales')}"
+            ),
             "lora_scales (LoraScales) has 2, lora_adapters (LoraAdapters) 1, LoraScales",
         ),
         (
             errors.InvalidRequest("the key 'TopK' of x.DType is MyTopK"),
             "the key 'TopK' of x.DType is MyTopK",
         ),
-        (errors.ModelRejected("DraftModel is set"), "draft_model (DraftModel) is set"),
+        (errors.ModelRejected(f"{named('DraftModel')} is set"), "draft_model (DraftModel) is set"),
     ],
 )
 def test_a_message_names_both_once(error: Exception, sentence: str) -> None:
