@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 # Control characters, which no name and no quoted value contains.
 _BEGIN, _END = "\x0e", "\x0f"
 _NONE = dict.fromkeys((0x0E, 0x0F))
+_WORD_BEGINS = re.compile("(?<=[a-z])(?=[A-Z])")
 _PLACE = re.compile(r"\{([0-9]{1,3})\}|\{\{|\}\}")
 _MARKED = re.compile(f"{_BEGIN}([^{_BEGIN}{_END}]*){_END}")
 
@@ -19,6 +20,11 @@ _MARKED = re.compile(f"{_BEGIN}([^{_BEGIN}{_END}]*){_END}")
 def named(name: str) -> str:
     """A field's name for use in a message."""
     return _BEGIN + name.translate(_NONE) + _END
+
+
+def in_snake_case(name: str) -> str:
+    """`FrequencyPenalty` is `frequency_penalty`."""
+    return _WORD_BEGINS.sub("_", name).lower()
 
 
 def fields_in(message: str) -> tuple[str, ...]:

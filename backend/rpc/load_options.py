@@ -14,36 +14,33 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.adapters import AdapterRequest
 from backend.engine.settings import RULES, checked, unknown_setting
-from backend.rpc.fields import MODEL_OPTIONS
+from backend.rpc.fields import MODEL_OPTIONS, require_neutral
 from backend.rpc.json_field import json_object
 from common.field_names import named
+from common.field_table import FieldTable, Refused, each
 from common.wording import shown
 from wire import backend_pb2 as pb
 
-_PER_REQUEST = "has no effect here: the host sends this value with every request"
-WITHOUT_EFFECT: dict[str, str] = dict.fromkeys(
-    (
-        "temperature",
-        "temp",
-        "top_p",
-        "min_p",
-        "top_k",
-        "seed",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
+OPTIONS = FieldTable(
+    neutral=each(
+        {
+            "the host sends this value with every request": "temperature temp top_p min_p top_k"
+            " seed repetition_penalty presence_penalty frequency_penalty",
+            "the KV cache is quantised from its first token": "quantized_kv_start",
+        }
     ),
-    _PER_REQUEST,
-) | {"quantized_kv_start": "has no effect here: the KV cache is quantised from its first token"}
-_REFUSED: dict[str, str] = {
-    "max_kv_size": "is not supported, because a rotating KV cache silently drops the start of the"
-    " prompt; set context_size to limit memory"
-}
+    refused={
+        "max_kv_size": Refused(
+            "set context_size to limit memory",
+            why="a rotating KV cache silently drops the start of the prompt",
+        )
+    },
+)
 
 
 def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
     """The validated request, and warnings for the log. Raises InvalidRequest."""
-    MODEL_OPTIONS.require_neutral(options)
+    require_neutral(MODEL_OPTIONS, options)
     settings, warnings = parse_settings(list(options.Options), options.EngineArgs)
     trusted: bool = settings.get("trust_remote_code", options.TrustRemoteCode)
     request = LoadRequest(
@@ -84,18 +81,25 @@ def parse_settings(options: Sequence[str], engine_args: str) -> tuple[dict[str, 
     for name, text in given.items():
         if name in RULES:
             values[name] = checked("option", name, RULES[name].parse(text))
-        elif name in _REFUSED:
-            raise InvalidRequest(f"option {name} {_REFUSED[name]}")
-        elif name in WITHOUT_EFFECT:
-            warnings.append(f"option {name} {WITHOUT_EFFECT[name]}")
+        elif name in OPTIONS.neutral:
+            warnings.append(f"option {name} has no effect here: {OPTIONS.neutral[name]}")
+        elif name in OPTIONS.refused:
+            raise InvalidRequest(_unsupported("option", name))
         else:
             warnings.append(unknown_setting("option", name))
     arguments = json_object("EngineArgs", engine_args, "a JSON object of settings")
     for name, value in arguments.items():
-        if why := _REFUSED.get(name) or WITHOUT_EFFECT.get(name):
-            raise InvalidRequest(f"EngineArgs key {name} {why}; remove it")
+        if name in OPTIONS.refused:
+            raise InvalidRequest(f"{_unsupported('EngineArgs key', name)}; remove it")
+        if why := OPTIONS.neutral.get(name):
+            raise InvalidRequest(f"EngineArgs key {name} has no effect here: {why}; remove it")
         values[name] = checked("EngineArgs key", name, value)
     return values, warnings
+
+
+def _unsupported(kind: str, name: str) -> str:
+    row = OPTIONS.refused[name]
+    return f"{kind} {name} is not supported, because {row.why}; {row.instead}"
 
 
 def split_options(entries: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -22,7 +22,7 @@ from backend.engine.request import (
     Prompt,
 )
 from backend.engine.served_model import ServedModel
-from backend.rpc.fields import PREDICT_OPTIONS
+from backend.rpc.fields import PREDICT_OPTIONS, require_neutral
 from backend.rpc.prompt_fields import prompt_of, tool_choice
 from backend.rpc.request_metadata import PREFIX, extras_of
 from backend.rpc.sampling_fields import sampling
@@ -51,7 +51,7 @@ _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 def generation_request(options: pb.PredictOptions, facts: ServedModel) -> GenerationRequest:
     """The validated request. Raises InvalidRequest with the field at fault."""
-    PREDICT_OPTIONS.require_neutral(options)
+    require_neutral(PREDICT_OPTIONS, options)
     extras = extras_of(options.Metadata, facts.defaults)
     prompt = prompt_of(options, extras, facts.vocabulary_size)
     constraint = _constraint(options, prompt, extras)

@@ -14,7 +14,7 @@ from common.field_names import named
 from gateway.described import about
 from gateway.errors import bad_field
 from gateway.openai.base import Request, Strict
-from gateway.openai.refused import RESPONSES
+from gateway.openai.other_fields import RESPONSES
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS, CommonSampling
 from gateway.openai.thinking_fields import Budget, ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS
@@ -91,7 +91,7 @@ _Value = Annotated[str, Field(max_length=512)]
 class PromptRequest(Request):
     """The fields that make up the prompt."""
 
-    refused = RESPONSES
+    others = RESPONSES
 
     input: Input = Field(default_factory=list, description="Optional after previous_response_id.")
     instructions: str | None = about("A system message; the next response does not inherit it.")

@@ -6,25 +6,18 @@ import grpc
 import pytest
 
 from backend.engine import errors
-from backend.rpc.fields import MODEL_OPTIONS, PREDICT_OPTIONS
 from backend.rpc.statuses import status_of
 from backend.rpc.yaml_keys import YAML_KEYS
 from common.field_names import named
+from gateway.supervisor.load_request import _SAME, _WIRE
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
-# Fields that a model's file cannot set: they belong to a request, or locate the model.
-WITHOUT_KEY = {
-    *("Prompt", "Messages", "UseTokenizerTemplate", "Metadata", "Images", "Videos", "Audios"),
-    *("Tools", "ToolChoice", "Grammar", "CorrelationId", "ModelIdentity", "EmbeddingTokens"),
-    *("Model", "ModelFile", "ModelPath"),
-}
 
-
-def test_every_field_that_a_file_can_set_has_its_key() -> None:
-    tables = (MODEL_OPTIONS, PREDICT_OPTIONS)
-    fields = {name for table in tables for name in (*table.honoured, *table.refused)}
-    assert fields - WITHOUT_KEY == set(YAML_KEYS)
+def test_the_keys_of_a_model_file_are_those_that_the_gateway_passes_on() -> None:
+    passed = {_WIRE.get(key, key.title().replace("_", "")): key for key in _SAME}
+    passed.pop("Type")  # has no effect
+    assert {name: YAML_KEYS[name] for name in passed} == passed
 
 
 @pytest.mark.parametrize(
