@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from common.field_names import BadField, named
 from common.wording import json_fault
 
 # Claude Code begins its system prompt with this line for Anthropic's own servers. It changes with
@@ -38,13 +39,15 @@ class WireMessage(Protocol):
 
 
 def template_messages(messages: Iterable[WireMessage]) -> tuple[dict[str, Any], ...]:
-    """One dict per message. Raises ValueError with the index of the message at fault."""
+    """One dict per message. Raises BadField with the index of the message at fault."""
     return tuple(_template_message(index, message) for index, message in enumerate(messages))
 
 
 def _template_message(index: int, message: WireMessage) -> dict[str, Any]:
     if not message.role:
-        raise ValueError(f"Messages[{index}] has no role: set user, assistant, system or tool")
+        raise BadField(
+            f"{named(f'Messages[{index}]')} has no role: set user, assistant, system or tool"
+        )
     content = message.content
     if message.role == "system" and _BILLING_LABEL in content:  # faster than the regular expression
         content = _BILLING.sub("", content)
@@ -69,11 +72,13 @@ def _tool_calls(index: int, text: str) -> list[dict[str, Any]]:
         calls = json.loads(text)
     except (ValueError, RecursionError) as error:
         fault = json_fault(error)
-        raise ValueError(f"Messages[{index}].tool_calls is not valid JSON: {fault}") from None
+        raise BadField(
+            f"{named(f'Messages[{index}].tool_calls')} is not valid JSON: {fault}"
+        ) from None
     if calls is None:
         return []
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise ValueError(f"Messages[{index}].tool_calls must be a JSON list of objects")
+        raise BadField(f"{named(f'Messages[{index}].tool_calls')} must be a JSON list of objects")
     return [_with_decoded_arguments(call) for call in calls]
 
 

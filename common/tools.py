@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from common.field_names import BadField, named
 from common.wording import json_fault
 
 Tool = dict[str, Any]
@@ -36,22 +37,22 @@ class ToolChoice:
 
 
 def parse_tools(text: str) -> tuple[Tool, ...]:
-    """The tools as templates expect them. Raises ValueError with an explanation."""
+    """The tools as templates expect them. Raises BadField with an explanation."""
     if not text.strip():
         return ()
     try:
         tools = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"Tools is not valid JSON: {json_fault(error)}") from None
+        raise BadField(f"{named('Tools')} is not valid JSON: {json_fault(error)}") from None
     if tools is None:
         return ()
     if not isinstance(tools, list):
-        raise ValueError("Tools must be a JSON list")
+        raise BadField(f"{named('Tools')} must be a JSON list")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str) or not name:
-            raise ValueError(f"Tools[{index}] has no function with a name")
+            raise BadField(f"{named(f'Tools[{index}]')} has no function with a name")
     return tuple(tools)
 
 
@@ -74,7 +75,7 @@ def _keyed(given: dict[str, Any], first: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_tool_choice(text: str) -> ToolChoice:
-    """The choice. Raises ValueError if it cannot be interpreted."""
+    """The choice. Raises BadField if it cannot be interpreted."""
     value: Any = text.strip()
     for _ in range(2):  # a JSON string may contain JSON
         if not isinstance(value, str):
@@ -89,9 +90,9 @@ def parse_tool_choice(text: str) -> ToolChoice:
         return ToolChoice(_MODES[value.lower()])
     if isinstance(value, dict):
         return _of_object(value)
-    raise ValueError(
-        f"ToolChoice is {text.strip()[:80]!r}: send auto, none, required or a function's name in"
-        ' the form {"type":"function","function":{"name":"…"}}'
+    raise BadField(
+        f"{named('ToolChoice')} is {text.strip()[:80]!r}: send auto, none, required or a"
+        ' function\'s name in the form {"type":"function","function":{"name":"…"}}'
     )
 
 
@@ -102,10 +103,12 @@ def _of_object(choice: dict[str, Any]) -> ToolChoice:
     if kind in ("function", "tool"):
         if isinstance(name, str) and name:
             return ToolChoice("required", name)
-        raise ValueError("ToolChoice asks for a function, but gives no name")
+        raise BadField(f"{named('ToolChoice')} asks for a function, but gives no name")
     if isinstance(kind, str) and kind.lower() in _MODES:
         return ToolChoice(_MODES[kind.lower()])
-    raise ValueError(f"ToolChoice has the type {kind!r}: send auto, none, required or function")
+    raise BadField(
+        f"{named('ToolChoice')} has the type {kind!r}: send auto, none, required or function"
+    )
 
 
 def corrected_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
@@ -121,11 +124,13 @@ def corrected_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
 
 
 def offered_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
-    """The tools to show to the model. Raises ValueError if the choice names an unknown one."""
+    """The tools to show to the model. Raises BadField if the choice names an unknown one."""
     if choice.mode == "none":
         return ()
     if choice.name and choice.name not in {tool["function"]["name"] for tool in tools}:
-        raise ValueError(f"ToolChoice names {choice.name!r}, which is not among Tools")
+        raise BadField(
+            f"{named('ToolChoice')} names {choice.name!r}, which is not among {named('Tools')}"
+        )
     if choice.mode == "required" and not tools:
-        raise ValueError("ToolChoice requires a call, but Tools is empty")
+        raise BadField(f"{named('ToolChoice')} requires a call, but {named('Tools')} is empty")
     return tuple(tools)

@@ -7,11 +7,14 @@ with the backend's own message, which is written for users.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
+
+from common import error_details
+from common.field_names import fields_in, renamed, written
 
 INVALID = "invalid_request_error"
 BACKEND_GONE = "backend_unavailable"  # the code for a process that died
@@ -26,10 +29,14 @@ _FOLDERS = re.compile(
 
 @dataclass
 class ApiError(Exception):
-    """A refusal: HTTP status, message, and the fields of OpenAI's error object."""
+    """A refusal: HTTP status, message, and the fields of OpenAI's error object.
+
+    said: the message, which may mark the names of fields (common/field_names). param: by default
+    the first of them.
+    """
 
     status: int
-    message: str
+    said: str
     type: str = INVALID
     code: str | None = None
     param: str | None = None
@@ -39,8 +46,15 @@ class ApiError(Exception):
     end: str = ""  # how the backend ended, if that is known
     extra_headers: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.param = self.param or next(iter(fields_in(self.said)), None)
+
     def __str__(self) -> str:
         return self.message
+
+    @property
+    def message(self) -> str:
+        return written(self.said)
 
     @property
     def sentence(self) -> str:
@@ -52,6 +66,11 @@ class ApiError(Exception):
         """OpenAI's error object (API reference, "Error codes")."""
         names = ("message", "type", "param", "code")
         return {"error": {name: getattr(self, name) for name in names}}
+
+    def renamed(self, name_of: Callable[[str], str]) -> ApiError:
+        """The error with other names for its fields."""
+        param = self.param and name_of(self.param)
+        return replace(self, said=renamed(self.said, name_of), param=param)
 
     def headers(self) -> dict[str, str]:
         """Includes `x-should-retry`, which OpenAI's SDKs read before the status."""
@@ -98,7 +117,7 @@ TABLE: Mapping[grpc.StatusCode, Row] = {
 }
 # By the code that a backend sends beside its status.
 CODES: Mapping[str, Row] = {"context_length_exceeded": Row(400, code="context_length_exceeded")}
-_CODE, _FIELD = "mlx-error-code", "mlx-error-field"  # trailing metadata (backend/rpc/statuses.py)
+_CODE = "mlx-error-code"  # trailing metadata (backend/rpc/statuses.py)
 _STOPPING = "shutting_down"  # the code of a process that is being stopped
 _REACHED = "mlx-reached"  # initial metadata (backend/rpc/interceptors.py)
 _STEP = re.compile(r"[.\[]|$")
@@ -107,9 +126,9 @@ AS_ON_THE_WIRE: Names = {}
 TOO_LARGE = Row(413, code="request_too_large", message="the request is too large for the backend")
 
 
-def bad_field(param: str | None, sentence: str, code: str | None = None) -> ApiError:
+def bad_field(message: str, code: str | None = None, *, param: str | None = None) -> ApiError:
     """A 400 about a field of the request, with the path at which the client sent it."""
-    return ApiError(400, sentence, code=code, param=param)
+    return ApiError(400, message, code=code, param=param)
 
 
 def too_slow(seconds: float) -> ApiError:
@@ -130,28 +149,31 @@ def backend_gone(*, died: bool = False) -> ApiError:
 
 def of_rpc(error: grpc.aio.AioRpcError, names: Names) -> ApiError:
     """The error for a backend's status, with the client's names of its fields."""
-    trailers = [(key, str(value)) for key, value in error.trailing_metadata() or ()]
-    code = dict(trailers).get(_CODE, "")
+    trailers: dict[str, Any] = dict(error.trailing_metadata() or ())
+    code = trailers.get(_CODE, "")
+    fields, said = error_details.unpacked(trailers.get(error_details.KEY, b""))
     row = CODES.get(code) or TABLE.get(error.code(), TABLE[grpc.StatusCode.UNKNOWN])
     details = error.details() or ""
     if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         row = TOO_LARGE  # from gRPC itself: the message was never parsed
     refusal = ApiError(
         row.status,
-        row.message or without_folders(details) or "the backend failed without saying why",
+        row.message or without_folders(said or details) or _SILENT,
         row.type,
         row.code,
-        retry_after=RETRY_AFTER if row.retry else None,
+        fields[0] if fields else None,
+        RETRY_AFTER if row.retry else None,
         reached=_REACHED in dict(error.initial_metadata() or ()),
         died=row.code == BACKEND_GONE and code != _STOPPING,
     )
-    for _, place in reversed([each for each in trailers if each[0] == _FIELD]):
-        known, rest = found_in(names, place)
-        # A setting without a field in the protocol has the name used in requests, unless `names`
-        # differs.
-        known = known.removeprefix("Metadata ").removeprefix("mlx.")
-        refusal = renamed(refusal, place, known + rest)
-    return refusal
+    return refusal.renamed(lambda name: _client_name(names, name))
+
+
+def _client_name(names: Names, name: str) -> str:
+    known, rest = found_in(names, name)
+    # A setting without a field in the protocol has the name used in requests, unless `names`
+    # differs.
+    return known.removeprefix("Metadata ").removeprefix("mlx.") + rest
 
 
 def found_in(names: Names, place: str) -> tuple[str, str]:
@@ -160,15 +182,3 @@ def found_in(names: Names, place: str) -> tuple[str, str]:
         if place[:end] in names:
             return names[place[:end]], place[end:]
     return place, ""
-
-
-def renamed(error: ApiError, old: str, new: str) -> ApiError:
-    """The error with a field renamed, in `param` and in the message."""
-    sentence = error.message
-    if new != old:
-        # Backends write the YAML key before the field: `max_tokens (Tokens)`.
-        field = re.escape(old)
-        sentence = re.sub(
-            rf"(?<![\w.])([a-z_.]+ \({field}\)|{field}(?!\w))", lambda _: new, sentence
-        )
-    return replace(error, param=new, message=sentence)

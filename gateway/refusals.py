@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Mount
 from starlette.types import Scope
 
+from common.field_names import named
 from gateway.errors import ApiError, bad_field
 from gateway.problems import likeliest
 
@@ -123,18 +124,17 @@ def _takes(route: BaseRoute, request: Request, method: str) -> bool:
 def invalid(problem: Mapping[str, Any]) -> ApiError:
     """The ApiError for one of pydantic's problems, with the field's path as OpenAI writes it."""
     param = param_of(problem["loc"])
+    place = "the body" if param is None else named(param)
     if problem["type"] == "extra_forbidden":
-        return bad_field(
-            param, f"Unrecognized request argument supplied: {param}", "unknown_parameter"
-        )
+        return bad_field(f"Unrecognized request argument supplied: {place}", "unknown_parameter")
     if problem["type"] == "missing":
         if param is None:
             return ApiError(400, "the request has no body: send a JSON object")
-        return bad_field(param, f"{param} is missing: send it", "missing_required_parameter")
+        return bad_field(f"{place} is missing: send it", "missing_required_parameter")
     words = str(problem["msg"]).removeprefix("Value error, ")
     if words.startswith("Input "):  # pydantic's own messages, which do not name the field
-        return bad_field(param, f"{param or 'the body'}{words.removeprefix('Input')}")
-    return bad_field(param, f"{param}: {words}" if param else words)
+        return bad_field(f"{place}{words.removeprefix('Input')}")
+    return bad_field(f"{place}: {words}" if param else words)
 
 
 def param_of(place: tuple[str | int, ...]) -> str | None:

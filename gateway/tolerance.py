@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from gateway import exchange
 from gateway.errors import ApiError
+from gateway.openai.other_fields import NEUTRAL
 from gateway.problems import place_of
 
 Place = tuple[str | int, ...]
@@ -32,15 +33,6 @@ _UNSET = frozenset(  # kinds of errors that an empty value causes where it means
 _REDUCED = frozenset(  # fields that are reduced to their maximum if they exceed it
     "logprobs top_logprobs n_probs max_tokens max_completion_tokens max_output_tokens"
     " n_predict num_predict".split()
-)
-# Well-behaved clients send these with every request, so `--strict` accepts them as well.
-NEUTRAL = frozenset(
-    "user safety_identifier metadata request_id store service_tier priority prompt_cache_key"
-    " prompt_cache_retention cache_prompt id_slot verbosity penalize_nl n_keep n_discard min_keep"
-    " speculative.n_max speculative.n_min speculative.p_min guided_decoding_backend speed"
-    " user_profile_id client_metadata stream_options summary generate_summary cache_control"
-    " citations caller allowed_callers eager_input_streaming detail"
-    " annotations".split()
 )
 
 

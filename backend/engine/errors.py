@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar, Self
 
+from common.field_names import fields_in, written
 from common.wording import shown
 
 CONTEXT_LENGTH = "context_length_exceeded"
@@ -27,15 +28,20 @@ class EngineError(Exception):
     """Base of all errors that the engine reports to a caller; `str()` is the message for the
     client.
 
-    fields: the fields of the request that the message names, the one at fault first.
-    code: a word for programs, if the kind of error and its status do not say enough.
+    message: may mark the names of fields (common/field_names). fields: the fields at fault, if the
+    message does not name them first. code: a word for programs, if the kind of error and its status
+    do not say enough.
     """
 
     code: ClassVar[str] = ""
 
-    def __init__(self, sentence: str = "", *fields: str) -> None:
-        super().__init__(sentence)
-        self.fields = fields
+    def __init__(self, message: str = "", *fields: str) -> None:
+        super().__init__(message, *fields)
+        self.message = message
+        self.fields = tuple(dict.fromkeys((*fields, *fields_in(message))))
+
+    def __str__(self) -> str:
+        return written(self.message)
 
 
 class InvalidRequest(EngineError):

@@ -13,6 +13,7 @@ from typing import Any
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import Extras
 from backend.engine.setting_rule import Rule, flag, number, text
+from common.field_names import named
 from common.wording import did_you_mean, shown
 
 _MIB = 1 << 24  # 16 TiB in MiB: above any machine, below what overflows a byte count
@@ -339,7 +340,7 @@ def weight_dtype(settings: Settings, field_value: str) -> str:
     name = aliases.get(name, name)
     if name not in RULES["dtype"].choices:
         raise InvalidRequest(
-            f"DType must be {RULES['dtype'].expects}, but it is {shown(field_value)}"
+            f"{named('DType')} must be {RULES['dtype'].expects}, but it is {shown(field_value)}"
         )
     return name
 

@@ -12,6 +12,7 @@ from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
 from backend.rpc.call_log import note
 from backend.rpc.input_switches import InputSwitches
+from common.field_names import named
 from wire import backend_pb2 as pb
 
 _NOT_READ = {
@@ -64,15 +65,13 @@ async def answer(
 def _require_one_input(options: pb.PredictOptions) -> None:
     for name, instead in _NOT_READ.items():
         if getattr(options, name):
-            raise InvalidRequest(f"{name} is set, but Embedding does not read it: {instead}", name)
+            raise InvalidRequest(f"{named(name)} is set, but Embedding does not read it: {instead}")
     if options.Embeddings and options.EmbeddingTokens:
         raise InvalidRequest(
-            f"Embeddings ({len(options.Embeddings)} characters) and EmbeddingTokens"
+            f"{named('Embeddings')} ({len(options.Embeddings)} characters) and EmbeddingTokens"
             f" ({len(options.EmbeddingTokens)} ids) are both set: send one of them",
-            "Embeddings",
         )
     if not options.Embeddings and not options.EmbeddingTokens:
         raise InvalidRequest(
-            "Embeddings and EmbeddingTokens are both empty: send a text, or its tokens",
-            "Embeddings",
+            f"{named('Embeddings')} and EmbeddingTokens are both empty: send a text, or its tokens",
         )

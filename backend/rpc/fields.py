@@ -1,4 +1,4 @@
-"""How each field of PredictOptions and ModelOptions is treated: honoured, refused, or unused.
+"""How each field of PredictOptions and ModelOptions is treated: used, refused, or neutral.
 
 Hosts fill most fields from their configuration, so most fields arrive with values that mean "off";
 those are accepted. If ignoring a field would change what the user gets, any other value of it is
@@ -9,82 +9,33 @@ the protobuf descriptors and the code that reads the fields, so a new field need
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from backend.engine.errors import InvalidRequest
 from backend.rpc.request_metadata import KEYS, PREFIX
+from common.field_names import named
+from common.field_table import EMPTY, FieldTable, Off, Refused, one_of
 from wire import backend_pb2 as pb
 
 
-@dataclass(frozen=True, slots=True)
-class Neutral:
-    """The values of a field that request nothing. `words` describes them in documentation."""
-
-    holds: Callable[[Any], bool]
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The accepted values, why others are refused, and what to send instead."""
-
-    neutral: Neutral
-    why: str
-    instead: str
+def require_neutral(table: FieldTable, message: Any) -> None:
+    """Raise InvalidRequest for a refused field that is set."""
+    if name := table.first_refused({name: getattr(message, name) for name in table.refused}):
+        row, value = table.refused[name], getattr(message, name)
+        given = f"is {value:g}" if isinstance(value, (int, float)) and value else "is set"
+        raise InvalidRequest(f"{named(name)} {given}, but {row.why}: {row.instead}")
 
 
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """The fields of one message, each in exactly one of three tables.
-
-    honoured: what the field does. refused: which values are accepted. unused: why the field has no
-    effect.
-    """
-
-    message: type[Any]
-    honoured: Mapping[str, str]
-    refused: Mapping[str, Refused]
-    unused: Mapping[str, str]
-
-    def require_neutral(self, message: Any) -> None:
-        """Raise InvalidRequest for the first refused field that is set."""
-        for name, row in self.refused.items():
-            value = getattr(message, name)
-            if not row.neutral.holds(value):
-                given = f"is {value:g}" if isinstance(value, (int, float)) and value else "is set"
-                raise InvalidRequest(f"{name} {given}, but {row.why}: {row.instead}", name)
-
-    def rows(self) -> Iterator[tuple[str, str]]:
-        """Each field in message order, and its treatment in Markdown."""
-        for field in self.message.DESCRIPTOR.fields:
-            name = field.name
-            if name in self.honoured:
-                yield name, f"**honoured**: {self.honoured[name]}"
-            elif name in self.refused:
-                row = self.refused[name]
-                passes = f"**refused** unless it is {row.neutral.words}"
-                yield name, f"{passes}: {row.why}; {row.instead}"
-            else:
-                yield name, f"no effect: {self.unused[name]}"
-
-
-def _one_of(*values: object) -> Neutral:
-    return Neutral(lambda value: value in values, " or ".join(map(str, values)))
-
-
-def _word_of(*words: str) -> Neutral:
-    """One of the words in upper or lower case, or an empty string."""
-    return Neutral(
+def _word_of(*words: str) -> Off:
+    return Off(
         lambda value: value.strip().lower() in ("", *words),
         " or ".join(("empty", *(f"`{word}`" for word in words))),
     )
 
 
-_EMPTY = Neutral(lambda value: not value, "empty")
 # A probability mass that keeps every token: 0 means unset, 1 and above means all.
-_OFF_SHARE = Neutral(lambda value: value == 0 or 1 <= value < math.inf, "0, or 1 or more")
+_OFF_SHARE = Off(lambda value: value == 0 or 1 <= value < math.inf, "0, or 1 or more")
 
 _LATER = "this version does not support it"
 _DEVICE = "MLX manages memory and threads itself"
@@ -95,9 +46,8 @@ _IMAGES = "for models that generate images"
 _ROPE = "position encoding is set by the checkpoint's config.json"
 _LOG = "MLX_BACKEND_LOG sets the log level"
 
-PREDICT_OPTIONS = Fields(
-    pb.PredictOptions,
-    honoured={
+PREDICT_OPTIONS = FieldTable(
+    used={
         "Prompt": "goes to the model unchanged, unless Messages are rendered; a BOS token is added"
         " only if the text has none",
         "Messages": "rendered by the model's chat template when UseTokenizerTemplate is set; the"
@@ -158,11 +108,11 @@ PREDICT_OPTIONS = Fields(
         "EmbeddingTokens": "the same as token ids, used unchanged; send one of the two",
     },
     refused={
-        "TailFreeSamplingZ": Refused(_OFF_SHARE, _LATER, "send 1 and use TopP or MinP"),
-        "Mirostat": Refused(_one_of(0), _LATER, "send 0 and use TopP or MinP"),
-        "NegativePrompt": Refused(_EMPTY, _LATER, "leave it empty"),
+        "TailFreeSamplingZ": Refused("send 1 and use TopP or MinP", _OFF_SHARE, _LATER),
+        "Mirostat": Refused("send 0 and use TopP or MinP", one_of(0), _LATER),
+        "NegativePrompt": Refused("leave it empty", EMPTY, _LATER),
     },
-    unused={
+    neutral={
         "Threads": _DEVICE,
         "Batch": "the option prefill_chunk sets the size of prefill passes; results do not change",
         "NKeep": "applies when a context is shifted, and contexts are never shifted here",
@@ -182,9 +132,8 @@ PREDICT_OPTIONS = Fields(
     },
 )
 
-MODEL_OPTIONS = Fields(
-    pb.ModelOptions,
-    honoured={
+MODEL_OPTIONS = FieldTable(
+    used={
         "Model": "what to load: hub id, hub URL, or path",
         "ModelFile": "loaded if it exists",
         "ModelPath": "folder in which Model is searched",
@@ -212,31 +161,29 @@ MODEL_OPTIONS = Fields(
     },
     refused={
         "LoraBase": Refused(
-            _EMPTY, "adapters are applied to the weights of the model itself", "leave it empty"
+            "leave it empty", EMPTY, "adapters are applied to the weights of the model itself"
         ),
         "MMProj": Refused(
-            _EMPTY, "an MLX vision model includes its vision encoder", "remove mmproj"
+            "remove mmproj", EMPTY, "an MLX vision model includes its vision encoder"
         ),
         "Quantization": Refused(
-            _EMPTY,
-            "quantisation is part of an MLX checkpoint",
-            "choose a quantised checkpoint",
+            "choose a quantised checkpoint", EMPTY, "quantisation is part of an MLX checkpoint"
         ),
         "LoadFormat": Refused(
-            _word_of("auto", "safetensors"), "only safetensors are read", "leave it empty"
+            "leave it empty", _word_of("auto", "safetensors"), "only safetensors are read"
         ),
-        "Tokenizer": Refused(_EMPTY, "the checkpoint's own tokenizer is used", "leave it empty"),
-        "Overrides": Refused(_EMPTY, _LATER, "edit the checkpoint's config.json"),
-        "RopeScaling": Refused(_word_of("none"), _ROPE, "leave it empty"),
-        "RopeFreqBase": Refused(_one_of(0), _ROPE, "send 0"),
-        "RopeFreqScale": Refused(_one_of(0, 1), _ROPE, "send 0"),
-        "YarnExtFactor": Refused(_one_of(0, -1), _ROPE, "send 0"),
-        "YarnAttnFactor": Refused(_one_of(0, 1), _ROPE, "send 0"),
-        "YarnBetaFast": Refused(_one_of(0, 32), _ROPE, "send 0"),
-        "YarnBetaSlow": Refused(_one_of(0, 1), _ROPE, "send 0"),
-        "TensorParallelSize": Refused(_one_of(0, 1), "one process serves the model", "send 0 or 1"),
+        "Tokenizer": Refused("leave it empty", EMPTY, "the checkpoint's own tokenizer is used"),
+        "Overrides": Refused("edit the checkpoint's config.json", EMPTY, _LATER),
+        "RopeScaling": Refused("leave it empty", _word_of("none"), _ROPE),
+        "RopeFreqBase": Refused("send 0", one_of(0), _ROPE),
+        "RopeFreqScale": Refused("send 0", one_of(0, 1), _ROPE),
+        "YarnExtFactor": Refused("send 0", one_of(0, -1), _ROPE),
+        "YarnAttnFactor": Refused("send 0", one_of(0, 1), _ROPE),
+        "YarnBetaFast": Refused("send 0", one_of(0, 32), _ROPE),
+        "YarnBetaSlow": Refused("send 0", one_of(0, 1), _ROPE),
+        "TensorParallelSize": Refused("send 0 or 1", one_of(0, 1), "one process serves the model"),
     },
-    unused={
+    neutral={
         "Seed": "each request has its own",
         "NBatch": "the option prefill_chunk sets the size of prefill passes",
         "Threads": _DEVICE,
@@ -279,13 +226,25 @@ MODEL_OPTIONS = Fields(
 def render() -> str:
     """The tables of docs/fields.md."""
     keys = {f"{PREFIX}{name}": key.meaning for name, key in KEYS.items()}.items()
+    predict, model = pb.PredictOptions, pb.ModelOptions
     return "\n".join(
         (
-            _table("PredictOptions", "field | treatment", PREDICT_OPTIONS.rows()),
+            _table("PredictOptions", "field | treatment", _rows(predict, PREDICT_OPTIONS)),
             _table("Metadata of a request", "key | meaning", keys),
-            _table("ModelOptions", "field | treatment", MODEL_OPTIONS.rows()),
+            _table("ModelOptions", "field | treatment", _rows(model, MODEL_OPTIONS)),
         )
     )
+
+
+def _rows(message: type[Any], table: FieldTable) -> Iterator[tuple[str, str]]:
+    """Each field in message order, and its treatment in Markdown."""
+    for name in (field.name for field in message.DESCRIPTOR.fields):
+        if name in table.used:
+            yield name, f"**honoured**: {table.used[name]}"
+        elif row := table.refused.get(name):
+            yield name, f"**refused** unless it is {row.off.words}: {row.why}; {row.instead}"
+        else:
+            yield name, f"no effect: {table.neutral[name]}"
 
 
 def _table(title: str, columns: str, rows: Iterable[tuple[str, str]]) -> str:

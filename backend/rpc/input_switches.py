@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from backend.engine.errors import InvalidRequest
+from common.field_names import named
 from common.wording import shown
 
 TRUNCATE = "mlx-truncate"
@@ -33,7 +34,7 @@ def input_switches(metadata: Iterable[tuple[str, str | bytes]] | None) -> InputS
     given = dict(metadata or ())
     truncate, name = given.get(TRUNCATE), given.get(PROMPT_NAME)
     if truncate is not None and truncate not in _FLAGS:
-        raise InvalidRequest(f"{TRUNCATE} is {shown(truncate)}: send true or false", TRUNCATE)
+        raise InvalidRequest(f"{named(TRUNCATE)} is {shown(truncate)}: send true or false")
     try:
         prompt = name.decode() if isinstance(name, bytes) else name
     except UnicodeDecodeError:

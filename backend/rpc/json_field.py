@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from backend.engine.errors import InvalidRequest
+from common.field_names import named
 from common.wording import json_fault
 
 _KINDS = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
@@ -22,9 +23,9 @@ def json_object(name: str, text: str, what: str = "a JSON object") -> dict[str, 
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{name} is not valid JSON: {json_fault(error)}", name) from None
+        raise InvalidRequest(f"{named(name)} is not valid JSON: {json_fault(error)}") from None
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise InvalidRequest(f"{name} must be {what}, but it is {_KINDS[type(value)]}", name)
+        raise InvalidRequest(f"{named(name)} must be {what}, but it is {_KINDS[type(value)]}")
     return value

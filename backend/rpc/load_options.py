@@ -14,35 +14,33 @@ from backend.engine.errors import InvalidRequest
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.adapters import AdapterRequest
 from backend.engine.settings import RULES, checked, unknown_setting
-from backend.rpc.fields import MODEL_OPTIONS
+from backend.rpc.fields import MODEL_OPTIONS, require_neutral
 from backend.rpc.json_field import json_object
+from common.field_names import named
+from common.field_table import FieldTable, Refused, each
 from common.wording import shown
 from wire import backend_pb2 as pb
 
-_PER_REQUEST = "has no effect here: the host sends this value with every request"
-WITHOUT_EFFECT: dict[str, str] = dict.fromkeys(
-    (
-        "temperature",
-        "temp",
-        "top_p",
-        "min_p",
-        "top_k",
-        "seed",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
+OPTIONS = FieldTable(
+    neutral=each(
+        {
+            "the host sends this value with every request": "temperature temp top_p min_p top_k"
+            " seed repetition_penalty presence_penalty frequency_penalty",
+            "the KV cache is quantised from its first token": "quantized_kv_start",
+        }
     ),
-    _PER_REQUEST,
-) | {"quantized_kv_start": "has no effect here: the KV cache is quantised from its first token"}
-_REFUSED: dict[str, str] = {
-    "max_kv_size": "is not supported, because a rotating KV cache silently drops the start of the"
-    " prompt; set context_size to limit memory"
-}
+    refused={
+        "max_kv_size": Refused(
+            "set context_size to limit memory",
+            why="a rotating KV cache silently drops the start of the prompt",
+        )
+    },
+)
 
 
 def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
     """The validated request, and warnings for the log. Raises InvalidRequest."""
-    MODEL_OPTIONS.require_neutral(options)
+    require_neutral(MODEL_OPTIONS, options)
     settings, warnings = parse_settings(list(options.Options), options.EngineArgs)
     trusted: bool = settings.get("trust_remote_code", options.TrustRemoteCode)
     request = LoadRequest(
@@ -66,7 +64,9 @@ def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
         settings=settings,
     )
     if not request.model and not request.model_file:
-        raise InvalidRequest("Model is empty: name a hub repository or a model directory")
+        raise InvalidRequest(
+            f"{named('Model')} is empty: name a hub repository or a model directory"
+        )
     return request, warnings
 
 
@@ -81,18 +81,25 @@ def parse_settings(options: Sequence[str], engine_args: str) -> tuple[dict[str, 
     for name, text in given.items():
         if name in RULES:
             values[name] = checked("option", name, RULES[name].parse(text))
-        elif name in _REFUSED:
-            raise InvalidRequest(f"option {name} {_REFUSED[name]}")
-        elif name in WITHOUT_EFFECT:
-            warnings.append(f"option {name} {WITHOUT_EFFECT[name]}")
+        elif name in OPTIONS.neutral:
+            warnings.append(f"option {name} has no effect here: {OPTIONS.neutral[name]}")
+        elif name in OPTIONS.refused:
+            raise InvalidRequest(_unsupported("option", name))
         else:
             warnings.append(unknown_setting("option", name))
     arguments = json_object("EngineArgs", engine_args, "a JSON object of settings")
     for name, value in arguments.items():
-        if why := _REFUSED.get(name) or WITHOUT_EFFECT.get(name):
-            raise InvalidRequest(f"EngineArgs key {name} {why}; remove it")
+        if name in OPTIONS.refused:
+            raise InvalidRequest(f"{_unsupported('EngineArgs key', name)}; remove it")
+        if why := OPTIONS.neutral.get(name):
+            raise InvalidRequest(f"EngineArgs key {name} has no effect here: {why}; remove it")
         values[name] = checked("EngineArgs key", name, value)
     return values, warnings
+
+
+def _unsupported(kind: str, name: str) -> str:
+    row = OPTIONS.refused[name]
+    return f"{kind} {name} is not supported, because {row.why}; {row.instead}"
 
 
 def split_options(entries: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -114,7 +121,7 @@ def split_options(entries: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def _reference(name: str, value: str) -> str:
     if "\0" in value:
-        raise InvalidRequest(f"{name} contains a NUL character: remove it")
+        raise InvalidRequest(f"{named(name)} contains a NUL character: remove it")
     return value
 
 
@@ -126,8 +133,8 @@ def _adapters(options: pb.ModelOptions) -> tuple[AdapterRequest, ...]:
     names, scales = list(options.LoraAdapters), list(options.LoraScales)
     if len(scales) > len(names):
         raise InvalidRequest(
-            f"LoraScales has {len(scales)} entries, but LoraAdapters has {len(names)}: send at most"
-            " one scale for each adapter"
+            f"{named('LoraScales')} has {len(scales)} entries, but {named('LoraAdapters')} has"
+            f" {len(names)}: send at most one scale for each adapter"
         )
     scales += [0.0] * (len(names) - len(scales))
     adapters = [_adapter("LoraAdapters", *pair) for pair in zip(names, scales, strict=True)]
@@ -135,18 +142,19 @@ def _adapters(options: pb.ModelOptions) -> tuple[AdapterRequest, ...]:
         adapters.insert(0, _adapter("LoraAdapter", options.LoraAdapter, options.LoraScale))
     elif options.LoraScale not in (0, 1):
         raise InvalidRequest(
-            f"LoraScale is {options.LoraScale:g}, but LoraAdapter is empty: name the adapter, or"
-            " use LoraScales for LoraAdapters"
+            f"{named('LoraScale')} is {options.LoraScale:g}, but {named('LoraAdapter')} is empty:"
+            f" name the adapter, or use {named('LoraScales')} for {named('LoraAdapters')}"
         )
     return tuple(adapters)
 
 
 def _adapter(field: str, reference: str, scale: float) -> AdapterRequest:
     if not reference.strip():
-        raise InvalidRequest(f"{field} names an empty adapter: remove it")
+        raise InvalidRequest(f"{named(field)} names an empty adapter: remove it")
     if not math.isfinite(scale) or scale < 0:
         raise InvalidRequest(
-            f"{field} has an adapter with the scale {scale:g}: send a number above 0, or 0 for 1"
+            f"{named(field)} has an adapter with the scale {scale:g}: send a number above 0, or 0"
+            " for 1"
         )
     return AdapterRequest(_reference(field, reference), scale or 1.0)
 
@@ -156,6 +164,7 @@ def _context_size(context_size: int, max_model_len: int) -> int:
     for name, value in (("ContextSize", context_size), ("MaxModelLen", max_model_len)):
         if value < 0:
             raise InvalidRequest(
-                f"{name} is {value}: send a count of tokens, or 0 for the model's own maximum"
+                f"{named(name)} is {value}: send a count of tokens, or 0 for the model's own"
+                " maximum"
             )
     return min((size for size in (context_size, max_model_len) if size), default=0)

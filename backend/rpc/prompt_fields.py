@@ -7,6 +7,7 @@ from dataclasses import replace
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import ChatPrompt, Extras, Prompt, RawPrompt, TokenPrompt
 from backend.rpc.request_metadata import template_arguments
+from common.field_names import BadField, named
 from common.messages import template_messages
 from common.tools import (
     Tool,
@@ -31,33 +32,30 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
     chats = options.UseTokenizerTemplate and len(options.Messages) > 0
     if extras.continue_final_message and not chats:
         raise InvalidRequest(
-            "Metadata mlx.continue_final_message is true, but there are no Messages to continue:"
-            " send them with UseTokenizerTemplate, or leave it out",
-            "Metadata mlx.continue_final_message",
+            f"{named('Metadata mlx.continue_final_message')} is true, but there are no Messages to"
+            " continue: send them with UseTokenizerTemplate, or leave it out",
         )
     if extras.infill is not None:
         other = "Messages" if chats else "Metadata mlx.prompt_token_ids"
         if chats or extras.prompt_token_ids is not None:
             raise InvalidRequest(
-                f"Metadata mlx.infill and {other} are both given: send the text before the gap as"
-                " Prompt",
-                "Metadata mlx.infill",
+                f"{named('Metadata mlx.infill')} and {other} are both given: send the text before"
+                " the gap as Prompt",
             )
         return replace(extras.infill, prefix=options.Prompt)
     if extras.prompt_token_ids is not None:
         return _token_prompt(options, extras.prompt_token_ids, vocabulary_size, chats=chats)
     if chats and extras.prompt_logprobs:
         raise InvalidRequest(
-            "Metadata mlx.prompt_logprobs is true, but Messages are given: only a raw prompt has"
-            " log-probabilities; send Prompt, or leave it out",
-            "Metadata mlx.prompt_logprobs",
+            f"{named('Metadata mlx.prompt_logprobs')} is true, but Messages are given: only a raw"
+            " prompt has log-probabilities; send Prompt, or leave it out",
         )
     if chats:
         _require_bounded(options)
         try:
             messages = template_messages(options.Messages)
-        except ValueError as error:
-            raise InvalidRequest(str(error), "Messages") from None
+        except BadField as error:
+            raise InvalidRequest(error.message) from None
         if extras.continue_final_message:
             _require_begun(options)
         arguments = template_arguments(options.Metadata)
@@ -67,9 +65,8 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
         return RawPrompt(text)
     if options.Messages:
         raise InvalidRequest(
-            "Messages are given without UseTokenizerTemplate, and Prompt is empty:"
+            f"{named('Messages')} are given without UseTokenizerTemplate, and Prompt is empty:"
             " set UseTokenizerTemplate, or send the text as Prompt",
-            "Messages",
         )
     raise InvalidRequest(
         "the prompt is empty: send text as Prompt, or Messages with UseTokenizerTemplate"
@@ -81,9 +78,8 @@ def _require_begun(options: pb.PredictOptions) -> None:
     place = f"Messages[{len(options.Messages) - 1}]"
     if last.role != "assistant" or not last.content or last.tool_calls:
         raise InvalidRequest(
-            f"{place} cannot be continued: Metadata mlx.continue_final_message needs an assistant's"
-            " text there, without tool calls",
-            place,
+            f"{named(place)} cannot be continued: Metadata mlx.continue_final_message needs an"
+            " assistant's text there, without tool calls",
         )
 
 
@@ -91,14 +87,14 @@ def _require_bounded(options: pb.PredictOptions) -> None:
     """Limit what is parsed here, because parsing delays every other call."""
     if len(options.Messages) > MOST_MESSAGES:
         raise InvalidRequest(
-            f"Messages has {len(options.Messages)} entries: send at most {MOST_MESSAGES}",
-            "Messages",
+            f"{named('Messages')} has {len(options.Messages)} entries: send at most"
+            f" {MOST_MESSAGES}",
         )
     parsed = len(options.Tools) + sum(len(message.tool_calls) for message in options.Messages)
     if parsed > LARGEST_JSON:
         raise InvalidRequest(
-            f"Tools and tool_calls are {parsed} characters together: send at most {LARGEST_JSON}",
-            "Tools",
+            f"{named('Tools')} and tool_calls are {parsed} characters together: send at most"
+            f" {LARGEST_JSON}",
         )
 
 
@@ -108,15 +104,14 @@ def _token_prompt(
     for name, given in (("Prompt", bool(options.Prompt)), ("Messages", chats)):
         if given:
             raise InvalidRequest(
-                f"Metadata mlx.prompt_token_ids and {name} are both given: send one of them",
-                "Metadata mlx.prompt_token_ids",
+                f"{named('Metadata mlx.prompt_token_ids')} and {name} are both given: send one of"
+                " them",
             )
     for place, token in enumerate(ids):
         if not 0 <= token < vocabulary_size:
             raise InvalidRequest(
-                f"Metadata mlx.prompt_token_ids[{place}] is {token}, but the vocabulary ends at"
-                f" {vocabulary_size - 1}",
-                f"Metadata mlx.prompt_token_ids[{place}]",
+                f"{named(f'Metadata mlx.prompt_token_ids[{place}]')} is {token}, but the"
+                f" vocabulary ends at {vocabulary_size - 1}",
             )
     return TokenPrompt(ids)
 
@@ -125,20 +120,20 @@ def tool_choice(options: pb.PredictOptions) -> ToolChoice:
     """Whether the model may, must or must not call a tool. Raises InvalidRequest."""
     try:
         choice = parse_tool_choice(options.ToolChoice)
-    except ValueError as error:
-        raise InvalidRequest(str(error), "ToolChoice") from None
+    except BadField as error:
+        raise InvalidRequest(error.message) from None
     return corrected_choice(choice, _tools(options)) if choice.name else choice
 
 
 def _offered_tools(options: pb.PredictOptions) -> tuple[Tool, ...]:
     try:
         return sorted_tools(offered_tools(_tools(options), tool_choice(options)))
-    except ValueError as error:
-        raise InvalidRequest(str(error), "ToolChoice", "Tools") from None
+    except BadField as error:
+        raise InvalidRequest(error.message) from None
 
 
 def _tools(options: pb.PredictOptions) -> tuple[Tool, ...]:
     try:
         return parse_tools(options.Tools)
-    except ValueError as error:
-        raise InvalidRequest(str(error), "Tools") from None
+    except BadField as error:
+        raise InvalidRequest(error.message) from None

@@ -18,6 +18,7 @@ from backend.engine.request import Extras, InfillPrompt, Position
 from backend.engine.setting_rule import Rule
 from backend.engine.settings import RULES
 from backend.rpc.json_field import json_object
+from common.field_names import named
 from common.wording import did_you_mean, shown
 
 PREFIX = "mlx."
@@ -69,12 +70,12 @@ def extras_of(metadata: Mapping[str, str], defaults: Extras) -> Extras:
         name = key.removeprefix(PREFIX)
         if name not in KEYS:
             hint = did_you_mean(name, KEYS) or f": use one of {', '.join(sorted(KEYS))}"
-            raise InvalidRequest(f"unknown Metadata key {shown(key)}{hint}", "Metadata")
+            raise InvalidRequest(f"unknown {named('Metadata')} key {shown(key)}{hint}")
         try:
             given[name] = KEYS[name].read(text.strip())
         except ValueError as wanted:
             raise InvalidRequest(
-                f"Metadata {key} is {shown(text)}: send {wanted}", f"Metadata {key}"
+                f"{named(f'Metadata {key}')} is {shown(text)}: send {wanted}"
             ) from None
     return replace(defaults, **given)
 
@@ -99,7 +100,7 @@ def _blob(text: str) -> dict[str, Any]:
     name = "Metadata chat_template_kwargs"
     if len(text) > _LARGEST_BLOB:
         raise InvalidRequest(
-            f"{name} is {len(text)} characters long: send at most {_LARGEST_BLOB}", name
+            f"{named(name)} is {len(text)} characters long: send at most {_LARGEST_BLOB}"
         )
     return json_object(name, text)
 
@@ -114,8 +115,8 @@ def _may_set(name: str, metadata: Mapping[str, str]) -> bool:
     if name in metadata:
         return False
     raise InvalidRequest(
-        f"Metadata chat_template_kwargs sets {name}, which the backend sets itself: remove it",
-        "Metadata chat_template_kwargs",
+        f"{named('Metadata chat_template_kwargs')} sets {name}, which the backend sets itself:"
+        " remove it",
     )
 
 
@@ -124,7 +125,7 @@ def _flag(name: str, value: Any) -> bool:
         value = {"true": True, "false": False}.get(value.strip().lower())
     if isinstance(value, bool):
         return value
-    raise InvalidRequest(f"Metadata {name} must be true or false", f"Metadata {name}")
+    raise InvalidRequest(f"{named(f'Metadata {name}')} must be true or false")
 
 
 def _listed(what: str, entry: Callable[[Any], Any]) -> Callable[[str], tuple[Any, ...]]:

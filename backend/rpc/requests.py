@@ -22,10 +22,11 @@ from backend.engine.request import (
     Prompt,
 )
 from backend.engine.served_model import ServedModel
-from backend.rpc.fields import PREDICT_OPTIONS
+from backend.rpc.fields import PREDICT_OPTIONS, require_neutral
 from backend.rpc.prompt_fields import prompt_of, tool_choice
 from backend.rpc.request_metadata import PREFIX, extras_of
 from backend.rpc.sampling_fields import sampling
+from common.field_names import named
 from common.wording import shown
 from wire import backend_pb2 as pb
 
@@ -50,7 +51,7 @@ _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 def generation_request(options: pb.PredictOptions, facts: ServedModel) -> GenerationRequest:
     """The validated request. Raises InvalidRequest with the field at fault."""
-    PREDICT_OPTIONS.require_neutral(options)
+    require_neutral(PREDICT_OPTIONS, options)
     extras = extras_of(options.Metadata, facts.defaults)
     prompt = prompt_of(options, extras, facts.vocabulary_size)
     constraint = _constraint(options, prompt, extras)
@@ -90,7 +91,7 @@ def generation_request(options: pb.PredictOptions, facts: ServedModel) -> Genera
 def _cannot_constrain_continuation(constraint: ConstraintSpec) -> InvalidRequest:
     begun = "an answer that the client has started: send none, or"
     if constraint.kind != "calls":
-        return InvalidRequest(f"the grammar cannot constrain {begun} leave out Grammar", "Grammar")
+        return InvalidRequest(f"the grammar cannot constrain {begun} leave out {named('Grammar')}")
     if constraint.optional:
         return InvalidRequest(
             f"strict tools cannot be enforced in {begun} offer tools that are not strict",
@@ -116,15 +117,14 @@ def _attachments(
     for name in ("Images", "Videos", "Audios"):
         if getattr(options, name) and not facts.media:
             raise InvalidRequest(
-                f"{name} has {len(getattr(options, name))} items, but the loaded model"
+                f"{named(name)} has {len(getattr(options, name))} items, but the loaded model"
                 f" {shown(facts.name)} takes only text: send none, or load a vision-language model",
-                name,
             )
     if not facts.media:
         raise InvalidRequest(
-            "Metadata mlx.image_messages, mlx.video_messages and mlx.audio_messages are for media,"
-            f" but the loaded model {shown(facts.name)} takes only text: leave them out",
-            "Metadata mlx.image_messages",
+            f"{named('Metadata mlx.image_messages')}, mlx.video_messages and mlx.audio_messages"
+            f" are for media, but the loaded model {shown(facts.name)} takes only text: leave them"
+            " out",
         )
     others = {
         "prompt_token_ids": extras.prompt_token_ids is not None,
@@ -133,8 +133,7 @@ def _attachments(
     }
     for key in (key for key, is_given in others.items() if is_given):
         raise InvalidRequest(
-            f"Metadata mlx.{key} and media are both given: send only one of them",
-            f"Metadata mlx.{key}",
+            f"{named(f'Metadata mlx.{key}')} and media are both given: send only one of them",
         )
     return given
 
@@ -150,7 +149,7 @@ def _max_tokens(value: int) -> int | None:
         return None
     if value < 0:
         raise InvalidRequest(
-            f"Tokens is {value}: send a positive count, or 0 for no limit", "Tokens"
+            f"{named('Tokens')} is {value}: send a positive count, or 0 for no limit"
         )
     return value
 
@@ -160,14 +159,13 @@ def _stop_strings(given: list[str]) -> tuple[str, ...]:
     stops = tuple(dict.fromkeys(stop for stop in given if stop))
     if len(stops) > MOST_STOPS:
         raise InvalidRequest(
-            f"StopPrompts has {len(stops)} entries: send at most {MOST_STOPS}", "StopPrompts"
+            f"{named('StopPrompts')} has {len(stops)} entries: send at most {MOST_STOPS}"
         )
     for index, stop in enumerate(given):
         if len(stop.encode()) > LONGEST_STOP:
             raise InvalidRequest(
-                f"StopPrompts[{index}] is {len(stop.encode())} bytes long:"
+                f"{named(f'StopPrompts[{index}]')} is {len(stop.encode())} bytes long:"
                 f" send at most {LONGEST_STOP}",
-                f"StopPrompts[{index}]",
             )
     return stops
 
@@ -216,9 +214,8 @@ def _thinking_budget(
     if not isinstance(prompt, ChatPrompt):
         if in_request and extras.thinking_budget >= 0:
             raise InvalidRequest(
-                f"Metadata {_BUDGET} is {extras.thinking_budget}, but reasoning is recognised only"
-                " in an answer to Messages: send Messages, or leave it out",
-                f"Metadata {_BUDGET}",
+                f"{named(f'Metadata {_BUDGET}')} is {extras.thinking_budget}, but reasoning is"
+                " recognised only in an answer to Messages: send Messages, or leave it out",
             )
         return None
     given = extras.thinking_budget
@@ -259,16 +256,15 @@ def _min_tokens(options: pb.PredictOptions, extras: Extras, most: int | None) ->
         return most
     limit = f"Tokens is {most}" if options.Tokens > 0 else f"the model's max_tokens is {most}"
     raise InvalidRequest(
-        f"Metadata {_LEAST} is {least}, but {limit}: send less, or more Tokens",
-        f"Metadata {_LEAST}",
-        "Tokens",
+        f"{named(f'Metadata {_LEAST}')} is {least}, but {limit}: send less, or more"
+        f" {named('Tokens')}",
     )
 
 
 def _n_draft(value: int) -> int | None:
     if value < -1:
         raise InvalidRequest(
-            f"NDraft is {value}: send a count, 0 for the model's own, or -1 for none", "NDraft"
+            f"{named('NDraft')} is {value}: send a count, 0 for the model's own, or -1 for none"
         )
     return min(max(value, 0), MOST_GUESSES) if value else None
 
@@ -277,10 +273,10 @@ def _logprobs(options: pb.PredictOptions) -> int | None:
     """How many alternatives to return per token; None: no log-probabilities."""
     for name in ("Logprobs", "TopLogprobs"):
         if (value := getattr(options, name)) < 0:
-            raise InvalidRequest(f"{name} is {value}: send a count, or 0 for none", name)
+            raise InvalidRequest(f"{named(name)} is {value}: send a count, or 0 for none")
     if options.TopLogprobs > MOST_ALTERNATIVES:
         raise InvalidRequest(
-            f"TopLogprobs is {options.TopLogprobs}: send at most {MOST_ALTERNATIVES}", "TopLogprobs"
+            f"{named('TopLogprobs')} is {options.TopLogprobs}: send at most {MOST_ALTERNATIVES}"
         )
     if not options.Logprobs and not options.TopLogprobs:
         return None

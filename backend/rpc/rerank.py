@@ -8,6 +8,7 @@ from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
 from backend.rpc.call_log import note
 from backend.rpc.input_switches import InputSwitches
+from common.field_names import named
 from common.rerank_limits import MOST_DOCUMENTS
 from wire import backend_pb2 as pb
 
@@ -44,18 +45,18 @@ async def answer(
 
 def _require_sound(request: pb.RerankRequest) -> None:
     if not request.query:
-        raise InvalidRequest("query is empty: send the text to compare the documents with", "query")
+        raise InvalidRequest(
+            f"{named('query')} is empty: send the text to compare the documents with"
+        )
     if not request.documents:
-        raise InvalidRequest("documents is empty: send at least one", "documents")
+        raise InvalidRequest(f"{named('documents')} is empty: send at least one")
     if len(request.documents) > MOST_DOCUMENTS:
         raise InvalidRequest(
-            f"documents has {len(request.documents)} entries: send at most {MOST_DOCUMENTS}",
-            "documents",
+            f"{named('documents')} has {len(request.documents)} entries: send at most"
+            f" {MOST_DOCUMENTS}",
         )
     for index, document in enumerate(request.documents):
         if not document:
-            raise InvalidRequest(
-                f"documents[{index}] is empty: leave it out", f"documents[{index}]"
-            )
+            raise InvalidRequest(f"{named(f'documents[{index}]')} is empty: leave it out")
     if request.top_n < 0:
-        raise InvalidRequest(f"top_n is {request.top_n}: send a count, or 0 for all", "top_n")
+        raise InvalidRequest(f"{named('top_n')} is {request.top_n}: send a count, or 0 for all")

@@ -9,6 +9,7 @@ from typing import Any
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import WHOLE, Extras, Sampling
 from backend.rpc.json_field import json_object
+from common.field_names import named
 from common.wording import shown
 from wire import backend_pb2 as pb
 
@@ -46,7 +47,7 @@ def _within(name: str, value: float, low: float, high: float) -> float:
     if math.isfinite(value) and low <= value <= high:
         return value
     limits = f"from {low:g} to {high:g}" if math.isfinite(high) else f"not below {low:g}"
-    raise InvalidRequest(f"{name} is {value:g}: send a finite number {limits}", name)
+    raise InvalidRequest(f"{named(name)} is {value:g}: send a finite number {limits}")
 
 
 def _temperature(value: float) -> float:
@@ -71,7 +72,7 @@ def _additive(name: str, value: float) -> float:
 def _top_k(value: int) -> int:
     if value < -1:
         raise InvalidRequest(
-            f"TopK is {value}: send a positive count, or 0 or -1 to turn it off", "TopK"
+            f"{named('TopK')} is {value}: send a positive count, or 0 or -1 to turn it off"
         )
     return max(value, 0)
 
@@ -79,10 +80,8 @@ def _top_k(value: int) -> int:
 def _window(value: int) -> int:
     if value < -1:
         raise InvalidRequest(
-            f"Repeat is {value}: send how many tokens Penalty looks back, 0 for"
-            f" {_DEFAULT_WINDOW}, or -1 for all of them",
-            "Repeat",
-            "Penalty",
+            f"{named('Repeat')} is {value}: send how many tokens {named('Penalty')} looks back, 0"
+            f" for {_DEFAULT_WINDOW}, or -1 for all of them",
         )
     return WHOLE if value == -1 else value or _DEFAULT_WINDOW
 
@@ -97,7 +96,7 @@ def _logit_bias(text: str, vocabulary_size: int) -> tuple[tuple[int, float], ...
     given = json_object("LogitBias", text, 'a JSON object such as {"42": -100}')
     if len(given) > MOST_BIASES:
         raise InvalidRequest(
-            f"LogitBias has {len(given)} tokens: send at most {MOST_BIASES}", "LogitBias"
+            f"{named('LogitBias')} has {len(given)} tokens: send at most {MOST_BIASES}"
         )
     return tuple((_token(key, vocabulary_size), _bias(key, value)) for key, value in given.items())
 
@@ -105,12 +104,11 @@ def _logit_bias(text: str, vocabulary_size: int) -> tuple[tuple[int, float], ...
 def _token(key: str, vocabulary_size: int) -> int:
     text = key.strip()
     if not (text.isascii() and text.isdecimal() and len(text) <= 10):
-        raise InvalidRequest(f"LogitBias has the key {shown(key)}: send token ids", "LogitBias")
+        raise InvalidRequest(f"{named('LogitBias')} has the key {shown(key)}: send token ids")
     if int(text) >= vocabulary_size:
         raise InvalidRequest(
-            f"LogitBias names the token {text}, but the model's vocabulary ends at"
+            f"{named('LogitBias')} names the token {text}, but the model's vocabulary ends at"
             f" {vocabulary_size - 1}",
-            "LogitBias",
         )
     return int(text)
 
@@ -120,7 +118,6 @@ def _bias(key: str, value: Any) -> float:
     if number and abs(value) <= LARGEST_BIAS:
         return float(value)
     raise InvalidRequest(
-        f"LogitBias[{shown(key)}] is {shown(value)}: send a number from {-LARGEST_BIAS:g} to"
-        f" {LARGEST_BIAS:g}",
-        "LogitBias",
+        f"{named('LogitBias')}[{shown(key)}] is {shown(value)}: send a number from"
+        f" {-LARGEST_BIAS:g} to {LARGEST_BIAS:g}",
     )

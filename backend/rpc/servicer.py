@@ -38,6 +38,7 @@ from backend.rpc.last_load import LastLoad
 from backend.rpc.load_options import load_request
 from backend.rpc.requests import generation_request
 from common.chat_events import ChatEvent, message_of
+from common.field_names import named
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -163,8 +164,8 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         self._engine.require_model()
         if len(request.Prompt) > LARGEST_TEXT:
             raise InvalidRequest(
-                f"Prompt is {len(request.Prompt)} characters long: send at most {LARGEST_TEXT}",
-                "Prompt",
+                f"{named('Prompt')} is {len(request.Prompt)} characters long: send at most"
+                f" {LARGEST_TEXT}",
             )
         tokens = await self._engine.tokenize(request.Prompt)
         return pb.TokenizationResponse(length=len(tokens), tokens=tokens)
@@ -175,7 +176,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         self._engine.require_model()
         if len(request.tokens) > MOST_IDS:
             raise InvalidRequest(
-                f"tokens has {len(request.tokens)} ids: send at most {MOST_IDS}", "tokens"
+                f"{named('tokens')} has {len(request.tokens)} ids: send at most {MOST_IDS}"
             )
         return pb.DetokenizeResponse(content=await self._engine.detokenize(list(request.tokens)))
 

@@ -8,18 +8,20 @@ exception is not shown, and phrases that would make LocalAI react wrongly are re
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from grpc import StatusCode
 
 from backend.engine import errors
-from backend.rpc.yaml_keys import with_keys
+from backend.rpc.yaml_keys import message_with_keys
+from common import error_details
 
 IDENTITY_MISMATCH = "model identity mismatch"
 ERROR_CODE = "mlx-error-code"
-ERROR_FIELD = "mlx-error-field"  # repeated for each field, the one at fault first
 _LONGEST_SENTENCE = 1000  # the message travels in a trailer, whose size is limited to a few KiB
+_LARGEST_DETAILS = 4096  # bytes
 
 
 class NotServed(Exception):
@@ -37,14 +39,14 @@ class IdentityMismatch(Exception):
 class Status:
     """The status and message for the caller. `expected` is False for an internal error.
 
-    trailers: the error's code and the request fields that the message names, so that programs need
-    not extract them from the text.
+    trailers: the error's code and its details: the fields that the message names, so that programs
+    need not extract them from the text.
     """
 
     code: StatusCode
     sentence: str
     expected: bool = True
-    trailers: tuple[tuple[str, str], ...] = ()
+    trailers: tuple[tuple[str, str | bytes], ...] = ()
 
 
 _CODES: dict[type[Exception], StatusCode] = {
@@ -81,40 +83,50 @@ def status_of(error: Exception) -> Status:
     error = errors.refused_by_system(error) or error
     for kind, code in _CODES.items():
         if isinstance(error, kind):
-            return Status(code, _sentence_of(error), trailers=_trailers(error))
+            sentence = _sentence_of(error)
+            return Status(code, sentence, trailers=tuple(_trailers(error, code, sentence)))
     if isinstance(error, errors.EngineFailed):
         return Status(StatusCode.INTERNAL, _sentence_of(error), expected=False)
     return Status(StatusCode.INTERNAL, "internal error; see the backend log", expected=False)
 
 
-def _trailers(error: Exception) -> tuple[tuple[str, str], ...]:
-    """The error as metadata; non-ASCII characters in a client's key are replaced."""
+def _trailers(
+    error: Exception, code: StatusCode, sentence: str
+) -> Iterator[tuple[str, str | bytes]]:
     if not isinstance(error, errors.EngineError):
-        return ()
-    metadata = (
-        (ERROR_CODE, error.code),
-        *((ERROR_FIELD, field.encode("ascii", "replace").decode()) for field in error.fields),
-    )
-    return tuple((key, value) for key, value in metadata if value)
+        return
+    if error.code:
+        yield ERROR_CODE, error.code
+    if error.fields:
+        fields = tuple(map(_valid, error.fields))
+        number: int = code.value[0]
+        details = error_details.packed(number, sentence, _valid(error.message), fields)
+        if len(details) <= _LARGEST_DETAILS:
+            yield error_details.KEY, details
 
 
 def _sentence_of(error: Exception) -> str:
-    fields = error.fields if isinstance(error, errors.EngineError) else ()
     own = tuple(owner is not None and isinstance(error, owner) for _, owner, _ in _TRIGGERS)
-    return _sentence(str(error), fields, own)
+    message = error.message if isinstance(error, errors.EngineError) else str(error)
+    return _sentence(message, own)
 
 
 @lru_cache(maxsize=8)
-def _sentence(text: str, fields: tuple[str, ...], own: tuple[bool, ...]) -> str:
+def _sentence(message: str, own: tuple[bool, ...]) -> str:
     """The error's text for the client, without the phrases of `_TRIGGERS` that are not its own.
 
     own: for each trigger, whether the error may contain its phrase. Cached, because under overload
     most calls end with the same text.
     """
-    sentence = with_keys(text, fields)
+    sentence = message_with_keys(message)
     for (phrase, _, harmless), belongs in zip(_TRIGGERS, own, strict=True):
         if not belongs:
             sentence = phrase.sub(harmless, sentence)
     if len(sentence) > _LONGEST_SENTENCE:
         sentence = sentence[: _LONGEST_SENTENCE - 1] + "…"
-    return sentence.encode("utf-8", "replace").decode()
+    return _valid(sentence)
+
+
+def _valid(text: str) -> str:
+    """The text without halves of surrogate pairs, which UTF-8 cannot represent."""
+    return text.encode("utf-8", "replace").decode()

@@ -7,6 +7,7 @@ from backend.engine.embedding.label_reader import LabelledText, LabelReader
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
 from backend.rpc.call_log import note
+from common.field_names import named
 from wire import backend_pb2 as pb
 
 
@@ -15,7 +16,7 @@ async def answer(engine: Engine, request: pb.TokenClassifyRequest) -> pb.TokenCl
     reader = engine.reader(LabelReader)
     if not 0 <= request.threshold <= 1:
         raise InvalidRequest(
-            f"threshold is {request.threshold:g}: send a number from 0, for all, to 1", "threshold"
+            f"{named('threshold')} is {request.threshold:g}: send a number from 0, for all, to 1"
         )
     read_texts: list[LabelledText] = []
 

@@ -6,88 +6,47 @@ not know the protocol. So messages contain both names: `context_size (ContextSiz
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
-YAML_KEYS: Mapping[str, str] = {
-    # ModelOptions
-    "ContextSize": "context_size",
-    "MaxModelLen": "max_model_len",
+from backend.rpc.fields import MODEL_OPTIONS, PREDICT_OPTIONS
+from common.field_names import in_snake_case, written
+
+# Fields that a file cannot set: they belong to a request, or locate the model.
+_WITHOUT_KEY = frozenset(
+    "Prompt Messages UseTokenizerTemplate Metadata Images Videos Audios Tools ToolChoice Grammar"
+    " CorrelationId ModelIdentity EmbeddingTokens Model ModelFile ModelPath".split()
+)
+# Keys that are not the field's name in snake case: those of ModelOptions, then those of requests.
+_OTHER_KEYS = {
     "DType": "dtype",
-    "TrustRemoteCode": "trust_remote_code",
-    "Embeddings": "embeddings",
-    "Reranking": "reranking",
-    "Options": "options",
-    "EngineArgs": "engine_args",
     "CacheTypeKey": "cache_type_k",
     "CacheTypeValue": "cache_type_v",
-    "LoraAdapter": "lora_adapter",
-    "LoraAdapters": "lora_adapters",
-    "LoraScale": "lora_scale",
-    "LoraScales": "lora_scales",
-    "LoraBase": "lora_base",
-    "DraftModel": "draft_model",
     "MMProj": "mmproj",
-    "Quantization": "quantization",
-    "LoadFormat": "load_format",
-    "Tokenizer": "tokenizer",
-    "Overrides": "overrides",
-    "RopeScaling": "rope_scaling",
-    "RopeFreqBase": "rope_freq_base",
-    "RopeFreqScale": "rope_freq_scale",
-    "YarnExtFactor": "yarn_ext_factor",
-    "YarnAttnFactor": "yarn_attn_factor",
-    "YarnBetaFast": "yarn_beta_fast",
-    "YarnBetaSlow": "yarn_beta_slow",
-    "TensorParallelSize": "tensor_parallel_size",
     "LimitImagePerPrompt": "limit_mm_per_prompt.image",
     "LimitVideoPerPrompt": "limit_mm_per_prompt.video",
     "LimitAudioPerPrompt": "limit_mm_per_prompt.audio",
-    # PredictOptions: keys of `parameters`, and fields of LocalAI's requests
     "Tokens": "max_tokens",
     "StopPrompts": "stopwords",
-    "IgnoreEOS": "ignore_eos",
-    "Temperature": "temperature",
-    "TopP": "top_p",
-    "TopK": "top_k",
-    "MinP": "min_p",
-    "TypicalP": "typical_p",
-    "Seed": "seed",
     "Penalty": "repeat_penalty",
     "Repeat": "repeat_last_n",
-    "FrequencyPenalty": "frequency_penalty",
-    "PresencePenalty": "presence_penalty",
-    "LogitBias": "logit_bias",
-    "PromptCachePath": "prompt_cache_path",
-    "PromptCacheAll": "prompt_cache_all",
-    "PromptCacheRO": "prompt_cache_ro",
     "NDraft": "n_draft",
-    "Logprobs": "logprobs",
-    "TopLogprobs": "top_logprobs",
     "TailFreeSamplingZ": "tfz",
-    "Mirostat": "mirostat",
-    "NegativePrompt": "negative_prompt",
 }
-# Names that are no English words. A name such as `Seed`, which is one, gets its YAML key only if
-# the error is about that field.
-_COMPOUND = frozenset(name for name in YAML_KEYS if re.search(r"[a-zA-Z].*[A-Z]", name))
+YAML_KEYS: Mapping[str, str] = {
+    name: _OTHER_KEYS.get(name, in_snake_case(name))
+    for table in (MODEL_OPTIONS, PREDICT_OPTIONS)
+    for name in (*table.used, *table.refused)
+    if name not in _WITHOUT_KEY
+}
 
-_WORDS = re.compile(rf"(?<![\w.'\"])(?:{'|'.join(sorted(YAML_KEYS, key=len, reverse=True))})(?!\w)")
 
-
-def with_keys(sentence: str, fields: Collection[str]) -> str:
-    """The sentence with the YAML key added to the first mention of each field.
-
-    fields: the fields that the error is about.
-    """
-    names = _COMPOUND.union(YAML_KEYS.keys() & fields)
+def message_with_keys(message: str) -> str:
+    """The message for a host, with the YAML key at the first mention of each field."""
     seen: set[str] = set()
 
-    def named(found: re.Match[str]) -> str:
-        name = found[0]
-        if name in seen or name not in names:
-            return name
-        seen.add(name)
-        return f"{YAML_KEYS[name]} ({name})"
+    def name_of(field: str) -> str:
+        first = field in YAML_KEYS and field not in seen
+        seen.add(field)
+        return f"{YAML_KEYS[field]} ({field})" if first else field
 
-    return _WORDS.sub(named, sentence)
+    return written(message, name_of)

@@ -13,7 +13,7 @@ from gateway.anthropic.blocks import Content, SystemContent
 from gateway.described import about
 from gateway.openai.anthropic_parts import ToolUseBlock
 from gateway.openai.base import Request, Strict
-from gateway.openai.refused import MESSAGES
+from gateway.openai.other_fields import MESSAGES
 from gateway.openai.thinking_fields import ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS
 from gateway.tagged import MOST_ENTRIES, OneOf, drop, rather
@@ -90,7 +90,7 @@ class OutputConfig(Strict):
 class CountTokensRequest(Request):
     """The fields that make up the prompt."""
 
-    refused = MESSAGES
+    others = MESSAGES
 
     messages: list[Turn] = Field(min_length=1, max_length=MOST_ENTRIES)
     system: SystemContent | None = None

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from common.field_names import named
 from gateway import exchange
 from gateway.anthropic.blocks import Block, ImageBlock, TextBlock, ToolResultBlock, VideoBlock
 from gateway.anthropic.request import (
@@ -57,7 +58,7 @@ def chat_request(request: CountTokensRequest) -> Translation:
             places[f"tools[{index}].function.name"] = f"tools[{index}].name"
             places[f"tools[{index}].function.parameters"] = f"tools[{index}].input_schema"
     elif getattr(request.tool_choice, "type", "") in ("any", "tool") and not _lacks_tools(request):
-        raise bad_field("tool_choice", "tool_choice: there are no tools to choose from")
+        raise bad_field(f"{named('tool_choice')}: there are no tools to choose from")
     if request.thinking is not None:
         fields["enable_thinking"] = {"enabled": True, "disabled": False}.get(request.thinking.type)
         fields["thinking_budget"] = request.thinking.budget_tokens
@@ -83,9 +84,8 @@ def _require_begun(turn: Turn, place: str) -> None:
     texts = [block.text for block in turn.content if isinstance(block, TextBlock)]
     if not any(texts) or any(isinstance(block, ToolUseBlock) for block in turn.content):
         raise bad_field(
-            place,
-            f"{place} cannot be continued: end messages with a user turn, or with an assistant's"
-            " text to continue",
+            f"{named(place)} cannot be continued: end messages with a user turn, or with an"
+            " assistant's text to continue",
         )
 
 
@@ -126,7 +126,7 @@ def _texts(turn: Turn, index: int) -> list[str]:
     for at, block in enumerate(turn.content):
         if not isinstance(block, TextBlock):
             place = f"messages[{index}].content[{at}]"
-            raise bad_field(place, f"{place}: {block.type} is not allowed in a system message")
+            raise bad_field(f"{named(place)}: {block.type} is not allowed in a system message")
         texts.append(block.text)
     return texts
 

@@ -7,17 +7,13 @@ tables are part of docs/models.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from pydantic import model_validator
 
+from common.field_table import FieldTable, Refused, each
 
-def _by_key(reasons: Mapping[str, str]) -> Mapping[str, str]:
-    return {key: why for why, keys in reasons.items() for key in keys.split()}
-
-
-NEUTRAL = _by_key(
+_NEUTRAL = each(
     {
         "a text for the model gallery": "usage",
         "the backend reports what the model can do": "known_usecases known_input_modalities"
@@ -44,7 +40,7 @@ NEUTRAL = _by_key(
         "set by each request": "parameters.encoding_format",
     }
 )
-REFUSED = _by_key(
+_REFUSED = each(
     {
         "write this name into the list `aliases` of the model itself": "alias",
         "a request is served by one model; leave it out": "failover router",
@@ -70,6 +66,9 @@ REFUSED = _by_key(
 )
 
 
+KEYS = FieldTable({key: Refused(advice) for key, advice in _REFUSED.items()}, _NEUTRAL)
+
+
 def without_foreign(given: Any, section: str = "") -> Any:
     """The section without ignored keys. Raises ValueError for a key that is refused.
 
@@ -77,12 +76,10 @@ def without_foreign(given: Any, section: str = "") -> Any:
     """
     if not isinstance(given, dict):
         return given
-    for key, value in given.items():
-        advice = REFUSED.get(f"{section}{key}")
-        if advice is not None and value not in (None, "", 0, [], {}):
-            raise ValueError(f"{section}{key} is not applied by this gateway: {advice}")
-    known = NEUTRAL.keys() | REFUSED.keys()
-    return {key: value for key, value in given.items() if f"{section}{key}" not in known}
+    keys = {f"{section}{key}": value for key, value in given.items()}
+    if name := KEYS.first_refused(keys):
+        raise ValueError(f"{name} is not applied by this gateway: {KEYS.refused[name].instead}")
+    return {key.removeprefix(section): value for key, value in KEYS.without(keys).items()}
 
 
 def foreign(place: str = "") -> Any:

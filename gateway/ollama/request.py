@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field
 
+from common.field_names import named
 from common.part_text import text_of
 from gateway.described import about
 from gateway.errors import bad_field
@@ -87,8 +88,8 @@ class GenerateRequest(GenerationFields):
 
     def turns(self) -> list[Turn]:
         if self.template:
-            sentence = "template is not supported: leave it out"
-            raise bad_field("template", sentence, "unsupported_parameter")
+            message = f"{named('template')} is not supported: leave it out"
+            raise bad_field(message, "unsupported_parameter")
         if not self.prompt:
             return []
         system = [Turn(role="system", content=self.system)] if self.system else []

@@ -5,14 +5,14 @@ Requests as such are more lenient: see `gateway.tolerance`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 
+from common.field_table import FieldTable
 from gateway import tolerance
 from gateway.described import about
-from gateway.openai.refused import Refused, without_refused
+from gateway.openai.other_fields import without_refused
 
 _MODEL = "A model of the models folder, or its alias; may be left out if there is only one."
 
@@ -28,17 +28,18 @@ class Strict(BaseModel):
 class Request(Strict):
     """The body of a request, without fields that have no meaning here.
 
-    `refused` are the fields that cannot be honoured and would change the answer: ApiError.
+    `others`: fields beyond the schema; one that cannot be honoured and would change the answer
+    raises ApiError.
     """
 
-    refused: ClassVar[Mapping[str, Refused]] = {}
+    others: ClassVar[FieldTable] = FieldTable()
 
     model: str | None = Field(None, min_length=1, description=_MODEL)
 
     @model_validator(mode="wrap")
     @classmethod
     def _tolerate(cls, body: Any, check: ModelWrapValidatorHandler[Any]) -> Any:
-        return tolerance.checked(without_refused(body, cls.refused), check)
+        return tolerance.checked(without_refused(body, cls.others), check)
 
 
 class StreamOptions(Strict):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from gateway.described import about
-from gateway.openai import refused
+from gateway.openai import other_fields
 from gateway.openai.base import Strict, TextRequest
 from gateway.openai.format_fields import FormatFields
 from gateway.openai.messages import ChatMessage
@@ -36,7 +36,7 @@ class RoleMapping(Strict):
 class ChatCompletionRequest(SamplingFields, FormatFields, ThinkingFields, TextRequest):
     """OpenAI's chat request, with the fields of mlx_lm.server, MLC-LLM, llama.cpp and vLLM."""
 
-    refused = refused.CHAT
+    others = other_fields.CHAT
 
     messages: list[ChatMessage] = Field(min_length=1, max_length=MOST_ENTRIES)
     max_completion_tokens: int | None = about("The newer name of max_tokens.", ge=-1, le=2**31 - 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 
+from common.field_names import named
 from gateway.context import Gateway
 from gateway.errors import bad_field
 from gateway.models.config import ModelConfig
@@ -79,13 +80,13 @@ def _write_logprobs(options: pb.PredictOptions, request: ChatCompletionRequest) 
     )
     requested = wants_logprobs(request)
     if alternatives and not requested:
-        raise bad_field("top_logprobs", "top_logprobs needs logprobs: send logprobs true")
+        raise bad_field(f"{named('top_logprobs')} needs logprobs: send logprobs true")
     if requested and request.include_reasoning is False:
         # The entries of a token are sent with the next text, of whatever kind.
         raise bad_field(
-            "include_reasoning",
-            "include_reasoning is false and log-probabilities are asked for: those of the"
-            " reasoning cannot be separated from those of the answer, so leave out one of the two",
+            f"{named('include_reasoning')} is false and log-probabilities are asked for: those of"
+            " the reasoning cannot be separated from those of the answer, so leave out one of the"
+            " two",
         )
     if requested:
         options.Logprobs = 1
@@ -116,16 +117,17 @@ def _require_one_beginning(request: ChatCompletionRequest) -> None:
     continues = bool(request.continue_final_message)
     if request.add_generation_prompt == continues and request.add_generation_prompt is not None:
         raise bad_field(
-            "add_generation_prompt",
-            f"add_generation_prompt is {json.dumps(continues)} and continue_final_message is"
-            f" {json.dumps(continues)}: an answer either begins a message or continues one",
+            f"{named('add_generation_prompt')} is {json.dumps(continues)} and"
+            f" continue_final_message is {json.dumps(continues)}: an answer either begins a"
+            " message or continues one",
         )
     if continues and request.role_mapping is not None:
-        sentence = "continue_final_message needs the model's chat template: leave out role_mapping"
-        raise bad_field("continue_final_message", sentence)
+        raise bad_field(
+            f"{named('continue_final_message')} needs the model's chat template: leave out"
+            " role_mapping"
+        )
     if continues and request.messages[-1].role != "assistant":
         raise bad_field(
-            "continue_final_message",
-            f"messages[{len(request.messages) - 1}] is not an assistant's: continue_final_message"
-            " continues only an assistant's message",
+            f"messages[{len(request.messages) - 1}] is not an assistant's:"
+            f" {named('continue_final_message')} continues only an assistant's message",
         )

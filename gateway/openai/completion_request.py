@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from gateway.described import about
-from gateway.openai import refused
+from gateway.openai import other_fields
 from gateway.openai.base import TextRequest
 from gateway.openai.format_fields import FormatFields
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS, SamplingFields
@@ -21,7 +21,7 @@ Prompts = Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROM
 class CompletionRequest(SamplingFields, FormatFields, TextRequest):
     """OpenAI's legacy completion request, with the fields of the local servers."""
 
-    refused = refused.COMPLETION
+    others = other_fields.COMPLETION
     most_by_default: ClassVar[int] = 16  # tokens of an answer, OpenAI's default for completions
 
     prompt: str | Prompts | Tokens = Field(

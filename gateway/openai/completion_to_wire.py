@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pydantic_core import to_json
 
+from common.field_names import named
 from gateway.errors import bad_field
 from gateway.models.config import ModelConfig
 from gateway.openai.completion_request import CompletionRequest
@@ -84,7 +85,7 @@ def _prompts(request: CompletionRequest) -> list[Prompt]:
     if isinstance(given, str):
         return [given if filling else _filled(given, "prompt")]
     if filling:
-        raise bad_field("suffix", "suffix needs a prompt that is one text: send that")
+        raise bad_field(f"{named('suffix')} needs a prompt that is one text: send that")
     if isinstance(given[0], int):
         return [given]
     return [_filled(prompt, f"prompt[{index}]") for index, prompt in enumerate(given)]
@@ -92,7 +93,7 @@ def _prompts(request: CompletionRequest) -> list[Prompt]:
 
 def _filled(prompt: Prompt, place: str) -> Prompt:
     if not prompt:
-        raise bad_field(place, f"{place} is empty: send a text or tokens to continue")
+        raise bad_field(f"{named(place)} is empty: send a text or tokens to continue")
     return prompt
 
 
@@ -100,16 +101,14 @@ def _answers_per_prompt(request: CompletionRequest, prompts: int) -> int:
     count = request.n or 1
     if request.best_of is not None and request.best_of != count:
         raise bad_field(
-            "best_of",
-            f"best_of is {request.best_of} and n is {count}: answers are not ranked, so send n and"
-            " choose among them",
+            f"{named('best_of')} is {request.best_of} and n is {count}: answers are not ranked, so"
+            " send n and choose among them",
             "unsupported_parameter",
         )
     if count * prompts > MOST_ANSWERS:
         raise bad_field(
-            "n",
-            f"{prompts} prompts with n {count} are {count * prompts} answers: ask for at most"
-            f" {MOST_ANSWERS} at a time",
+            f"{prompts} prompts with {named('n')} {count} are {count * prompts} answers: ask for"
+            f" at most {MOST_ANSWERS} at a time",
         )
     return count
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
+from common.field_names import in_snake_case
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.format_to_wire import constraint_of
@@ -39,7 +39,7 @@ def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, st
         wire: next((name for name in given if getattr(request, name, None) is not None), given[0])
         for wire, given in _NAMES.items()
     }
-    names |= {wire: re.sub("(?<=[a-z])(?=[A-Z])", "_", wire).lower() for wire in _SAME}
+    names |= {wire: in_snake_case(wire) for wire in _SAME}
     constraint = constraint_of(request)
     names["Grammar"] = constraint.field if constraint is not None else "response_format"
     if isinstance(request, ChatCompletionRequest):

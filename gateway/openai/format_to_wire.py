@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from common.field_names import named
 from gateway.errors import bad_field
 from gateway.openai.format_fields import FormatFields, ResponseFormat, StructuredOutputs
 from wire import backend_pb2 as pb
@@ -28,9 +29,8 @@ def constraint_of(fields: FormatFields) -> Constraint | None:
     constraints = list(_constraints(fields))
     if len(constraints) > 1:
         raise bad_field(
-            constraints[1].field,
-            f"{constraints[0].field} and {constraints[1].field} both set the format of the answer:"
-            " send one of them",
+            f"{constraints[0].field} and {named(constraints[1].field)} both set the format of the"
+            " answer: send one of them",
         )
     return constraints[0] if constraints else None
 
@@ -63,24 +63,25 @@ def _given(
 
 def _of_response_format(wanted: ResponseFormat) -> Iterator[Constraint]:
     """OpenAI's `json_schema`, or llama.cpp's `schema` beside the type."""
-    named, bare, kind = wanted.json_schema, wanted.schema_, wanted.type
-    field = "response_format.schema" if named is None else "response_format.json_schema"
-    if named is not None and bare is not None:
+    schema, bare, kind = wanted.json_schema, wanted.schema_, wanted.type
+    field = "response_format.schema" if schema is None else "response_format.json_schema"
+    if schema is not None and bare is not None:
         raise bad_field(
-            "response_format.schema",
-            "response_format.json_schema and response_format.schema are both given: send one of"
-            " them",
+            f"response_format.json_schema and {named('response_format.schema')} are both given:"
+            " send one of them",
         )
-    if named is None and bare is None:
+    if schema is None and bare is None:
         if kind == "json_schema":
-            raise bad_field("response_format.json_schema", "response_format.json_schema is missing")
+            raise bad_field(f"{named('response_format.json_schema')} is missing")
         field = "response_format"
-    elif kind == "text" or (kind == "json_object" and named is not None):
-        sentence = f"response_format.type is {kind!r}, but {field} is given"
-        raise bad_field("response_format.type", f"{sentence}: send the type json_schema")
+    elif kind == "text" or (kind == "json_object" and schema is not None):
+        raise bad_field(
+            f"{named('response_format.type')} is {kind!r}, but {field} is given: send the type"
+            " json_schema"
+        )
     if kind != "text":
-        place, schema = (field, bare) if named is None else (f"{field}.schema", named.schema_)
-        yield _schema(place, schema or _ANY_OBJECT)
+        place, given = (field, bare) if schema is None else (f"{field}.schema", schema.schema_)
+        yield _schema(place, given or _ANY_OBJECT)
 
 
 def _schema(field: str, schema: Mapping[str, Any] | str) -> Constraint:
@@ -89,15 +90,15 @@ def _schema(field: str, schema: Mapping[str, Any] | str) -> Constraint:
     try:
         value = json.loads(schema)
     except (ValueError, RecursionError) as error:
-        raise bad_field(field, f"{field} is not valid JSON: {error}") from None
+        raise bad_field(f"{named(field)} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise bad_field(field, f"{field} must be a JSON schema, which is an object")
+        raise bad_field(f"{named(field)} must be a JSON schema, which is an object")
     return Constraint(field, "json_schema", schema)
 
 
 def _choice(field: str, texts: list[str]) -> Constraint:
     if "" in texts:
-        raise bad_field(field, f"{field} has an empty text: send texts to choose from")
+        raise bad_field(f"{named(field)} has an empty text: send texts to choose from")
     quoted = (f'"{"".join(map(_escaped, text))}"' for text in texts)
     return Constraint(field, "gbnf", "root ::= " + " | ".join(quoted))
 

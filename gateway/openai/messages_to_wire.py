@@ -15,6 +15,7 @@ from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from common.field_names import named
 from gateway import exchange, images
 from gateway.errors import ApiError, bad_field
 from gateway.limits import apart
@@ -127,9 +128,10 @@ def _require_few_remote(turns: Sequence[Turn]) -> None:
             continue
         remote += images.is_remote(part.url)
         if remote > images.MOST_REMOTE:
-            place = f"{path}.{part.field}"
-            sentence = f"{place}: at most {images.MOST_REMOTE} images and videos are fetched"
-            raise bad_field(place, f"{sentence}: send the others as data URIs")
+            raise bad_field(
+                f"{named(f'{path}.{part.field}')}: at most {images.MOST_REMOTE} images and videos"
+                " are fetched: send the others as data URIs"
+            )
 
 
 def _fitting(message: ChatMessage, place: str) -> ChatMessage:
@@ -138,14 +140,14 @@ def _fitting(message: ChatMessage, place: str) -> ChatMessage:
     for name, role in _OF_ROLE.items():
         if getattr(message, name) and message.role != role:
             if here.strict or name in _CALLS:
-                sentence = f"{place}.{name} belongs to the role {role}, not to {message.role}"
-                raise bad_field(f"{place}.{name}", f"{sentence}: leave it out")
+                raise bad_field(
+                    f"{named(f'{place}.{name}')} belongs to the role {role}, not to {message.role}:"
+                    " leave it out"
+                )
             here.ignore(f"messages[].{name}")
             message = message.model_copy(update={name: None})
     if message.content is None and message.role in ("system", "developer", "user"):
-        raise bad_field(
-            f"{place}.content", f"{place}.content is missing: send a text or a list of parts"
-        )
+        raise bad_field(f"{named(f'{place}.content')} is missing: send a text or a list of parts")
     return message
 
 
@@ -182,12 +184,15 @@ async def _part(
             if message.role != owner:
                 here.ignore(f"messages[].content[][{part.type}]")
             return ""
-        sentence = f"{place} is not supported: {part.type} parts belong to messages of the role"
-        raise bad_field(place, f"{sentence} {owner}", "unsupported_parameter")
+        raise bad_field(
+            f"{named(place)} is not supported: {part.type} parts belong to messages of the role"
+            f" {owner}",
+            "unsupported_parameter",
+        )
     _require_one_kind(part, place)
     value = getattr(part, part.field)
     if value is None:
-        raise bad_field(f"{place}.{part.field}", f"{place}.{part.field} is missing")
+        raise bad_field(f"{named(f'{place}.{part.field}')} is missing")
     if part.type in ("text", "refusal"):
         return str(value)
     try:
@@ -198,7 +203,7 @@ async def _part(
             found.results.append((kind, content))
     except ApiError as error:
         where = f"{place}.{part.field}"
-        raise replace(error, message=f"{where}: {error.message}", param=where) from None
+        raise replace(error, said=f"{named(where)}: {error.said}", param=where) from None
     return ""
 
 
@@ -222,8 +227,8 @@ def _require_one_kind(part: ContentPart, place: str) -> None:
     for name in ContentPart.model_fields:
         if name not in neutral and getattr(part, name):
             raise bad_field(
-                place,
-                f"{place} is of type {part.type} and has {name} as well: send a part for each",
+                f"{named(place)} is of type {part.type} and has {name} as well: send a part for"
+                " each",
             )
 
 
@@ -271,9 +276,9 @@ def prompt_of(mapping: RoleMapping, found: WireMessages, options: pb.PredictOpti
     """
     called = any(message.tool_calls for message in found.messages)
     if options.Tools or called or any(found.media.values()):
-        sentence = "role_mapping cannot be combined with tools, images, videos and audio"
         raise bad_field(
-            "role_mapping", f"{sentence}, which need the model's chat template: leave it out"
+            f"{named('role_mapping')} cannot be combined with tools, images, videos and audio,"
+            " which need the model's chat template: leave it out"
         )
     texts = [
         f"{getattr(mapping, message.role, '')}{message.content}{mapping.stop}"
@@ -281,6 +286,8 @@ def prompt_of(mapping: RoleMapping, found: WireMessages, options: pb.PredictOpti
     ]
     prompt = ("".join(texts) + mapping.assistant).rstrip()
     if not prompt:
-        sentence = "messages and role_mapping have no text between them: send a message to answer"
-        raise bad_field("messages", sentence)
+        raise bad_field(
+            f"{named('messages')} and role_mapping have no text between them: send a message to"
+            " answer"
+        )
     return prompt

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TypeVar
 
+from common.field_names import named
 from gateway.errors import bad_field
 from gateway.models.config import ModelConfig, Parameters
 from gateway.openai.sampling_fields import MOST_STOPS, SamplingFields
@@ -35,7 +36,7 @@ def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: M
         options.NDraft = fields.num_draft_tokens or -1  # on the wire, 0 is the model's own number
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop or []
     if len(stops) > MOST_STOPS:
-        raise bad_field("stop", f"stop has {len(stops)} texts: send at most {MOST_STOPS}")
+        raise bad_field(f"{named('stop')} has {len(stops)} texts: send at most {MOST_STOPS}")
     options.StopPrompts.extend((*stops, *config.stopwords))
     for name in ("min_tokens", "xtc_probability", "xtc_threshold"):
         if (value := getattr(fields, name)) is not None:
@@ -52,8 +53,10 @@ def require_few(options: pb.PredictOptions, answers: int) -> None:
     """Raise ApiError if so many copies of these options, one per answer, take too much memory."""
     size = options.ByteSize()
     if answers > 1 and answers * size > _MOST_BYTES:
-        sentence = f"{answers} answers to a request of {size} bytes are too many: ask for fewer"
-        raise bad_field("n", f"{sentence} at a time")
+        raise bad_field(
+            f"{answers} answers to a request of {size} bytes are too many: ask for fewer at a time",
+            param="n",
+        )
 
 
 def seed_of(fields: SamplingFields, config: ModelConfig, choice: int) -> int:
@@ -76,9 +79,8 @@ def agreed(*given: tuple[str, T | None]) -> T | None:
     for name, value in present[1:]:
         if value != present[0][1]:
             raise bad_field(
-                name,
-                f"{present[0][0]} is {present[0][1]} and {name} is {value}, but they are two names"
-                " for one field: send one of them",
+                f"{present[0][0]} is {present[0][1]} and {named(name)} is {value}, but they are"
+                " two names for one field: send one of them",
             )
     return present[0][1] if present else None
 

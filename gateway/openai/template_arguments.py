@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from common.field_names import named
 from gateway.errors import bad_field
 from gateway.models.config import ModelConfig
 from gateway.openai.chat_request import ChatCompletionRequest
@@ -57,9 +58,7 @@ def _thinking(request: ChatCompletionRequest) -> bool | None:
     if request.reasoning_effort != "none":
         return request.enable_thinking
     if request.enable_thinking:
-        raise bad_field(
-            _EFFORT, "reasoning_effort is 'none' and enable_thinking is true: send one of them"
-        )
+        raise bad_field(f"{named(_EFFORT)} is 'none' and enable_thinking is true: send one of them")
     return False
 
 
@@ -71,9 +70,8 @@ def _require_agreement(
         given = variables.get(name, value)
         if value is not None and (_flag(given) if name == _THINKING else given) != value:
             raise bad_field(
-                "chat_template_kwargs",
-                f"chat_template_kwargs has {name} {json.dumps(given)[:100]}, but by the request's"
-                f" own fields it is {json.dumps(value)}: send one of them",
+                f"{named('chat_template_kwargs')} has {name} {json.dumps(given)[:100]}, but by the"
+                f" request's own fields it is {json.dumps(value)}: send one of them",
             )
 
 
@@ -88,13 +86,11 @@ def _require_no_template(request: ChatCompletionRequest) -> None:
     for name in ("chat_template_kwargs", _THINKING, _EFFORT, *BUDGETS):
         if getattr(request, name) not in (None, {}):
             raise bad_field(
-                name,
-                f"{name} needs the model's chat template, which role_mapping replaces:"
+                f"{named(name)} needs the model's chat template, which role_mapping replaces:"
                 " leave out one of them",
             )
     if request.include_reasoning is False:
         raise bad_field(
-            "include_reasoning",
-            "include_reasoning is false, but reasoning is not separated from the answer with"
-            " role_mapping: leave out one of them",
+            f"{named('include_reasoning')} is false, but reasoning is not separated from the"
+            " answer with role_mapping: leave out one of them",
         )

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from common.field_names import named
 from gateway.errors import bad_field
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.tools import FunctionDefinition, FunctionName
@@ -42,13 +43,13 @@ def offer_of(request: ChatCompletionRequest) -> Offer:
         return _checked(Offer(tools, choice or "auto"), "tool_choice")
     if choice.type == "allowed_tools":
         if choice.allowed_tools is None:
-            raise bad_field("tool_choice.allowed_tools", "tool_choice.allowed_tools is missing")
+            raise bad_field(f"{named('tool_choice.allowed_tools')} is missing")
         names = dict.fromkeys(entry.name for entry in choice.allowed_tools.tools)
         _require_known(tools, names, "tool_choice.allowed_tools.tools")
         allowed = tuple(tool for tool in tools if tool["function"]["name"] in names)
         return Offer(allowed, choice.allowed_tools.mode)
     if not choice.name:
-        raise bad_field(f"tool_choice.{choice.type}", f"tool_choice.{choice.type} is missing")
+        raise bad_field(f"{named(f'tool_choice.{choice.type}')} is missing")
     return _checked(Offer(tools, "required", choice.name), f"tool_choice.{choice.type}.name")
 
 
@@ -79,9 +80,8 @@ def _legacy(request: ChatCompletionRequest) -> Offer:
     for new, old in (("tools", "functions"), ("tool_choice", "function_call")):
         if getattr(request, new):
             raise bad_field(
-                old,
-                f"{new} is sent together with functions or function_call, its legacy form is {old}:"
-                " send one kind",
+                f"{new} is sent together with functions or function_call, its legacy form is"
+                f" {named(old)}: send one kind",
             )
     tools = tuple(_tool(function) for function in request.functions or ())
     choice = request.function_call
@@ -100,7 +100,7 @@ def _checked(offer: Offer, field: str) -> Offer:
     if offer.name:
         _require_known(offer.tools, [offer.name], field)
     elif offer.must_call and not offer.tools:
-        raise bad_field(field, f"{field} is 'required', but no functions are offered: send some")
+        raise bad_field(f"{named(field)} is 'required', but no functions are offered: send some")
     return offer
 
 
@@ -108,4 +108,4 @@ def _require_known(tools: tuple[dict[str, Any], ...], names: Iterable[str], fiel
     known = {tool["function"]["name"] for tool in tools}
     for name in names:
         if name not in known:
-            raise bad_field(field, f"{field} names {name!r}, which is not among tools")
+            raise bad_field(f"{named(field)} names {name!r}, which is not among tools")

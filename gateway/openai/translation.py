@@ -12,8 +12,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from common.field_names import named
 from gateway import refusals
-from gateway.errors import ApiError, bad_field, found_in, renamed
+from gateway.errors import ApiError, bad_field, found_in
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.problems import likeliest
 
@@ -53,7 +54,8 @@ class Translation:
     places: Mapping[str, str]
 
     def named(self, error: ApiError) -> ApiError:
-        return named(error, self.places)
+        """The error with the client's names of its fields."""
+        return _placed(error, self.places)
 
 
 def translate(fields: Mapping[str, Any], places: Mapping[str, str]) -> Translation:
@@ -67,22 +69,19 @@ def translate(fields: Mapping[str, Any], places: Mapping[str, str]) -> Translati
         _require_own_names([tool.function.name for tool in chat.tools or ()])
         return Translation(chat, places)
     except ValidationError as failure:
-        raise named(refusals.invalid(likeliest(failure.errors())), places) from None
+        raise _placed(refusals.invalid(likeliest(failure.errors())), places) from None
     except ApiError as error:
-        raise named(error, places) from None
+        raise _placed(error, places) from None
 
 
 def _require_own_names(tools: Sequence[str]) -> None:
     seen: set[str] = set()
     for index, name in enumerate(tools):
         if name in seen:
-            place = f"tools[{index}].function.name"
-            sentence = f"{place} is {name!r}, which is also the name of another tool: rename one"
-            raise bad_field(place, sentence)
+            place = named(f"tools[{index}].function.name")
+            raise bad_field(f"{place} is {name!r}, the name of another tool as well: rename one")
         seen.add(name)
 
 
-def named(error: ApiError, places: Mapping[str, str]) -> ApiError:
-    if error.param is None:
-        return error
-    return renamed(error, error.param, found_in(places, error.param)[0])
+def _placed(error: ApiError, places: Mapping[str, str]) -> ApiError:
+    return error.renamed(lambda name: found_in(places, name)[0])

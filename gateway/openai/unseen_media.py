@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from common.field_names import named
 from gateway import exchange
 from gateway.errors import bad_field
 from gateway.openai.messages import ChatMessage, ContentPart, ResultPart
@@ -48,7 +49,7 @@ def _readable(content: Any, place: str, model: str, *, asked: bool) -> list[Any]
         elif _is_medium(part):
             path += f".{part.field}"
             if asked or here.strict:
-                raise bad_field(path, f"{path} is not text, and the model {model} takes only text")
+                raise bad_field(f"{named(path)} is not text, and the model {model} takes only text")
             here.ignore(f"messages[].content[][{part.type}]")
             what = _KINDS.get(part.field, "An image")
             text = f"[{what} could not be shown: this model accepts only text.]"

@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from common.field_names import named
 from gateway.described import about
 from gateway.errors import bad_field
 from gateway.openai.base import Request, Strict
-from gateway.openai.refused import RESPONSES
+from gateway.openai.other_fields import RESPONSES
 from gateway.openai.sampling_fields import MOST_ALTERNATIVES, MOST_TOKENS, CommonSampling
 from gateway.openai.thinking_fields import Budget, ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS
@@ -90,7 +91,7 @@ _Value = Annotated[str, Field(max_length=512)]
 class PromptRequest(Request):
     """The fields that make up the prompt."""
 
-    refused = RESPONSES
+    others = RESPONSES
 
     input: Input = Field(default_factory=list, description="Optional after previous_response_id.")
     instructions: str | None = about("A system message; the next response does not inherit it.")
@@ -105,8 +106,8 @@ class PromptRequest(Request):
     @model_validator(mode="after")
     def _asks(self) -> Self:
         if not self.input and not self.previous_response_id:
-            sentence = "input is missing or empty: send it, or previous_response_id"
-            raise bad_field("input", sentence, "missing_required_parameter")
+            message = f"{named('input')} is missing or empty: send it, or previous_response_id"
+            raise bad_field(message, "missing_required_parameter")
         return self
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from common.field_names import named
 from gateway import exchange
 from gateway.errors import ApiError, bad_field
 from gateway.responses.items import ITEMS, Item, ItemReference, Reasoning, Sent
@@ -112,8 +113,11 @@ class Store:
         """
         names = [item.id for item in sent if isinstance(item, ItemReference)]
         if len(names) > len(set(names)):
-            sentence = "input refers to the same item more than once: send each reference once"
-            raise bad_field("input", sentence, "duplicate_item")
+            raise bad_field(
+                f"{named('input')} refers to the same item more than once: send each reference"
+                " once",
+                "duplicate_item",
+            )
         known = {item["id"]: item for item in previous.conversation()} if previous else {}
         return [self._known(item, f"input[{at}].id", known) for at, item in enumerate(sent)]
 
@@ -139,7 +143,7 @@ class Store:
                 " unless store is false, and those with an id of your own are found only with"
                 " previous_response_id; send the item itself instead"
             )
-            raise bad_field(param, sentence, "item_not_found") from None
+            raise bad_field(sentence, "item_not_found", param=param) from None
         return next(item for item in items if item["id"] == name)
 
     def _drop(self, name: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from common.field_names import named
 from gateway import exchange
 from gateway.errors import bad_field
 from gateway.openai.anthropic_parts import SEAL
@@ -211,7 +212,7 @@ def _text(content: Sequence[AnyPart], place: str) -> str:
     for at, part in enumerate(content):
         if isinstance(part, Medium):
             where = f"{place}.content[{at}]"
-            raise bad_field(where, f"{where}: media and PDFs belong to user messages")
+            raise bad_field(f"{named(where)}: media and PDFs belong to user messages")
         texts.append(part.refusal if isinstance(part, Refusal) else part.text)
     return "".join(texts)
 

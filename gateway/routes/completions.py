@@ -16,7 +16,7 @@ from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.generation import Done, Piece, Usage
 from gateway.limits import JsonRoute, apart
-from gateway.openai import refused
+from gateway.openai import other_fields
 from gateway.openai.answering import events_of
 from gateway.openai.base import Strict
 from gateway.openai.completion_answer import CompletionStream
@@ -41,7 +41,7 @@ class ExtraFile(Strict):
 class NativeRequest(CompletionRequest):
     """llama.cpp's own completion: without a limit the model ends the answer."""
 
-    refused = refused.INFILL
+    others = other_fields.INFILL
     most_by_default = 0
 
     prompt: str | Tokens

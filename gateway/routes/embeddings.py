@@ -14,6 +14,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import AliasChoices, BeforeValidator, Field, PlainValidator, model_validator
 from pydantic_core import to_json
 
+from common.field_names import named
 from gateway import exchange
 from gateway.asking import ask_once
 from gateway.calls import ask_all
@@ -186,10 +187,12 @@ def in_parts(name: str, entries: Iterable[Any], others: dict[str, Any]) -> Respo
 def _require_fitting(reply: pb.EmbeddingResult, dimensions: int | None) -> None:
     if reply.layout == pb.EMBEDDING_LAYOUT_PER_TOKEN:
         sentence = "this model returns a vector for every token, but none for the text"
-        raise bad_field("model", sentence, "unsupported")
+        raise bad_field(sentence, "unsupported", param="model")
     if dimensions is not None and dimensions > len(reply.embeddings):
-        sentence = f"dimensions is {dimensions}: this model's vectors have {len(reply.embeddings)}"
-        raise bad_field("dimensions", sentence)
+        length = len(reply.embeddings)
+        raise bad_field(
+            f"{named('dimensions')} is {dimensions}: this model's vectors have {length}"
+        )
 
 
 def _cut(vector: Sequence[float], dimensions: int | None) -> Sequence[float]:

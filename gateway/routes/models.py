@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query
 from pydantic import AliasChoices, BaseModel, Field
 
 from common.abilities import for_anthropic
+from common.field_names import named
 from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.errors import bad_field, without_folders
@@ -97,7 +98,7 @@ async def list_models(
         for name in (model.name, *model.aliases)
     ]
     if after_id is not None and before_id is not None:
-        raise bad_field("before_id", "after_id and before_id are both given: send one")
+        raise bad_field(f"after_id and {named('before_id')} are both given: send one")
     if after_id is not None:
         cards = cards[_place(cards, after_id, "after_id") + 1 :]
     if before_id is not None:
@@ -118,7 +119,7 @@ async def list_models(
 def _place(cards: list[ModelCard], name: str, param: str) -> int:
     places = [at for at, card in enumerate(cards) if card.id == name]
     if not places:
-        raise bad_field(param, f"{param} is {name[:64]!r}, which is not the name of a model")
+        raise bad_field(f"{named(param)} is {name[:64]!r}, which is not the name of a model")
     return places[0]
 
 

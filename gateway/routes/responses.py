@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
+from common.field_names import named
 from gateway import exchange, sse
 from gateway.context import GatewayDep
 from gateway.errors import bad_field
@@ -192,7 +193,7 @@ async def get_response(
 ) -> JSONResponse:
     """A stored response."""
     if stream:
-        raise bad_field("stream", "stream is true: streams are not replayed; send false")
+        raise bad_field(f"{named('stream')} is true: streams are not replayed; send false")
     return JSONResponse(store.get(response_id, "response_id").response)
 
 
@@ -221,7 +222,7 @@ async def list_input_items(
     if after is not None:
         places = [at for at, item in enumerate(items) if item["id"] == after]
         if not places:
-            raise bad_field("after", "after does not name an item of this response")
+            raise bad_field(f"{named('after')} does not name an item of this response")
         items = items[places[0] + 1 :]
     page = items[:limit]
     return JSONResponse(

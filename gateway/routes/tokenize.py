@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
+from common.field_names import named
 from gateway.asking import ask_once
 from gateway.calls import ask, ask_all
 from gateway.context import GatewayDep
@@ -58,10 +59,10 @@ class DetokenizeResponse(BaseModel):
 async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeResponse:
     """The token ids of a text. Nothing is added, not even a beginning-of-sequence token."""
     if body.content is not None and body.prompt is not None:
-        raise bad_field("prompt", "content and prompt are both given: send one of them")
+        raise bad_field(f"content and {named('prompt')} are both given: send one of them")
     text = body.prompt if body.content is None else body.content
     if text is None:
-        raise bad_field("content", "content is missing: send it, or prompt")
+        raise bad_field(f"{named('content')} is missing: send it, or prompt")
     seconds = gateway.settings.request_timeout
     config = gateway.supervisor.resolve(body.model)
 
@@ -99,8 +100,8 @@ async def detokenize(body: DetokenizeRequest, gateway: GatewayDep) -> Detokenize
 async def _pieces(lease: Lease, tokens: list[int], seconds: float) -> list[str]:
     if len(tokens) > _MOST_PIECES:
         raise bad_field(
-            "with_pieces",
             f"the text has {len(tokens)} tokens: pieces are listed for at most {_MOST_PIECES}",
+            param="with_pieces",
         )
     different = list(dict.fromkeys(tokens))
     requests = [pb.DetokenizeRequest(tokens=[token]) for token in different]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from common.field_names import named
 from common.wording import did_you_mean
 from gateway.errors import SERVER, ApiError, bad_field, without_folders
 
@@ -55,13 +56,13 @@ def not_found(name: str, known: Iterable[str] = ()) -> ApiError:
 
 def not_named(count: int) -> ApiError:
     message = f"there are {count} models, so a request must name one: GET /v1/models lists them"
-    return bad_field("model", message, "missing_required_parameter")
+    return bad_field(message, "missing_required_parameter", param="model")
 
 
 def not_listed(param: str, value: str, allowed: list[str]) -> ApiError:
     """The refusal of an adapter or a draft model that the model's file does not list."""
     offered = ", ".join(repr(name) for name in allowed) or "none"
-    return bad_field(param, f"{param} is {value!r}: this model's configuration offers {offered}")
+    return bad_field(f"{named(param)} is {value!r}: this model's configuration offers {offered}")
 
 
 def broken_file(sentence: str) -> ApiError:
@@ -74,4 +75,4 @@ def in_use(name: str) -> ApiError:
 
 
 def not_in_folder(name: str) -> ApiError:
-    return bad_field("model", f"the model {name!r} has no file or folder in a models folder")
+    return bad_field(f"the {named('model')} {name!r} has no file or folder in a models folder")

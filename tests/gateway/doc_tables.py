@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from itertools import groupby
 from typing import Any
 
+from common.field_table import FieldTable, grouped
 from gateway.arguments import KEY_FILE, default_of, flag_of
 from gateway.models.config import ModelConfig
-from gateway.models.foreign import NEUTRAL, REFUSED
+from gateway.models.foreign import KEYS
+from gateway.openai import other_fields
 from gateway.settings import GatewaySettings
 
 
@@ -33,8 +34,8 @@ def tables() -> dict[str, str]:
     ]
     return {
         "keys": _table("key | value | default | meaning", keys),
-        "neutral keys": _table("keys | why", _reasons(NEUTRAL)),
-        "refused keys": _table("keys | instead", _reasons(REFUSED)),
+        "neutral keys": _table("keys | why", _reasons(KEYS.neutral)),
+        "refused keys": _table("keys | instead", _reasons(_advice(KEYS))),
     }
 
 
@@ -42,11 +43,35 @@ def _table(head: str, rows: list[str]) -> str:
     return "\n".join([f"| {head} |", "|" + "---|" * (head.count("|") + 1), *rows, ""])
 
 
+def _advice(table: FieldTable) -> dict[str, str]:
+    return {name: row.instead for name, row in table.refused.items()}
+
+
 def _reasons(keys: Mapping[str, str]) -> list[str]:
-    return [
-        f"| {', '.join(f'`{key}`' for key, _ in group)} | {why} |"
-        for why, group in groupby(keys.items(), lambda row: row[1])
-    ]
+    return [f"| {_listed(names)} | {why} |" for names, why in grouped(keys)]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def refused_table() -> str:
+    """The refused fields of requests as the table of docs/gateway.md."""
+    paths: dict[tuple[str, str], list[str]] = {}
+    for path, table in REFUSING.items():
+        for names, instead in grouped(_advice(table)):
+            paths.setdefault((_listed(names), instead), []).append(path)
+    rows = [f"| {row[0]} | {', '.join(where)} | {row[1]} |" for row, where in paths.items()]
+    return _table("fields | in | instead", rows)
+
+
+REFUSING = {
+    "`/chat/completions`": other_fields.CHAT,
+    "`/completions`": other_fields.COMPLETION,
+    "`/infill`, `/completion`": other_fields.INFILL,
+    "`/messages`": other_fields.MESSAGES,
+    "`/responses`": other_fields.RESPONSES,
+}
 
 
 def _fields(
@@ -85,4 +110,4 @@ def _value(field: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    print("\n".join([settings_table(), *tables().values()]), end="")
+    print("\n".join([settings_table(), refused_table(), *tables().values()]), end="")

@@ -23,7 +23,7 @@ from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.metrics import Metrics
 from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder
-from gateway.openai import refused
+from gateway.openai import other_fields
 from gateway.openai.chat_answer import chat_completion, form_of
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_stream import ChatStream
@@ -268,9 +268,14 @@ def test_any_seed_is_valid_and_only_minus_one_draws_a_random_one(seed: int, choi
         assert sent == seed + choice
 
 
-@pytest.mark.parametrize("name", refused.CHAT)
+# Values that mean "off", besides those that count as false.
+OFF: dict[str, Any] = {"t_max_predict_ms": -1, "truncate_prompt_tokens": -1, "modalities": ["text"]}
+
+
+@pytest.mark.parametrize("name", other_fields.CHAT.refused)
 def test_a_refused_field_passes_if_its_value_asks_for_nothing(name: str) -> None:
-    for off in (None, *refused.CHAT[name].off):
+    offs: list[Any] = [None, 0, "", [], OFF.get(name)]
+    for off in offs:
         assert as_dict(translated({name: off})[0]) == PLAIN
     with pytest.raises(ApiError) as caught:
         translated({name: {"on": 1}})
@@ -279,9 +284,9 @@ def test_a_refused_field_passes_if_its_value_asks_for_nothing(name: str) -> None
     assert name in caught.value.message
 
 
-@pytest.mark.parametrize("name", refused.COMPLETION)
+@pytest.mark.parametrize("name", other_fields.COMPLETION.refused)
 def test_completions_refuse_fields_by_name_too(name: str) -> None:
-    for off in (None, *refused.COMPLETION[name].off):
+    for off in (None, False, OFF.get(name)):
         assert as_dict(completion({name: off})[0]) == as_dict(completion({})[0])
     with pytest.raises(ApiError) as caught:
         completion({name: {"on": 1}})

@@ -6,6 +6,8 @@ import grpc
 import pytest
 from grpc.aio import AioRpcError, Metadata
 
+from common.error_details import KEY, packed
+from common.field_names import fields_in, named
 from gateway.errors import TABLE, ApiError, of_rpc, without_folders
 
 Code = grpc.StatusCode
@@ -16,7 +18,7 @@ NAMES = {"Temperature": "heat", "Images[1]": "messages[0].content[2].image_url"}
 
 
 def refusal(
-    code: grpc.StatusCode, details: str | None = SAID, *trailers: tuple[str, str]
+    code: grpc.StatusCode, details: str | None = SAID, *trailers: tuple[str, str | bytes]
 ) -> ApiError:
     return of_rpc(AioRpcError(code, Metadata(), Metadata(*trailers), details), NAMES)
 
@@ -69,39 +71,33 @@ def test_internal_messages_are_replaced(code: grpc.StatusCode) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sentence", "fields", "translated", "param"),
+    ("message", "translated", "param"),
     [
-        (SAID, ["Temperature"], "heat is -1: send a finite number from 0 to 100", "heat"),
-        (SAID, ["TopK"], SAID, "TopK"),
+        (f"{named('Temperature')} is -1, not Temperature", "heat is -1, not Temperature", "heat"),
+        (f"{named('TopK')} is {{0}}", "TopK is {0}", "TopK"),
         (
-            "Metadata mlx.min_tokens is 5, but Temperature is 3",
-            ["Metadata mlx.min_tokens", "Temperature"],
+            f"{named('Metadata mlx.min_tokens')} is 5, but {named('Temperature')} is 3",
             "min_tokens is 5, but heat is 3",
             "min_tokens",
         ),
         (
-            "Images[1] is no image",
-            ["Images[1]"],
+            f"{named('Images[1]')} is no image",
             "messages[0].content[2].image_url is no image",
             "messages[0].content[2].image_url",
         ),
-        (
-            "temperature (Temperature) is -1, but Temperature is not below 0",
-            ["Temperature"],
-            "heat is -1, but heat is not below 0",
-            "heat",
-        ),
-        ("top_k (TopK) is -5", ["TopK"], "top_k (TopK) is -5", "TopK"),
-        ("TemperatureX and Temperature", ["Temperature"], "TemperatureX and heat", "heat"),
     ],
 )
 def test_field_names_of_a_backend_become_the_clients(
-    sentence: str, fields: list[str], translated: str, param: str
+    message: str, translated: str, param: str
 ) -> None:
-    error = refusal(
-        Code.INVALID_ARGUMENT, sentence, *(("mlx-error-field", each) for each in fields)
-    )
+    details = packed(3, SAID, message, fields_in(message))
+    error = refusal(Code.INVALID_ARGUMENT, SAID, (KEY, details))
     assert (error.message, error.param) == (translated, param)
+
+
+@pytest.mark.parametrize("details", [b"\xff", packed(3, SAID, "{9} {", ["x"]).replace(b"9", b"8")])
+def test_details_that_cannot_be_read_do_no_harm(details: bytes) -> None:
+    assert refusal(Code.INVALID_ARGUMENT, SAID, (KEY, details)).message
 
 
 def test_a_message_alone_names_no_field() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from common.field_names import named
 from gateway.anthropic.request import MessagesRequest
 from gateway.anthropic.to_chat import chat_request
 from gateway.errors import ApiError
@@ -99,7 +100,7 @@ def test_an_image_becomes_a_data_uri_and_an_error_names_its_block() -> None:
     part = got.chat.model_dump()["messages"][2]["content"][1]
     assert part["image_url"]["url"] == "data:image/png;base64,QUJD"
     param = "messages[2].content[1].image_url"
-    error = got.named(ApiError(400, f"{param} is too large", param=param))
+    error = got.named(ApiError(400, f"{named(param)} is too large"))
     assert error.param == "messages[1].content[1]"
     assert error.message == "messages[1].content[1] is too large"
 

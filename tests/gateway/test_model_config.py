@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.models.config import ModelConfig
-from gateway.models.foreign import NEUTRAL, REFUSED
+from gateway.models.foreign import KEYS
 from gateway.models.reading import ModelFolder, read_folder
 from gateway.supervisor.load_request import load_request
 from tests.gateway.doc_tables import tables
@@ -180,7 +180,7 @@ def test_a_missing_folder_is_its_own_error(tmp_path: Path) -> None:
 
 
 _WORDS = st.sampled_from(
-    [*ModelConfig.model_fields, *NEUTRAL, *REFUSED, "model", "disable", "chat", "<<"]
+    [*ModelConfig.model_fields, *KEYS.neutral, *KEYS.refused, "model", "disable", "chat", "<<"]
 )
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates(),
@@ -205,5 +205,5 @@ def test_the_tables_in_the_docs_are_those_of_the_code() -> None:
 
 
 def test_no_key_is_in_two_tables() -> None:
-    assert not (NEUTRAL.keys() & REFUSED.keys())
-    assert not (ModelConfig.model_fields.keys() & (NEUTRAL.keys() | REFUSED.keys()))
+    assert not (KEYS.neutral.keys() & KEYS.refused.keys())
+    assert not (ModelConfig.model_fields.keys() & (KEYS.neutral.keys() | KEYS.refused.keys()))

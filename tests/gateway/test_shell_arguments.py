@@ -12,7 +12,7 @@ from gateway.arguments import KEYS_VARIABLE, BadArgument, flag_of, settings_from
 from gateway.loopback import is_loopback
 from gateway.models.reading import single
 from gateway.settings import GatewaySettings
-from tests.gateway.doc_tables import settings_table
+from tests.gateway.doc_tables import refused_table, settings_table
 from tests.gateway.gateway_process import ROOT
 
 KEY = "a-long-enough-key"
@@ -147,6 +147,10 @@ def documented(name: str) -> str:
     """The table with this name in docs/gateway.md."""
     text = (ROOT / "docs" / "gateway.md").read_text("utf-8")
     return text.partition(f"<!-- {name} -->\n")[2].partition(f"<!-- end of {name} -->")[0]
+
+
+def test_the_docs_list_every_refused_field() -> None:
+    assert documented("refused") == refused_table()
 
 
 def test_every_setting_has_a_flag_and_a_row_in_the_docs() -> None:

@@ -528,7 +528,7 @@ def test_a_body_is_not_changed_by_left_out_fields() -> None:
     assert json.dumps(sent) == body
 
 
-KNOWN = ChatCompletionRequest.model_fields.keys() | ChatCompletionRequest.refused.keys()
+KNOWN = ChatCompletionRequest.model_fields.keys() | ChatCompletionRequest.others.refused.keys()
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),

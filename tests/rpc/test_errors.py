@@ -9,6 +9,8 @@ import pytest
 
 from backend.engine import errors
 from backend.rpc.statuses import IdentityMismatch, NotServed, status_of
+from common import error_details
+from common.field_names import named
 from tests.rpc.client import Failure, failure_of, raw_call
 from tests.rpc.conftest import WAIT, Running
 from tests.rpc.fake_engine import FakeEngine, Script
@@ -22,8 +24,9 @@ _TOO_LONG = (
     "prompt is too long: 9 tokens > 7 maximum. This model's maximum context length is 8 tokens,"
     " prompt and answer together: shorten the prompt, or load the model with a larger context_size"
 )
+_NEGATIVE = f"{named('TopK')} is -5"
 CASES = [
-    (errors.InvalidRequest("TopK is -5"), Code.INVALID_ARGUMENT, "top_k (TopK) is -5"),
+    (errors.InvalidRequest(f"{named('TopK')} is -5"), Code.INVALID_ARGUMENT, "top_k (TopK) is -5"),
     (errors.PromptTooLong(9, 7, 8), Code.INVALID_ARGUMENT, _TOO_LONG),
     (errors.ModelRejected("no config.json"), Code.INVALID_ARGUMENT, "no config.json"),
     (errors.NotLoaded(), Code.FAILED_PRECONDITION, "model not loaded: call LoadModel first"),
@@ -56,31 +59,60 @@ def test_errors_before_and_within_a_generation(
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"),
+    ("error", "error_code", "fields", "message"),
     [
-        (errors.InvalidRequest("TopK is -5", "TopK"), [("mlx-error-field", "TopK")]),
+        (errors.InvalidRequest(_NEGATIVE), "", ("TopK",), _NEGATIVE),
         (
-            errors.InvalidRequest("Tokens and ä", "Tokens", "Metadata ä"),
-            [("mlx-error-field", "Tokens"), ("mlx-error-field", "Metadata ?")],
+            errors.InvalidRequest(f"{{3}}: {named('Metadata ä')} or {named('Tokens')}", "Tokens"),
+            "",
+            ("Tokens", "Metadata ä"),
+            f"{{3}}: {named('Metadata ä')} or {named('Tokens')}",
         ),
         (
             errors.PromptTooLong(9, 7, 8, "", "Prompt"),
-            [("mlx-error-code", "context_length_exceeded"), ("mlx-error-field", "Prompt")],
+            "context_length_exceeded",
+            ("Prompt",),
+            _TOO_LONG,
         ),
-        (errors.ShuttingDown(), [("mlx-error-code", "shutting_down")]),
-        (errors.RankLost("rank 1 has ended"), []),
-        (errors.Overloaded("the queue is full"), []),
-        (KeyError("what the user wrote"), []),
+        (errors.ShuttingDown(), "shutting_down", (), ""),
+        (errors.RankLost("rank 1 has ended"), "", (), ""),
+        (errors.Overloaded("the queue is full"), "", (), ""),
+        (KeyError("what the user wrote"), "", (), ""),
     ],
 )
-def test_programs_get_field_and_code_beside_the_message(
-    stub: BackendStub, engine: FakeEngine, error: Exception, expected: list[tuple[str, str]]
+def test_programs_get_fields_and_code_beside_the_message(
+    stub: BackendStub,
+    engine: FakeEngine,
+    error: Exception,
+    error_code: str,
+    fields: tuple[str, ...],
+    message: str,
 ) -> None:
     engine.fault = error
     with pytest.raises(grpc.RpcError) as caught:
         stub.Predict(predict_options())
-    trailers: Any = caught.value.trailing_metadata()
-    assert [(key, value) for key, value in trailers if key.startswith("mlx-error")] == expected
+    metadata: Any = caught.value.trailing_metadata()
+    trailers = dict(metadata)
+    assert trailers.get("mlx-error-code", "") == error_code
+    raw = trailers.get("grpc-status-details-bin", b"")
+    assert isinstance(raw, bytes)
+    assert error_details.unpacked(raw) == (fields, message)
+
+
+def test_the_details_have_the_status_itself_because_gos_clients_read_it_there() -> None:
+    """google.rpc.Status: field 1 is the code, field 2 the message."""
+    status = status_of(errors.InvalidRequest(_NEGATIVE))
+    details = dict(status.trailers)["grpc-status-details-bin"]
+    said = b"top_k (TopK) is -5"
+    assert isinstance(details, bytes)
+    assert details.startswith(bytes((8, 3, 18, len(said))) + said)
+    assert b"type.googleapis.com/google.rpc.BadRequest" in details
+
+
+def test_details_too_large_for_a_trailer_are_left_out() -> None:
+    status = status_of(errors.InvalidRequest(f"{named('Prompt')} is {'x' * 10_000}"))
+    assert len(status.sentence) == 1000
+    assert status.trailers == ()
 
 
 def test_an_error_names_its_own_field_first() -> None:

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import Extras
-from backend.rpc.fields import MODEL_OPTIONS, PREDICT_OPTIONS, Fields, render
+from backend.rpc.fields import MODEL_OPTIONS, PREDICT_OPTIONS, render
 from backend.rpc.request_metadata import KEYS
 from backend.rpc.requests import generation_request
 from backend.rpc.statuses import status_of
+from common.field_table import FieldTable
 from tests.rpc.fake_engine import FACTS
 from wire import backend_pb2 as pb
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "fields.md"
 
 
-@pytest.mark.parametrize("wire", [PREDICT_OPTIONS, MODEL_OPTIONS])
-def test_every_field_has_exactly_one_row(wire: Fields) -> None:
-    rows = [*wire.honoured, *wire.refused, *wire.unused]
-    assert sorted(rows) == sorted(field.name for field in wire.message.DESCRIPTOR.fields)
-    assert all(words.strip() for words in (*wire.honoured.values(), *wire.unused.values()))
+@pytest.mark.parametrize(
+    ("wire", "message"), [(PREDICT_OPTIONS, pb.PredictOptions), (MODEL_OPTIONS, pb.ModelOptions)]
+)
+def test_every_field_has_exactly_one_row(wire: FieldTable, message: Any) -> None:
+    rows = [*wire.used, *wire.refused, *wire.neutral]
+    assert sorted(rows) == sorted(field.name for field in message.DESCRIPTOR.fields)
+    assert all(words.strip() for words in (*wire.used.values(), *wire.neutral.values()))
 
 
 def test_every_extra_field_of_a_request_has_a_metadata_key() -> None:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.settings import Settings
-from backend.rpc.load_options import WITHOUT_EFFECT, parse_settings, split_options
+from backend.rpc.load_options import OPTIONS, parse_settings, split_options
 
-OPTIONS = Path(__file__).parents[2] / "docs" / "options.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "options.md"
 
 
 def test_entry_is_split_at_its_first_colon_and_stripped() -> None:
@@ -81,7 +81,7 @@ def test_an_unknown_option_is_one_warning_with_the_nearest_name(typo: str) -> No
     assert warnings == [f"unknown option {name!r}; did you mean 'parallel'?"]
 
 
-@pytest.mark.parametrize("name", sorted(WITHOUT_EFFECT))
+@pytest.mark.parametrize("name", sorted(OPTIONS.neutral))
 def test_sampling_options_have_no_effect(name: str) -> None:
     values, warnings = parse_settings([f"{name}:0.5"], "")
     assert values == {}
@@ -135,5 +135,5 @@ def test_impossible_settings_fail_the_load(
 
 
 def test_docs_name_the_options_without_effect() -> None:
-    text = OPTIONS.read_text(encoding="utf-8")
-    assert all(f"`{name}`" in text for name in WITHOUT_EFFECT)
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert all(f"`{name}`" in text for name in OPTIONS.neutral)

@@ -60,11 +60,11 @@ def test_a_call_for_another_model_is_refused_before_the_full_queue_is_checked(
 def test_the_same_refusal_is_worded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     worded: list[str] = []
 
-    def with_keys(text: str, _fields: tuple[str, ...]) -> str:
-        worded.append(text)
-        return text
+    def write(message: str) -> str:
+        worded.append(message)
+        return message
 
-    monkeypatch.setattr(statuses, "with_keys", with_keys)
+    monkeypatch.setattr(statuses, "message_with_keys", write)
     again = [statuses.status_of(Overloaded("the queue is full: 7")) for _ in range(3)]
     assert {each.sentence for each in again} == {"the queue is full: 7"}
     assert worded == ["the queue is full: 7"]

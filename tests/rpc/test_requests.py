@@ -43,7 +43,7 @@ def test_the_tables_list_exactly_the_fields_that_are_read() -> None:
         recorder = Recorder(options)
         request_of(recorder)  # type: ignore[arg-type]
         read |= recorder.read
-    assert read | ELSEWHERE == {*PREDICT_OPTIONS.honoured, *PREDICT_OPTIONS.refused}
+    assert read | ELSEWHERE == {*PREDICT_OPTIONS.used, *PREDICT_OPTIONS.refused}
     assert not read & ELSEWHERE
 
 

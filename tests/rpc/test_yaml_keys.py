@@ -6,44 +6,40 @@ import grpc
 import pytest
 
 from backend.engine import errors
-from backend.rpc.fields import MODEL_OPTIONS, PREDICT_OPTIONS
 from backend.rpc.statuses import status_of
 from backend.rpc.yaml_keys import YAML_KEYS
+from common.field_names import named
+from gateway.supervisor.load_request import _SAME, _WIRE
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
-# Fields that a model's file cannot set: they belong to a request, or locate the model.
-WITHOUT_KEY = {
-    *("Prompt", "Messages", "UseTokenizerTemplate", "Metadata", "Images", "Videos", "Audios"),
-    *("Tools", "ToolChoice", "Grammar", "CorrelationId", "ModelIdentity", "EmbeddingTokens"),
-    *("Model", "ModelFile", "ModelPath"),
-}
 
-
-def test_every_field_that_a_file_can_set_has_its_key() -> None:
-    tables = (MODEL_OPTIONS, PREDICT_OPTIONS)
-    fields = {name for table in tables for name in (*table.honoured, *table.refused)}
-    assert fields - WITHOUT_KEY == set(YAML_KEYS)
+def test_the_keys_of_a_model_file_are_those_that_the_gateway_passes_on() -> None:
+    passed = {_WIRE.get(key, key.title().replace("_", "")): key for key in _SAME}
+    passed.pop("Type")  # has no effect
+    assert {name: YAML_KEYS[name] for name in passed} == passed
 
 
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
         (
-            errors.InvalidRequest("ContextSize is -1: send 0"),
+            errors.InvalidRequest(f"{named('ContextSize')} is -1: send 0"),
             "context_size (ContextSize) is -1: send 0",
         ),
-        (errors.InvalidRequest("Tokens is -5", "Tokens"), "max_tokens (Tokens) is -5"),
+        (errors.InvalidRequest(f"{named('Tokens')} is -5"), "max_tokens (Tokens) is -5"),
         (errors.InvalidRequest("Tokens of the prompt"), "Tokens of the prompt"),
         (
-            errors.InvalidRequest("LoraScales has 2, LoraAdapters 1, LoraScales"),
+            errors.InvalidRequest(
+                f"{named('LoraScales')} has 2, {named('LoraAdapters')} 1, {named('LoraScales')}"
+            ),
             "lora_scales (LoraScales) has 2, lora_adapters (LoraAdapters) 1, LoraScales",
         ),
         (
             errors.InvalidRequest("the key 'TopK' of x.DType is MyTopK"),
             "the key 'TopK' of x.DType is MyTopK",
         ),
-        (errors.ModelRejected("DraftModel is set"), "draft_model (DraftModel) is set"),
+        (errors.ModelRejected(f"{named('DraftModel')} is set"), "draft_model (DraftModel) is set"),
     ],
 )
 def test_a_message_names_both_once(error: Exception, sentence: str) -> None:

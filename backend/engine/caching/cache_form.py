@@ -19,12 +19,13 @@ from backend.engine.caching.kv import BatchCache
 from backend.engine.caching.quantized_kv import QuantizedRow
 from backend.engine.caching.row_shift import RowShift
 from backend.engine.errors import InvalidRequest
+from common.field_names import named
 
 _log = logging.getLogger(__name__)
 
 # Largest distance of the logits with 8-bit KV from those with plain KV, relative to the latter.
 _MOST_DISTANCE = 0.5
-_REMEDY = "leave CacheTypeKey, CacheTypeValue and kv_bits out"
+_REMEDY = f"leave {named('CacheTypeKey')}, {named('CacheTypeValue')} and kv_bits out"
 
 
 def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
@@ -78,7 +79,8 @@ def _require_type(cache: list[Any], dtype: str) -> None:
             own = str(keys.dtype).removeprefix("mlx.core.")
             raise InvalidRequest(
                 f"the KV cache cannot be {dtype}: it has the type in which this model computes,"
-                f" {own}; set dtype to {dtype}, or leave CacheTypeKey and CacheTypeValue out"
+                f" {own}; set dtype to {dtype}, or leave {named('CacheTypeKey')} and"
+                f" {named('CacheTypeValue')} out"
             )
 
 

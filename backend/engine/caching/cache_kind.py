@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.settings import Settings
+from common.field_names import named
 from common.wording import shown
 
 _BITS = (2, 3, 4, 5, 6, 8)  # of mx.quantize
@@ -43,24 +44,24 @@ def cache_kind(settings: Settings, key: str = "", value: str = "") -> CacheKind:
     q4_0 and q4_1 both become MLX's 4 bits with a scale and a bias for 32 values, which is what
     q4_1 is in llama.cpp; q5_0 and q5_1 likewise.
     """
-    named = _of_fields(key.strip().lower(), value.strip().lower())
+    of_fields = _of_fields(key.strip().lower(), value.strip().lower())
     bits, group_size = settings.kv_bits, settings.kv_group_size
     if bits and bits not in _BITS:
         raise InvalidRequest(f"option kv_bits is {bits}: MLX quantises to 2, 3, 4, 5, 6 or 8 bits")
     if group_size and group_size not in _GROUPS:
         raise InvalidRequest(f"option kv_group_size is {group_size}: it must be 32, 64 or 128")
-    if bits and (key.strip() or value.strip()) and bits != named.bits:
+    if bits and (key.strip() or value.strip()) and bits != of_fields.bits:
         raise InvalidRequest(
-            f"option kv_bits is {bits}, but CacheTypeKey is {shown(key)} and CacheTypeValue is"
-            f" {shown(value)}: give one of them"
+            f"option kv_bits is {bits}, but {named('CacheTypeKey')} is {shown(key)} and"
+            f" {named('CacheTypeValue')} is {shown(value)}: give one of them"
         )
-    bits = bits or named.bits
+    bits = bits or of_fields.bits
     if group_size and not bits:
         raise InvalidRequest(
             f"option kv_group_size is {group_size}, but the KV cache is not quantised: set kv_bits"
             " too, or remove it"
         )
-    return CacheKind(bits, group_size or named.group_size, named.dtype)
+    return CacheKind(bits, group_size or of_fields.group_size, of_fields.dtype)
 
 
 def group_size_for(kind: CacheKind, head_sizes: frozenset[int]) -> int:
@@ -86,19 +87,22 @@ def group_size_for(kind: CacheKind, head_sizes: frozenset[int]) -> int:
 def _of_fields(key: str, value: str) -> CacheKind:
     for name, given in (("CacheTypeKey", key), ("CacheTypeValue", value)):
         if given not in _PLAIN and given not in _QUANTIZED:
-            raise InvalidRequest(f"{name} is {shown(given)}, which MLX does not have: use {_NAMES}")
+            raise InvalidRequest(
+                f"{named(name)} is {shown(given)}, which MLX does not have: use {_NAMES}"
+            )
     bits = _QUANTIZED.get(key, 0)
     if bits != _QUANTIZED.get(value, 0):
         raise InvalidRequest(
-            f"CacheTypeKey is {shown(key or 'f16')} and CacheTypeValue is {shown(value or 'f16')}:"
-            " MLX's attention needs both quantised in the same way, so set both to the same type"
+            f"{named('CacheTypeKey')} is {shown(key or 'f16')} and {named('CacheTypeValue')} is"
+            f" {shown(value or 'f16')}: MLX's attention needs both quantised in the same way, so"
+            " set both to the same type"
         )
     if bits:
         return CacheKind(bits, _BLOCK)
     types = {_PLAIN[key], _PLAIN[value]} - {""}
     if len(types) > 1:
         raise InvalidRequest(
-            f"CacheTypeKey is {shown(key)} and CacheTypeValue is {shown(value)}: MLX keeps keys and"
-            " values in one type, so set both to the same"
+            f"{named('CacheTypeKey')} is {shown(key)} and {named('CacheTypeValue')} is"
+            f" {shown(value)}: MLX keeps keys and values in one type, so set both to the same"
         )
     return CacheKind(dtype=types.pop() if types else "")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backend.engine.errors import InvalidRequest
+from common.field_names import named
 from common.wording import shown
 
 
@@ -54,5 +55,5 @@ def _absolute(name: str, text: str) -> Path | None:
         return None
     path = Path(text)
     if "\0" in text or not path.is_absolute() or not path.name:
-        raise InvalidRequest(f"{name} must be an absolute path, but it is {shown(text)}", name)
+        raise InvalidRequest(f"{named(name)} must be an absolute path, but it is {shown(text)}")
     return path

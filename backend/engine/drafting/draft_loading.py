@@ -35,6 +35,7 @@ from backend.engine.planning.plan import CacheCost
 from backend.engine.sampling.logits_head import LogitsHead
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
+from common.field_names import named
 from common.wording import shown
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def load_drafting(
     context_size: tokens that the main model is served with. Raises ModelRejected, InvalidRequest.
     """
     requested_by = {
-        "DraftModel is set": checkpoint is not None,
+        f"{named('DraftModel')} is set": checkpoint is not None,
         "option mtp is true": settings.mtp,
         "option prompt_lookup is true": settings.prompt_lookup,
     }
@@ -93,8 +94,8 @@ def load_drafting(
         return None
     if checkpoint is not None and settings.mtp:
         raise InvalidRequest(
-            "DraftModel is set and option mtp is true: either a draft model or the model's own head"
-            " can draft, so leave one of them out"
+            f"{named('DraftModel')} is set and option mtp is true: either a draft model or the"
+            " model's own head can draft, so leave one of them out"
         )
     if not kv.can_remove_tokens(kv.new_row(main.model)):
         raise InvalidRequest(
@@ -221,7 +222,7 @@ def _load_drafter(
     if refusal:
         raise ModelRejected(
             f"drafter {shown(checkpoint.name)} cannot draft for {shown(main.name)}: {refusal}; name"
-            " one that was trained for this model, or leave DraftModel out"
+            f" one that was trained for this model, or leave {named('DraftModel')} out"
         )
     cast(head, main.dtype)
     _require_room(main, bytes_of(head), settings, device)
@@ -310,7 +311,7 @@ def _load(
         raise ModelRejected.because(
             loaded.name,
             f"it and the model take {needed // MIB} MiB, but MLX may use {limit // MIB} MiB; raise"
-            " memory_limit_mib, or leave DraftModel out",
+            f" memory_limit_mib, or leave {named('DraftModel')} out",
         )
     _log.info(
         "draft model %s: %s, %s, weights %d MiB",

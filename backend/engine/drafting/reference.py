@@ -15,6 +15,7 @@ from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, Mo
 from backend.engine.loading.checkpoint import Checkpoint, inspect
 from backend.engine.loading.model_reference import HubModel, LocalModel, resolve
 from backend.engine.settings import SPECIAL_TOKENS, Settings
+from common.field_names import named
 
 _CUT_SCHEME = re.compile(r"^(https?|hf|huggingface|file):/(?!/)", re.IGNORECASE)
 
@@ -72,6 +73,6 @@ def naming_draft_model() -> Iterator[None]:
         yield
         return
     except (ModelNotFound, ModelRejected, InvalidRequest) as error:
-        refusal = type(error)(f"DraftModel: {error}")
+        refusal = type(error)(f"{named('DraftModel')}: {error}")
     # Outside `except`: a context's traceback would keep the weights that were loaded alive.
     raise refusal

@@ -13,6 +13,7 @@ from backend.engine.embedding.rotary_shape import JINA, REQUIRED, family_of, sha
 from backend.engine.embedding.task_adapters import is_jina_v4
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.architectures import is_multimodal, model_types
+from common.field_names import named
 from common.model_kind import ModelKind
 from common.wording import shown
 
@@ -76,8 +77,8 @@ def with_flags(
         )
     if embeddings and kind not in (ModelKind.TEXT, ModelKind.EMBEDDING):
         raise InvalidRequest(
-            f"Embeddings is true, but the model {kind.words}: load an embedding model, or turn it"
-            " off in the model's configuration"
+            f"{named('Embeddings')} is true, but the model {kind.words}: load an embedding model,"
+            " or turn it off in the model's configuration"
         )
     return kind
 

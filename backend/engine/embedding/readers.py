@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol, TypeAlias
 from backend.engine.embedding.encoding import Encoded, Piece
 from backend.engine.embedding.sentence_files import Prompts, unknown_prompt
 from backend.engine.errors import InvalidRequest, TooLong
+from common.field_names import named
 
 LARGEST_TEXT = 1 << 20  # characters; tokenising takes a second
 
@@ -35,18 +36,16 @@ class Limits:
         if truncate:
             return text[:LARGEST_TEXT]
         raise TooLong(
-            f"{name} is {len(text)} characters long, but the model reads {self.context} tokens,"
-            f" and texts may have at most {LARGEST_TEXT} characters",
-            name,
+            f"{named(name)} is {len(text)} characters long, but the model reads {self.context}"
+            f" tokens, and texts may have at most {LARGEST_TEXT} characters",
         )
 
     def check(self, name: str, length: int) -> None:
         """Raise TooLong for more tokens than the model reads."""
         if length > self.context:
             raise TooLong(
-                f"{name} is {length} tokens long, but the model reads at most {self.context}:"
-                " send a shorter text, split it, or let it be truncated",
-                name,
+                f"{named(name)} is {length} tokens long, but the model reads at most"
+                f" {self.context}: send a shorter text, split it, or let it be truncated",
             )
 
     def check_known(self, name: str, ids: Sequence[int], *, listed: bool = False) -> None:
@@ -58,9 +57,8 @@ class Limits:
             if not 0 <= token < self.vocabulary:
                 field = f"{name}[{place}]" if listed else name
                 raise InvalidRequest(
-                    f"{field} {'is' if listed else 'has'} the token {token}, but the model's"
+                    f"{named(field)} {'is' if listed else 'has'} the token {token}, but the model's"
                     f" vocabulary ends at {self.vocabulary - 1}",
-                    field,
                 )
 
 
@@ -124,7 +122,7 @@ class TextReader:
         piece = self.encode(prompt, text, self.limits.context if truncate else None)
         if not piece.ids:
             raise InvalidRequest(
-                "Embeddings has no tokens: send a text that is not empty", "Embeddings"
+                f"{named('Embeddings')} has no tokens: send a text that is not empty"
             )
         self.limits.check("Embeddings", len(piece.ids))
         self.limits.check_known("Embeddings", piece.ids)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from backend.engine.errors import InvalidRequest, PromptTooLong
+from common.field_names import named
 from common.prefixes import common_prefix
 
 MOST_CANDIDATES = 1024
@@ -58,24 +59,23 @@ def require_bounded(request: ScoreRequest) -> None:
     """Raise InvalidRequest for texts too long to tokenise, and for contradictory fields."""
     count = len(request.candidates)
     if not count:
-        raise InvalidRequest("candidates is empty: send at least one text to score", "candidates")
+        raise InvalidRequest(f"{named('candidates')} is empty: send at least one text to score")
     if count > MOST_CANDIDATES:
         raise InvalidRequest(
-            f"candidates has {count} entries: send at most {MOST_CANDIDATES}", "candidates"
+            f"{named('candidates')} has {count} entries: send at most {MOST_CANDIDATES}"
         )
     characters = count * len(request.prompt) + sum(map(len, request.candidates))
     if characters > MOST_CHARACTERS:
         raise InvalidRequest(
-            f"prompt and candidates are {characters} characters, the prompt counted with each"
-            f" candidate: send at most {MOST_CHARACTERS}, or fewer candidates at a time",
-            "prompt",
+            f"{named('prompt')} and candidates are {characters} characters, the {named('prompt')}"
+            f" counted with each candidate: send at most {MOST_CHARACTERS}, or fewer candidates at"
+            " a time",
         )
     size = len(request.prompt.encode())
     if not 0 <= request.stable_bytes <= size:
         raise InvalidRequest(
-            f"stable_prefix_len is {request.stable_bytes}, but prompt has {size} bytes: send how"
-            " many of them stay the same, or 0",
-            "stable_prefix_len",
+            f"{named('stable_prefix_len')} is {request.stable_bytes}, but prompt has {size} bytes:"
+            " send how many of them stay the same, or 0",
         )
 
 
@@ -108,8 +108,8 @@ def plan(
     total = sum(len(one.tokens) for one in continuations)
     if total > MOST_TOKENS:
         raise InvalidRequest(
-            f"candidates have {total} tokens together: send at most {MOST_TOKENS} at a time",
-            "candidates",
+            f"{named('candidates')} have {total} tokens together: send at most {MOST_TOKENS} at a"
+            " time",
         )
     prefix = prompt[:start]
     return ScorePlan(prefix, tuple(continuations), _stable(request, prefix, encode))

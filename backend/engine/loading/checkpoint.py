@@ -32,6 +32,7 @@ from backend.engine.loading.shards import (
 )
 from backend.engine.settings import Settings
 from backend.engine.vision.families import why_not_read, why_not_seen
+from common.field_names import named
 from common.media_parts import has_media
 from common.model_kind import ModelKind, kind_of
 from common.wording import did_you_mean, shown
@@ -182,7 +183,10 @@ def _refuse_drafter(name: str, config: dict[str, Any], *, drafts: bool) -> None:
         " smaller model of the same family, or draft with the model's own head (option mtp) or with"
         " prompt_lookup"
         if drafts or not drafter_kind(config)
-        else "so name the model that it was trained for, and set DraftModel to this drafter"
+        else (
+            f"so name the model that it was trained for, and set {named('DraftModel')} to this"
+            " drafter"
+        )
     )
     raise ModelRejected.because(
         name, f"it is a drafter ({shown(own)}), not a complete model, {rest}"

@@ -31,6 +31,7 @@ from backend.engine.ranks.rank_load import RankLoad
 from backend.engine.ranks.undivided import require_divisible
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
+from common.field_names import named
 from common.model_kind import ModelKind
 from common.wording import shown
 
@@ -141,8 +142,8 @@ def find(
     draft = find_draft(request.draft_model, request.model_path, settings, cancelled)
     if checkpoint.media and adapters:
         raise InvalidRequest(
-            "LoraAdapter is set, but adapters are not applied to vision-language models: leave it"
-            " empty, or set the option type:text"
+            f"{named('LoraAdapter')} is set, but adapters are not applied to vision-language"
+            " models: leave it empty, or set the option type:text"
         )
     return LoadOrder(request, epoch, settings, checkpoint, kind, adapters, draft, limits)
 
@@ -159,6 +160,7 @@ def _flagged(checkpoint: Checkpoint, request: LoadRequest) -> Checkpoint:
         require_family(checkpoint.name, kind, checkpoint.config)
         if request.draft_model:
             raise InvalidRequest(
-                f"DraftModel is set, but the model {kind.words}: leave it empty for this model"
+                f"{named('DraftModel')} is set, but the model {kind.words}: leave it empty for"
+                " this model"
             )
     return replace(checkpoint, kind=kind)

@@ -42,6 +42,7 @@ from backend.engine.served_model import ServedModel
 from backend.engine.token_text import TokenTexts
 from backend.engine.units import MIB
 from common.context_size import served_context
+from common.field_names import named
 from common.wording import shown
 
 if TYPE_CHECKING:
@@ -187,8 +188,8 @@ def build(
         )
     if request.embeddings and reader is None:
         raise ModelRejected(
-            f"Embeddings is true, but model {shown(loaded.name)} does not expose the vectors of"
-            " its tokens: turn it off in the model's configuration"
+            f"{named('Embeddings')} is true, but model {shown(loaded.name)} does not expose the"
+            " vectors of its tokens: turn it off in the model's configuration"
         )
 
     yield "engine"

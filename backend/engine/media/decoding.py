@@ -22,6 +22,7 @@ from backend.engine.media.limits import (
 from backend.engine.media.picture import decode_picture
 from backend.engine.media.sound import decode_sound
 from backend.engine.media.video import decode_video
+from common.field_names import named
 
 _Item = TypeVar("_Item", Picture, Video, Sound)
 
@@ -110,7 +111,6 @@ def _item(name: str, text: str, read: Callable[[bytes], _Item], limits: MediaLim
 def _require_count(field: str, limit: str, count: int, most: int) -> None:
     if count > most:
         raise InvalidRequest(
-            f"{field} has {count} items, but a prompt may have {most}: send fewer, or load the"
-            f" model with a larger {limit}",
-            field,
+            f"{named(field)} has {count} items, but a prompt may have {most}: send fewer, or load"
+            f" the model with a larger {limit}",
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from backend.engine.errors import InvalidRequest
+from common.field_names import named
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -69,4 +70,4 @@ class BadItem(Exception):
 
 def refusal(name: str, why: str) -> InvalidRequest:
     """The error for an item. name: the item in the request, such as `Images[2]`."""
-    return InvalidRequest(f"{name} {why}", name)
+    return InvalidRequest(f"{named(name)} {why}")

@@ -32,6 +32,7 @@ from backend.engine.request import (
     TokenPrompt,
 )
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
+from common.field_names import named
 from common.tool_text import in_strict_turns, mentions_calls, with_tools_as_text
 
 if TYPE_CHECKING:
@@ -91,8 +92,7 @@ def require_returnable(tokens: int, alternatives: int) -> None:
         raise InvalidRequest(
             f"{tokens} prompt tokens with {alternatives} alternatives each are {entries}"
             f" log-probabilities, but at most {_MOST_LOGPROBS} are returned: shorten the prompt, or"
-            " send a smaller TopLogprobs",
-            "TopLogprobs",
+            f" send a smaller {named('TopLogprobs')}",
         )
 
 
@@ -270,9 +270,9 @@ class PromptBuilder:
     def _filled_in(self, prompt: InfillPrompt, most: int) -> list[int]:
         if self.infill is None:
             raise InvalidRequest(
-                "Metadata mlx.infill asks for the text between two others, but the loaded model has"
-                " no tokens for that: load a model such as Qwen2.5-Coder, or leave it out",
-                "Metadata mlx.infill",
+                f"{named('Metadata mlx.infill')} asks for the text between two others, but the"
+                " loaded model has no tokens for that: load a model such as Qwen2.5-Coder, or"
+                " leave it out",
             )
         texts = (prompt.prefix, prompt.suffix, *(text for _, text in prompt.files))
         self._require_short(sum(map(len, texts)), most)
@@ -300,22 +300,21 @@ class PromptBuilder:
         """
         if not self._tokenizer.has_chat_template:
             raise InvalidRequest(
-                "Messages cannot be used with this model: it has no chat template; send Prompt",
-                "Messages",
+                f"{named('Messages')} cannot be used with this model: it has no chat template;"
+                " send Prompt",
             )
         arguments: dict[str, Any] = dict(prompt.template_arguments)
         if prompt.tools is not None:
             arguments["tools"] = [dict(tool) for tool in prompt.tools]
-        named = self._tokenizer.chat_template
-        if isinstance(named, dict) and not named.keys() & {
+        templates = self._tokenizer.chat_template
+        if isinstance(templates, dict) and not templates.keys() & {
             "default",
             *(("tool_use",) if prompt.tools is not None else ()),
         }:
             raise InvalidRequest(
-                "Messages cannot be used with this model as they are: its chat templates are named"
-                f" {', '.join(sorted(named))}, and none of them is the default; send Prompt"
-                f"{', or Tools' if 'tool_use' in named else ''}",
-                "Messages",
+                f"{named('Messages')} cannot be used with this model as they are: its chat"
+                f" templates are named {', '.join(sorted(templates))}, and none of them is the"
+                f" default; send Prompt{', or Tools' if 'tool_use' in templates else ''}",
             )
         try:
             apply = self._apply_strictly if changes else self._apply
@@ -443,9 +442,8 @@ class PromptBuilder:
         for place, token in enumerate(tokens):
             if not 0 <= token < self._vocabulary_size:
                 raise InvalidRequest(
-                    f"tokens[{place}] is {token}, but the vocabulary ends at"
+                    f"{named(f'tokens[{place}]')} is {token}, but the vocabulary ends at"
                     f" {self._vocabulary_size - 1}",
-                    f"tokens[{place}]",
                 )
         with tokenizing():
             return str(self._tokenizer.decode(tokens))

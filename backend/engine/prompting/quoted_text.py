@@ -18,6 +18,7 @@ from typing import Any
 from backend.engine.errors import InvalidRequest
 from backend.engine.prompting.control_tokens import ControlTokens
 from backend.engine.prompting.unreadable_text import tokenizing
+from common.field_names import named
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,9 @@ class QuotedText:
     def _literal_tokenizer(self) -> Any:
         if self._backend is None:
             raise InvalidRequest(
-                "Messages contain the text of a control token, which this model's tokenizer cannot"
-                " read as plain text: remove it from the content of users and tools",
-                "Messages",
+                f"{named('Messages')} contain the text of a control token, which this model's"
+                " tokenizer cannot read as plain text: remove it from the content of users and"
+                " tools",
             )
         with self._lock:
             if self._literal is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.load_request import LoadOrder
+from common.field_names import named
 from common.model_kind import ModelKind
 
 
@@ -21,8 +22,11 @@ def require_divisible(order: LoadOrder) -> None:
             " one that mlx-lm knows, set the option type:text",
         )
     for given, words in (
-        (order.adapters, "LoraAdapter is set, but adapters are not applied where ranks"),
-        (order.draft, "DraftModel is set, but no tokens are drafted where ranks"),
+        (
+            order.adapters,
+            f"{named('LoraAdapter')} is set, but adapters are not applied where ranks",
+        ),
+        (order.draft, f"{named('DraftModel')} is set, but no tokens are drafted where ranks"),
         (settings.prompt_lookup, "prompt_lookup is set, but no tokens are drafted where ranks"),
         (settings.mtp, "mtp is set, but no tokens are drafted where ranks"),
         (

@@ -22,6 +22,7 @@ from backend.engine.request import Attachments
 from backend.engine.vision.markers import TemplateForm
 from backend.engine.vision.media_plan import MediaItem
 from backend.engine.vision.processor import AUDIO, FIELDS, IMAGE, VIDEO, ItemProcessor
+from common.field_names import named
 
 # The marker that LocalAI writes into a Prompt that it has rendered itself. Its clients may write it
 # into a message, because LocalAI sends the texts of a message without the order of its parts.
@@ -127,7 +128,7 @@ class MediaPrompts:
             why = "this model's chat template takes only one: send one"
         else:
             return
-        raise InvalidRequest(f"{FIELDS[kind]} has {count} items, but {why}", FIELDS[kind])
+        raise InvalidRequest(f"{named(FIELDS[kind])} has {count} items, but {why}")
 
     def placed(
         self, messages: Sequence[Message], given: Attachments, items: Sequence[Shown]
@@ -191,9 +192,8 @@ class MediaPrompts:
         places = re.findall("|".join(map(re.escape, [PLACE, *reversed(cores)])), text)
         if len(places) != len(items):
             raise InvalidRequest(
-                f"Prompt has {len(places)} media markers, but {len(items)} items are sent: write"
-                f" {PLACE} where each of them belongs",
-                "Prompt",
+                f"{named('Prompt')} has {len(places)} media markers, but {len(items)} items are"
+                f" sent: write {PLACE} where each of them belongs",
             )
         for parts in items:
             markers = (self._form.markers[part.kind] for part in parts)
@@ -250,27 +250,26 @@ def _positions(
     users: the indices of user messages. Raises InvalidRequest.
     """
     positions: list[tuple[int, ...]] = []
-    for kind, count, named in (
+    for kind, count, places in (
         (IMAGE, len(given.images), given.image_messages),
         (VIDEO, len(given.videos), given.video_messages),
         (AUDIO, len(given.audios), given.audio_messages),
     ):
-        if named is None:
+        if places is None:
             if count and not users:
                 raise InvalidRequest(
-                    f"{FIELDS[kind]} has {count} items, but Messages has no user message for them:"
-                    " add one",
-                    FIELDS[kind],
-                    "Messages",
+                    f"{named(FIELDS[kind])} has {count} items, but {named('Messages')} has no user"
+                    " message for them: add one",
                 )
             positions += [(users[-1],) for _ in range(count)]
             continue
-        key = f"Metadata mlx.{kind}_messages"
-        if len(named) != count:
+        key = named(f"Metadata mlx.{kind}_messages")
+        if len(places) != count:
             raise InvalidRequest(
-                f"{key} has {len(named)} entries, but {FIELDS[kind]} has {count}: send one for each"
+                f"{key} has {len(places)} entries, but {named(FIELDS[kind])} has {count}: send one"
+                " for each"
             )
-        for entry in named:
+        for entry in places:
             message, *within = (entry,) if isinstance(entry, int) else entry
             if message not in users:
                 raise InvalidRequest(

@@ -1,0 +1,80 @@
+"""The details of a gRPC error: `google.rpc.Status` with `google.rpc.BadRequest`.
+
+The messages are googleapis' (google/rpc/status.proto, error_details.proto), as far as they are
+used; the package that has all of them is larger than the rest of what a gateway needs for gRPC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from common.field_names import from_template, template_of
+
+KEY = "grpc-status-details-bin"  # the trailer of gRPC's richer error model
+_PACKAGE = "mlx_backend.rpc"  # not Google's, in case its own package is imported as well
+_TYPE = "type.googleapis.com/google.rpc.BadRequest"
+_KINDS = {"int32": 5, "string": 9}
+_REPEATED, _SINGLE, _MESSAGE = 3, 1, 11
+
+
+def _message(file: Any, name: str, **fields: str) -> None:
+    """Add a message: field → type, numbered in order; a type in brackets is repeated."""
+    added = file.message_type.add(name=name)
+    for number, (field, given) in enumerate(fields.items(), 1):
+        kind = given.strip("[]")
+        label = _REPEATED if kind != given else _SINGLE
+        made = added.field.add(name=field, number=number, label=label)
+        made.type = _KINDS.get(kind, _MESSAGE)
+        if made.type == _MESSAGE:
+            made.type_name = f".{kind}" if "." in kind else f".{_PACKAGE}.{kind}"
+
+
+def _classes() -> tuple[Any, Any]:
+    file = descriptor_pb2.FileDescriptorProto(
+        name="mlx_backend/rpc.proto",
+        package=_PACKAGE,
+        syntax="proto3",
+        dependency=["google/protobuf/any.proto"],
+    )
+    _message(file, "FieldViolation", field="string", description="string")
+    _message(file, "BadRequest", field_violations="[FieldViolation]")
+    _message(file, "Status", code="int32", message="string", details="[google.protobuf.Any]")
+    pool = descriptor_pool.Default()
+    pool.Add(file)
+    of = pool.FindMessageTypeByName
+    get = message_factory.GetMessageClass
+    return get(of(f"{_PACKAGE}.Status")), get(of(f"{_PACKAGE}.BadRequest"))
+
+
+_Status, _BadRequest = _classes()
+
+
+def packed(code: int, said: str, message: str, fields: Sequence[str]) -> bytes:
+    """The details of an error about `fields`, the one at fault first.
+
+    said: the message that the status has. message: the same with marked names, which becomes the
+    description of the first violation, as a template.
+    """
+    request = _BadRequest()
+    for name in fields:
+        request.field_violations.add(field=name)
+    request.field_violations[0].description = template_of(message, fields)
+    detail = any_pb2.Any(type_url=_TYPE, value=request.SerializeToString())
+    raw: bytes = _Status(code=code, message=said, details=[detail]).SerializeToString()
+    return raw
+
+
+def unpacked(raw: bytes) -> tuple[tuple[str, ...], str]:
+    """The fields of an error, and its message with marked names; both empty if there are none."""
+    try:
+        status = _Status.FromString(raw)
+        details = [each.value for each in status.details if each.type_url == _TYPE]
+        found = [v for each in details for v in _BadRequest.FromString(each).field_violations]
+    except DecodeError:
+        found = []
+    fields = tuple(violation.field for violation in found)
+    return fields, from_template(found[0].description, fields) if fields else ""

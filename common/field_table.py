@@ -1,0 +1,77 @@
+"""How the fields of a request or a file are treated: tables for refusals, tolerance and docs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Off:
+    """The values of a field that request nothing. `words` describes them in documentation."""
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+EMPTY = Off(lambda value: not value, "empty")
+
+
+def one_of(*values: object) -> Off:
+    """These values only."""
+    return Off(lambda value: value in values, " or ".join(map(str, values)))
+
+
+def empty_or(*values: object) -> Off:
+    """These values, and all that count as false."""
+    return Off(lambda value: not value or value in values, f"empty or {values}")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A field that is refused unless its value is `off`.
+
+    instead: what to do. why: why it is refused, if that does not follow.
+    """
+
+    instead: str
+    off: Off = EMPTY
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldTable:
+    """The fields of one surface, each in one mapping.
+
+    used: what it does. neutral: accepted; why it has no effect. Fields that a schema describes need
+    no row.
+    """
+
+    refused: Mapping[str, Refused] = field(default_factory=dict)
+    neutral: Mapping[str, str] = field(default_factory=dict)
+    used: Mapping[str, str] = field(default_factory=dict)
+
+    def first_refused(self, values: Mapping[str, Any]) -> str:
+        """The first refused field whose value requests something; "" if there is none."""
+        for name, row in self.refused.items():
+            if name in values and not row.off.holds(values[name]):
+                return name
+        return ""
+
+    def without(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values without neutral and refused fields."""
+        unused = self.neutral.keys() | self.refused.keys()
+        return {name: value for name, value in values.items() if name not in unused}
+
+
+def each(reasons: Mapping[str, str]) -> dict[str, str]:
+    """The reason of each name; those with the same one are separated by spaces."""
+    return {name: why for why, names in reasons.items() for name in names.split()}
+
+
+def grouped(reasons: Mapping[str, str]) -> Iterator[tuple[list[str], str]]:
+    """Neighbouring names with the same reason, and that reason, for documentation."""
+    for why, rows in groupby(reasons, reasons.__getitem__):
+        yield list(rows), why
