@@ -2,7 +2,7 @@
 
 `released`: a decode step blocks for ever, like a kernel that never ends. `stopped`: it blocks for
 75 seconds. `held`: for ever, inside a native call that keeps the interpreter's lock. `slow`: every
-decode step takes half a second more. `slow-load`: a stage of a load takes 15 seconds more.
+decode step takes half a second more. `slow-load`: a stage of a load takes 12 seconds more.
 `hung-load`: it waits for ever.
 
 The second argument is the least automatic `step_timeout`, in seconds.
@@ -36,7 +36,7 @@ _WAYS: dict[str, tuple[Any, str, Callable[[], None]]] = {
     "stopped": (batch.DecodeBatch, "read", lambda: time.sleep(75)),
     "held": (batch.DecodeBatch, "read", _hold_the_lock),
     "slow": (batch.DecodeBatch, "read", lambda: time.sleep(0.5)),
-    "slow-load": (device, "detect", lambda: time.sleep(15)),
+    "slow-load": (device, "detect", lambda: time.sleep(12)),
     "hung-load": (device, "detect", lambda: time.sleep(_EVER)),
 }
 

@@ -6,10 +6,11 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -87,15 +88,17 @@ class Faulty:
 @contextmanager
 def faulty(way: str, timeout: str = str(LIMIT), least: int = LIMIT) -> Iterator[Faulty]:
     program = "tests.acceptance.hanging_backend"
-    process = Process(way, str(least), "--addr=127.0.0.1:0", module=program)
-    try:
-        backend = Faulty(process, timeout)
+    with ExitStack() as stack:
+        with _starting:
+            process = Process(way, str(least), "--addr=127.0.0.1:0", module=program)
+            stack.callback(process.close)
+            backend = Faulty(process, timeout)
         yield backend
         backend.channel.close()
-    finally:
-        process.close()
 
 
+# Few start at the same time, because a step that waits too long for a processor counts as hanging.
+_starting = threading.Semaphore(2)
 Scenario = Callable[[], None]
 _scenarios: dict[str, Scenario] = {}
 

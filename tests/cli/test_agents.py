@@ -19,6 +19,7 @@ import pytest
 from cli.agents import AGENTS, Served, document, placed, script
 from tests.cli.test_command_line import KEY, TINY, Ended, mlx_backend
 from tests.gateway.gateway_process import GatewayProcess, tiny
+from tests.polling import until
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVED = Served("http://127.0.0.1:8080", "it's a model", 40_960)
@@ -185,8 +186,7 @@ def test_the_gateway_of_an_agent_ends_with_the_command(
         ],
         env=os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"},
     )
-    while not pid.exists():
-        assert process.poll() is None
+    until(lambda: pid.exists() or process.poll() is not None)
     started = psutil.Process(process.pid).children(recursive=True)
     agent = psutil.Process(int(pid.read_text()))
     assert len(started) >= 3  # the agent, the gateway and its backend

@@ -22,6 +22,7 @@ from gateway.supervisor.process import DOWNLOADED
 from tests.cli.test_serve import listed, running, url_of
 from tests.engine.hub_server import running_hub
 from tests.gateway.gateway_process import GatewayProcess, roomy
+from tests.unignored_signals import unignored
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "tests" / "models" / "tiny_text"
@@ -206,14 +207,15 @@ def test_a_conversation_in_a_terminal(gateway: GatewayProcess) -> None:
     """Messages of several lines, commands, and an interrupt that stops an answer and no more."""
     ours, theirs = pty.openpty()
     environ = os.environ | {"MLX_BACKEND_URL": gateway.url, "MLX_BACKEND_API_KEY": KEY}
-    process = subprocess.Popen(
-        [ROOT / "scripts/python", "-m", "cli", "chat", "one"],
-        env=environ,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-    )
+    with unignored(signal.SIGINT):
+        process = subprocess.Popen(
+            [ROOT / "scripts/python", "-m", "cli", "chat", "one"],
+            env=environ,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
     os.close(theirs)
     shown = b""
 

@@ -11,6 +11,7 @@ import pytest
 
 from cli import default_model
 from tests.common.test_process_end import ADVICE
+from tests.polling import until
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY_TEXT = ROOT / "tests" / "models" / "tiny_text"
@@ -72,9 +73,9 @@ def test_a_signal_that_ends_the_backend_is_explained(step: str, number: signal.S
         assert running.stdout is not None
         while step.encode() not in running.stdout.readline():
             assert running.poll() is None
-        while not (backends := psutil.Process(running.pid).children()):
-            pass
-        backends[0].send_signal(number)
+        backends = psutil.Process(running.pid).children
+        until(backends)
+        backends()[0].send_signal(number)
         *_, last = running.stdout.read().decode().splitlines()
     assert running.returncode == 1
     assert last.startswith(f"error: the backend was ended by {number.name}: ")

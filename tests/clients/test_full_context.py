@@ -10,9 +10,10 @@ import pytest
 from tests.clients.environments import node_program, python_program
 from tests.gateway.gateway_process import GatewayProcess
 
-pytestmark = pytest.mark.parametrize("tokens", ["2000", "300000"], ids=["counted", "estimated"])
+COUNTED, ESTIMATED = "2000", "300000"  # tokens
 
 
+@pytest.mark.parametrize("tokens", [COUNTED, ESTIMATED], ids=["counted", "estimated"])
 def test_pi_compacts(gateway: GatewayProcess, tokens: str) -> None:
     recognised = ["error", True]
     assert node_program("full_context", gateway.url, tokens) == {
@@ -22,10 +23,10 @@ def test_pi_compacts(gateway: GatewayProcess, tokens: str) -> None:
     }
 
 
-def test_litellm_and_langchain_raise_their_own_exception(
-    gateway: GatewayProcess, tokens: str
-) -> None:
-    found = python_program("full_context", gateway.url, tokens, LITELLM_LOCAL_MODEL_COST_MAP="True")
-    assert found["openai"] == found["anthropic"] == ["BadRequestError", False]
-    assert found["litellm"] == [["ContextWindowExceededError", False]] * 5  # aider, OpenHands
-    assert found["langchain"] == [["OpenAIContextOverflowError", True]] * 4
+def test_litellm_and_langchain_raise_their_own_exception(gateway: GatewayProcess) -> None:
+    environ = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    counted, estimated = python_program("full_context", gateway.url, COUNTED, ESTIMATED, **environ)
+    assert counted == estimated
+    assert counted["openai"] == counted["anthropic"] == ["BadRequestError", False]
+    assert counted["litellm"] == [["ContextWindowExceededError", False]] * 5  # aider, OpenHands
+    assert counted["langchain"] == [["OpenAIContextOverflowError", True]] * 4

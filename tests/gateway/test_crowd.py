@@ -18,10 +18,10 @@ import httpx
 import pytest
 
 from tests.gateway.gateway_process import GatewayProcess, roomy
+from tests.long import TEST_LONG
 from tests.polling import until
 
-STAYING = 64
-PASSING = 200
+STAYING, PASSING = (64, 200) if TEST_LONG else (32, 80)
 LARGEST = 60  # the small model counts to 60 without a mistake
 SECONDS = float(os.environ.get("CROWD_SECONDS", "0"))
 PATIENCE = httpx.Timeout(250.0)

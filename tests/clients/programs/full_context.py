@@ -9,8 +9,7 @@ import openai
 from langchain_core.exceptions import ContextOverflowError
 from langchain_openai import ChatOpenAI
 
-URL, TOKENS = sys.argv[1:]
-MESSAGES = [{"role": "user", "content": "tick " * int(TOKENS)}]
+URL, *COUNTS = sys.argv[1:]
 litellm.telemetry = False
 litellm.suppress_debug_info = True
 
@@ -24,42 +23,46 @@ def raised(call):
     return None
 
 
-def lite(provider, path, **fields):
+def lite(messages, provider, path, **fields):
     return raised(
         lambda: litellm.completion(
             model=f"{provider}/tiny",
             api_base=URL + path,
             api_key="unused",
-            messages=MESSAGES,
+            messages=messages,
             max_retries=0,
             **fields,
         )
     )
 
 
-def chain(**fields):
+def chain(messages, **fields):
     model = ChatOpenAI(model="tiny", base_url=f"{URL}/v1", api_key="x", max_retries=0, **fields)
-    return [raised(lambda: model.invoke(MESSAGES)), raised(lambda: [*model.stream(MESSAGES)])]
+    return [raised(lambda: model.invoke(messages)), raised(lambda: [*model.stream(messages)])]
 
 
-results = {
-    "openai": raised(
-        lambda: openai.OpenAI(base_url=f"{URL}/v1", api_key="x").chat.completions.create(
-            model="tiny", messages=MESSAGES
-        )
-    ),
-    "anthropic": raised(
-        lambda: anthropic.Anthropic(base_url=URL, api_key="x").messages.create(
-            model="tiny", messages=MESSAGES, max_tokens=8
-        )
-    ),
-    "litellm": [
-        lite("openai", "/v1"),
-        lite("openai", "/v1", stream=True),
-        lite("hosted_vllm", "/v1"),
-        lite("lm_studio", "/v1"),
-        lite("anthropic", "", max_tokens=8),
-    ],
-    "langchain": [*chain(), *chain(use_responses_api=True)],
-}
-print(json.dumps(results))
+def results(messages):
+    return {
+        "openai": raised(
+            lambda: openai.OpenAI(base_url=f"{URL}/v1", api_key="x").chat.completions.create(
+                model="tiny", messages=messages
+            )
+        ),
+        "anthropic": raised(
+            lambda: anthropic.Anthropic(base_url=URL, api_key="x").messages.create(
+                model="tiny", messages=messages, max_tokens=8
+            )
+        ),
+        "litellm": [
+            lite(messages, "openai", "/v1"),
+            lite(messages, "openai", "/v1", stream=True),
+            lite(messages, "hosted_vllm", "/v1"),
+            lite(messages, "lm_studio", "/v1"),
+            lite(messages, "anthropic", "", max_tokens=8),
+        ],
+        "langchain": [*chain(messages), *chain(messages, use_responses_api=True)],
+    }
+
+
+prompts = [[{"role": "user", "content": "tick " * int(count)}] for count in COUNTS]
+print(json.dumps([results(prompt) for prompt in prompts]))

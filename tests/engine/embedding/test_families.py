@@ -28,6 +28,7 @@ from tests.engine.embedding import rotary_checkpoints as rotary
 from tests.engine.embedding import tiny_checkpoints as tiny
 from tests.engine.embedding.engine_calls import embed, entities, rerank, serving
 from tests.engine.embedding.tiny_checkpoints import HIDDEN, LABELLERS, QUERY, TEXTS
+from tests.long import TEST_LONG
 
 SAID: dict[str, Any] = json.loads((Path(__file__).parent / "tiny_references.json").read_text())
 EMBEDDERS = (*tiny.EMBEDDERS, *rotary.EMBEDDERS)
@@ -160,9 +161,20 @@ _TANH = "torch.nn.modules.activation.Tanh"
 _IDENTITY = "torch.nn.modules.linear.Identity"
 
 
-@pytest.mark.parametrize("family", [*tiny.EMBEDDERS, "gte_multilingual"])
+_POOLED = [*tiny.EMBEDDERS, "gte_multilingual"]
+_DENSE = {
+    "tanh": (_TANH, True, _POOLED),
+    "identity": (_IDENTITY, False, _POOLED if TEST_LONG else _POOLED[:2]),
+}
+
+
 @pytest.mark.parametrize(
-    ("activation", "bias"), [(_TANH, True), (_IDENTITY, False)], ids=["tanh", "identity"]
+    ("activation", "bias", "family"),
+    [
+        pytest.param(activation, bias, family, id=f"{name}-{family}")
+        for name, (activation, bias, families) in _DENSE.items()
+        for family in families
+    ],
 )
 async def test_dense_layers_follow_pooling(
     family: str, activation: str, bias: bool, tmp_path: Path
