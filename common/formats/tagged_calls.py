@@ -405,24 +405,10 @@ class CallTags:
         cursor = reading.cursor
         ends = tuple(filter(None, (self.json_close, self.call_close)))
         text = yield from read_arguments(reading, ends)
-        yield from cursor.space()
-        yield from cursor.accept(self.json_close)
-        yield from self._close_json(cursor)
+        half = self.call_close.removesuffix(">")
+        for closing in ((self.json_close,), self._ends, (half, *respelt(self.call_close))):
+            yield from cursor.accept_after_space(*closing)
         return text
-
-    def _close_json(self, cursor: Cursor) -> Wait[None]:
-        """Read the end of a call, which may be missing if another one follows."""
-        start = cursor.position
-        with cursor.ahead():
-            yield from cursor.space()
-            closed = yield from cursor.at([self.call_close])
-            length = cursor.position - start + len(closed)
-            following = yield from cursor.at(
-                filter(None, (*respelt(self.block_close), self.block, self.call))
-            )
-            if not closed and not following and (yield from cursor.more()):
-                raise cursor.unreadable()
-        cursor.take(length if closed else 0)
 
     def _read_parameter(
         self, reading: Reading, name: str, arguments: list[tuple[str, str]]
@@ -454,12 +440,9 @@ class CallTags:
         def known(text: str) -> bool:
             if flag in attributes:
                 return attributes[flag] == is_text and not reading.tools.excludes_text(name, key)
-            return self._is_text(reading, name, key, text)
+            return reading.tools.is_text(name, key, text, self.undeclared)
 
         return ValueSender(send, known, self.lines)
-
-    def _is_text(self, reading: Reading, name: str, key: str, text: str) -> bool:
-        return reading.tools.is_text(name, key, text, self.undeclared)
 
     def _typed(
         self, reading: Reading, name: str, key: str, text: str, attributes: Mapping[str, str]
