@@ -1,4 +1,4 @@
-"""Families without tags around arguments: Python calls, and Gemma's JSON-like notation."""
+"""Families without tags around arguments: JSON, Python calls, and Gemma's notation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,41 @@ from typing import Any
 from common.call_grammar.lark_text import ANY_TEXT, shape_of
 from common.call_grammar.rules import RuleBook, either, one_or_more, separated
 from common.call_grammar.tools import CallableTool, alternatives, check_name
-from common.formats.shapes import FencedShape, PythonShape
+from common.formats.shapes import FencedShape, JsonShape, PythonShape
 
+_NAME = r"[\w.:/-]+"  # a name that is not in a JSON string
 _KEY = r"[^:,{}\[\]<>\s\"'=()]+"
 _ESCAPES = 'nrt\\"'
 """The strings that JSON and Python share: Python knows neither `\\/` nor surrogates."""
 _SCALARS = ({"type": "number"}, {"type": "boolean"}, {"type": "null"})
+
+
+def json_calls(
+    shape: JsonShape, book: RuleBook, tools: Sequence[CallableTool], *, parallel: bool
+) -> str:
+    """Rules for calls whose arguments are one JSON object."""
+    first, later = (
+        either([_call(shape, book, tool, index) for tool in tools])
+        for index in ("0", "/[1-9][0-9]{0,2}/")
+    )
+    separator = book.text(shape.separator) or '""'
+    several = parallel and shape.several
+    calls = f"{first} ({separator} {later})*" if several else first
+    if "{index}" not in shape.call:
+        calls = one_or_more(first, separator, several=several)
+    return book.written(f"{book.text(shape.opening)} {calls} {book.text(shape.closing)}")
+
+
+def _call(shape: JsonShape, book: RuleBook, tool: CallableTool, index: str) -> str:
+    if shape.quoted:
+        name = json.dumps(tool.name, ensure_ascii=False)
+    else:
+        name = check_name("tool's", tool.name, _NAME)
+    head, _, tail = shape.call.partition("{arguments}")
+    before, numbered, after = head.replace("{name}", name).partition("{index}")
+    number = f'"{index}"' if index == "0" else index
+    head = f"{book.text(before)} {number} {book.text(after)}" if numbered else book.text(before)
+    return book.rule(f"{head} {book.json(tool.schema)} {book.text(tail)}")
 
 
 def python_calls(

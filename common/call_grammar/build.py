@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.call_grammar.bare_families import fenced_calls, python_calls
-from common.call_grammar.json_families import json_calls
+from common.call_grammar.bare_families import fenced_calls, json_calls, python_calls
 from common.call_grammar.rules import Markers, RuleBook
 from common.call_grammar.tagged_families import tagged_calls
 from common.call_grammar.tools import CallableTool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.formats import llama
 from common.formats.family import Family
@@ -72,10 +72,10 @@ def derived(calls: Calls) -> Family | None:
     middle, value, tail = rest.partition(VALUES[0])
     if not name or not value:
         return None
-    parts = _divided(head, tail, two) if two else ("", head, tail, "", "")
-    found = _json(middle, *parts)
+    parts = _divided(head, tail, two) if two else _Parts("", head, tail, "", "")
+    found = _json(middle, parts)
     shape: Shape | None = replace(found, several=bool(two)) if found else None
-    shape = shape or _python(middle, *parts) or _fenced(middle, *parts) or _tags(calls, *parts)
+    shape = shape or _python(middle, parts) or _fenced(middle, parts) or _tags(calls, parts)
     return None if shape is None else family_of(shape)
 
 
@@ -95,11 +95,20 @@ def family_of(shape: Shape, tags: tuple[Tags, ...] = ()) -> Family | None:
     return Family("derived", shape=shape, tags=tags, calls=calls)
 
 
-Parts = tuple[str, str, str, str, str]
-"""The opening, a call up to its name, a call after its value, the separator, and the closing."""
+class _Parts(NamedTuple):
+    """What a call consists of beside its name and the text from there to its value.
+
+    before, after: a call up to its name, and after its value. opening, closing: around all calls.
+    """
+
+    opening: str
+    before: str
+    after: str
+    separator: str
+    closing: str
 
 
-def _divided(head: str, tail: str, two: str) -> Parts:
+def _divided(head: str, tail: str, two: str) -> _Parts:
     """What belongs to each call and what to all, by a second call after the first one."""
     between = two.partition(VALUES[0])[2].partition(NAMES[1])[0]
     before = _common_suffix(between, head)
@@ -110,12 +119,12 @@ def _divided(head: str, tail: str, two: str) -> Parts:
         after = after[: after.rfind("<")]  # the beginning of another tag
     before = before.lstrip()
     separator = between[len(after) : len(between) - len(before)]
-    return head[: len(head) - len(before)].lstrip(), before, after, separator, tail[len(after) :]
+    opening, closing = head[: len(head) - len(before)].lstrip(), tail[len(after) :]
+    return _Parts(opening, before, after, separator, closing)
 
 
-def _json(
-    middle: str, opening: str, before: str, after: str, separator: str, closing: str
-) -> JsonShape | None:
+def _json(middle: str, parts: _Parts) -> JsonShape | None:
+    opening, before, after, separator, closing = parts
     opens, closes = _JSON_OPENS.search(middle), _JSON_CLOSES.match(after + closing)
     if not opens or not closes or closes.end() > len(after):
         return None
@@ -128,32 +137,24 @@ def _json(
     return shape if shape.quoted == quoted else None
 
 
-def _python(
-    middle: str, opening: str, before: str, after: str, separator: str, closing: str
-) -> PythonShape | None:
+def _python(middle: str, parts: _Parts) -> PythonShape | None:
     quote = middle[-1:]
-    if middle != f"({KEYS[0]}={quote}" or not after.startswith(f"{quote})"):
+    if middle != f"({KEYS[0]}={quote}" or parts.before or parts.after != f"{quote})":
         return None
-    if before or after != f"{quote})":
-        return None
-    return PythonShape(opening, separator, closing)
+    return PythonShape(parts.opening, parts.separator, parts.closing)
 
 
-def _fenced(
-    middle: str, opening: str, before: str, after: str, separator: str, _closing: str
-) -> FencedShape | None:
+def _fenced(middle: str, parts: _Parts) -> FencedShape | None:
     fence = middle.removeprefix(f"{{{KEYS[0]}:")
-    end = f"{fence}}}"
-    if fence == middle or not after.startswith(end) or not before.endswith("call:"):
+    end, before = f"{fence}}}", parts.before.removesuffix("call:")
+    if parts.opening or parts.separator or not fence or middle == fence or before == parts.before:
         return None
-    if opening or separator or not fence:
-        return None
-    return FencedShape(before.removesuffix("call:"), fence, after.removeprefix(end))
+    closing = parts.after.removeprefix(end)
+    return None if closing == parts.after else FencedShape(before, fence, closing)
 
 
-def _tags(
-    calls: Calls, opening: str, before: str, after: str, separator: str, closing: str
-) -> TagShape | None:
+def _tags(calls: Calls, parts: _Parts) -> TagShape | None:
+    opening, before, after, separator, closing = parts
     _, _, rest = calls.text(_BOTH).partition(NAMES[0])
     header, key, rest = rest.partition(KEYS[0])
     tag_end, value, rest = rest.partition(VALUES[0])

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from common.formats import (
-    deepseek,
     functionary,
     gemma,
     llama,
@@ -21,6 +20,7 @@ from common.formats.glm import unopened
 from common.formats.harmony import Harmony
 from common.formats.qwen import UNMARKED_CALLS
 from common.formats.reading import Tags, begins_line
+from common.formats.sections import Section
 from common.formats.shapes import (
     FencedShape,
     JsonShape,
@@ -41,13 +41,54 @@ _GLM_EXTRAS: Mapping[str, Any] = {
     "inline": ("<|begin_of_box|>", "<|end_of_box|>"),
     "starts_line": True,
 }
-_DEEPSEEK_SECTION: Mapping[str, Any] = {
-    "opening": "<｜tool▁calls▁begin｜>",
-    "separator": "",
-    "closing": "<｜tool▁calls▁end｜>",
-}
+_V31 = JsonShape(
+    "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁begin｜>",
+    "",
+    "<｜tool▁calls▁end｜>",
+)
+_V3 = replace(
+    _V31,
+    call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```"
+    "<｜tool▁call▁end｜>",
+)
+# Smaller models that were trained on DeepSeek's answers write the first marker also as llama.cpp
+# reads it (deepseek_r1 in its common/chat).
+_V3_OPENINGS = (
+    *(_V3.opening, "<｜tool_calls_begin｜>", "<｜tool calls begin｜>"),
+    *(r"<｜tool\_calls\_begin｜>", "<｜tool▁calls｜>"),
+)
+_V3_CALLS = tuple(
+    syntax for opening in _V3_OPENINGS for syntax in replace(_V3, opening=opening).syntaxes
+)
+_DSML = tuple(
+    invoked(prefix, block, flags=("true", "false"))
+    for prefix, block in (
+        ("｜DSML｜", "function_calls"),
+        ("｜DSML｜", "tool_calls"),
+        ("｜DSML｜ ", "calls"),
+    )
+)
+# What V4 sometimes writes instead of its block's name, and vLLM reads.
+_MISSPELT = tuple(
+    replace(_DSML[1], opening=f"<｜DSML｜{block}>") for block in ("toolcalls", "tool")
+)
+_DSML_CALLS = (*(tagged(shape.tags) for shape in (*_DSML, *_MISSPELT)), *_V3_CALLS)
 _DEEPSEEK_INLINE = tuple(
     f"<｜tool▁{word}▁{end}｜>" for word in ("outputs", "output") for end in ("begin", "end")
+)
+_STEP = invoked(
+    "steptml:",
+    "",
+    call='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">\n',
+    call_end="</steptml:invoke><｜tool_call_end｜>",
+    forbidden=("<steptml:", "</steptml:", "<｜tool_"),
+    opening="<｜tool_calls_begin｜>",
+    closing="<｜tool_calls_end｜>",
+)
+_STEP_SECTION = Section(
+    *(_STEP.opening, _STEP.closing, "<｜tool_call_begin｜>", "<｜tool_call_end｜>"),
+    tags=invoked("steptml:", "", opening="", closing="").tags,
 )
 _GLM, _LONGCAT = key_value(undeclared="guess"), key_value("longcat_", undeclared="guess")
 _IQUEST = key_value(call="<iquestcoder_tool_call>{name}\n", call_end="</iquestcoder_tool_call>")
@@ -110,46 +151,34 @@ FAMILIES = (
         reasoning="ernie45", calls=qwen.CALLS, silent=("<response>", "</response>"),
     ),
     Family(
-        "DeepSeek V3", "deepseek_v3 deepseek_r1 deepseekv3",
-        JsonShape(
-            "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{arguments}\n```"
-            "<｜tool▁call▁end｜>",
-            **_DEEPSEEK_SECTION,
-        ),
+        "DeepSeek V3", "deepseek_v3 deepseek_r1 deepseekv3", _V3,
         signs=[("<｜tool▁calls▁begin｜>", "```json")], reasoning="deepseek_r1 deepseek_v3",
-        calls=deepseek.V3_CALLS, inline=_DEEPSEEK_INLINE,
+        calls=_V3_CALLS, inline=_DEEPSEEK_INLINE,
     ),
     Family(
-        "DeepSeek V3.1", "deepseek_v31 deepseekv31",
-        JsonShape(
-            "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜>",
-            **_DEEPSEEK_SECTION,
-        ),
-        signs=[("<｜tool▁calls▁begin｜>",)], reasoning="deepseek_v31", calls=deepseek.V3_CALLS,
-        inline=_DEEPSEEK_INLINE,
+        "DeepSeek V3.1", "deepseek_v31 deepseekv31", _V31, signs=[("<｜tool▁calls▁begin｜>",)],
+        reasoning="deepseek_v31", calls=_V3_CALLS, inline=_DEEPSEEK_INLINE,
     ),
     Family(
-        "DeepSeek V3.2", "deepseek_v32 deepseekv32", deepseek.DSML_SHAPES[0],
+        "DeepSeek V3.2", "deepseek_v32 deepseekv32", _DSML[0],
         signs=[("｜DSML｜",), ("｜DSML｜", "<｜tool▁calls▁begin｜>", "```json")],
-        reasoning="deepseek_v32", calls=deepseek.DSML_CALLS, inline=_DEEPSEEK_INLINE,
+        reasoning="deepseek_v32", calls=_DSML_CALLS, inline=_DEEPSEEK_INLINE,
     ),
     Family(
-        "DeepSeek V4", "deepseek_v4 deepseekv4", deepseek.DSML_SHAPES[1],
-        signs=[("｜DSML｜tool_calls",)], reasoning="deepseek_v4", calls=deepseek.DSML_CALLS,
-        inline=_DEEPSEEK_INLINE,
+        "DeepSeek V4", "deepseek_v4 deepseekv4", _DSML[1], signs=[("｜DSML｜tool_calls",)],
+        reasoning="deepseek_v4", calls=_DSML_CALLS, inline=_DEEPSEEK_INLINE,
     ),
     Family(
-        "DeepSeek V4.1", "deepseek_v41 deepseekv41", deepseek.DSML_SHAPES[2],
-        signs=[("｜DSML｜ calls",)], reasoning="deepseek_v41", calls=deepseek.DSML_CALLS,
-        inline=_DEEPSEEK_INLINE,
+        "DeepSeek V4.1", "deepseek_v41 deepseekv41", _DSML[2], signs=[("｜DSML｜ calls",)],
+        reasoning="deepseek_v41", calls=_DSML_CALLS, inline=_DEEPSEEK_INLINE,
     ),
     Family(
         "GigaChat 3.5", "gigachat35", invoked("｜GCML｜", "tool_calls", flags=("true", "false")),
         signs=[("｜GCML｜",)], reasoning="gigachat35",
     ),
     Family(
-        "Step 3", "step3", deepseek.STEP_SHAPE, signs=[("<steptml:invoke",)], reasoning="step3",
-        calls=deepseek.STEP_CALLS,
+        "Step 3", "step3", _STEP, signs=[("<steptml:invoke",)], reasoning="step3",
+        calls=(_STEP_SECTION.syntax,),
     ),
     Family(
         "GLM 4.5, 4.7, 5, Laguna, Ling 3, Spark 2.5 and 3",

@@ -10,7 +10,7 @@ from common.formats.answer import Call
 from common.formats.cursor import Cursor, Markers, Unreadable, Wait
 from common.formats.json_calls import read_json_calls
 from common.formats.reading import CallSyntax, Reading, no_content_yet
-from common.formats.tagged_calls import CallTags
+from common.formats.tagged_calls import CallTags, forms
 from common.formats.values import object_of
 
 _NAME = re.compile(r"[^<>{}()\s\\]*")
@@ -101,7 +101,7 @@ class KeyValueTags(CallTags):
 
     def _opens_parameter(self, cursor: Cursor) -> Wait[bool]:
         """Whether a key comes next; if its opening tag is missing, its closing tag must follow."""
-        if (yield from cursor.accept(self.parameter)):
+        if (yield from cursor.accept(*self._parameters)):
             return True
         with cursor.ahead():
             key = yield from cursor.run(_KEY)
@@ -109,9 +109,10 @@ class KeyValueTags(CallTags):
 
     def _read_parameter_header(self, cursor: Cursor) -> Wait[tuple[Mapping[str, str], bool]]:
         yield from cursor.space()
-        key = (yield from cursor.run(_KEY)).strip()
+        text = (yield from cursor.run(_KEY)).strip()
+        key = text.removesuffix(self.key_close[1:])
         yield from cursor.space()
-        closed = yield from cursor.accept(self.key_close)
+        closed = key != text or (yield from cursor.accept(*forms(self.key_close)))
         if self.kind[0] and (yield from cursor.accept(self.kind[0])):
             yield from cursor.run(_KEY)
             yield from cursor.expect(self.kind[1])
@@ -119,7 +120,7 @@ class KeyValueTags(CallTags):
         with cursor.ahead():
             yield from self._gap(cursor)
             space = cursor.position - start
-            opened = yield from cursor.at([self.value])
+            opened = yield from cursor.at([self.value, self.value.removeprefix("<")])
         cursor.take(space + len(opened))
         yield from cursor.drop_cut((self.key_close, self.value, self.kind[0]))
         if not key or not (closed or opened):

@@ -13,10 +13,11 @@ from common.formats.tagged_calls import CallTags
 from common.formats.values import parts
 from common.tool_schema import ToolSchemas
 
-_ARGUMENTS_BEGIN = ("{", '"', "```")
+_ARGUMENTS_BEGIN = ("{", "}", '"', "```")
 _ID_ALONE = re.compile(r"\d+|call_\w+|chatcmpl-tool-\w+")
 """In place of a name: a number, or another server's id, which models copy from earlier turns."""
-_TAG = re.compile(r"<?[|｜][^<>|｜]*[|｜]>?")
+_TAG = re.compile(r"<?[|｜](?:[^<>|｜]*[|｜])?>?")
+_NO_NAMES = ("json", "null", "[]")
 _NAMED = re.compile(r"(?:functions\.)?([^\s<>{}`]+?)(:\d+)?")
 
 
@@ -30,7 +31,7 @@ def _named(text: str, tools: ToolSchemas) -> tuple[str, str]:
     Families write `NAME`, `function<sep>NAME`, `ID<name>NAME`, or `functions.NAME:0`, which is also
     the id. A number alone is no id, because it is not unique in a conversation.
     """
-    words = [word for word in _TAG.sub(" ", text).split() if word not in ("null", "[]")]
+    words = [word for word in _TAG.sub(" ", text).split() if word not in _NO_NAMES]
     found = _NAMED.fullmatch(words[-1]) if len(words) in (1, 2) else None
     if not found:
         return "", ""
@@ -43,15 +44,13 @@ def _named(text: str, tools: ToolSchemas) -> tuple[str, str]:
 class Section:
     """The markers around all calls and around each, of which either may be ''.
 
-    before_arguments: another marker. unmarked: whether a call's marker may be missing. tags: those
-    of the calls, if they have any.
+    unmarked: whether a call's marker may be missing. tags: those of the calls, if they have any.
     """
 
     opener: str
     closer: str
     call: str
     call_close: str
-    before_arguments: str = ""
     unmarked: bool = False
     tags: CallTags | None = None
 
@@ -97,14 +96,14 @@ class Section:
         """
         cursor = reading.cursor
         start = cursor.position
-        begins = tuple(filter(None, (self.before_arguments, "{"))) if self.unmarked else ()
+        brace = "{" if self.unmarked else ""
         with cursor.ahead():
-            ends = Markers([self.call, self.closer, self.call_close, *begins])
+            ends = Markers([self.call, self.closer, self.call_close, brace])
             marker = yield from cursor.until(ends, _nothing)
             length = cursor.position + len(marker) - start
-        if not marker and begins and reading.was_cut():
+        if not marker and brace and reading.was_cut():
             raise Cut
-        return length if marker == self.call else 0 if marker in begins else None
+        return length if marker == self.call else 0 if brace and marker == brace else None
 
     def _read_call(self, reading: Reading) -> Wait[Call]:
         cursor = reading.cursor
@@ -112,16 +111,15 @@ class Section:
             yield from cursor.until(Markers([self.tags.call, self.call_close]), _nothing)
             return (yield from self.tags.read_call(reading))
         words: list[str] = []
-        ends = Markers([self.before_arguments, self.call_close, *_ARGUMENTS_BEGIN, "\n\n"])
-        yield from cursor.until(ends, words.append)
-        marked = yield from cursor.accept(self.before_arguments)
+        ends = [self.call_close, self.closer, *_ARGUMENTS_BEGIN]
+        yield from cursor.until(Markers([*ends, "\n\n"]), words.append)
         yield from cursor.space()
-        begun = yield from cursor.at([self.call_close, *_ARGUMENTS_BEGIN])
+        begun = yield from cursor.at(ends)
         name, identity = _named("".join(words), reading.tools)
-        if not (name and (marked or begun)):
+        if not (name and begun):
             raise cursor.unreadable()
         reading.begin(name, identity)
-        given = begun != self.call_close
+        given = begun in _ARGUMENTS_BEGIN
         arguments = (yield from read_arguments(reading, self._ends())) if given else "{}"
         if name not in reading.tools and _ID_ALONE.fullmatch(name):
             # The arguments may identify the tool.

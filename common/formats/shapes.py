@@ -15,6 +15,7 @@ from common.formats.sections import Section
 from common.formats.tagged_calls import CallTags, Lines, attributes_of, keyed, named
 from common.tool_schema import Undeclared
 
+_FIRST_TAG = re.compile(r"<[^<>]*>")
 _HEADER = re.compile(
     r'(.*?)(?: (\w+)="\{(?:name|key)\}"|\{(?:name|key)\})(?: (\w+)="\{flag\}")?(.*)', re.DOTALL
 )
@@ -71,12 +72,12 @@ class JsonShape:
     @property
     def _section(self) -> Section:
         """The markers around calls with names outside the JSON."""
-        before, _, rest = self.call.partition("{name}")
-        before = before.strip().partition("{index}")[0]
-        between, after = (text.strip() for text in rest.split("{arguments}"))
+        before, after = self.call.strip().partition("{name}")[::2]
+        tag = _FIRST_TAG.match(before)
+        call = tag[0] if tag else before.partition("{index}")[0]
+        call_end = after.partition("{arguments}")[2].strip().removeprefix("```")
         opening, closing = self.opening.strip(), self.closing.strip()
-        call, last = before[: before.rfind(">") + 1] or before, between.rpartition("{index}")[2]
-        return Section(opening, closing, call, after, last, unmarked=bool(opening))
+        return Section(opening, closing, call.strip(), call_end.strip(), unmarked=bool(opening))
 
 
 @dataclass(frozen=True)

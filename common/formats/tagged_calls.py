@@ -138,6 +138,11 @@ def respelt(tag: str) -> tuple[str, ...]:
     return (tag, *(form.format(word) for form in forms)) if word else ()
 
 
+def forms(tag: str) -> tuple[str, ...]:
+    """A tag, also without its last or its first bracket."""
+    return (tag, tag.removesuffix(">"), tag[1:]) if tag.startswith("<") else (tag,)
+
+
 def keyed(header: str) -> dict[str, str]:
     """The attributes of a header that is only a key, as in `<parameter=KEY>`."""
     key = header.strip().strip("\"'")
@@ -179,7 +184,7 @@ class CallTags:
     _closing: Mapping[str, str] = field(init=False, repr=False, compare=False)
     _tags: Markers = field(init=False, repr=False, compare=False)
     _ends: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The closing tag of a parameter, also without its last bracket."""
+    """The closing tag of a parameter, also without a bracket."""
 
     def __post_init__(self) -> None:
         closing = {
@@ -187,9 +192,7 @@ class CallTags:
             self.call: self.call_close,
             self.parameter: self.parameter_close,
         }
-        ends: tuple[str, ...] = (self.parameter_close,)
-        if self.parameter_close.startswith("<"):
-            ends += (self.parameter_close.removesuffix(">"),)
+        ends = forms(self.parameter_close)
         object.__setattr__(self, "_closing", closing)
         object.__setattr__(self, "_ends", ends)
         object.__setattr__(self, "_tags", Markers([*closing, *closing.values(), *ends]))
@@ -355,9 +358,9 @@ class CallTags:
 
     def _accept_close(self, cursor: Cursor, tag: str) -> Wait[bool]:
         """Read a closing tag, whose last bracket may be missing; returns whether it came."""
-        if (yield from cursor.accept(tag)):
-            return True
         half = tag.removesuffix(">")
+        if (yield from cursor.accept(*(form for form in forms(tag) if form != half))):
+            return True
         with cursor.ahead():
             comes = yield from cursor.accept(half)
             head = yield from cursor.peek()
@@ -370,8 +373,13 @@ class CallTags:
         """Read what may be between two tags."""
         yield from cursor.space()
 
+    @property
+    def _parameters(self) -> tuple[str, ...]:
+        """The beginning of a parameter's tag, also without its first bracket."""
+        return tuple(dict.fromkeys((self.parameter, self.parameter.removeprefix("<"))))
+
     def _opens_parameter(self, cursor: Cursor) -> Wait[bool]:
-        return bool((yield from cursor.accept(self.parameter)))
+        return bool((yield from cursor.accept(*self._parameters)))
 
     def _repeats_header(self, reading: Reading, name: str) -> Wait[bool]:
         """Read the beginning of the call if the model wrote it twice; returns whether it did."""
@@ -405,24 +413,10 @@ class CallTags:
         cursor = reading.cursor
         ends = tuple(filter(None, (self.json_close, self.call_close)))
         text = yield from read_arguments(reading, ends)
-        yield from cursor.space()
-        yield from cursor.accept(self.json_close)
-        yield from self._close_json(cursor)
+        half = self.call_close.removesuffix(">")
+        for closing in ((self.json_close,), self._ends, (half, *respelt(self.call_close))):
+            yield from cursor.accept_after_space(*closing)
         return text
-
-    def _close_json(self, cursor: Cursor) -> Wait[None]:
-        """Read the end of a call, which may be missing if another one follows."""
-        start = cursor.position
-        with cursor.ahead():
-            yield from cursor.space()
-            closed = yield from cursor.at([self.call_close])
-            length = cursor.position - start + len(closed)
-            following = yield from cursor.at(
-                filter(None, (*respelt(self.block_close), self.block, self.call))
-            )
-            if not closed and not following and (yield from cursor.more()):
-                raise cursor.unreadable()
-        cursor.take(length if closed else 0)
 
     def _read_parameter(
         self, reading: Reading, name: str, arguments: list[tuple[str, str]]
@@ -432,6 +426,9 @@ class CallTags:
         key = attributes.get(self.parameter_key)
         if key is None:
             raise cursor.unreadable()
+        if (yield from self._next_key(reading)) == key:  # the tag was written twice
+            yield from cursor.accept(self.parameter)
+            yield from self._read_parameter_header(cursor)
         value = self._value_sender(reading, name, key, attributes, arguments)
         value.given = {key, *(k for k, _ in arguments)}
         value.declared = reading.tools.properties(name)
@@ -454,12 +451,9 @@ class CallTags:
         def known(text: str) -> bool:
             if flag in attributes:
                 return attributes[flag] == is_text and not reading.tools.excludes_text(name, key)
-            return self._is_text(reading, name, key, text)
+            return reading.tools.is_text(name, key, text, self.undeclared)
 
         return ValueSender(send, known, self.lines)
-
-    def _is_text(self, reading: Reading, name: str, key: str, text: str) -> bool:
-        return reading.tools.is_text(name, key, text, self.undeclared)
 
     def _typed(
         self, reading: Reading, name: str, key: str, text: str, attributes: Mapping[str, str]
@@ -576,7 +570,8 @@ class CallTags:
         """
         cursor = reading.cursor
         with cursor.ahead():
-            cursor.take(len(self.parameter))
+            if not (yield from cursor.accept(*self._parameters)):
+                return None
             try:
                 attributes, _ = yield from self._read_parameter_header(cursor)
             except Unreadable as error:
@@ -602,7 +597,7 @@ class CallTags:
         Raises Cut if the length limit leaves that open.
         """
         cursor = reading.cursor
-        call_ends = (self.call_close, self.call_close.removesuffix(">"))
+        call_ends = forms(self.call_close)
         following = [t for t in (*call_ends, self.block_close, self.block, self.call) if t]
         if marker == self.parameter:
             key = yield from self._next_key(reading)
@@ -616,13 +611,13 @@ class CallTags:
             if not (yield from cursor.more()) and (ends or not reading.was_cut()):
                 return True
             if marker in self._ends:
-                following.append(self.parameter)
+                following += self._parameters
             elif marker == self.call_close:
                 following = [t for t in following if t not in call_ends]
             else:
                 following = [t for t in (self.block,) if t]
             found = yield from self._follows(reading, following)
-            if found != self.parameter:
+            if found not in self._parameters:
                 return bool(found)
             key = yield from self._next_key(reading)
             # A repeated key is a model's mistake, or belongs to a quoted call.

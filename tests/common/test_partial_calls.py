@@ -381,7 +381,7 @@ def test_a_bracket_too_many_before_a_cut_marker_is_not_content(name: str, text: 
 def test_a_stream_drops_no_marker_after_a_broken_call_that_a_whole_answer_keeps() -> None:
     text = (
         '<|open|>tools<|sep|><|open|>call tool="ferry_times" index="1"<|open|>json type="x"<|sep|>'
-        '{"harbour": "Ærø"}<|close|>json<|sep|><|close|>response<|sep|><|close|>tools<|sep|>'
+        '[{"harbour": "Ærø"}]<|close|>json<|sep|><|close|>response<|sep|><|close|>tools<|sep|>'
     )
     kimi = ChatFormat.named("kimi_k3")
     events = stream(kimi, [text], tools=TOOLS, partial=True)

@@ -124,7 +124,7 @@ DEEPSEEK_CASES = [
     Case(
         "no mark of a call",
         _BEGIN + _V31_FERRY.removeprefix("<｜tool▁call▁begin｜>") + _END,
-        _BEGIN + _V31_FERRY.removeprefix("<｜tool▁call▁begin｜>") + _END,
+        calls=[A_FERRY],
     ),
     Case("text before a call", f"{_BEGIN} So:\n{_V3_FERRY}{_END}", calls=[A_FERRY]),
     Case("no separator", _BEGIN + _V31_FERRY.replace("<｜tool▁sep｜>", "") + _END, calls=[A_FERRY]),
