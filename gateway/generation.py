@@ -96,53 +96,6 @@ class Progress:
 Event = Progress | Piece | Done
 
 
-class WholeAnswer:
-    """A complete answer. Pass every event of its generation to `take`."""
-
-    def __init__(self) -> None:
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
-        self.logprobs: list[dict[str, Any]] = []
-        self.done: Done | None = None
-        self._calls: dict[int, list[ToolCallPiece]] = {}
-
-    def take(self, event: Event) -> None:
-        if isinstance(event, Done):
-            self.done = event
-        elif isinstance(event, Piece):
-            self._content.append(event.content)
-            self._reasoning.append(event.reasoning)
-            self.logprobs += event.logprobs
-            for part in event.tool_calls:
-                self._calls.setdefault(part.index, []).append(part)
-
-    @property
-    def content(self) -> str:
-        return "".join(self._content)
-
-    @property
-    def reasoning(self) -> str:
-        return "".join(self._reasoning)
-
-    def calls(self) -> list[ToolCallPiece]:
-        """The complete calls, in order."""
-        found = []
-        for _, parts in sorted(self._calls.items()):
-            arguments = "".join(part.arguments for part in parts)
-            if is_whole(arguments):
-                found.append(replace(parts[0], arguments=arguments))
-        return found
-
-
-def is_whole(arguments: str) -> bool:
-    """Whether the arguments of a call are complete; truncated ones are not valid JSON."""
-    try:
-        json.loads(arguments)
-    except ValueError:
-        return False
-    return True
-
-
 async def generate(
     stub: Stub,
     options: pb.PredictOptions,

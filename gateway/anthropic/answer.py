@@ -9,27 +9,33 @@ from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 from gateway import exchange
 from gateway.anthropic.request import MessagesRequest
-from gateway.generation import Done, Event, Progress, ToolCallPiece, Usage, is_whole
+from gateway.blocks import Block, Blocks, Step
+from gateway.generation import Done, Event, Progress, Usage
 from gateway.openai.anthropic_parts import SEAL
 
 Json = dict[str, Any]
-_TEXT: Json = {"type": "text", "text": "", "citations": []}
+# For each kind of block: the name of its type, of its deltas, and of their field.
+_KINDS = {
+    "reasoning": ("thinking", "thinking_delta", "thinking"),
+    "text": ("text", "text_delta", "text"),
+    "call": ("tool_use", "input_json_delta", "partial_json"),
+}
 _LATE = 60.0  # seconds
 
 
-class Answer:
+class MessageAnswer:
     """The message so far. Pass every event of the generation to `take`, in order."""
 
     def __init__(self, request: MessagesRequest, model: str) -> None:
         self._request = request
         self._shows_thinking = getattr(request.thinking, "display", None) != "omitted"
         self._content: list[Json] = []
-        self._open: str | int | None = None  # kind of the open block, or the index of its call
-        self._parts: list[str] = []
+        self._blocks = Blocks()
         self._started = False
         self._message: Json = {
             "id": f"msg_{uuid.uuid4().hex}",
@@ -49,11 +55,12 @@ class Answer:
 
         SDKs hide pings, and Claude Code gives up after 300 s, so a long silence begins a text.
         """
-        late = exchange.current().seconds >= _LATE
-        if self._started and not (late and self._open in (None, "text")):
-            return [{"type": "ping"}]
+        block = self._blocks.open
+        late = exchange.current().seconds >= _LATE and (block is None or block.kind == "text")
+        if self._started and late:
+            return self._events(self._blocks.add("text", ""))
         if self._started:
-            return [*self._switch("text", dict(_TEXT)), *self._grow("text_delta", "text", "")]
+            return [{"type": "ping"}]
         self._started = True
         usage = _usage(Usage(prompt_tokens=prompt_tokens))
         start = {"type": "message_start", "message": self._message | {"usage": usage}}
@@ -65,20 +72,10 @@ class Answer:
         if not self._started:
             counted = event.usage.prompt_tokens if isinstance(event, Done) else event.prompt_tokens
             events = self.beat(counted)
-        if isinstance(event, Progress):
-            return events
+        if not isinstance(event, Progress):
+            events += self._events(self._blocks.take(event))
         if isinstance(event, Done):
-            return events + self._end(event)
-        if event.reasoning:
-            block = {"type": "thinking", "thinking": "", "signature": ""}
-            events += self._switch("thinking", block)
-            shown = self._shows_thinking
-            events += self._grow("thinking_delta", "thinking", event.reasoning, shown)
-        if event.content:
-            events += self._switch("text", dict(_TEXT))
-            events += self._grow("text_delta", "text", event.content)
-        for call in event.tool_calls:
-            events += self._call(call)
+            events += self._end(event)
         return events
 
     def message(self) -> Json:
@@ -86,70 +83,56 @@ class Answer:
         content = [block for block in self._content if not isinstance(block.get("input"), str)]
         return self._message | {"content": content}
 
-    def _call(self, call: ToolCallPiece) -> list[Json]:
-        block = {
-            "type": "tool_use",
-            "id": call.id,
-            "name": call.name,
-            "input": {},
-            "caller": {"type": "direct"},
-        }
-        events = self._switch(call.index, block)
-        if call.arguments:
-            events += self._grow("input_json_delta", "partial_json", call.arguments)
-        return events
-
-    def _switch(self, kind: str | int, block: Json) -> list[Json]:
-        """End the open block and begin another, if the next part belongs to another block."""
-        if self._open == kind:
-            return []
-        events = self._close()
-        self._open = kind
-        self._content.append(block)
-        index = len(self._content) - 1
-        events.append({"type": "content_block_start", "index": index, "content_block": block})
-        return events
-
-    def _grow(self, kind: str, field: str, text: str, shown: bool = True) -> list[Json]:
-        self._parts.append(text)
-        if not shown:
-            return []
-        delta = {"type": kind, field: text}
-        return [{"type": "content_block_delta", "index": len(self._content) - 1, "delta": delta}]
-
-    def _close(self) -> list[Json]:
-        if self._open is None:
-            return []
-        index = len(self._content) - 1
+    def _events(self, steps: Iterable[Step]) -> list[Json]:
         events: list[Json] = []
-        # A new object, because the one that began the block has been returned in an event.
-        block = self._content[index].copy()
-        text = "".join(self._parts)
-        if block["type"] == "thinking":
-            # Clients drop thinking without a signature. Hidden thinking is in its signature.
+        for step in steps:
+            block, at = step.block, step.block.place
+            kind, delta, field = _KINDS[block.kind]
+            if step.verb == "begin":
+                self._content.append(_begun(block))
+                start = {"type": "content_block_start", "index": at, "content_block": _begun(block)}
+                events.append(start)
+            if step.verb == "end":
+                self._content[at] = done = self._done(block)
+                if kind == "thinking":
+                    events.append(_delta(at, "signature_delta", "signature", done["signature"]))
+                events.append({"type": "content_block_stop", "index": at})
+            elif (step.text or kind == "text") and (kind != "thinking" or self._shows_thinking):
+                events.append(_delta(at, delta, field, step.text))
+        return events
+
+    def _done(self, block: Block) -> Json:
+        """A block in full. Hidden thinking is in its signature."""
+        text = block.text
+        if block.kind == "reasoning":
+            # Clients drop thinking without a signature.
             hidden, text = ("", text) if self._shows_thinking else (text, "")
-            block["signature"] = SEAL + hidden
-            delta = {"type": "signature_delta", "signature": block["signature"]}
-            events.append({"type": "content_block_delta", "index": index, "delta": delta})
-        if block["type"] == "tool_use":
-            block["input"] = json.loads(text) if is_whole(text) else text
-        else:
-            block[block["type"]] = text
-        self._content[index] = block
-        self._open, self._parts = None, []
-        return [*events, {"type": "content_block_stop", "index": index}]
+            return _begun(block) | {"thinking": text, "signature": SEAL + hidden}
+        if block.kind == "text":
+            return _begun(block) | {"text": text}
+        return _begun(block) | {"input": json.loads(text) if block.whole else text}
 
     def _end(self, done: Done) -> list[Json]:
-        events = self._close()
-        called = any(isinstance(block.get("input"), dict) for block in self._content)
-        reason, sequence = _stop(self._request, done, called)
+        reason, sequence = _stop(self._request, done, bool(self._blocks.calls))
         usage = _usage(done.usage)
         delta: Json = {"stop_reason": reason, "stop_sequence": sequence}
         delta |= dict.fromkeys(("stop_details", "container"))
         self._message = self._message | delta | {"content": self._content, "usage": usage}
-        events.append({"type": "message_delta", "delta": delta, "usage": usage})
-        events.append({"type": "message_stop"})
-        return events
+        return [{"type": "message_delta", "delta": delta, "usage": usage}, {"type": "message_stop"}]
+
+
+def _begun(block: Block) -> Json:
+    """A block without content, as the stream announces it."""
+    if block.kind == "reasoning":
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    if block.kind == "text":
+        return {"type": "text", "text": "", "citations": []}
+    called = {"id": block.call.id, "name": block.call.name, "input": {}}
+    return {"type": "tool_use", **called, "caller": {"type": "direct"}}
+
+
+def _delta(index: int, kind: str, field: str, text: str) -> Json:
+    return {"type": "content_block_delta", "index": index, "delta": {"type": kind, field: text}}
 
 
 def _stop(request: MessagesRequest, done: Done, called: bool) -> tuple[str, str | None]:

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway import exchange
+from gateway.blocks import Block, Blocks, consume
 from gateway.errors import ApiError
-from gateway.generation import Done, Event, Progress, ToolCallPiece, WholeAnswer
+from gateway.generation import Done, Event, Progress
 from gateway.openai.chat_answer import chat_logprobs
 from gateway.refusals import TEXT, ErrorForm, schema_of
 
@@ -28,7 +29,7 @@ def text_part(content: str, thinking: str, _: list[Json]) -> Json:
     return {"response": content, **({"thinking": thinking} if thinking else {})}
 
 
-class Answer:
+class OllamaAnswer:
     """The answer so far. Pass every event of the generation to `take`, in order.
 
     streams: whether it is sent in parts; otherwise the last line has all of it.
@@ -40,21 +41,23 @@ class Answer:
         self._model = model
         self._part = part
         self._streams = streams
-        self._whole = WholeAnswer()
+        self._blocks = Blocks()
+        self._logprobs: list[Json] = []
 
     def take(self, event: Event) -> list[Json]:
         """The lines for an event; a call is sent when it is complete."""
         if isinstance(event, Progress):
             return [] if event.processed else [self.beat()]
-        whole = self._whole
-        whole.take(event)
+        blocks = self._blocks
+        consume(blocks, event)
         if isinstance(event, Done):
-            calls = [_call(call) for call in whole.calls()]
+            calls = [_call(block) for block in blocks.calls]
             if not self._streams:
-                part = self._part(whole.content, whole.reasoning, calls)
-                return [self._end(event, part | _logprobs(whole.logprobs))]
+                part = self._part(blocks.text_of("text"), blocks.text_of("reasoning"), calls)
+                return [self._end(event, part | _logprobs(self._logprobs))]
             lines = [self._line(self._part("", "", calls), False)] if calls else []
             return [*lines, self._end(event, self._part("", "", []))]
+        self._logprobs += event.logprobs
         if not (event.content or event.reasoning or event.logprobs):
             return []
         part = self._part(event.content, event.reasoning, [])
@@ -88,10 +91,10 @@ def _logprobs(entries: Sequence[Json]) -> Json:
     return {"logprobs": chat_logprobs(entries)["content"]} if entries else {}
 
 
-def _call(call: ToolCallPiece) -> Json:
-    arguments = json.loads(call.arguments)
-    function = {"index": call.index, "name": call.name, "arguments": arguments}
-    return {"id": call.id, "function": function}
+def _call(block: Block) -> Json:
+    arguments = json.loads(block.text)
+    function = {"index": block.call.index, "name": block.call.name, "arguments": arguments}
+    return {"id": block.call.id, "function": function}
 
 
 def written(line: Json) -> str:

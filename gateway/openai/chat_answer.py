@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from gateway.generation import Done, Event, Piece, ToolCallPiece, WholeAnswer
+from gateway.blocks import Block, Blocks, consume
+from gateway.generation import Event, Piece
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.envelope import usage_of
 from gateway.openai.tools import CustomTool
 from gateway.openai.tools_to_wire import is_legacy
-from gateway.text_input import TextInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,51 +75,54 @@ Json = dict[str, Any]
 async def chat_completion(
     events: AsyncIterator[tuple[int, Event]], head: Json, form: ChatForm
 ) -> Json:
-    answers = [WholeAnswer() for _ in range(form.choices)]
+    answers = [Blocks(form.custom) for _ in range(form.choices)]
+    logprobs: list[list[Json]] = [[] for _ in answers]
     async for index, event in events:
         if isinstance(event, Piece):  # now, because thousands at once would stop all streams
-            event = replace(event, logprobs=tuple(map(token_logprob, event.logprobs)))
-        answers[index].take(event)
-    ends = [answer.done for answer in answers if answer.done is not None]
-    pairs = enumerate(zip(answers, ends, strict=True))
+            logprobs[index] += map(token_logprob, event.logprobs)
+        consume(answers[index], event)
+    pairs = enumerate(zip(answers, logprobs, strict=True))
     choices = [_choice(index, *pair, form) for index, pair in pairs]
-    usage = usage_of([end.usage for end in ends], form.choices)
+    usage = usage_of([each.done.usage for each in answers if each.done], form.choices)
     return {**head, "choices": choices, "usage": usage}
 
 
-def _choice(index: int, answer: WholeAnswer, end: Done, form: ChatForm) -> Json:
-    calls = answer.calls()
+def _choice(index: int, answer: Blocks, logprobs: list[Json], form: ChatForm) -> Json:
+    assert answer.done is not None
+    reason, called = answer.done.finish_reason, bool(answer.calls)
     return {
         "index": index,
-        "message": _message(answer, calls, form),
-        "logprobs": {"content": answer.logprobs, "refusal": None} if form.logprobs else None,
-        "finish_reason": finish_reason(end.finish_reason, called=bool(calls), legacy=form.legacy),
+        "message": _message(answer, answer.calls, form),
+        "logprobs": {"content": logprobs, "refusal": None} if form.logprobs else None,
+        "finish_reason": finish_reason(reason, called=called, legacy=form.legacy),
     }
 
 
-def _message(answer: WholeAnswer, calls: list[ToolCallPiece], form: ChatForm) -> Json:
+def _message(answer: Blocks, calls: list[Block], form: ChatForm) -> Json:
     message: Json = {
         "role": "assistant",
-        "content": answer.content or (None if calls else ""),
+        "content": answer.text_of("text") or (None if calls else ""),
         "refusal": None,
         "annotations": [],
     }
-    if form.reasoning and answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
+    if form.reasoning and (reasoning := answer.text_of("reasoning")):
+        message["reasoning_content"] = reasoning
     if calls and form.legacy:
-        message["function_call"] = _function(calls[0])
+        message["function_call"] = called(calls[0], calls[0].text)
     elif calls:
-        message["tool_calls"] = [_call(call, form) for call in calls]
+        message["tool_calls"] = [
+            {"id": block.call.id, **typed(block, block.text, first=True)} for block in calls
+        ]
     return message
 
 
-def _call(call: ToolCallPiece, form: ChatForm) -> Json:
-    if call.name not in form.custom:
-        return {"id": call.id, "type": "function", "function": _function(call)}
-    text = TextInput()
-    custom = {"name": call.name, "input": text.add(call.arguments) + text.rest()}
-    return {"id": call.id, "type": "custom", "custom": custom}
+def typed(block: Block, text: str, *, first: bool) -> Json:
+    """A part of a call; only the first has type and name."""
+    kind = "custom" if block.custom else "function"
+    return {**({"type": kind} if first else {}), kind: called(block, text, first=first)}
 
 
-def _function(call: ToolCallPiece) -> Json:
-    return {"name": call.name, "arguments": call.arguments}
+def called(block: Block, text: str, *, first: bool = True) -> Json:
+    """The function or the custom tool of a call."""
+    named = {"name": block.call.name} if first else {}
+    return named | {"input" if block.custom else "arguments": text}

@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from typing import Any
 
-from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, is_whole
-from gateway.openai.chat_answer import ChatForm, chat_logprobs, finish_reason
+from gateway.blocks import Blocks, Step
+from gateway.generation import Done, Event, Piece, Progress
+from gateway.openai.chat_answer import ChatForm, called, chat_logprobs, finish_reason, typed
 from gateway.openai.envelope import ChunkWriter, usage_of
 from gateway.sse import DONE
-from gateway.text_input import TextInput
 
 Delta = dict[str, Any]
 
@@ -62,8 +62,7 @@ class _Choice:
         self._index = index
         self._form = form
         self._begun = False
-        self._calls: dict[int, list[str]] = {}  # the arguments of calls whose names have been sent
-        self._inputs: dict[int, TextInput] = {}  # of the calls of custom tools
+        self._blocks = Blocks(form.custom)
         self._logprobs: list[dict[str, Any]] = []
 
     def begin(self) -> list[dict[str, Any]]:
@@ -80,17 +79,14 @@ class _Choice:
     def chunks(self, event: Piece | Done) -> Iterator[dict[str, Any]]:
         if isinstance(event, Piece):
             self._logprobs.extend(event.logprobs)
-            for delta in self._deltas(event):
+        for step in self._blocks.take(event):
+            if delta := self._delta(step):
                 yield self._choice(delta, None)
-            return
-        whole = [index for index, texts in self._calls.items() if is_whole("".join(texts))]
-        for index in self._inputs.keys() & whole:
-            if text := self._inputs[index].rest():
-                yield self._choice(
-                    {"tool_calls": [{"index": index, "custom": {"input": text}}]}, None
-                )
-        reason = finish_reason(event.finish_reason, called=bool(whole), legacy=self._form.legacy)
-        yield self._choice({}, reason)
+        if isinstance(event, Done):
+            reason = finish_reason(
+                event.finish_reason, called=bool(self._blocks.calls), legacy=self._form.legacy
+            )
+            yield self._choice({}, reason)
 
     def _choice(self, delta: Delta, reason: str | None) -> dict[str, Any]:
         logprobs = None
@@ -99,26 +95,16 @@ class _Choice:
             self._logprobs = []
         return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
-    def _deltas(self, piece: Piece) -> Iterator[Delta]:
-        if piece.reasoning and self._form.reasoning:
-            yield {"reasoning_content": piece.reasoning}
-        if piece.content:
-            yield {"content": piece.content}
-        for part in piece.tool_calls:
-            yield self._call(part)
-
-    def _call(self, part: ToolCallPiece) -> Delta:
-        """A part of a call. Every part has the index; only the first has id, type and name."""
-        first = part.index not in self._calls
-        self._calls.setdefault(part.index, []).append(part.arguments)
-        kind, called = "function", {"arguments": part.arguments}
-        if first and part.name in self._form.custom:
-            self._inputs[part.index] = TextInput()
-        if part.index in self._inputs:
-            kind, called = "custom", {"input": self._inputs[part.index].add(part.arguments)}
-        if first:
-            called = {"name": part.name, **called}
+    def _delta(self, step: Step) -> Delta:
+        """What a step adds; empty if nothing."""
+        block, first = step.block, step.verb == "begin"
+        if step.verb == "end" and not step.text:
+            return {}
+        if block.kind != "call":
+            shown = block.kind == "text" or self._form.reasoning
+            name = "content" if block.kind == "text" else "reasoning_content"
+            return {name: step.text} if shown else {}
         if self._form.legacy:
-            return {"function_call": called}
-        named = {"id": part.id, "type": kind} if first else {}
-        return {"tool_calls": [{"index": part.index, **named, kind: called}]}
+            return {"function_call": called(block, step.text, first=first)}
+        call = {"index": block.call.index, **({"id": block.call.id} if first else {})}
+        return {"tool_calls": [call | typed(block, step.text, first=first)]}

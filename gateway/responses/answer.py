@@ -12,23 +12,24 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+from gateway.blocks import Block, Blocks, Step
 from gateway.errors import CODES, ApiError
-from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage, is_whole
+from gateway.generation import Done, Event, Piece, Progress, Usage
 from gateway.models.config import Parameters
 from gateway.openai.anthropic_parts import SEAL
 from gateway.openai.chat_answer import token_logprob
 from gateway.responses.echo import echo_of
 from gateway.responses.request import ResponsesRequest
 from gateway.responses.tools import CustomTool, Offered, offered
-from gateway.text_input import TextInput
 
 Json = dict[str, Any]
-# For each kind of call: the prefix of its ids, and the field that has its input.
-_CALLS = {"function_call": ("fc", "arguments"), "custom_tool_call": ("ctc", "input")}
+# For each kind of call: the field that has its input.
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
+_PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}
 _CODES = {429: "rate_limit_exceeded", 400: "invalid_prompt"}
 
 
-class Answer:
+class ResponseAnswer:
     """The response so far. Pass every event of the generation to `take`, in order."""
 
     def __init__(
@@ -48,10 +49,9 @@ class Answer:
         self._thought = "summary_text" if summary not in (None, "none") else "reasoning_text"
         self._created = int(time.time())
         self._output: list[Json] = []
-        self._open: str | int | None = None  # kind of the open item, or the index of its call
-        self._parts: list[str] = []
-        self._text_input = TextInput()  # of the open item, if it is a call of a custom tool
-        self._logprobs: list[Json] = []
+        custom = {each.name for each in tools if isinstance(each.tool, CustomTool)}
+        self._blocks = Blocks(custom)
+        self._logprobs: list[Json] = []  # of the open message
         self._before: Sequence[Json] = ()  # log-probabilities sent before the first text
         self._number = 0
         self._last: Json = self._response("in_progress")
@@ -73,134 +73,117 @@ class Answer:
         events = [] if self._number else self.beat()
         if isinstance(event, Progress):
             return events
+        logprobs: list[Json] = []
+        if isinstance(event, Piece) and event.content:
+            logprobs = [token_logprob(entry) for entry in self._of_text(event)]
+        for step in self._blocks.take(event):
+            events += self._step(step, logprobs)
         if isinstance(event, Done):
             return events + self._end(event)
-        if event.reasoning:
-            events += self._reasoning(event.reasoning)
-        if event.content:
-            events += self._text(
-                event.content, [token_logprob(entry) for entry in self._of_text(event)]
-            )
-        for call in event.tool_calls:
-            events += self._call(call)
         self._before = () if event.content else event.logprobs
         return events
 
     def _of_text(self, piece: Piece) -> Sequence[Json]:
-        if self._open == "message":
+        block = self._blocks.open
+        if block is not None and block.kind == "text" and not piece.reasoning:
             return piece.logprobs
         return of_text(piece.content, self._before, piece.logprobs)
 
     def fail(self, error: ApiError) -> list[Json]:
         """The last events of a response that failed."""
         events = [] if self._number else self.beat()
-        self._drop_open("incomplete")
+        if (block := self._blocks.open) is not None:
+            self._finish(block, "incomplete")
         # OpenAI has few codes here. One that a backend sent beside its status is more exact.
         code = error.code if error.code in CODES else _CODES.get(error.status, "server_error")
         described = {"code": code, "message": error.message}
         self._last = self._response("failed", error=described)
         return [*events, self._event("response.failed", response=self._last)]
 
-    def _reasoning(self, text: str) -> list[Json]:
+    def _step(self, step: Step, logprobs: list[Json]) -> list[Json]:
         events: list[Json] = []
-        if self._open != "reasoning":
-            events += self._add("reasoning", "rs", {"summary": [], "content": []})
-            events.append(self._part("added", {"type": self._thought, "text": ""}))
-        self._parts.append(text)
-        return [*events, self._of_part(self._thought, "delta", delta=text)]
+        block, text = step.block, step.text
+        if step.verb == "begin":
+            events.append(self._begin(block))
+            if block.kind != "call":
+                events.append(self._part("added", self._content(block, "", [])))
+        if block.kind == "call" and text:
+            kind = self._output[-1]["type"]
+            events.append(self._of_item(f"response.{kind}_{_CALLS[kind]}.delta", delta=text))
+        elif block.kind == "reasoning" and step.verb != "end":
+            events.append(self._of_part(self._thought, "delta", delta=text))
+        elif block.kind == "text" and step.verb != "end":
+            self._logprobs += logprobs
+            events.append(self._of_part("output_text", "delta", delta=text, logprobs=logprobs))
+        return events + (self._close(block) if step.verb == "end" else [])
 
-    def _text(self, text: str, logprobs: list[Json]) -> list[Json]:
-        events: list[Json] = []
-        if self._open != "message":
-            events += self._add("message", "msg", {"role": "assistant", "content": []})
-            events.append(self._part("added", _output_text("", [])))
-        self._parts.append(text)
-        self._logprobs += logprobs
-        return [*events, self._of_part("output_text", "delta", delta=text, logprobs=logprobs)]
-
-    def _call(self, call: ToolCallPiece) -> list[Json]:
-        events: list[Json] = []
-        if self._open != call.index:
-            fields = {"call_id": call.id, "name": call.name}
-            called = self._tools.get(call.name)
+    def _begin(self, block: Block) -> Json:
+        """Announce an item."""
+        kind, fields = "message", Json(role="assistant", content=[])
+        if block.kind == "reasoning":
+            kind, fields = "reasoning", Json(summary=[], content=[])
+        elif block.kind == "call":
+            kind = "custom_tool_call" if block.custom else "function_call"
+            called = self._tools.get(block.call.name)
+            fields = {"call_id": block.call.id, "name": block.call.name}
             if called is not None and called.namespace:
                 fields |= {"name": called.tool.name, "namespace": called.namespace}
-            custom = called is not None and isinstance(called.tool, CustomTool)
-            kind = "custom_tool_call" if custom else "function_call"
-            prefix, field = _CALLS[kind]
-            events += self._add(kind, prefix, fields | {field: ""})
-            self._open = call.index
-        if self._output[-1]["type"] == "function_call":
-            return events + self._argument(call.arguments)
-        return events + self._argument(self._text_input.add(call.arguments))
+            fields[_CALLS[kind]] = ""
+        item = {"type": kind, "id": f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"}
+        self._output.append(item | {"status": "in_progress"} | fields)
+        return self._item("added")
 
-    def _argument(self, text: str) -> list[Json]:
-        """A delta of the open call."""
-        if not text:
-            return []
-        self._parts.append(text)
-        kind = self._output[-1]["type"]
-        return [self._of_item(f"response.{kind}_{_CALLS[kind][1]}.delta", delta=text)]
-
-    def _add(self, kind: str, prefix: str, fields: Json) -> list[Json]:
-        events = self._close("completed")
-        item = {"type": kind, "id": f"{prefix}_{uuid.uuid4().hex}", "status": "in_progress"}
-        self._output.append(item | fields)
-        self._open = kind
-        events.append(self._item("added"))
-        return events
-
-    def _close(self, status: str) -> list[Json]:
-        """Send the open item in full."""
-        if self._open is None:
-            return []
-        rest = self._argument(self._text_input.rest()) if status == "completed" else []
-        item = self._drop_open(status)
+    def _close(self, block: Block) -> list[Json]:
+        """Send the item of a block that has ended in full."""
+        done = self._blocks.done
+        # The limit may be reached directly after a complete call.
+        cut = done is not None and done.finish_reason == "length"
+        complete = not cut or (block.kind == "call" and block.whole)
+        item = self._finish(block, "completed" if complete else "incomplete")
         if (kind := item["type"]) in _CALLS:
-            field = _CALLS[kind][1]
+            field = _CALLS[kind]
             named = {"name": item["name"]} if kind == "function_call" else {}
-            name = f"response.{kind}_{field}.done"
-            done = [*rest, self._of_item(name, **named, **{field: item[field]})]
-        else:
-            (part,) = item.get("summary") or item["content"]
-            fields = {name: part[name] for name in ("text", "logprobs") if name in part}
-            done = [self._of_part(part["type"], "done", **fields), self._part("done", part)]
-        return [*done, self._item("done")]
+            done_event = self._of_item(
+                f"response.{kind}_{field}.done", **named, **{field: item[field]}
+            )
+            return [done_event, self._item("done")]
+        (part,) = item.get("summary") or item["content"]
+        fields = {name: part[name] for name in ("text", "logprobs") if name in part}
+        text = self._of_part(part["type"], "done", **fields)
+        return [text, self._part("done", part), self._item("done")]
 
-    def _drop_open(self, status: str) -> Json:
-        """Build the open item and close it."""
-        if self._open is None:
-            return {}
+    def _finish(self, block: Block, status: str) -> Json:
+        """The item of a block, in full."""
         # A new object, because the one that was announced has been returned in an event.
         item = self._output[-1] | {"status": status}
-        text = "".join(self._parts)
-        if item["type"] in _CALLS:
-            item[_CALLS[item["type"]][1]] = text
-        elif item["type"] == "reasoning":
+        if block.kind == "call":
+            item[_CALLS[item["type"]]] = block.text
+        elif block.kind == "reasoning":
             place = "summary" if self._thought == "summary_text" else "content"
-            item[place] = [{"type": self._thought, "text": text}]
-            item |= {"encrypted_content": SEAL + text} if self._seals else {}
+            item[place] = [self._content(block, block.text, self._logprobs)]
+            item |= {"encrypted_content": SEAL + block.text} if self._seals else {}
         else:
-            item["content"] = [_output_text(text, self._logprobs)]
+            item["content"] = [self._content(block, block.text, self._logprobs)]
         self._output[-1] = item
-        self._open, self._parts, self._logprobs, self._text_input = None, [], [], TextInput()
+        self._logprobs = []
         return item
+
+    def _content(self, block: Block, text: str, logprobs: list[Json]) -> Json:
+        """The only part of reasoning or of a message."""
+        if block.kind == "reasoning":
+            return {"type": self._thought, "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _end(self, done: Done) -> list[Json]:
         cut = done.finish_reason == "length"
         status = "incomplete" if cut else "completed"
-        # The limit may be reached directly after a complete call.
-        in_call = isinstance(self._open, int)
-        complete = in_call and is_whole(self._text_input.arguments or "".join(self._parts))
-        events = self._close("completed" if complete else status)
         self._last = self._response(
             status,
             incomplete_details={"reason": "max_output_tokens"} if cut else None,
             completed_at=None if cut else int(time.time()),
             usage=usage_of(done.usage),
         )
-        events.append(self._event(f"response.{status}", response=self._last))
-        return events
+        return [self._event(f"response.{status}", response=self._last)]
 
     def _response(self, status: str, **fields: Any) -> Json:
         return {
@@ -269,10 +252,6 @@ def _written(entry: Json) -> bytes:
     """The text of the token; backends other than ours may omit its bytes."""
     raw = entry.get("bytes")
     return str(entry["token"]).encode() if raw is None else bytes(raw)
-
-
-def _output_text(text: str, logprobs: list[Json]) -> Json:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def usage_of(used: Usage) -> Json:

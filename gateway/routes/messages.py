@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 
 from gateway import sse
 from gateway.anthropic import errors
-from gateway.anthropic.answer import Answer
+from gateway.anthropic.answer import MessageAnswer
 from gateway.anthropic.request import CountTokensRequest, MessagesRequest
 from gateway.anthropic.to_chat import chat_request
 from gateway.context import GatewayDep
@@ -53,7 +53,7 @@ async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response
     question = await question_of(
         await apart(chat_request, body), gateway, prompt_only=body.max_tokens == 0
     )
-    reply = Answer(body, question.model)
+    reply = MessageAnswer(body, question.model)
     events = answer(question, gateway)
     if body.stream:
         return sse.EventStream(

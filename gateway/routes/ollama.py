@@ -19,7 +19,15 @@ from gateway.errors import ApiError
 from gateway.generation import Event
 from gateway.limits import JsonRoute, apart
 from gateway.models.config import ModelConfig
-from gateway.ollama.answer import ERRORS, Answer, Json, chat_part, error_line, text_part, written
+from gateway.ollama.answer import (
+    ERRORS,
+    Json,
+    OllamaAnswer,
+    chat_part,
+    error_line,
+    text_part,
+    written,
+)
 from gateway.ollama.request import ChatRequest, GenerateRequest, ModelName, chat_request
 from gateway.openai.answering import answer, events_of, question_of
 from gateway.openai.base import Request
@@ -202,7 +210,7 @@ async def _answered(
     part: Callable[[str, str, list[Json]], Json],
 ) -> Response:
     streams = body.stream is not False
-    reply = Answer(body.model, part, streams=streams)
+    reply = OllamaAnswer(body.model, part, streams=streams)
     leaves = body.keep_alive in _NOW
     if (translation := await apart(chat_request, body)) is None:
         if leaves:

@@ -24,7 +24,7 @@ from gateway.openai.translation import Translation
 from gateway.openapi import documented
 from gateway.refusals import INTEGER, TEXT, TEXT_OR_NULL, list_of, one_of, schema_of
 from gateway.responses import compaction
-from gateway.responses.answer import Answer
+from gateway.responses.answer import ResponseAnswer
 from gateway.responses.items import ITEMS, Item
 from gateway.responses.request import PromptRequest, ResponsesRequest
 from gateway.responses.store import Store, Stored, as_stored
@@ -118,7 +118,7 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     question = await question_of(translation, gateway)
     earlier = ITEMS.validate_python(list(previous.conversation())) if previous else []
     tools = tools_of(body, given, earlier)
-    reply = Answer(body, question.model, question.config.parameters, tools)
+    reply = ResponseAnswer(body, question.model, question.config.parameters, tools)
 
     def take(event: Event) -> list[Json]:
         grown = reply.take(event)

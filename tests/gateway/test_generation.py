@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from gateway.blocks import Blocks, consume
 from gateway.errors import BACKEND_GONE, ApiError
-from gateway.generation import Done, Event, Piece, WholeAnswer, generate, generate_all
+from gateway.generation import Done, Event, Piece, generate, generate_all
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
@@ -87,10 +88,10 @@ async def test_a_call_without_arguments_has_none(
     assert [part.index for part in parts] == sorted(part.index for part in parts)
     texts = ["".join(p.arguments for p in parts if p.index == at) for at in range(len(found))]
     assert texts == found
-    whole = WholeAnswer()
+    blocks = Blocks()
     for event in events:
-        whole.take(event)
-    assert [call.arguments for call in whole.calls()] == [text for text in found if text == "{}"]
+        consume(blocks, event)
+    assert [call.text for call in blocks.calls] == [text for text in found if text == "{}"]
 
 
 class Holding(Backend):

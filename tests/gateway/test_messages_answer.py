@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from gateway.anthropic.answer import Answer
+from gateway.anthropic.answer import MessageAnswer
 from gateway.anthropic.request import MessagesRequest
 from gateway.generation import Done, Event, Piece, Progress, ToolCallPiece, Usage
 from gateway.openai.anthropic_parts import ThoughtPart
@@ -18,9 +18,9 @@ from tests.gateway.requests_begun import begun
 Json = dict[str, Any]
 
 
-def answer(**fields: Any) -> Answer:
+def answer(**fields: Any) -> MessageAnswer:
     body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
-    return Answer(MessagesRequest.model_validate(body | fields), "m")
+    return MessageAnswer(MessagesRequest.model_validate(body | fields), "m")
 
 
 def rebuilt(events: list[Json]) -> Json:

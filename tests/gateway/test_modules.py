@@ -16,7 +16,6 @@ COVERED = {
     "tests/gateway/test_chat_to_wire.py": "openai/format_fields openai/format_to_wire"
     " openai/template_arguments openai/tools openai/tools_to_wire openai/turns",
     "tests/gateway/test_completions.py": "openai/completion_answer routes/completions",
-    "tests/gateway/test_cut_calls.py": "text_input",
     "tests/gateway/test_errors_bodies.py": "openai/base tagged",
     "tests/gateway/test_errors_table.py": "anthropic/errors calls",
     "tests/gateway/test_logs.py": "access logs",

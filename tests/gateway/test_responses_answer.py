@@ -14,17 +14,17 @@ from pydantic_core import from_json
 from gateway.errors import ApiError
 from gateway.generation import Done, Event, Piece, ToolCallPiece, Usage
 from gateway.models.config import Parameters
-from gateway.responses.answer import Answer
+from gateway.responses.answer import ResponseAnswer
 from gateway.responses.request import ResponsesRequest
 from tests.gateway.generated_answers import answers
 
 Json = dict[str, Any]
 
 
-def answer(**fields: Any) -> Answer:
+def answer(**fields: Any) -> ResponseAnswer:
     body = {"model": "m", "input": "hi"} | fields
     request = ResponsesRequest.model_validate(body)
-    return Answer(request, "m", Parameters(model="x", temperature=0.25))
+    return ResponseAnswer(request, "m", Parameters(model="x", temperature=0.25))
 
 
 class Client:
