@@ -20,8 +20,8 @@ from backend.engine.media.decoding import decode
 from backend.engine.media.limits import MediaLimits
 from backend.engine.request import Attachments
 from backend.engine.vision.markers import TemplateForm
-from backend.engine.vision.media_plan import MediaItem
-from backend.engine.vision.processor import AUDIO, FIELDS, IMAGE, VIDEO, ItemProcessor
+from backend.engine.vision.media_plan import AUDIO, IMAGE, VIDEO, MediaItem
+from backend.engine.vision.processor import ItemProcessor
 
 # The marker that LocalAI writes into a Prompt that it has rendered itself. Its clients may write it
 # into a message, because LocalAI sends the texts of a message without the order of its parts.
@@ -29,6 +29,7 @@ PLACE = "<__media__>"
 # Stands for an item in a message's text until control strings in the text are quoted. Unicode's
 # noncharacters do not occur in text, and no client knows the random number.
 _HERE = f"\ufdef{secrets.token_hex(16)}\ufdef"
+_FIELDS = {IMAGE: "Images", VIDEO: "Videos", AUDIO: "Audios"}
 _CANNOT = {
     IMAGE: "this model takes no images: send none",
     VIDEO: "this model takes neither videos nor images: send none",
@@ -103,7 +104,7 @@ class MediaPrompts:
         if frames:
             images += sum(len(video.frames) for video in media.videos)
         return [
-            [self._processor.prepare(part, f"{FIELDS[kind]}[{index}]", images) for part in parts]
+            [self._processor.prepare(part, f"{_FIELDS[kind]}[{index}]", images) for part in parts]
             for kind, sent in (
                 (IMAGE, [[picture] for picture in media.pictures]),
                 (VIDEO, [video.frames if frames else [video] for video in media.videos]),
@@ -127,7 +128,7 @@ class MediaPrompts:
             why = "this model's chat template takes only one: send one"
         else:
             return
-        raise InvalidRequest(f"{FIELDS[kind]} has {count} items, but {why}", FIELDS[kind])
+        raise InvalidRequest(f"{_FIELDS[kind]} has {count} items, but {why}", _FIELDS[kind])
 
     def placed(
         self, messages: Sequence[Message], given: Attachments, items: Sequence[Shown]
@@ -258,9 +259,9 @@ def _positions(
         if named is None:
             if count and not users:
                 raise InvalidRequest(
-                    f"{FIELDS[kind]} has {count} items, but Messages has no user message for them:"
+                    f"{_FIELDS[kind]} has {count} items, but Messages has no user message for them:"
                     " add one",
-                    FIELDS[kind],
+                    _FIELDS[kind],
                     "Messages",
                 )
             positions += [(users[-1],) for _ in range(count)]
@@ -268,7 +269,8 @@ def _positions(
         key = f"Metadata mlx.{kind}_messages"
         if len(named) != count:
             raise InvalidRequest(
-                f"{key} has {len(named)} entries, but {FIELDS[kind]} has {count}: send one for each"
+                f"{key} has {len(named)} entries, but {_FIELDS[kind]} has {count}: send one for"
+                " each"
             )
         for entry in named:
             message, *within = (entry,) if isinstance(entry, int) else entry

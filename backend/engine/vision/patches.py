@@ -1,6 +1,8 @@
 """Corrects language parts of mlx-vlm 0.7.10 that compute a batch, or a prompt in passes, wrongly.
 
-Each function patches the layers of one model, and does nothing for families without the fault:
+`opencv_replaced` stands in for OpenCV, which multi_modality imports to scale an image for one
+tower: it is 150 MB, and the build that mlx-vlm requires needs libGL, which servers lack. Each other
+function patches the layers of one model, and does nothing for families without the fault:
 
 - `scale_by_row` (Mistral 3 and 4, `mistral3/language.py`): mlx-vlm scales the queries of all rows
   by the position of the first, which is wrong if only some rows are longer than the original
@@ -23,10 +25,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
+from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_vlm.models.base import create_attention_mask
+from PIL import Image
 
 _SCAN = "mlx_vlm.models.qwen3_5.gated_delta"
 _ANGLES = 1024  # tokens; the tables of rotations grow by so many
@@ -183,3 +188,28 @@ def recur_in_short_passes() -> None:
         return (recur if q.shape[1] <= _SHORT else scan)(q, *others)
 
     module.gated_delta_chunked = either
+
+
+@contextmanager
+def opencv_replaced() -> Iterator[None]:
+    """Let modules that are imported meanwhile find a stand-in for OpenCV as `cv2`."""
+    own = sys.modules.get("cv2")
+    sys.modules["cv2"] = _OPENCV
+    try:
+        yield
+    finally:
+        del sys.modules["cv2"]
+        if own is not None:
+            sys.modules["cv2"] = own
+
+
+def _resize(image: Any, dsize: tuple[int, int], *, interpolation: Any, **_: Any) -> Any:
+    """Scale float32 [height, width, channels] to `dsize`, its width and height."""
+    channels = (Image.fromarray(image[..., at]) for at in range(image.shape[-1]))
+    return np.stack([np.asarray(one.resize(dsize, interpolation)) for one in channels], axis=-1)
+
+
+_OPENCV: Any = ModuleType("cv2")
+_OPENCV.resize = _resize
+_OPENCV.INTER_LANCZOS4 = Image.Resampling.LANCZOS
+_OPENCV.INTER_NEAREST = Image.Resampling.NEAREST

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from backend.engine.vision.opencv import opencv_replaced
+from backend.engine.vision.patches import opencv_replaced
 from tests.engine.vision import further_families, llava_families, qwen_families, recent_families
 from tests.engine.vision.checkpoint_files import PIXELS, SIGLIP, TEXT, add_tokens, read, write
 from tests.engine.vision.ocr_families import (

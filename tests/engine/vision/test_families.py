@@ -45,6 +45,7 @@ from tests.engine.vision.recent_families import small_convolutions
 from tests.engine.vision.seeing import (
     answer_to,
     asking,
+    encoded,
     picture,
     samples_of,
     seeing,
@@ -273,6 +274,14 @@ async def test_the_whole_of_a_tiled_image_comes_after_its_tiles(tmp_path: Path) 
     assert np.allclose(
         np.array(tiles[2]), np.array(small).transpose(2, 0, 1) / 127.5 - 1, atol=0.01
     )
+    plain = PlainPasses(path)
+    messages, _ = _ONE.plain
+    given = Attachments((encoded(wide),))
+    request = asking(ChatPrompt(turns(_QUESTION)), given, max_tokens=12, sampling=AMONG_SIGNS)
+    async with seeing(path, prefill_chunk=16) as engine:
+        answer = await answer_to(engine, request)
+    assert answer.prompt_tokens == plain.prompt_tokens(messages, [wide])
+    assert answer.tokens == plain.chooses(messages, [wide], answer.tokens)
 
 
 async def test_a_value_that_only_transformers_refuses_changes_nothing(tmp_path: Path) -> None:
