@@ -14,6 +14,9 @@ function patches the layers of one model, and does nothing for families without 
   on how a prompt is cut into passes.
 - `place_rows` (HunyuanOCR, `hunyuan_vl/language.py`): mlx-vlm uses positions with four axes only in
   a pass that begins a prompt, and numbers the tokens of all rows from the end of one row's KV.
+- `join_windows` (DeepSeek-V4, `deepseek_v4/language.py`): a window of compressed KV also contains
+  the tokens of the window before it. mlx-vlm takes zeros for the first window of each pass, so
+  decode steps differ from a prompt's only pass.
 - `recur_in_short_passes` (Qwen3.5, `qwen3_5/gated_delta.py`): without Metal, mlx-vlm computes every
   pass of several tokens by a scan over chunks of 64. For a pass that checks draft tokens, that
   takes several times as long as the recurrence of decode steps, and differs from it by up to 0.002.
@@ -174,6 +177,36 @@ class _AtStart:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
+
+
+def join_windows(language: Any) -> None:
+    """Let the first window of a pass overlap with the last window of the pass before."""
+    if not type(language).__module__.endswith(".deepseek_v4.language"):
+        return
+    from mlx_vlm.models.deepseek_v4.language import Compressor, _overlap_compress_kv
+
+    def compress(part: Any, x: mx.array, cache: Any, offset: Any) -> Any:
+        if cache is None:
+            return Compressor.__call__(part, x, cache, offset)
+        *found, base = cache.accumulate_windows(part.wkv(x), part.wgate(x), offset)
+        ratio = part.compress_ratio
+        if not found[0].size:
+            return cache.update_and_fetch(mx.zeros((len(x), 0, part.head_dim), dtype=x.dtype))
+        before = getattr(cache, "last_window", None)
+        cache.last_window = [mx.contiguous(array[:, -ratio:]) for array in found]
+        if before is not None:
+            pairs = zip(before, found, strict=True)
+            found = [mx.concatenate(list(pair), axis=1) for pair in pairs]
+        windows = (mx.unflatten(array, 1, (-1, ratio)) for array in found)
+        pooled = _overlap_compress_kv(*windows, part.ape, part.head_dim)
+        pooled = part.norm(pooled[:, int(before is not None) :])
+        # Computed with the pass, because a lazy window would hold all of its KV.
+        pooled = mx.depends(pooled, cache.last_window)
+        return cache.update_and_fetch(part.rope(pooled[:, None], offset=base).squeeze(1))
+
+    for _, part in language.named_modules():
+        if isinstance(part, Compressor) and part.overlap:
+            patch(part, __call__=compress)
 
 
 def recur_in_short_passes() -> None:
