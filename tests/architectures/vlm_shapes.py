@@ -21,6 +21,18 @@ _MROPE = {
 }
 # index_topk is larger than any prompt: with equal scores, which tokens are left out is arbitrary.
 _OTHER: dict[str, dict[str, Any]] = {
+    "deepseek_v4": {
+        "compress_ratios": [0, 4, 128, 4],
+        "hc_mult": 2,
+        "num_hash_layers": 1,
+        "sliding_window": 24,
+        "o_groups": 2,
+        "o_lora_rank": 16,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
+        "head_dim": 32,
+        "num_key_value_heads": 1,
+    },
     "flint": {},
     "glm5_next": {
         "num_key_value_heads": 4,

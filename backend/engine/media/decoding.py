@@ -7,12 +7,13 @@ has not seen is worse than no answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.media.item_bytes import item_bytes
-from backend.engine.media.items import BadItem, Media, Picture, Sound, Video, refusal
+from backend.engine.media.items import BadItem, Media, Picture, Sound, Video
 from backend.engine.media.limits import (
     LEAST_PIXELS,
     PICTURES_IN_ALL,
@@ -23,8 +24,6 @@ from backend.engine.media.picture import decode_picture
 from backend.engine.media.sound import decode_sound
 from backend.engine.media.video import decode_video
 from common.field_names import named
-
-_Item = TypeVar("_Item", Picture, Video, Sound)
 
 
 def decode(
@@ -38,79 +37,49 @@ def decode(
 
     used: as for `decode_picture`.
     """
-    _require_count("Images", "LimitImagePerPrompt", len(images), limits.images)
-    _require_count("Videos", "LimitVideoPerPrompt", len(videos), limits.videos)
-    _require_count("Audios", "LimitAudioPerPrompt", len(audios), limits.audios)
-    left = limits.image_pixels * PICTURES_IN_ALL
-    pictures = _pictures(images, left, limits, used)
-    left -= sum(picture.width * picture.height for picture in pictures)
-    return Media(pictures, _videos(videos, left, limits), _sounds(audios, limits))
-
-
-def _pictures(
-    images: Sequence[str], left: int, limits: MediaLimits, used: Callable[[], int | None]
-) -> tuple[Picture, ...]:
-    """Decode the images. left: pixels that all of them together may have."""
+    for kind, items, most in (
+        ("Image", images, limits.images),
+        ("Video", videos, limits.videos),
+        ("Audio", audios, limits.audios),
+    ):
+        if len(items) > most:
+            raise InvalidRequest(
+                f"{named(f'{kind}s')} has {len(items)} items, but a prompt may have {most}: send"
+                f" fewer, or load the model with a larger Limit{kind}PerPrompt"
+            )
+    read = partial(item_bytes, most=limits.item_bytes, allow_paths=limits.allow_paths)
+    pixels = limits.image_pixels * PICTURES_IN_ALL
+    left, cpu_seconds, sound_left = pixels, float(VIDEO_CPU_SECONDS), float(limits.audio_seconds)
     pictures: list[Picture] = []
     for index, text in enumerate(images):
         most = min(limits.image_pixels, left)
-
-        def read(content: bytes, most: int = most) -> Picture:
-            return decode_picture(content, most, limits.image_pixels, used)
-
-        picture = _item(f"Images[{index}]", text, read, limits)
-        left -= picture.width * picture.height
-        pictures.append(picture)
-    return tuple(pictures)
-
-
-def _videos(videos: Sequence[str], left: int, limits: MediaLimits) -> tuple[Video, ...]:
-    """Decode the videos. left: pixels that the frames of all of them together may have."""
-    decoded: list[Video] = []
-    seconds: float = VIDEO_CPU_SECONDS
+        with _naming(f"Images[{index}]"):
+            pictures.append(decode_picture(read(text), most, limits.image_pixels, used))
+        left -= pictures[-1].width * pictures[-1].height
+    films: list[Video] = []
     for index, text in enumerate(videos):
         most = min(limits.image_pixels, left // (len(videos) - index))
-        if most < limits.video_frames * LEAST_PIXELS:
-            raise refusal(
-                f"Videos[{index}]",
-                f"has {most} pixels left of the {limits.image_pixels * PICTURES_IN_ALL} that the"
-                " images and videos of a request may have: send fewer or smaller ones",
-            )
-
-        def read(content: bytes, most: int = most, seconds: float = seconds) -> Video:
-            return decode_video(content, most, limits, seconds)
-
-        video = _item(f"Videos[{index}]", text, read, limits)
-        left -= sum(frame.width * frame.height for frame in video.frames)
-        seconds -= video.cost
-        decoded.append(video)
-    return tuple(decoded)
-
-
-def _sounds(audios: Sequence[str], limits: MediaLimits) -> tuple[Sound, ...]:
+        with _naming(f"Videos[{index}]"):
+            if most < limits.video_frames * LEAST_PIXELS:
+                raise BadItem(
+                    f"has {most} pixels left of the {pixels} that the images and videos of a"
+                    " request may have: send fewer or smaller ones"
+                )
+            films.append(decode_video(read(text), most, limits, cpu_seconds))
+        left -= sum(frame.width * frame.height for frame in films[-1].frames)
+        cpu_seconds -= films[-1].cost
     sounds: list[Sound] = []
-    left = float(limits.audio_seconds)
     for index, text in enumerate(audios):
-
-        def read(content: bytes, left: float = left) -> Sound:
-            return decode_sound(content, left, limits.audio_seconds)
-
-        sound = _item(f"Audios[{index}]", text, read, limits)
-        left -= len(sound.samples) / sound.rate
-        sounds.append(sound)
-    return tuple(sounds)
+        with _naming(f"Audios[{index}]"):
+            sounds.append(decode_sound(read(text), sound_left, limits.audio_seconds))
+        sound_left -= len(sounds[-1].samples) / sounds[-1].rate
+    return Media(tuple(pictures), tuple(films), tuple(sounds))
 
 
-def _item(name: str, text: str, read: Callable[[bytes], _Item], limits: MediaLimits) -> _Item:
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Turn BadItem into an error that names the item, such as `Images[2]`."""
     try:
-        return read(item_bytes(text, limits.item_bytes, allow_paths=limits.allow_paths))
+        yield
     except BadItem as bad:
-        raise refusal(name, str(bad)) from None
-
-
-def _require_count(field: str, limit: str, count: int, most: int) -> None:
-    if count > most:
-        raise InvalidRequest(
-            f"{named(field)} has {count} items, but a prompt may have {most}: send fewer, or load"
-            f" the model with a larger {limit}",
-        )
+        raise InvalidRequest(f"{named(name)} {bad}") from None

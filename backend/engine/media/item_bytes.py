@@ -21,7 +21,6 @@ _BLANK = str.maketrans("", "", _BLANKS)
 _TO_STANDARD = str.maketrans("-_", "+/")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 _NO_DIGIT = re.compile(r"[^A-Za-z0-9+/]")
-_MOST_PADDING = 2
 _SLICE = 1 << 20  # characters
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{0,20}):")
 _LONGEST_PATH = 4096
@@ -71,31 +70,25 @@ def _of_data_uri(text: str, most: int) -> bytes:
 def _of_base64(text: str, most: int) -> bytes:
     """Decode a slice at a time: one call for many MiB would block all other threads."""
     body = text.rstrip(_BLANKS + "=")
-    _require_size((len(body) - sum(map(body.count, _BLANKS))) * 3 // 4, most)
-    padding = text[len(body) :].translate(_BLANK)
     if not body:
-        raise _no_base64(padding, 0)
+        raise BadItem("is neither base64 nor a data URI: it has no data")
+    _require_size((len(body) - sum(map(body.count, _BLANKS))) * 3 // 4, most)
     decoded, left, count = bytearray(), "", 0
     for start in range(0, len(body), _SLICE):
         digits = body[start : start + _SLICE].translate(_BLANK).translate(_TO_STANDARD)
         if other := _NO_DIGIT.search(digits):
-            raise _no_base64(other[0], count + other.start())
+            place = count + other.start() + 1
+            raise BadItem(
+                f"is neither base64 nor a data URI: its character {place} is {other[0]!r}"
+            )
         count += len(digits)
         left += digits
         whole = len(left) // 4 * 4
         decoded += binascii.a2b_base64(left[:whole])
         left = left[whole:]
-    if len(padding) > _MOST_PADDING:
-        raise _no_base64("=", count + _MOST_PADDING)
     if len(left) == 1:
         raise BadItem(f"is not base64: {count} digits are one too many or too few")
-    decoded += binascii.a2b_base64(left + "=" * (-len(left) % 4))
-    return bytes(decoded)
-
-
-def _no_base64(found: str, place: int) -> BadItem:
-    what = f"its character {place + 1} is {found[0]!r}" if found else "it has no data"
-    return BadItem(f"is neither base64 nor a data URI: {what}")
+    return bytes(decoded + binascii.a2b_base64(left + "=" * (-len(left) % 4)))
 
 
 def _of_path(path: str, most: int, allow_paths: bool) -> bytes:

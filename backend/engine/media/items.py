@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from backend.engine.errors import InvalidRequest
-from common.field_names import named
-
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -66,8 +63,3 @@ class Media:
 
 class BadItem(Exception):
     """Why an item cannot be used, as the rest of a sentence whose subject is the item."""
-
-
-def refusal(name: str, why: str) -> InvalidRequest:
-    """The error for an item. name: the item in the request, such as `Images[2]`."""
-    return InvalidRequest(f"{named(name)} {why}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from backend.engine.media.items import BadItem
 
@@ -13,42 +13,38 @@ _SVG = re.compile(
 _HTML = re.compile(rb"\s*<(?:!doctype html|html)", re.I)
 _LOOKED_AT = 1024
 
-
-_BEGINNINGS: tuple[tuple[bytes, str], ...] = (
-    (b"\x89PNG\r\n\x1a\n", "PNG"),
-    (b"\xff\xd8\xff", "JPEG"),
-    (b"GIF87a", "GIF"),
-    (b"GIF89a", "GIF"),
-    (b"BM", "BMP"),
-    (b"II*\x00", "TIFF"),
-    (b"MM\x00*", "TIFF"),
-    (b"II+\x00", "BigTIFF"),
-    (b"MM\x00+", "BigTIFF"),
-    (b"\x00\x00\x01\x00", "ICO"),
-    (b"8BPS", "Photoshop"),
-    (b"\xff\x0a", "JPEG XL"),
-    (b"\x00\x00\x00\x0cJXL ", "JPEG XL"),
-    (b"\x00\x00\x00\x0cjP  ", "JPEG 2000"),
-    (b"qoif", "QOI"),
-    (b"%PDF", "PDF"),
-    (b"%!PS", "PostScript"),
-    (b"PK\x03\x04", "ZIP"),
-    (b"\x1f\x8b", "gzip"),
-    (b"fLaC", "FLAC"),
-    (b"OggS", "OGG"),
-    (b"ID3", "MP3"),
-    (b"#!AMR", "AMR"),
-    (b"caff", "CAF"),
-    (b"0&\xb2u\x8ef\xcf\x11", "WMA"),
-    (b"ADIF", "AAC"),
-    (b"RF64", "WAV"),
-    (b"\x1aE\xdf\xa3", "WebM or Matroska"),
-    (b"FLV\x01", "FLV"),
-    (b"\x00\x00\x01\xba", "MPEG"),
-    (b"\x00\x00\x01\xb3", "MPEG"),
-)
-_RIFF = {b"WAVE": "WAV", b"WEBP": "WebP", b"AVI ": "AVI"}
-_FORM = {b"AIFF": "AIFF", b"AIFC": "AIFF"}
+_BEGINNINGS: Mapping[str, tuple[bytes, ...]] = {
+    "PNG": (b"\x89PNG\r\n\x1a\n",),
+    "JPEG": (b"\xff\xd8\xff",),
+    "GIF": (b"GIF87a", b"GIF89a"),
+    "BMP": (b"BM",),
+    "TIFF": (b"II*\x00", b"MM\x00*"),
+    "BigTIFF": (b"II+\x00", b"MM\x00+"),
+    "ICO": (b"\x00\x00\x01\x00",),
+    "Photoshop": (b"8BPS",),
+    "JPEG XL": (b"\xff\x0a", b"\x00\x00\x00\x0cJXL "),
+    "JPEG 2000": (b"\x00\x00\x00\x0cjP  ",),
+    "QOI": (b"qoif",),
+    "PDF": (b"%PDF",),
+    "PostScript": (b"%!PS",),
+    "ZIP": (b"PK\x03\x04",),
+    "gzip": (b"\x1f\x8b",),
+    "FLAC": (b"fLaC",),
+    "OGG": (b"OggS",),
+    "MP3": (b"ID3",),
+    "AMR": (b"#!AMR",),
+    "CAF": (b"caff",),
+    "WMA": (b"0&\xb2u\x8ef\xcf\x11",),
+    "AAC": (b"ADIF",),
+    "WAV": (b"RF64",),
+    "WebM or Matroska": (b"\x1aE\xdf\xa3",),
+    "FLV": (b"FLV\x01",),
+    "MPEG": (b"\x00\x00\x01\xba", b"\x00\x00\x01\xb3"),
+}
+_INNER = {
+    b"RIFF": {b"WAVE": "WAV", b"WEBP": "WebP", b"AVI ": "AVI"},
+    b"FORM": {b"AIFF": "AIFF", b"AIFC": "AIFF"},
+}
 _BRANDS = {
     b"avif": "AVIF",
     b"avis": "AVIF",
@@ -63,22 +59,17 @@ _BRANDS = {
 
 def kind_of(content: bytes) -> str | None:
     """The common name of a file's format; None if it is unknown."""
-    for beginning, name in _BEGINNINGS:
-        if content.startswith(beginning):
+    for name, beginnings in _BEGINNINGS.items():
+        if content.startswith(beginnings):
             return name
-    inner = content[8:12]
-    if content.startswith(b"RIFF"):
-        return _RIFF.get(inner)
-    if content.startswith(b"FORM"):
-        return _FORM.get(inner)
+    if inner := _INNER.get(content[:4]):
+        return inner.get(content[8:12])
     if content[4:8] == b"ftyp":
         return _of_brands(content)
     head = content[:_LOOKED_AT]
     if _SVG.match(head):
         return "SVG"
-    if _HTML.match(head):
-        return "HTML"
-    return _of_frame(content)
+    return "HTML" if _HTML.match(head) else _of_frame(content)
 
 
 def require_format(content: bytes, noun: str, decoded: Sequence[str]) -> str:

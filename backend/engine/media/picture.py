@@ -78,10 +78,7 @@ def _opened(
     """The opened image: its size has been checked, and its pixels have not been read."""
     if name == "WebP":
         # Pillow allocates the whole canvas as soon as it opens a WebP file.
-        size = _webp_size(content)
-        if size is None:
-            raise BadItem("is a WebP image that cannot be decoded: its header is broken")
-        _require_size(*size, most, allowed)
+        _require_size(*_webp_size(content), most, allowed)
     if name == "JPEG" and (scans := content.count(_SCAN)) > _SCANS:
         raise BadItem(
             f"is a JPEG image of {scans} scans, but at most {_SCANS} are read: save it again"
@@ -92,7 +89,8 @@ def _opened(
         raise BadItem(
             f"is larger than the {allowed} pixels that an image may have: send it smaller"
         ) from None
-    _require_shape(*image.size)
+    if problem := shape_problem(*image.size):
+        raise BadItem(problem)
     large = math.prod(image.size) > min(LARGE, most)
     if isinstance(image, JpegImageFile) and large and _decodes_by_rows(image, content):
         _reduce(image, most, used())
@@ -119,33 +117,27 @@ def _reduce(image: Image.Image, most: int, used: int | None) -> None:
     image.draft(None, (width // reduction, height // reduction))
 
 
-def _webp_size(content: bytes) -> tuple[int, int] | None:
-    """Width and height from the header (RFC 9649); None if the header is broken."""
+def _webp_size(content: bytes) -> tuple[int, int]:
+    """Width and height from the header (RFC 9649). Raises BadItem."""
 
     def number(data: bytes) -> int:
         return int.from_bytes(data, "little")
 
-    chunk, data = content[12:16], content[20:30]
-    if len(data) < 10:
-        return None
-    if chunk == b"VP8X":
-        return number(data[4:7]) + 1, number(data[7:10]) + 1
-    if chunk == b"VP8L" and data[0] == 0x2F:
-        bits = number(data[1:5])
-        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    if chunk == b"VP8 " and data[3:6] == b"\x9d\x01\x2a":
-        return number(data[6:8]) & 0x3FFF, number(data[8:10]) & 0x3FFF
-    return None
-
-
-def _require_shape(width: int, height: int) -> None:
-    if problem := shape_problem(width, height):
-        raise BadItem(problem)
+    match content[12:16], content[20:30]:
+        case b"VP8X", data if len(data) == 10:
+            return number(data[4:7]) + 1, number(data[7:]) + 1
+        case b"VP8L", data if len(data) == 10 and data[0] == 0x2F:
+            bits = number(data[1:5])
+            return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+        case b"VP8 ", data if len(data) == 10 and data[3:6] == b"\x9d\x01\x2a":
+            return number(data[6:8]) & 0x3FFF, number(data[8:]) & 0x3FFF
+    raise BadItem("is a WebP image that cannot be decoded: its header is broken")
 
 
 def _require_size(width: int, height: int, most: int, allowed: int) -> None:
     size = f"is {width} x {height} pixels"
-    _require_shape(width, height)
+    if problem := shape_problem(width, height):
+        raise BadItem(problem)
     if width * height > allowed:
         raise BadItem(
             f"{size}, but an image may have {allowed} in all: send it smaller, or load the model"

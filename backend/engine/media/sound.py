@@ -61,7 +61,15 @@ def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, in
         with soundfile.SoundFile(_File(content)) as file:
             rate: int = file.samplerate
             declared: int = file.frames
-            _require_shape(rate, file.channels)
+            if rate not in RATES:
+                raise BadItem(
+                    f"has {rate} samples per second: send {RATES.start} to {RATES.stop - 1} of them"
+                )
+            if file.channels > MAX_CHANNELS:
+                raise BadItem(
+                    f"has {file.channels} channels, but at most {MAX_CHANNELS} are mixed: send"
+                    " fewer"
+                )
             left = int(most * rate)
             while True:
                 block = file.read(min(_BLOCK, left + 1), dtype="float32", always_2d=True)
@@ -86,15 +94,6 @@ def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, in
     if name == "FLAC" and found < declared:
         raise BadItem(f"is a truncated FLAC sound: it has {found} of {declared} samples")
     return np.concatenate(blocks), rate
-
-
-def _require_shape(rate: int, channels: int) -> None:
-    if rate not in RATES:
-        raise BadItem(
-            f"has {rate} samples per second: send {RATES.start} to {RATES.stop - 1} of them"
-        )
-    if channels > MAX_CHANNELS:
-        raise BadItem(f"has {channels} channels, but at most {MAX_CHANNELS} are mixed: send fewer")
 
 
 def resampled(mixed: Any, rate: int, target_rate: int = SOUND_RATE) -> Any:

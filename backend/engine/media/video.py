@@ -17,7 +17,7 @@ from dataclasses import asdict
 from PIL import Image
 
 from backend.engine.errors import EngineFailed
-from backend.engine.media.items import BadItem, Picture, Video
+from backend.engine.media.items import BadItem, Video
 from backend.engine.media.kinds import require_format
 from backend.engine.media.limits import (
     VIDEO_CPU_SECONDS,
@@ -47,8 +47,8 @@ def decode_video(
     """The frames of a file.
 
     most: pixels that the frames may have together; larger frames are scaled down. cpu_seconds: the
-    rest of the request's VIDEO_CPU_SECONDS. Raises BadItem, and EngineFailed if the video is not
-    the cause.
+    rest of the request's VIDEO_CPU_SECONDS. Raises BadItem, also if decoding crashes or exceeds a
+    limit, and EngineFailed if the video is not the cause.
     """
     task = Task(
         kind=require_format(content, "video", FORMATS),
@@ -58,21 +58,6 @@ def decode_video(
         seconds=limits.video_seconds,
         cpu_seconds=max(math.ceil(cpu_seconds), 1),
     )
-    head, _, pixels = _answer(content, task).partition(b"\n")
-    answer = json.loads(head)
-    if "refusal" in answer:
-        raise BadItem(answer["refusal"])
-    found = Found(**answer)
-    frames = _frames(found, memoryview(pixels))
-    digest = hashlib.sha256(f"{found.places} {found.count} {found.rate}".encode())
-    for frame in frames:
-        digest.update(frame.digest)
-    places = tuple(found.places)
-    return Video(frames, places, found.count, found.rate, digest.digest(), found.cost)
-
-
-def _answer(content: bytes, task: Task) -> bytes:
-    """The child's output. Raises BadItem if the video killed it, EngineFailed if it failed."""
     ended = output_of(_PROGRAM, asdict(task), content, VIDEO_WALL_SECONDS, os.environ)
     if ended.code is None:
         raise BadItem(_SLOW)
@@ -80,13 +65,18 @@ def _answer(content: bytes, task: Task) -> bytes:
         raise BadItem(_CAUSES.get(ended.code, "cannot be decoded: it crashes the decoder"))
     if ended.code:
         raise EngineFailed(end_of("the process that decodes videos", ended.code))
-    return ended.output
-
-
-def _frames(found: Found, pixels: memoryview) -> tuple[Picture, ...]:
-    size = found.width, found.height
+    head, _, rows = ended.output.partition(b"\n")
+    answer = json.loads(head)
+    if "refusal" in answer:
+        raise BadItem(answer["refusal"])
+    found, pixels = Found(**answer), memoryview(rows)
     each = 3 * found.width * found.height
-    return tuple(
-        picture_of(Image.frombytes("RGB", size, pixels[at : at + each]))
+    frames = tuple(
+        picture_of(Image.frombytes("RGB", (found.width, found.height), pixels[at : at + each]))
         for at in range(0, each * len(found.places), each)
     )
+    digest = hashlib.sha256(f"{found.places} {found.count} {found.rate}".encode())
+    for frame in frames:
+        digest.update(frame.digest)
+    places = tuple(found.places)
+    return Video(frames, places, found.count, found.rate, digest.digest(), found.cost)

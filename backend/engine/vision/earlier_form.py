@@ -7,15 +7,14 @@ looks for them in the earlier places only, or refuses a tower of an unknown type
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import MISSING, Field, fields
 from types import ModuleType
 from typing import Any
 
 from backend.engine.loading.earlier_fields import earlier_fields
-from backend.engine.vision.opencv import opencv_replaced
+from backend.engine.vision.patches import opencv_replaced, replaced
 
 # Families that take the text part from the top level.
 _AT_TOP = ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "ernie4_5_moe_vl")
@@ -39,8 +38,7 @@ _TOWERS = {
 _OTHER_PARTS = {"vision_config": "VisionConfig", "audio_config": "AudioConfig"}
 
 
-@contextmanager
-def read_in_earlier_form() -> Iterator[None]:
+def read_in_earlier_form() -> AbstractContextManager[None]:
     """Let mlx-vlm read config.json with the earlier fields added.
 
     Its `load_model` takes no configuration, so `load_config` is replaced.
@@ -49,14 +47,10 @@ def read_in_earlier_form() -> Iterator[None]:
 
     own: Any = utils.load_config
 
-    def load_config(*arguments: Any, **named: Any) -> dict[str, Any]:
-        return in_earlier_form(own(*arguments, **named))
+    def load_config(*given: Any, **named: Any) -> dict[str, Any]:
+        return in_earlier_form(own(*given, **named))
 
-    utils.load_config = load_config
-    try:
-        yield
-    finally:
-        utils.load_config = own
+    return replaced(utils, "load_config", load_config)
 
 
 def in_earlier_form(config: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+IMAGE, VIDEO, AUDIO = "image", "video", "audio"
+
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:

@@ -15,10 +15,10 @@ import numpy as np
 
 from backend.engine.caching import kv
 from backend.engine.caching.row_shift import RowShift
-from backend.engine.vision.features import Features, Recent, encode, of_text, outputs, thawed
+from backend.engine.vision.features import Features, Recent, encode, of_text, outputs
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
 from backend.engine.vision.multimodal_model import MultimodalModel
-from backend.engine.vision.positions import GRIDS, positions_of
+from backend.engine.vision.positions import grids_of, positions_of
 
 
 class MediaReader:
@@ -87,8 +87,7 @@ class MediaReader:
         ids = [*encoded, *tokens[len(item.whole) :]] if item and encoded else list(tokens)
         given = outputs(model, ids, item)
         if item is not None:
-            grids = {name: item.arrays[name] for name in GRIDS if name in item.arrays}
-            given |= thawed(grids)
+            given |= grids_of(item)
         if model.passes_positions:
             spans = [] if item is None else [Span(item.first, item)]
             given["position_ids"] = mx.array(positions_of(model, tokens, spans))[:, None]
@@ -181,20 +180,15 @@ class MediaPrefill:
 def _joined(pieces: Sequence[Features]) -> Features:
     if len(pieces) == 1:
         return pieces[0]
-    visual = None
-    if any(piece.visual is not None for piece in pieces):
-        visual = np.concatenate(
-            [
-                np.zeros(len(piece.embeddings), bool) if piece.visual is None else piece.visual
-                for piece in pieces
-            ]
-        )
-    deep = [piece.deep for piece in pieces if piece.deep]
-    layers = tuple(mx.concatenate(list(layer)) for layer in zip(*deep, strict=True))
+    seen = [
+        np.zeros(len(piece.embeddings), bool) if piece.visual is None else piece.visual
+        for piece in pieces
+    ]
+    deep = (piece.deep for piece in pieces if piece.deep)
     return Features(
         mx.concatenate([piece.embeddings for piece in pieces]),
-        visual,
-        layers,
+        np.concatenate(seen),
+        tuple(mx.concatenate(list(layer)) for layer in zip(*deep, strict=True)),
         {
             name: mx.concatenate([piece.by_token[name] for piece in pieces])
             for name in pieces[0].by_token

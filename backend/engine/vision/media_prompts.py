@@ -20,8 +20,8 @@ from backend.engine.media.decoding import decode
 from backend.engine.media.limits import MediaLimits
 from backend.engine.request import Attachments
 from backend.engine.vision.markers import TemplateForm
-from backend.engine.vision.media_plan import MediaItem
-from backend.engine.vision.processor import AUDIO, FIELDS, IMAGE, VIDEO, ItemProcessor
+from backend.engine.vision.media_plan import AUDIO, IMAGE, VIDEO, MediaItem
+from backend.engine.vision.processor import ItemProcessor
 from common.field_names import named
 
 # The marker that LocalAI writes into a Prompt that it has rendered itself. Its clients may write it
@@ -30,6 +30,7 @@ PLACE = "<__media__>"
 # Stands for an item in a message's text until control strings in the text are quoted. Unicode's
 # noncharacters do not occur in text, and no client knows the random number.
 _HERE = f"\ufdef{secrets.token_hex(16)}\ufdef"
+_FIELDS = {IMAGE: "Images", VIDEO: "Videos", AUDIO: "Audios"}
 _CANNOT = {
     IMAGE: "this model takes no images: send none",
     VIDEO: "this model takes neither videos nor images: send none",
@@ -104,7 +105,7 @@ class MediaPrompts:
         if frames:
             images += sum(len(video.frames) for video in media.videos)
         return [
-            [self._processor.prepare(part, f"{FIELDS[kind]}[{index}]", images) for part in parts]
+            [self._processor.prepare(part, f"{_FIELDS[kind]}[{index}]", images) for part in parts]
             for kind, sent in (
                 (IMAGE, [[picture] for picture in media.pictures]),
                 (VIDEO, [video.frames if frames else [video] for video in media.videos]),
@@ -128,7 +129,7 @@ class MediaPrompts:
             why = "this model's chat template takes only one: send one"
         else:
             return
-        raise InvalidRequest(f"{named(FIELDS[kind])} has {count} items, but {why}")
+        raise InvalidRequest(f"{named(_FIELDS[kind])} has {count} items, but {why}")
 
     def placed(
         self, messages: Sequence[Message], given: Attachments, items: Sequence[Shown]
@@ -258,7 +259,7 @@ def _positions(
         if places is None:
             if count and not users:
                 raise InvalidRequest(
-                    f"{named(FIELDS[kind])} has {count} items, but {named('Messages')} has no user"
+                    f"{named(_FIELDS[kind])} has {count} items, but {named('Messages')} has no user"
                     " message for them: add one",
                 )
             positions += [(users[-1],) for _ in range(count)]
@@ -266,7 +267,7 @@ def _positions(
         key = named(f"Metadata mlx.{kind}_messages")
         if len(places) != count:
             raise InvalidRequest(
-                f"{key} has {len(places)} entries, but {named(FIELDS[kind])} has {count}: send one"
+                f"{key} has {len(places)} entries, but {named(_FIELDS[kind])} has {count}: send one"
                 " for each"
             )
         for entry in places:

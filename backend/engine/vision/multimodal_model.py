@@ -47,6 +47,7 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         patches.scale_by_row(language)
         patches.recur_in_short_passes()
         patches.use_mlx_lm(language)
+        patches.join_windows(language)
         self.sees_ahead = patches.mask_blocks_of_pass(language)
         text = getattr(language, "config", None)
         self.reads_whole = getattr(text, "use_bidirectional_attention", None) is True

@@ -1,6 +1,8 @@
 """Corrects language parts of mlx-vlm that compute a batch, or a prompt in passes, wrongly.
 
-Each function patches the layers of one model, and does nothing for families without the fault:
+`opencv_replaced` stands in for OpenCV, which multi_modality imports to scale an image for one
+tower: it is 150 MB, and the build that mlx-vlm requires needs libGL, which servers lack. Each other
+function patches the layers of one model, and does nothing for families without the fault:
 
 - `scale_by_row` (Mistral 3 and 4, `mistral3/language.py`): mlx-vlm scales the queries of all rows
   by the position of the first, which is wrong if only some rows are longer than the original
@@ -12,6 +14,9 @@ Each function patches the layers of one model, and does nothing for families wit
   on how a prompt is cut into passes.
 - `place_rows` (HunyuanOCR, `hunyuan_vl/language.py`): mlx-vlm uses positions with four axes only in
   a pass that begins a prompt, and numbers the tokens of all rows from the end of one row's KV.
+- `join_windows` (DeepSeek-V4, `deepseek_v4/language.py`): a window of compressed KV also contains
+  the tokens of the window before it. mlx-vlm takes zeros for the first window of each pass, so
+  decode steps differ from a prompt's only pass.
 - `recur_in_short_passes` (Qwen3.5, `qwen3_5/gated_delta.py`): without Metal, mlx-vlm computes every
   pass of several tokens by a scan over chunks of 64. For a pass that checks draft tokens, that
   takes several times as long as the recurrence of decode steps, and differs from it by up to 0.002.
@@ -23,10 +28,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import wraps
+from types import ModuleType
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 from mlx_vlm.models.base import create_attention_mask
+from PIL import Image
 
 _SCAN = "mlx_vlm.models.qwen3_5.gated_delta"
 _ANGLES = 1024  # tokens; the tables of rotations grow by so many
@@ -171,6 +179,36 @@ class _AtStart:
         return getattr(self._cache, name)
 
 
+def join_windows(language: Any) -> None:
+    """Let the first window of a pass overlap with the last window of the pass before."""
+    if not type(language).__module__.endswith(".deepseek_v4.language"):
+        return
+    from mlx_vlm.models.deepseek_v4.language import Compressor, _overlap_compress_kv
+
+    def compress(part: Any, x: mx.array, cache: Any, offset: Any) -> Any:
+        if cache is None:
+            return Compressor.__call__(part, x, cache, offset)
+        *found, base = cache.accumulate_windows(part.wkv(x), part.wgate(x), offset)
+        ratio = part.compress_ratio
+        if not found[0].size:
+            return cache.update_and_fetch(mx.zeros((len(x), 0, part.head_dim), dtype=x.dtype))
+        before = getattr(cache, "last_window", None)
+        cache.last_window = [mx.contiguous(array[:, -ratio:]) for array in found]
+        if before is not None:
+            pairs = zip(before, found, strict=True)
+            found = [mx.concatenate(list(pair), axis=1) for pair in pairs]
+        windows = (mx.unflatten(array, 1, (-1, ratio)) for array in found)
+        pooled = _overlap_compress_kv(*windows, part.ape, part.head_dim)
+        pooled = part.norm(pooled[:, int(before is not None) :])
+        # Computed with the pass, because a lazy window would hold all of its KV.
+        pooled = mx.depends(pooled, cache.last_window)
+        return cache.update_and_fetch(part.rope(pooled[:, None], offset=base).squeeze(1))
+
+    for _, part in language.named_modules():
+        if isinstance(part, Compressor) and part.overlap:
+            patch(part, __call__=compress)
+
+
 def recur_in_short_passes() -> None:
     """Patch mlx-vlm's scan, if a model that uses it has been built. Repeated calls do nothing."""
     module: Any = sys.modules.get(_SCAN)
@@ -183,3 +221,28 @@ def recur_in_short_passes() -> None:
         return (recur if q.shape[1] <= _SHORT else scan)(q, *others)
 
     module.gated_delta_chunked = either
+
+
+@contextmanager
+def opencv_replaced() -> Iterator[None]:
+    """Let modules that are imported meanwhile find a stand-in for OpenCV as `cv2`."""
+    own = sys.modules.get("cv2")
+    sys.modules["cv2"] = _OPENCV
+    try:
+        yield
+    finally:
+        del sys.modules["cv2"]
+        if own is not None:
+            sys.modules["cv2"] = own
+
+
+def _resize(image: Any, dsize: tuple[int, int], *, interpolation: Any, **_: Any) -> Any:
+    """Scale float32 [height, width, channels] to `dsize`, its width and height."""
+    channels = (Image.fromarray(image[..., at]) for at in range(image.shape[-1]))
+    return np.stack([np.asarray(one.resize(dsize, interpolation)) for one in channels], axis=-1)
+
+
+_OPENCV: Any = ModuleType("cv2")
+_OPENCV.resize = _resize
+_OPENCV.INTER_LANCZOS4 = Image.Resampling.LANCZOS
+_OPENCV.INTER_NEAREST = Image.Resampling.NEAREST

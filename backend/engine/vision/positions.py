@@ -14,10 +14,10 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine.vision.features import thawed
-from backend.engine.vision.media_plan import MediaItem, Span
+from backend.engine.vision.media_plan import IMAGE, VIDEO, MediaItem, Span
 from backend.engine.vision.multimodal_model import MultimodalModel
 
-GRIDS = ("image_grid_thw", "video_grid_thw")
+_GRIDS = ("image_grid_thw", "video_grid_thw")
 _CANVAS = "minicpmv4_7"
 _IMAGE, _VIDEO = 1, 2  # numbers of that family for the kinds of tokens
 
@@ -51,13 +51,18 @@ def _of_item(model: MultimodalModel, item: MediaItem, first: int) -> np.ndarray:
         places = slice(item.first, item.first + item.count)
         placed: np.ndarray = np.where(in_grid, whole, whole + first - item.first)[:, places]
         return placed
-    arrays = thawed({name: item.arrays[name] for name in GRIDS if name in item.arrays})
     count = len(item.tokens)
-    if not arrays:  # the family gives images sequential positions, as text has
+    grids = grids_of(item)
+    if not grids:  # the family gives images sequential positions, as text has
         return np.broadcast_to(first + np.arange(count), (model.axes, count))
-    positions, _ = model.language_model.get_rope_index(mx.array([item.tokens]), **arrays)
+    positions, _ = model.language_model.get_rope_index(mx.array([item.tokens]), **grids)
     found = np.array(model.axes_first(positions)).reshape(-1, count)
     return first + np.broadcast_to(found, (model.axes, count))
+
+
+def grids_of(item: MediaItem) -> dict[str, mx.array]:
+    """The numbers of an item's patches in time, height and width, by the processor's names."""
+    return thawed({name: item.arrays[name] for name in _GRIDS if name in item.arrays})
 
 
 def _on_canvas(config: Any, tokens: Sequence[int], spans: Sequence[Span]) -> np.ndarray:
@@ -66,23 +71,18 @@ def _on_canvas(config: Any, tokens: Sequence[int], spans: Sequence[Span]) -> np.
     ids = np.array([tokens])
     kinds = np.where(ids == config.image_token_id, _IMAGE, 0)
     kinds = np.where(ids == config.video_token_id, _VIDEO, kinds)
-    sizes: dict[str, list[np.ndarray]] = {"image": [], "video": []}
+    sizes: dict[str, list[np.ndarray]] = {IMAGE: [np.empty((0, 2), np.int32)]}
+    sizes[VIDEO] = list(sizes[IMAGE])
     for span in spans:
-        sizes[span.item.kind] += [np.reshape(size, (-1, 2)) for size in _sizes(span.item)]
-    images, videos = (
-        np.concatenate(found) if found else np.empty((0, 2), np.int32) for found in sizes.values()
-    )
+        own: Any = span.item.arrays["tgt_sizes"]
+        listed = own if isinstance(own, list | tuple) else [own]
+        sizes[span.item.kind] += [np.reshape(size, (-1, 2)) for size in listed]
     mode = next((span.item.arrays.get("downsample_mode") for span in spans), None)
     positions, _ = CanvasRoPE(config).get_rope_index(
         ids,
         mm_token_type_ids=kinds,
-        target_sizes=images,
-        target_sizes_videos=videos,
+        target_sizes=np.concatenate(sizes[IMAGE]),
+        target_sizes_videos=np.concatenate(sizes[VIDEO]),
         downsample_mode=mode,
     )
     return np.asarray(positions)[:, 0]
-
-
-def _sizes(item: MediaItem) -> Sequence[Any]:
-    held: Any = item.arrays["tgt_sizes"]
-    return list(held) if isinstance(held, list | tuple) else [held]

@@ -31,13 +31,11 @@ from backend.engine.media.picture import picture_of
 from backend.engine.media.sound import resampled
 from backend.engine.vision.families import family_of
 from backend.engine.vision.features import Recent, frozen
-from backend.engine.vision.media_plan import MediaItem
+from backend.engine.vision.media_plan import AUDIO, IMAGE, VIDEO, MediaItem
 from backend.engine.vision.patches import patch, replaced
 
 _log = logging.getLogger(__name__)
 
-IMAGE, VIDEO, AUDIO = "image", "video", "audio"
-FIELDS = {IMAGE: "Images", VIDEO: "Videos", AUDIO: "Audios"}
 _CHANNELS, _FLOAT = 3, 4  # of a pixel; bytes of a value
 _PROBE = 2048, 1536  # pixels of an image that most processors scale down
 _NOTHING = 0  # the token in place of an embedding, which no layer reads
@@ -196,8 +194,11 @@ class ItemProcessor:
     def used_pixels(self) -> int | None:
         """The number of pixels to which large images are scaled down; None if that is unknown.
 
-        It is measured with a large image, and includes tiles.
+        If the processor does not state it, it is measured with a large image, including tiles.
         """
+        stated = getattr(getattr(self._processor, "image_processor", None), "max_pixels", None)
+        if isinstance(stated, int) and stated > 0:
+            return stated
         try:
             with self._lock:
                 item = self._prepared(picture_of(Image.new("RGB", _PROBE)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -36,19 +36,11 @@ from backend.engine.units import MIB
 from backend.engine.vision.earlier_form import read_in_earlier_form
 from backend.engine.vision.features import UnusualFeaturesError, of_text, width_of
 from backend.engine.vision.markers import Marker, learn
-from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
+from backend.engine.vision.media_plan import AUDIO, IMAGE, VIDEO, MediaItem, MediaPlan, Span
 from backend.engine.vision.media_prefill import MediaReader
 from backend.engine.vision.media_prompts import MediaPrompts
 from backend.engine.vision.multimodal_model import MultimodalModel
-from backend.engine.vision.processor import (
-    AUDIO,
-    IMAGE,
-    VIDEO,
-    ItemProcessor,
-    end_tokens,
-    kinds_of,
-    load_processor,
-)
+from backend.engine.vision.processor import ItemProcessor, end_tokens, kinds_of, load_processor
 from common.wording import shown
 
 _log = logging.getLogger(__name__)
@@ -122,7 +114,7 @@ def _open_media_input(
             except InvalidRequest:
                 return ""
             if len(item.encoded) == 1:
-                unused = _unused(prompts)
+                unused = _unused(prompts, control.values())
                 return unused and text.replace(text.strip(), unused)
             if text in "".join(_around(prompts, item)):
                 return ""
@@ -155,13 +147,13 @@ def _open_media_input(
                 yield "engine"
                 _require_seen(reader, item, vocabulary)
                 tried[kind] = item
-            except Exception:
+            except Exception as fault:
                 if kind == IMAGE:
                     raise
-                also = "videos are sent to it as images" if kind == VIDEO else f"it takes no {kind}"
-                _log.warning(
-                    "model %s: %s: its %s failed", shown(loaded.name), also, kind, exc_info=True
-                )
+                if kind == VIDEO:
+                    _log.info("videos are sent to this model as images: a clip failed (%s)", fault)
+                else:
+                    _log.warning("this model's %s input is off: it failed", kind, exc_info=True)
             yield "files"
         if not tried:
             raise ModelRejected.because(loaded.name, "its chat template has no place for images")
@@ -243,12 +235,12 @@ def _around(prompts: PromptBuilder, item: MediaItem) -> tuple[str, str]:
     return prompts.detokenize(list(before)), prompts.detokenize(list(after))
 
 
-def _unused(prompts: PromptBuilder) -> str:
+def _unused(prompts: PromptBuilder, control: Iterable[str]) -> str:
     """A control string that no prompt contains unless we write it; '' if there is none."""
     turn = {"role": "assistant", "content": "Yes."}
     question = {"role": "user", "content": "No?"}
     rendered = _renderer(prompts)([question, turn, question])
-    return next((text for text in _control_ids(prompts).values() if text not in rendered), "")
+    return next((text for text in control if text not in rendered), "")
 
 
 def _control_ids(prompts: PromptBuilder) -> dict[int, str]:

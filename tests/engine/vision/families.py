@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from backend.engine.vision.opencv import opencv_replaced
+from backend.engine.vision.patches import opencv_replaced
 from tests.engine.vision import further_families, llava_families, qwen_families, recent_families
 from tests.engine.vision.checkpoint_files import PIXELS, SIGLIP, TEXT, add_tokens, read, write
 from tests.engine.vision.ocr_families import (
@@ -75,6 +75,7 @@ def write_family(path: Path, family: str) -> Path:
         "mistral4": _mistral4,
         "minimax_m3_vl": _minimax_m3_vl,
         "cohere2_moe": _cohere2_moe,
+        "deepseek_v4": _deepseek_v4,
         "internvl_chat": _internvl_chat,
         "paddleocr_vl": _paddleocr_vl,
         "minicpmo": _minicpmo,
@@ -478,6 +479,34 @@ def _cohere2_moe(path: Path) -> None:
         "moe_num_shared_experts": 1,
         "first_k_dense_replace": 1,
         "layer_norm_eps": 1e-5,
+        "eos_token_id": 2,
+    })  # fmt: skip
+
+
+def _deepseek_v4(path: Path) -> None:
+    """Text only: windows of compressed KV, each of which overlaps with the one before it."""
+    base = read(path, "config.json")
+    (path / "preprocessor_config.json").unlink()
+    (path / "video_preprocessor_config.json").unlink()
+    write(path, "config.json", {
+        **TEXT,
+        "model_type": "deepseek_v4",
+        "vocab_size": base["text_config"]["vocab_size"],
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+        "q_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "compress_ratios": [0, 4, 128, 4],
+        "hc_mult": 2,
+        "num_hash_layers": 0,
+        "sliding_window": 24,
+        "o_groups": 2,
+        "o_lora_rank": 16,
+        "index_n_heads": 2,
+        "index_head_dim": 16,
         "eos_token_id": 2,
     })  # fmt: skip
 

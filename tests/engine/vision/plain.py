@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine.request import Sampling
-from backend.engine.vision.opencv import opencv_replaced
+from backend.engine.vision.patches import opencv_replaced
 from backend.engine.vision.processor import correct
 from tests.engine.vision.seeing import TINY_VISION
 from tests.models.tiny_media_eval import load

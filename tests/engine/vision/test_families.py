@@ -45,6 +45,7 @@ from tests.engine.vision.recent_families import small_convolutions
 from tests.engine.vision.seeing import (
     answer_to,
     asking,
+    encoded,
     picture,
     samples_of,
     seeing,
@@ -273,6 +274,14 @@ async def test_the_whole_of_a_tiled_image_comes_after_its_tiles(tmp_path: Path) 
     assert np.allclose(
         np.array(tiles[2]), np.array(small).transpose(2, 0, 1) / 127.5 - 1, atol=0.01
     )
+    plain = PlainPasses(path)
+    messages, _ = _ONE.plain
+    given = Attachments((encoded(wide),))
+    request = asking(ChatPrompt(turns(_QUESTION)), given, max_tokens=12, sampling=AMONG_SIGNS)
+    async with seeing(path, prefill_chunk=16) as engine:
+        answer = await answer_to(engine, request)
+    assert answer.prompt_tokens == plain.prompt_tokens(messages, [wide])
+    assert answer.tokens == plain.chooses(messages, [wide], answer.tokens)
 
 
 async def test_a_value_that_only_transformers_refuses_changes_nothing(tmp_path: Path) -> None:
@@ -372,10 +381,12 @@ async def test_the_text_part_alone_gives_the_same_answer(tmp_path: Path, family:
     assert answer.tokens == PlainPasses(path).chooses(*_TEXT.plain, answer.tokens)
 
 
-async def test_a_text_model_that_only_mlx_vlm_has_is_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["cohere2_moe", "deepseek_v4"])
+async def test_a_text_model_that_only_mlx_vlm_has_is_served(tmp_path: Path, family: str) -> None:
+    from mlx_vlm.models.cache import make_prompt_cache
     from mlx_vlm.utils import load_model
 
-    path = write_family(tmp_path / "cohere2_moe", "cohere2_moe")
+    path = write_family(tmp_path / family, family)
     prompts = [tuple(range(20 + count, 20 + 3 * count)) for count in (5, 14, 9)]
     requests = [
         asking(TokenPrompt(one), max_tokens=TOKENS, sampling=AMONG_SIGNS) for one in prompts
@@ -390,7 +401,9 @@ async def test_a_text_model_that_only_mlx_vlm_has_is_served(tmp_path: Path) -> N
         for answer in answers:
             assert len(answer.tokens) == TOKENS
             whole = mx.array([[*prompt, *answer.tokens[:-1]]])
-            among = np.array(language(whole).logits[0, len(prompt) - 1 :])[:, SIGNS]
+            # Without a cache, DeepSeek-V4's tokens see windows of later ones.
+            logits = language(whole, cache=make_prompt_cache(language)).logits[0]
+            among = np.array(logits[len(prompt) - 1 :])[:, SIGNS]
             chosen = among[np.arange(TOKENS), [SIGNS.index(one) for one in answer.tokens]]
             assert (among.max(axis=1) - chosen < CLOSE).all()
 

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from backend.engine.vision.opencv import opencv_replaced
+from backend.engine.vision.patches import opencv_replaced
 
 _IMPORTING = """
 import sys
