@@ -73,35 +73,23 @@ class _Guards(NodeTransformer):
 
     additions = 0
 
-    def visit_For(self, node: nodes.For) -> nodes.For:
+    def visit(self, node: Any) -> Any:
         self.generic_visit(node)
-        node.iter = _filter(node.iter, "_timed")
+        match node:
+            case nodes.For():
+                node.iter = _filter(node.iter, "_timed")
+            case nodes.Assign():
+                node.node = _filter(node.node, "_counted")
+            case nodes.With():
+                node.values = [_filter(value, "_counted") for value in node.values]
+            case nodes.Add() | nodes.Concat():
+                self.additions += 1
+                return node if self.additions % _AT_ONCE else _filter(node, "_counted")
+            case nodes.List() | nodes.Tuple() | nodes.Dict() if getattr(node, "ctx", "") != "store":
+                # A list of variables may contain another list many times over.
+                weighs = any(node.find_all((nodes.Name, nodes.Getattr))) or len(node.items) > _ITEM
+                return _filter(node, "_weighed") if weighs else node
         return node
-
-    def visit_Assign(self, node: Any) -> Any:
-        self.generic_visit(node)
-        node.node = _filter(node.node, "_counted")
-        return node
-
-    def visit_With(self, node: nodes.With) -> nodes.With:
-        self.generic_visit(node)
-        node.values = [_filter(value, "_counted") for value in node.values]
-        return node
-
-    def visit_Add(self, node: nodes.Expr) -> nodes.Expr:
-        self.generic_visit(node)
-        self.additions += 1
-        return node if self.additions % _AT_ONCE else _filter(node, "_counted")
-
-    def visit_List(self, node: Any) -> Any:
-        """Weigh lists of variables: one may contain another many times over."""
-        self.generic_visit(node)
-        stored = getattr(node, "ctx", "load") != "load"
-        weighs = node.find((nodes.Name, nodes.Getattr)) or len(node.items) > _ITEM
-        return _filter(node, "_weighed") if weighs and not stored else node
-
-    visit_Concat = visit_Add  # noqa: N815, the visitor's names
-    visit_Tuple = visit_Dict = visit_List  # noqa: N815
 
 
 def _filter(node: Any, name: str) -> Any:
