@@ -43,7 +43,7 @@ from backend.engine.worker import Worker
 
 if TYPE_CHECKING:
     from backend.engine.constraints.constraint import AnswerRule, Constraint
-    from backend.engine.disk_cache.cache import StoredPrefix
+    from backend.engine.disk_cache.entry_file import StoredPrefix
     from backend.engine.served_model import ServedModel
 
 Stage = Literal["text", "long", "media", "video", "grammar", "slow_grammar", "disk"]

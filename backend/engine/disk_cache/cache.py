@@ -15,18 +15,17 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from backend.engine.caching import kv
-from backend.engine.disk_cache.entry_file import Prefix
+from backend.engine.disk_cache.entry_file import Prefix, StoredPrefix
 from backend.engine.disk_cache.identity import model_digest
-from backend.engine.disk_cache.layout import Arrays, Layers, fits, learn_layout, pack, unpack
+from backend.engine.disk_cache.layout import Layers, fits, learn_layout, pack, unpack
 from backend.engine.disk_cache.prefix_folder import Folder, candidates
 from backend.engine.disk_cache.use import cache_folder
 from backend.engine.disk_cache.writer import Save, Writer
-from backend.engine.planning.prefix_index import PrefixKey, Tokens
+from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
 
@@ -36,20 +35,6 @@ _log = logging.getLogger(__name__)
 LEAST_TOKENS = 64
 _MOST_WAITING = 1 << 30  # bytes of KV waiting to be written, and of KV waiting to be restored
 _SEARCH_SECONDS = 60.0  # how long a request waits for the disk; it computes its prompt then
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class StoredPrefix:
-    """The contents of a file in plain memory. It can replace the prefill of `length` tokens."""
-
-    tokens: Tokens
-    length: int
-    layers: Layers
-    arrays: Arrays
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
 
 
 class DiskCache:
@@ -141,12 +126,9 @@ class DiskCache:
         if waiting:  # a single file may take all the room
             most = min(most, self._max_waiting - waiting)
         for entry in candidates(entries, prompt, in_memory, LEAST_TOKENS, most):
-            if content := entries[entry].read(entry):
-                head, arrays = content
-                length, tokens = head.prefix.reusable(prompt), head.prefix.key.tokens
-                stored = StoredPrefix(tokens, length, head.layers, arrays)
+            if stored := entries[entry].read(entry, prompt):
                 self._read = [*(one for one in self._read if one()), weakref.ref(stored)]
-                _log.debug("the disk cache has %d of %d tokens", length, len(prompt))
+                _log.debug("the disk cache has %d of %d tokens", stored.length, len(prompt))
                 return stored
         return None
 
@@ -154,7 +136,7 @@ class DiskCache:
         """Fill a new, empty row with `stored.length` tokens; None on failure. Engine thread."""
         try:
             unpack(stored.layers, stored.arrays, row)
-            if kv.trim(row, len(stored.tokens) - stored.length):
+            if kv.trim(row, len(stored.prefix.key) - stored.length):
                 return row
         except Exception:
             _log.warning("restoring a prompt cache from disk failed", exc_info=True)
@@ -211,28 +193,18 @@ class DiskCache:
 
 
 def open_disk_cache(
-    model: Any,
-    checkpoint: Path,
-    settings: Settings,
-    *,
-    dtype: str,
-    kv_kind: str = "",
-    adapter: str = "",
-    device: str = "",
-    copy: bool,
+    model: Any, checkpoint: Path, settings: Settings, *, copy: bool, **facts: str
 ) -> DiskCache | None:
     """The disk cache of a loaded model; None if its KV cannot be stored. Engine thread.
 
-    dtype, kv_kind, adapter and device: see `model_digest`. copy: see `layout.pack`. Raises only
-    InvalidRequest, for a setting that cannot work.
+    copy: see `layout.pack`. facts: see `model_digest`. Raises only InvalidRequest, for a setting
+    that cannot work.
     """
     folder = cache_folder(settings.prompt_cache_dir)
     try:
         layout = learn_layout(model)
         if layout is not None:
-            identity = model_digest(
-                checkpoint, dtype=dtype, kv_kind=kv_kind, adapter=adapter, device=device
-            )
+            identity = model_digest(checkpoint, **facts)
             max_bytes = settings.prompt_cache_disk_mib * MIB
             return DiskCache(layout, identity, folder, max_bytes, copy=copy)
         _log.warning("prompt caches on disk are off: this model's kind of KV cannot be stored")

@@ -10,7 +10,7 @@ import json
 import stat
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,22 @@ class Prefix:
         return self.trimmable and self.key.shared(other.key) == len(other.key)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Head:
-    """What a file says of itself, without the arrays."""
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class StoredPrefix:
+    """The contents of a file, in plain memory; `arrays` as unsigned integers of their item size.
+
+    length: the tokens of a prompt whose prefill it can replace.
+    """
 
     identity: str
     prefix: Prefix
     layers: Layers
+    arrays: Arrays = ()
+    length: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays)
 
 
 def write_entry(path: Path, identity: str, prefix: Prefix, packed: PackedRow) -> None:
@@ -68,17 +77,17 @@ def write_entry(path: Path, identity: str, prefix: Prefix, packed: PackedRow) ->
     save_file(tensors, path, {"entry": entry, "check": _check(entry, tensors)})
 
 
-def read_head(path: Path) -> Head:
-    """The head of a file. Raises what a file that is missing, foreign or damaged makes raise."""
+def read_head(path: Path) -> StoredPrefix:
+    """A file without its arrays. Raises whatever a missing, foreign or damaged file causes."""
     entry, _ = _metadata(path)
     with safe_open(path, "np") as file:
         return _head(entry, file.get_tensor("tokens"))
 
 
-def read_entry(path: Path) -> tuple[Head, Arrays]:
-    """The head and the arrays of a file, as unsigned integers of their item size.
+def read_entry(path: Path) -> StoredPrefix:
+    """A whole file. It is not mapped: a disk that fails would kill the process.
 
-    The file is not mapped: a disk that fails would kill the process. Raises as `read_head` does.
+    Raises as `read_head` does.
     """
     entry, check = _metadata(path)
     tensors = load(path.read_bytes())
@@ -90,7 +99,7 @@ def read_entry(path: Path) -> tuple[Head, Arrays]:
     specs = [part for part in parts if isinstance(part, ArraySpec)]
     if not all(spec.describes(array) for spec, array in zip(specs, arrays, strict=True)):
         raise BadEntry("its arrays are not those that it describes")
-    return head, arrays
+    return replace(head, arrays=arrays)
 
 
 def _metadata(path: Path) -> tuple[str, str]:
@@ -102,13 +111,13 @@ def _metadata(path: Path) -> tuple[str, str]:
         return facts["entry"], facts["check"]
 
 
-def _head(entry: str, tokens: NDArray[np.int32]) -> Head:
+def _head(entry: str, tokens: NDArray[np.int32]) -> StoredPrefix:
     facts = json.loads(entry)
     layers = [
         Layer(kind, {name: _part(part) for name, part in parts.items()})
         for kind, parts in facts["layers"]
     ]
-    return Head(facts["identity"], Prefix(PrefixKey(tokens), facts["trimmable"]), layers)
+    return StoredPrefix(facts["identity"], Prefix(PrefixKey(tokens), facts["trimmable"]), layers)
 
 
 def _part(part: Any) -> Any:

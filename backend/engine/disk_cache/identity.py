@@ -25,20 +25,19 @@ _PIECE = 1024  # bytes read at the start, the middle and the end of each tensor
 version = cache(metadata.version)  # it parses a long file
 
 
-def model_digest(
-    checkpoint: Path, *, dtype: str, kv_kind: str = "", adapter: str = "", device: str = ""
-) -> str:
+def model_digest(checkpoint: Path, **facts: str) -> str:
     """The digest of a loaded checkpoint, 32 hexadecimal digits. Raises OSError, ValueError.
 
-    dtype: the type in which the weights are computed (`LoadedModel.arithmetic`). kv_kind: the type
-    of the KV cache. adapter: the digest of the adapters in use. device: on which MLX computes.
+    facts: what KV depends on besides the files and the software: `dtype`, the type in which the
+    weights are computed (`LoadedModel.arithmetic`), `kv_kind`, the type of the KV cache, `adapter`,
+    the digest of the adapters in use, and `device`, on which MLX computes.
 
     A sample of every tensor is included, because a merge or fine-tune may change only some tensors
     and keeps names and sizes. Reading everything would take as long as loading the model.
     """
     digest = hashlib.blake2b(digest_size=16)
-    facts = [_FORMAT, VERSION, *map(version, _PACKAGES), dtype, kv_kind, adapter, device]
-    _add(digest, json.dumps(facts).encode())
+    software = [_FORMAT, VERSION, *map(version, _PACKAGES)]
+    _add(digest, json.dumps([software, facts], sort_keys=True).encode())
     for path in _texts(checkpoint):
         _add(digest, path.name.encode())
         _add(digest, path.read_bytes())

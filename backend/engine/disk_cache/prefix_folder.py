@@ -15,20 +15,20 @@ import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from backend.engine.disk_cache.entry_file import (
     BadEntry,
-    Head,
     Prefix,
+    StoredPrefix,
     read_entry,
     read_head,
     write_entry,
 )
-from backend.engine.disk_cache.layout import Arrays, Layers, PackedRow, fits
+from backend.engine.disk_cache.layout import Layers, PackedRow, fits
 from backend.engine.planning.prefix_index import PrefixKey
 from common.wording import shown
 
@@ -75,13 +75,13 @@ class Folder:
         self._entries = {name: entry for name, entry in looked.items() if entry}
         return list(self._entries.values())
 
-    def read(self, entry: Entry) -> tuple[Head, Arrays] | None:
-        """Read an entry, which then counts as used; None if it is damaged or gone."""
+    def read(self, entry: Entry, prompt: PrefixKey) -> StoredPrefix | None:
+        """Read an entry for a prompt, and count it as used; None if it is damaged or gone."""
         try:
-            head, arrays = read_entry(entry.path)
-            self._check(head)
+            stored = read_entry(entry.path)
+            self._check(stored)
             os.utime(entry.path)
-            return head, arrays
+            return replace(stored, length=stored.prefix.reusable(prompt))
         except Exception as fault:
             self._entries = {n: one for n, one in self._entries.items() if one is not entry}
             self._refuse(entry.path.name, fault)
@@ -150,7 +150,7 @@ class Folder:
             self._refuse(name, fault)
             return None
 
-    def _check(self, head: Head) -> None:
+    def _check(self, head: StoredPrefix) -> None:
         mine = head.identity == self._identity
         if not mine or not fits(self._layout, head.layers, len(head.prefix.key)):
             raise BadEntry("it has the KV of another model")

@@ -14,7 +14,7 @@ from backend.engine.executing.scoring import Scoring
 from backend.engine.request import GenerationRequest
 
 if TYPE_CHECKING:
-    from backend.engine.disk_cache.cache import StoredPrefix
+    from backend.engine.disk_cache.entry_file import StoredPrefix
     from backend.engine.executing.batch import DecodeBatch, PrefillGroup
     from backend.engine.executing.choosing import Chosen
     from backend.engine.vision.media_plan import MediaPlan

@@ -1,23 +1,22 @@
 """The messages between rank 0 and the others, and how they are serialised.
 
-Each is a JSON array of its name and its fields; fields with their default value are left out.
+Each is its name, a space, and a JSON object of its fields; those with default values are left out.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, cast
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from backend.engine.executing.score_plan import ScorePlan
 from backend.engine.planning.plan import StepPlan
 
-VERSION = 7
+VERSION = 8
 
 
 class WireError(Exception):
@@ -166,85 +165,22 @@ _MESSAGES: dict[str, Any] = {kind.__name__: kind for kind in typing.get_args(Mes
 
 def encode(message: Message) -> bytes:
     """The bytes of a message, without their length."""
-    wire = [type(message).__name__, _fields(message)]
-    return json.dumps(wire, separators=(",", ":")).encode()
+    name = type(message).__name__
+    return name.encode() + b" " + _adapter(name).dump_json(message, exclude_defaults=True)
 
 
 def decode(data: bytes) -> Message:
     """The message. Raises WireError."""
+    name, _, fields = data.partition(b" ")
     try:
-        name, fields = json.loads(data)
-        message: Message = _reader(_MESSAGES[name])(fields)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
+        message: Message = _adapter(name.decode()).validate_json(
+            fields, strict=True, extra="forbid"
+        )
+    except (ValueError, KeyError) as fault:
         raise WireError(f"a frame is not a message ({type(fault).__name__})") from None
     return message
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    found = {}
-    for name, default in _defaults(cast(Any, type(value))):
-        own = getattr(value, name)
-        if default is dataclasses.MISSING or own != default:
-            found[name] = _plain(own)
-    return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        if value and type(value[0]) in (int, float, str):
-            return value
-        return [_plain(one) for one in value]
-    if dataclasses.is_dataclass(value):
-        return _fields(value)
-    return value
-
-
 @cache
-def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
-    """Default values of a dataclass's fields."""
-    return tuple(
-        (one.name, one.default_factory())
-        if one.default_factory is not dataclasses.MISSING
-        else (one.name, one.default)
-        for one in dataclasses.fields(kind)
-    )
-
-
-@cache
-def _reader(kind: Any) -> Callable[[Any], Any]:
-    """A function that converts plain data to a field's type."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
-        readers = {one.name: _reader(hints[one.name]) for one in dataclasses.fields(kind)}
-        return lambda data: kind(**{name: readers[name](value) for name, value in data.items()})
-    if kind is Any or origin is dict:
-        return lambda data: data
-    if origin in (typing.Union, types.UnionType):
-        (only,) = [one for one in arguments if one is not type(None)]
-        read = _reader(only)
-        return lambda data: None if data is None else read(data)
-    if origin in (tuple, list, Sequence):
-        if arguments[0] is int:
-            return list if origin is list else tuple
-        if origin is tuple and arguments[-1] is not Ellipsis:
-            readers_of = [_reader(one) for one in arguments]
-            return lambda data: tuple(read(one) for read, one in zip(readers_of, data, strict=True))
-        read_one = _reader(arguments[0])
-        whole = list if origin is list else tuple
-        return lambda data: whole(read_one(one) for one in data)
-    if origin is Mapping:
-        key, value = arguments[0], _reader(arguments[1])
-        return lambda data: {key(name): value(one) for name, one in data.items()}
-    if origin is typing.Literal:
-        return lambda data: arguments[arguments.index(data)]
-    return _scalar(kind)
-
-
-def _scalar(kind: Any) -> Callable[[Any], Any]:
-    def read(data: Any) -> Any:
-        if type(data) is not kind and not (kind is float and type(data) is int):
-            raise TypeError(f"{kind.__name__} expected")
-        return data
-
-    return read
+def _adapter(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(_MESSAGES[name])

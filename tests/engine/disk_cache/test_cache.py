@@ -16,8 +16,8 @@ from backend.engine.caching.rectangle import STEP
 from backend.engine.commands import Submit
 from backend.engine.disk_cache import cache as cache_module
 from backend.engine.disk_cache import prefix_folder as folder_module
-from backend.engine.disk_cache.cache import LEAST_TOKENS, DiskCache, StoredPrefix
-from backend.engine.disk_cache.entry_file import write_entry
+from backend.engine.disk_cache.cache import LEAST_TOKENS, DiskCache
+from backend.engine.disk_cache.entry_file import StoredPrefix, write_entry
 from backend.engine.disk_cache.prefix_folder import Entry, Folder
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine

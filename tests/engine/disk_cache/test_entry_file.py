@@ -80,7 +80,8 @@ def test_a_written_entry_can_be_read_here_and_by_mlx(tmp_path: Path) -> None:
     mx.eval(array)
     prefix = Prefix(PrefixKey([5, 6, 7]), False)
     write_entry(path, IDENTITY, prefix, PackedRow([layer], (array,)))
-    head, (back,) = read_entry(path)
+    head = read_entry(path)
+    (back,) = head.arrays
     assert head.identity == IDENTITY
     assert head.layers == [layer]
     assert head.prefix.key.tokens.tolist() == [5, 6, 7]

@@ -325,7 +325,10 @@ def test_many_threads_and_two_caches_at_once(tmp_path: Path) -> None:
             for start in range(9):
                 prompt = [*words(64 + start, start % 3), 1]
                 found = caches[disk].find(prompt)
-                if found and found.tokens[: found.length].tolist() != prompt[: found.length]:
+                if (
+                    found
+                    and found.prefix.key.tokens[: found.length].tolist() != prompt[: found.length]
+                ):
                     wrong.append(found)
 
     readers = [threading.Thread(target=read, args=(at % 2,)) for at in range(3)]

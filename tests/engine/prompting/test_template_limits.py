@@ -95,7 +95,6 @@ COSTLY = {
     "translation": "{{ ('a' * 99999).translate({97: 'b' * 99999}) }}",
     "lazy-join": "{{ range(99999) | join('b' * 99999) }}",
     "sum-of-lists": "{{ ([messages] * 9999) | sum(start=[]) | length }}",
-    "large-integer": "{{ ('f' * 99999) | int(base=16) }}",
     "comparisons": "{% set a = 'a' * 60000000 %}{% set b = a ~ '' %}" + "{{ a == b }}" * 400,
 }
 
@@ -126,13 +125,14 @@ def test_a_very_long_template_is_refused() -> None:
         BoundedEnvironment().from_string("x" * 1_100_000)
 
 
-def test_a_filter_that_is_added_later_is_limited_too() -> None:
+def test_a_filter_that_is_replaced_later_is_limited_too() -> None:
+    """transformers replaces `tojson`."""
     environment = BoundedEnvironment()
-    environment.filters["doubled"] = lambda text: text * 2
-    template = environment.from_string("{% for a in x %}{{ a | doubled }}{% endfor %}")
-    assert template.render(x=["ab"]) == "abab"
+    environment.filters["tojson"] = lambda text, indent=0: text + " " * indent
+    template = environment.from_string("{{ x | tojson(indent=n) }}")
+    assert template.render(x="ab", n=1) == "ab "
     with pytest.raises(CostlyTemplate):
-        template.render(x=[["a" * (1 << 20)] * 100])
+        template.render(x="ab", n=10**9)
 
 
 @pytest.mark.parametrize(
