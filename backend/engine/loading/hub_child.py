@@ -45,7 +45,7 @@ def main() -> None:
 
 def _fetch(repository: str, revision: str, patterns: list[str], cache: str) -> str:
     from huggingface_hub import constants, snapshot_download
-    from tqdm import tqdm
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
     bars: list[Any] = []
 
