@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import threading
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from backend.engine.errors import Cancelled, EngineError, ModelNotFound, ModelRejected
-from backend.engine.loading import hub_process
+from backend.engine.errors import Cancelled, ModelNotFound, ModelRejected
+from backend.engine.loading import hub_child, hub_process
 from backend.engine.loading.checkpoint import inspect
 from backend.engine.loading.download import download
 from backend.engine.loading.model_reference import HubModel
@@ -253,9 +254,13 @@ def test_progress_is_logged(
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"), [("disk_full", ModelRejected), ("unheard of", ModelRejected)]
+    ("error", "sentence"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), " does not fit on the disk of the"),
+        (ValueError("connection refused"), ": its download failed (ValueError); try again"),
+    ],
 )
-def test_every_failure_has_a_message(kind: str, error: type[EngineError]) -> None:
-    failure = hub_process._failure(HubModel("a/b", "", "a/b"), {"kind": kind})
-    assert isinstance(failure, error)
-    assert str(failure).startswith("model 'a/b'")
+def test_other_failures_have_a_message(error: Exception, sentence: str) -> None:
+    absent, text = hub_child._described(error, "")
+    assert text.startswith(sentence)
+    assert not absent

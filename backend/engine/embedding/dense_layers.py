@@ -56,8 +56,7 @@ def dense_layer(folder: str, stated: Mapping[str, Any], name: str) -> DenseLayer
 def with_dense(own: Any, layers: Sequence[DenseLayer], path: Path) -> Any:
     """Return a subclass of a network that loads these layers as `dense`.
 
-    path: the checkpoint's folder. Without layers the list is empty, which that of EmbeddingGemma's
-    own class is not.
+    path: the checkpoint's folder.
     """
     from mlx.nn.layers.linear import Linear
 
@@ -87,13 +86,11 @@ def with_dense(own: Any, layers: Sequence[DenseLayer], path: Path) -> Any:
     return type(own.__name__, (own,), {"__init__": begin, "sanitize": sanitize})
 
 
-def applied(
-    layers: Sequence[DenseLayer], loaded: Sequence[Any]
-) -> list[Callable[[mx.array], mx.array]]:
-    """What each layer does to a vector. loaded: their matrices, which may be quantised."""
+def applied(layers: Sequence[DenseLayer], model: Any) -> list[Callable[[mx.array], mx.array]]:
+    """What each layer does to a vector. model: has their matrices, which may be quantised."""
 
     def call(matrix: Any, activation: Callable[[mx.array], mx.array]) -> Any:
         return lambda vectors: activation(matrix(vectors))
 
     named = [_ACTIVATIONS[layer.activation] for layer in layers]
-    return [call(*one) for one in zip(loaded, named, strict=True)]
+    return [call(*one) for one in zip(model.dense if layers else (), named, strict=True)]

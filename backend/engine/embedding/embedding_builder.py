@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,19 +15,17 @@ from backend.engine import device as devices
 from backend.engine.device import Device
 from backend.engine.embedding import networks
 from backend.engine.embedding.batch_plan import ActivationCost
-from backend.engine.embedding.dense_layers import applied, with_dense
+from backend.engine.embedding.dense_layers import applied
 from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder, Run
-from backend.engine.embedding.jina_v4 import open_jina_v4
 from backend.engine.embedding.kind import (
     ANSWERING_RERANKERS,
-    JINA_V4,
     OURS,
+    has_score,
     labels_of,
     module_of,
 )
 from backend.engine.embedding.label_reader import LabelReader
-from backend.engine.embedding.local_attention import mend_modernbert
-from backend.engine.embedding.network_loading import open_causal, open_rotary
+from backend.engine.embedding.network_loading import open_causal, open_encoder, open_of_vlm
 from backend.engine.embedding.pooling_rule import (
     dense_layers,
     pooling_of_checkpoint,
@@ -54,12 +50,10 @@ from backend.engine.embedding.sentence_files import (
     sequence_limit,
     transformer_config,
 )
-from backend.engine.embedding.task_adapters import TaskAdapter, task_adapter
+from backend.engine.embedding.task_adapters import task_adapter
 from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.load_request import LoadOrder
-from backend.engine.loading.adapters import Adapter
 from backend.engine.loading.checkpoint import Checkpoint
-from backend.engine.loading.earlier_fields import earlier_fields
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
 from backend.engine.model import Built
@@ -67,7 +61,7 @@ from backend.engine.planning.pace import Pace
 from backend.engine.prompting.chat import chat_format
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.served_model import ServedModel
-from backend.engine.settings import Settings, weight_dtype
+from backend.engine.settings import Settings
 from backend.engine.token_text import TokenTexts
 from common.context_size import served_context
 from common.model_kind import ModelKind
@@ -75,17 +69,15 @@ from common.wording import shown
 
 _log = logging.getLogger(__name__)
 
-_CLASSES = {
-    ModelKind.EMBEDDING: "Model",
-    ModelKind.RERANK: "SequenceClassificationModel",
-    ModelKind.TOKEN_CLASSIFY: "TokenClassificationModel",
-}
-
 
 def build(order: LoadOrder) -> Stages[Built]:
     """Build a model. Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest."""
     settings, checkpoint = order.settings, order.checkpoint
-    open_model = _opener(order)
+    open_model, adapters = _opener(order), order.adapters
+    if checkpoint.kind is ModelKind.EMBEDDING and (
+        task := task_adapter(checkpoint.path, checkpoint.name, checkpoint.config, settings.task)
+    ):
+        adapters = (*adapters, task)
     yield "engine"
     here = devices.detect()
     devices.prepare(here)
@@ -97,7 +89,7 @@ def build(order: LoadOrder) -> Stages[Built]:
         settings,
         here,
         dtype=order.request.dtype,
-        adapters=() if _adds_adapters(checkpoint) else order.adapters,
+        adapters=adapters,
         open_model=open_model,
     )
     plan = devices.memory_plan(here, settings, loaded.weights_bytes)
@@ -158,78 +150,21 @@ def text_embedder(
     return _new_encoder(run, loaded, settings, here, room), reader
 
 
-def _adds_adapters(checkpoint: Checkpoint) -> bool:
-    """Whether adapters are added to the weights, because ours have other names and are joined."""
-    return module_of(checkpoint.kind, checkpoint.config) == OURS
-
-
-def _added(adapter: Adapter) -> TaskAdapter:
-    if adapter.peft is None or adapter.peft.dora:
-        raise adapter.rejected(
-            "to this model only LoRA adapters of PEFT are added, without DoRA: train it with PEFT"
-        )
-    return TaskAdapter(adapter.name, adapter.scale, file=adapter.weights, peft=adapter.peft)
-
-
 def _opener(order: LoadOrder) -> OpenModel | None:
-    """The function that opens the model, with mlx-vlm, with mlx-lm, or with a network of ours.
+    """The function that opens the model. Raises ModelRejected.
 
-    None for rerankers that answer with a token, which mlx-lm opens whole. Raises ModelRejected, and
-    InvalidRequest for a task that the model does not have.
+    None for rerankers that answer with a token, which mlx-lm opens whole.
     """
-    checkpoint, settings = order.checkpoint, order.settings
-    name, config, kind = checkpoint.name, checkpoint.config, checkpoint.kind
-    family = module_of(kind, config)
-    stated = None
-    if kind is ModelKind.EMBEDDING:
-        stated = dense_layers(checkpoint.path, name, config)
-    if not family:
-        return partial(open_causal, stated or ()) if kind is ModelKind.EMBEDDING else None
-    if family in (OURS, JINA_V4):
-        task = task_adapter(checkpoint.path, name, config, settings.task)
-        type_ = devices.weight_type(devices.detect(), weight_dtype(settings, order.request.dtype))
-        if family == JINA_V4:
-            assert task is not None  # `task_adapter` has refused a load without one
-            return partial(open_jina_v4, name, config, task, type_)
-        adapters = [*map(_added, order.adapters), *([task] if task else [])]
-        return partial(open_rotary, name, config, kind, adapters, type_, stated or ())
-
-    def open_model(path: Path) -> tuple[Any, dict[str, Any]]:
-        from mlx_vlm.encoder_loader import load_encoder_model
-
-        module = importlib.import_module(f"mlx_vlm.models.{family}")
-        config = _as_known(checkpoint.config, module.ModelConfig)
-        config.pop("model_file", None)  # names code in the checkpoint, which mlx-vlm would run
-        if kind is not ModelKind.EMBEDDING:
-            config["num_labels"] = len(labels_of(config)) or 1
-        named = _CLASSES[kind] if family != "openai_privacy_filter" else "Model"
-        if stated is not None:
-            named = "ModelWithDense"  # mlx-vlm looks for the class in its module
-            setattr(module, named, with_dense(module.Model, stated, path))
-        model = load_encoder_model(
-            path,
-            model_remapping={config["model_type"]: family},
-            model_class_name=named,
-            config=config,
-            lazy=True,
-        )
-        if family == "modernbert":
-            mend_modernbert(model)
-        return model, config
-
-    return open_model
-
-
-def _as_known(config: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
-    """config.json with the fields that mlx-vlm reads. arguments: its class for them.
-
-    Raises ValueError for what these cannot express.
-    """
-    known = frozenset(one.name for one in fields(arguments))
-    found = {**config, **earlier_fields(config, known)}
-    if "rope_global_base_freq" in known and "rope_theta" in found:
-        found.setdefault("rope_global_base_freq", found["rope_theta"])
-    return found
+    path, kind, config = order.checkpoint.path, order.checkpoint.kind, order.checkpoint.config
+    name, module = order.checkpoint.name, module_of(kind, config)
+    dense = dense_layers(path, name, config) if kind is ModelKind.EMBEDDING else ()
+    if module == OURS:
+        return partial(open_encoder, name, config, kind, dense)
+    if module:
+        return partial(open_of_vlm, module, config, dense)
+    if kind is ModelKind.RERANK and not has_score(config):
+        return None
+    return partial(open_causal, name, config, kind, dense)
 
 
 def _limits(checkpoint: Checkpoint, loaded: LoadedModel, requested: int) -> Limits:
@@ -254,10 +189,7 @@ def _embedding(
 ) -> tuple[Run, TextReader]:
     path, name, config = checkpoint.path, checkpoint.name, checkpoint.config
     rule = pooling_of_checkpoint(path, name, config, settings)
-    stated = dense_layers(path, name, config)
-    dense = getattr(loaded.model, "dense", ())
-    if stated is not None:
-        dense = applied(stated, dense)
+    dense = applied(dense_layers(path, name, config), loaded.model)
     module = module_of(checkpoint.kind, config)
     if not module and networks.inner_model(loaded.model) is None:
         raise ModelRejected.because(name, "it does not expose the vectors of its tokens")
@@ -294,7 +226,7 @@ def _reranking(
     tokenizer, pad = _own_tokenizer(loaded), _pad_token(loaded)
     prompt = prompts_of(path, name, settings).default
     raw = scores_are_raw(path, name, config)
-    if module_of(checkpoint.kind, config):
+    if module_of(checkpoint.kind, config) or has_score(config):
         segments = "token_type_ids" in loaded.tokenizer.model_input_names
         run = networks.classifier(loaded.model, pad, raw=raw)
         encode = pair_encoder(tokenizer, segments=segments, prompt=prompt)

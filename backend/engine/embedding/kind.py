@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from backend.engine.embedding.rotary_shape import JINA, REQUIRED, family_of, shape_of
+from backend.engine.embedding.encoder_shape import FAMILIES as ENCODERS
+from backend.engine.embedding.encoder_shape import family_of, shape_of
 from backend.engine.embedding.task_adapters import is_jina_v4
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.architectures import is_multimodal, model_types
@@ -17,45 +18,31 @@ from common.field_names import named
 from common.model_kind import ModelKind
 from common.wording import shown
 
-# `model_type` in config.json → the module of mlx-vlm that computes it, or OURS. RoBERTa and
-# CamemBERT have the same layers and positions as XLM-RoBERTa. Text models of mlx-lm embed too.
-OURS, JINA_V4 = "rotary_bert", "jina_v4"
-_ROBERTAS = {"xlm-roberta": "xlm_roberta", "roberta": "xlm_roberta", "camembert": "xlm_roberta"}
-FAMILIES: Mapping[ModelKind, Mapping[str, str]] = {
-    ModelKind.EMBEDDING: {
-        "bert": "bert",
-        **_ROBERTAS,
-        "modernbert": "modernbert",
-        "gemma3_text": "gemma3_embedding",
-        "embedding_gemma2": "embedding_gemma2",
-        "lfm2": "lfm2_embedding",
-        "ministral3": "ministral3_embedding",
-        "llama_bidirec": "llama_bidirec",
-        "jina_embeddings_v3": OURS,
-        "nomic_bert": OURS,
-        "new": OURS,
-        "gte": OURS,
-        "mpnet": OURS,
-        "distilbert": OURS,
-    },
-    ModelKind.RERANK: {
-        "bert": "bert",
-        **_ROBERTAS,
-        "modernbert": "modernbert",
-        "new": OURS,
-        "gte": OURS,
-    },
-    ModelKind.TOKEN_CLASSIFY: {
-        "bert": "bert",
-        "openai_privacy_filter": "openai_privacy_filter",
-    },
+# The value of `module_of` for the encoders of ours.
+OURS = "encoder"
+# `model_type` in config.json → the module of mlx-vlm that computes it.
+_OF_VLM = {
+    "embedding_gemma2": "embedding_gemma2",
+    "lfm2": "lfm2_embedding",
+    "openai_privacy_filter": "openai_privacy_filter",
 }
-# The only values of config.json that mlx-vlm computes, although it loads others without an error;
-# and a model that has them.
-_BERT: tuple[Mapping[str, Any], str] = (
-    {"hidden_act": "gelu", "hidden_activation": "gelu", "position_embedding_type": "absolute"},
-    "BGE-M3",
-)
+# Models whose type is another in mlx-lm, which computes them.
+OF_MLX_LM = {"llama_bidirec": "llama"}
+# Types of text models whose tokens always attend in both directions.
+_BOTH_WAYS_TYPES = ("llama_bidirec", "ministral3")
+_ROBERTAS = ("xlm-roberta", "roberta", "camembert")
+# `model_type` in config.json, besides the text models of mlx-lm.
+FAMILIES: Mapping[ModelKind, frozenset[str]] = {
+    ModelKind.EMBEDDING: frozenset({
+        "bert", *_ROBERTAS, "modernbert", "mpnet", "distilbert", "jina_embeddings_v3",
+        "nomic_bert", "new", "gte", "gemma3_text", "embedding_gemma2", "lfm2", "ministral3",
+        "llama_bidirec",
+    }),
+    ModelKind.RERANK: frozenset({"bert", *_ROBERTAS, "modernbert", "new", "gte"}),
+    ModelKind.TOKEN_CLASSIFY: frozenset({
+        "bert", *_ROBERTAS, "modernbert", "mpnet", "distilbert", "openai_privacy_filter",
+    }),
+}  # fmt: skip
 # The kinds that text models of mlx-lm serve: pooled, or by the token with which they answer.
 _OF_TEXT_MODELS = (ModelKind.EMBEDDING, ModelKind.RERANK)
 _BOTH_WAYS = "modeling_qwen.Qwen2Model"
@@ -85,7 +72,7 @@ def with_flags(
 
 def require_tasks(kind: ModelKind, config: Mapping[str, Any], task: str) -> None:
     """Raise InvalidRequest for the option `task` with a model whose adapters are not read."""
-    has_tasks = family_of(config) or is_jina_v4(config)
+    has_tasks = family_of(config) == "jina" or is_jina_v4(config)
     if task and (kind is not ModelKind.EMBEDDING or not has_tasks):
         what = "has no tasks" if kind is ModelKind.EMBEDDING else kind.words
         raise InvalidRequest(
@@ -94,13 +81,10 @@ def require_tasks(kind: ModelKind, config: Mapping[str, Any], task: str) -> None
 
 
 def module_of(kind: ModelKind, config: Mapping[str, Any]) -> str:
-    """The module of mlx-vlm that computes a model; OURS, JINA_V4, or "" for mlx-lm's.
-
-    Some of Jina's models have the type of XLM-RoBERTa, and one has that of Qwen2.5-VL.
-    """
-    if is_jina_v4(config):
-        return JINA_V4
-    return OURS if family_of(config) == JINA else FAMILIES[kind].get(config["model_type"], "")
+    """The module of mlx-vlm that computes a model; OURS, or "" for mlx-lm's."""
+    if config["model_type"] not in FAMILIES[kind]:
+        return ""
+    return OURS if family_of(config) else _OF_VLM.get(config["model_type"], "")
 
 
 def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> None:
@@ -118,25 +102,15 @@ def require_family(name: str, kind: ModelKind, config: Mapping[str, Any]) -> Non
             f"it {kind.words}, and its model type {shown(model_type)} is not among the supported"
             f" ones: {', '.join(sorted(families))}{others}; load one of those",
         )
-    if generates and kind is ModelKind.RERANK and _scores(config):
-        raise ModelRejected.because(
-            name,
-            "it was converted to give a score instead of an answer; load the original, such as"
-            " Qwen3-Reranker-0.6B, with Reranking set",
-        )
-    if kind is ModelKind.RERANK and not generates:
+    if kind is ModelKind.RERANK and (not generates or has_score(config)):
         _require_one_score(name, config)
     if kind is ModelKind.TOKEN_CLASSIFY and not labels_of(config):
         raise ModelRejected.because(name, "its config.json does not name the labels (id2label)")
-    if own := family_of(config):
-        rules, example = REQUIRED[own]
-    elif generates:
-        rules, example = {"use_sliding_window": False}, "Qwen3-Embedding-0.6B"
-    else:
-        rules, example = _BERT if "bert" in families[model_type] else ({}, "")
-    _require_values(name, config, rules, example)
-    if own:
+    if own := ENCODERS.get(family_of(config)):
+        _require_values(name, config, own.only, own.example)
         shape_of(name, config)
+    elif generates:
+        _require_values(name, config, {"use_sliding_window": False}, "Qwen3-Embedding-0.6B")
 
 
 def is_causal(config: Mapping[str, Any]) -> bool:
@@ -144,6 +118,8 @@ def is_causal(config: Mapping[str, Any]) -> bool:
 
     The code of gte-Qwen2, which stella-en-1.5B and others name too, lets them attend to all.
     """
+    if config["model_type"] in _BOTH_WAYS_TYPES:
+        return False
     code = config.get("auto_map")
     named = str(code.get("AutoModel")) if isinstance(code, dict) else ""
     stated = config.get("is_causal")
@@ -173,7 +149,8 @@ def _require_values(
             )
 
 
-def _scores(config: Mapping[str, Any]) -> bool:
+def has_score(config: Mapping[str, Any]) -> bool:
+    """Whether it was converted to give a score instead of an answer."""
     names = config.get("architectures") or ()
     return any(str(name).endswith("ForSequenceClassification") for name in names)
 

@@ -1,4 +1,4 @@
-"""Opens a checkpoint with mlx-lm's reader of weights: as a network of ours, or as one of mlx-lm's.
+"""Opens a checkpoint as an encoder of ours, or as a text model of mlx-lm or mlx-vlm.
 
 A text model of mlx-lm embeds without its projection to logits, which many embedding checkpoints do
 not have, and under the names of its inner model, as sentence-transformers writes them.
@@ -6,46 +6,46 @@ not have, and under the names of its inner model, as sentence-transformers write
 
 from __future__ import annotations
 
+import importlib
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from backend.engine.device import WeightType
-from backend.engine.embedding import rotary_bert
+from backend.engine.embedding import encoder
 from backend.engine.embedding.dense_layers import DenseLayer, with_dense
-from backend.engine.embedding.rotary_shape import shape_of
-from backend.engine.embedding.task_adapters import TaskAdapter
+from backend.engine.embedding.encoder_shape import shape_of
+from backend.engine.embedding.kind import OF_MLX_LM, labels_of
+from backend.engine.embedding.task_adapters import is_jina_v4
+from backend.engine.errors import ModelRejected
+from backend.engine.loading.earlier_fields import earlier_fields
 from backend.engine.loading.weights import mlx_lm_classes
 from common.model_kind import ModelKind
 
 Weights = dict[str, mx.array]
 _WHOLE = ("model.", "language_model.", "transformer.", "backbone.")
+_HEADS = ("lm_head.", "score.")
+_JINA_V4_LONGEST = 32768  # tokens that its code reads of a text
+_JINA_V4_TEXT = re.compile(
+    r"^(?:model\.)?(?:language_model\.)?(?:model\.)?((?:embed_tokens|layers|norm)\..+)$"
+)
 
 
-def open_rotary(
-    name: str,
-    config: Mapping[str, Any],
-    kind: ModelKind,
-    adapters: Sequence[TaskAdapter],
-    type_: WeightType | None,
-    dense: Sequence[DenseLayer],
-    path: Path,
+def open_encoder(
+    name: str, config: Mapping[str, Any], kind: ModelKind, dense: Sequence[DenseLayer], path: Path
 ) -> tuple[Any, dict[str, Any]]:
     """Return the model, its weights still lazy, and its configuration with the fields others read.
 
-    name: the model's. type_: what the weights will be cast to; None means their own type. Raises
-    ModelRejected.
+    name: the model's. Raises ModelRejected.
     """
-    plan = rotary_bert.Plan(
-        shape_of(name, config),
-        ranks=kind is ModelKind.RERANK,
-        adapters=tuple(adapters),
-        dtype=getattr(mx, type_) if type_ else None,
-    )
+    of_tokens = kind is ModelKind.TOKEN_CLASSIFY
+    outputs = len(labels_of(config)) if of_tokens else int(kind is ModelKind.RERANK)
+    plan = encoder.Plan(shape_of(name, config), outputs, of_tokens)
     arguments = type("Arguments", (), {"from_dict": staticmethod(lambda _: plan)})
-    model, read = _opened(path, lambda **_: (with_dense(rotary_bert.Model, dense, path), arguments))
+    model, read = _opened(path, lambda **_: (with_dense(encoder.Model, dense, path), arguments))
     return model, read | {
         "max_position_embeddings": plan.shape.longest,
         "hidden_size": plan.shape.hidden,
@@ -54,21 +54,56 @@ def open_rotary(
 
 
 def open_causal(
-    dense: Sequence[DenseLayer],
-    path: Path,
-    stated: dict[str, Any] | None = None,
-    prepare: Callable[[Weights], Weights] = dict,
+    name: str, config: Mapping[str, Any], kind: ModelKind, dense: Sequence[DenseLayer], path: Path
 ) -> tuple[Any, dict[str, Any]]:
     """Return a text model of mlx-lm without its projection, its weights lazy, and config.json.
 
-    stated: values that replace those of config.json. prepare: changes the weights as they are read.
+    A reranker has `score` in place of the projection. Raises ModelRejected.
     """
+    of_jina = is_jina_v4(config)
+    stated = _of_jina_v4(name, config) if of_jina else {}
+    if other := OF_MLX_LM.get(config["model_type"]):
+        stated = {"model_type": other}
 
     def classes(config: dict[str, Any]) -> tuple[Any, Any]:
         own, arguments = mlx_lm_classes(config)
-        return with_dense(_without_head(own, prepare), dense, path), arguments
+        made = _without_head(own, _text_of_jina_v4 if of_jina else dict, kind is ModelKind.RERANK)
+        return with_dense(made, dense, path), arguments
 
-    return _opened(path, classes, stated)
+    model, read = _opened(path, classes, stated)
+    if read["model_type"] == "gemma":
+        _mend_gemma(model)
+    read["model_type"] = config["model_type"]
+    return model, read
+
+
+def open_of_vlm(
+    module: str, config: Mapping[str, Any], dense: Sequence[DenseLayer], path: Path
+) -> tuple[Any, dict[str, Any]]:
+    """Return the model of a module of mlx-vlm, its weights lazy, and its configuration.
+
+    Raises ValueError for what mlx-vlm cannot express.
+    """
+    from mlx_vlm.encoder_loader import load_encoder_model
+
+    network = importlib.import_module(f"mlx_vlm.models.{module}")
+    known = frozenset(one.name for one in fields(network.ModelConfig))
+    read = {**config, **earlier_fields(config, known)}
+    read.pop("model_file", None)  # names code in the checkpoint, which mlx-vlm would run
+    if labels := labels_of(config):
+        read["num_labels"] = len(labels)
+    named = "Model"
+    if dense:
+        named = "ModelWithDense"  # mlx-vlm looks for the class in its module
+        setattr(network, named, with_dense(network.Model, dense, path))
+    model = load_encoder_model(
+        path,
+        model_remapping={config["model_type"]: module},
+        model_class_name=named,
+        config=read,
+        lazy=True,
+    )
+    return model, read
 
 
 def _opened(
@@ -80,17 +115,58 @@ def _opened(
     return model, config
 
 
-def _without_head(own: Any, prepare: Callable[[Weights], Weights]) -> Any:
+def _without_head(own: Any, prepare: Callable[[Weights], Weights], ranks: bool) -> Any:
+    """Return a subclass of mlx-lm's without its projection. ranks: whether it has a score."""
+    from mlx.nn.layers.linear import Linear
+
     def begin(model: Any, arguments: Any) -> None:
         own.__init__(model, arguments)
-        model.pop("lm_head", None)
+        if ranks:
+            model.score = Linear(arguments.hidden_size, 1, bias=False)
 
     def sanitize(model: Any, weights: Weights) -> Weights:
-        weights = prepare(weights)
+        heads = {name: value for name, value in weights.items() if name.startswith(_HEADS)}
+        weights = prepare({name: value for name, value in weights.items() if name not in heads})
         if not any(name.startswith(_WHOLE) for name in weights):
             weights = {f"model.{name}": value for name, value in weights.items()}
         if hasattr(own, "sanitize"):
             weights = own.sanitize(model, weights)
-        return {name: value for name, value in weights.items() if "lm_head." not in name}
+        model.pop("lm_head", None)
+        weights = {name: value for name, value in weights.items() if "lm_head." not in name}
+        scores = {name: value for name, value in heads.items() if ranks and "score." in name}
+        return weights | scores
 
     return type(own.__name__, (own,), {"__init__": begin, "sanitize": sanitize})
+
+
+def _mend_gemma(model: Any) -> None:
+    """Give Gemma the approximate GELU of the reference, where mlx-lm 0.32.2 has the exact one."""
+    from mlx.nn.layers.activations import gelu_approx
+
+    def call(mlp: Any, states: mx.array) -> mx.array:
+        inner: mx.array = mlp.down_proj(gelu_approx(mlp.gate_proj(states)) * mlp.up_proj(states))
+        return inner
+
+    for layer in model.layers:
+        kind = type(layer.mlp)
+        layer.mlp.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+
+
+def _of_jina_v4(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of the text part of jina-embeddings-v4, Qwen2.5-VL's language model.
+
+    mlx-lm's Qwen2 computes it, because the three positions of a text's token are the same number.
+    """
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        raise ModelRejected.because(name, "its config.json has no text_config")
+    stated = text | earlier_fields(text, ("rope_theta",)) | {"model_type": "qwen2"}
+    stated |= {"rope_scaling": None, "rope_parameters": None}  # say how images are numbered
+    longest = min(_JINA_V4_LONGEST, int(text["max_position_embeddings"]))
+    return stated | {"max_position_embeddings": longest}
+
+
+def _text_of_jina_v4(weights: Weights) -> Weights:
+    """The weights of the language model, without those for images and for several vectors."""
+    found = ((_JINA_V4_TEXT.match(name), value) for name, value in weights.items())
+    return {match[1]: value for match, value in found if match}

@@ -14,11 +14,17 @@ import numpy as np
 
 from backend.engine.embedding.encode_queue import Run
 from backend.engine.embedding.encoding import Piece
-from backend.engine.embedding.kind import JINA_V4, is_causal
-from backend.engine.embedding.local_attention import gemma_states
+from backend.engine.embedding.kind import is_causal
 from backend.engine.embedding.pooling_rule import PoolingRule
 from backend.engine.embedding.sentence_files import Answers
-from backend.engine.embedding.vectors import PaddedRows, last_tokens, normalized, padded, pool
+from backend.engine.embedding.vectors import (
+    PaddedRows,
+    attention_masks,
+    last_tokens,
+    normalized,
+    padded,
+    pool,
+)
 
 Hidden = Callable[[PaddedRows], mx.array]
 
@@ -46,10 +52,18 @@ def embedder(hidden: Hidden, dense: Sequence[Any], rule: PoolingRule, pad_token:
 
 
 def classifier(model: Any, pad_token: int, *, raw: bool) -> Run:
-    """Computes a cross-encoder's score for each pair, (): its logit if `raw`, else from 0 to 1."""
+    """Computes a cross-encoder's score for each pair, (): its logit if `raw`, else from 0 to 1.
+
+    The score of a text model is that of the last token.
+    """
+    inner = inner_model(model)
 
     def run(pieces: Sequence[Piece]) -> list[np.ndarray]:
-        logits = _logits(model, padded(pieces, pad_token))[:, 0]
+        rows = padded(pieces, pad_token)
+        if inner is None:
+            logits = _logits(model, rows)[:, 0]
+        else:
+            logits = model.score(last_tokens(inner(rows.ids), rows))[:, 0].astype(mx.float32)
         return _split(logits if raw else mx.sigmoid(logits))
 
     return run
@@ -87,11 +101,11 @@ def answers(model: Any, tokens: Answers, pad_token: int, *, raw: bool) -> Run:
 
 def encoder(model: Any, module: str, config: Mapping[str, Any]) -> Hidden:
     """Hidden states of an embedding model. module: from `module_of`. config: its config.json."""
-    if module in ("", JINA_V4):
-        return causal(model) if is_causal(config) else both_ways(model)
-    if module == "gemma3_embedding":
+    if config["model_type"] == "gemma3_text":
         one_way = not config.get("use_bidirectional_attention")
-        return lambda rows: gemma_states(model, rows, causal=one_way)
+        return lambda rows: _gemma3(model, rows, causal=one_way)
+    if not module:
+        return causal(model) if is_causal(config) else both_ways(model)
 
     def hidden(rows: PaddedRows) -> mx.array:
         output = model(rows.ids, attention_mask=rows.mask, token_type_ids=rows.segments)
@@ -122,6 +136,21 @@ def both_ways(model: Any) -> Hidden:
         return states
 
     return hidden
+
+
+def _gemma3(model: Any, rows: PaddedRows, *, causal: bool) -> mx.array:
+    """Hidden states of Gemma 3, whose local layers attend within a window in both directions.
+
+    mlx-lm 0.32.2 scales embeddings by a factor in bfloat16.
+    """
+    config, inner = model.args, model.model
+    states = inner.embed_tokens(rows.ids) * config.hidden_size**0.5
+    reach = config.sliding_window if causal else config.sliding_window // 2 + 1
+    everywhere, nearby = attention_masks(rows.mask, reach, causal=causal)
+    for layer in inner.layers:
+        states = layer(states, nearby if layer.self_attn.is_sliding else everywhere, None)
+    normed: mx.array = inner.norm(states)
+    return normed
 
 
 class _NoCache:

@@ -106,24 +106,27 @@ def _unpooled(name: str, missing: str) -> ModelRejected:
     )
 
 
-def dense_layers(path: Path, name: str, config: Mapping[str, Any]) -> tuple[DenseLayer, ...] | None:
-    """A checkpoint's Dense layers; None if they are those of mlx-vlm's class.
+def dense_layers(path: Path, name: str, config: Mapping[str, Any]) -> tuple[DenseLayer, ...]:
+    """A checkpoint's Dense layers. Raises ModelRejected.
 
-    mlx-vlm's class for Gemma 3 has EmbeddingGemma's two layers; it is used for conversions that do
-    not describe theirs. Raises ModelRejected.
+    Conversions of EmbeddingGemma may have the weights of its two layers and not describe them.
     """
-    own = config["model_type"] == "gemma3_text"
     modules = read_json(path / "modules.json", name)
+    usual: list[DenseLayer] = []
+    if config["model_type"] == "gemma3_text":
+        sizes = (config["hidden_size"], 4 * config["hidden_size"])
+        usual = [
+            DenseLayer("2_Dense", *sizes, bias=False, activation="Identity"),
+            DenseLayer("3_Dense", *sizes[::-1], bias=False, activation="Identity"),
+        ]
     if not isinstance(modules, list):
-        return None
-    found = []
+        return tuple(usual)
+    found: list[DenseLayer] = []
     for module in modules:
         if not str(module.get("type", "")).endswith(".Dense"):
             continue
         folder = Path(str(module.get("path", ""))).name
         stated = read_json(path / folder / "config.json", name)
-        if stated is None and own:
-            return None
         if (path / folder / "pytorch_model.bin").exists() and not (
             path / folder / "model.safetensors"
         ).exists():
@@ -132,8 +135,11 @@ def dense_layers(path: Path, name: str, config: Mapping[str, Any]) -> tuple[Dens
                 f"the weights of its Dense layer in {shown(folder)} are in pytorch_model.bin, which"
                 " needs PyTorch; use a version that has model.safetensors there",
             )
-        found.append(dense_layer(folder, stated if isinstance(stated, dict) else {}, name))
-    return tuple(found) if found or own else None
+        if stated is None and len(found) < len(usual):
+            found.append(usual[len(found)])
+        else:
+            found.append(dense_layer(folder, stated if isinstance(stated, dict) else {}, name))
+    return tuple(found)
 
 
 def _overridden(rule: PoolingRule, settings: Settings) -> PoolingRule:

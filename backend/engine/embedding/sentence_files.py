@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from backend.engine.embedding.rotary_shape import family_of, shape_of
+from backend.engine.embedding.encoder_shape import family_of, shape_of
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.settings import Settings
 from common.wording import shown
@@ -167,15 +167,10 @@ def scores_are_raw(path: Path, name: str, config: Mapping[str, Any]) -> bool:
 
 
 def sequence_limit(path: Path, name: str, config: Mapping[str, Any]) -> int:
-    """The checkpoint's maximum sequence length in tokens; 0 if it states none.
-
-    RoBERTa's positions begin after the id of its padding token, which reduces the length.
-    """
+    """The checkpoint's maximum sequence length in tokens; 0 if it states none."""
     limits: list[int] = []
     if family_of(config):
         limits.append(shape_of(name, config).longest)
-    elif config["model_type"] in ("xlm-roberta", "roberta", "camembert"):
-        limits.append(config["max_position_embeddings"] - int(config.get("pad_token_id", 1)) - 1)
     elif config["model_type"] in _WITHOUT_WINDOW and type(config.get("sliding_window")) is int:
         limits.append(config["sliding_window"])
     tokenizer = read_json(path / "tokenizer_config.json", name)

@@ -1,42 +1,25 @@
 """The adapters that an embedding checkpoint has for its tasks, and the one that a load asks for.
 
-Jina embeddings v3 keeps them in its weights, one behind another, and names them in config.json.
+Jina embeddings v3 has them in its weights, one behind another, and names them in config.json.
 Its conversion for transformers 5 has a folder for each, as PEFT writes it. Jina embeddings v4 has
 one such folder for all of them, and is always used with one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from backend.engine.errors import InvalidRequest, ModelRejected
-from backend.engine.loading.json_files import BadFileError, read_object
-from backend.engine.loading.peft import WEIGHTS, Peft, read_peft
+from backend.engine.loading.adapters import CONFIG, Adapter, AdapterRequest, inspect_adapter
+from backend.engine.loading.peft import read_peft
 from common.wording import shown
 
-_CONFIG = "adapter_config.json"
 
-
-@dataclass(frozen=True, slots=True)
-class TaskAdapter:
-    """scale: multiplies its product, and what PEFT states. place: among those in the weights.
-
-    file, peft: PEFT's weights, and what it states about them; None for those in the weights.
-    """
-
-    name: str
-    scale: float = 1.0
-    place: int = 0
-    file: Path | None = None
-    peft: Peft | None = None
-
-
-def task_adapter(
-    path: Path, name: str, config: Mapping[str, Any], wanted: str
-) -> TaskAdapter | None:
+def task_adapter(path: Path, name: str, config: Mapping[str, Any], wanted: str) -> Adapter | None:
     """The adapter for a task; None without one. name: the model's. wanted: the option `task`.
 
     Spellings with dots, hyphens and underscores are the same. Raises InvalidRequest, ModelRejected.
@@ -49,9 +32,9 @@ def task_adapter(
         raise InvalidRequest(
             f"task is empty, but the model needs one of {', '.join(map(shown, tasks))}: set it"
         )
-    for task, adapter in tasks.items():
+    for task, find in tasks.items():
         if _plain(task) == _plain(wanted):
-            return adapter
+            return replace(find(), task=True)
     if not tasks:
         raise InvalidRequest(
             f"task is {shown(wanted)}, but the model has no tasks: leave it empty for this model"
@@ -73,35 +56,33 @@ def _plain(task: str) -> str:
     return task.replace(".", "_").replace("-", "_")
 
 
-def _tasks(path: Path, name: str, config: Mapping[str, Any]) -> dict[str, TaskAdapter]:
-    named = config.get("task_names")
+def _tasks(path: Path, name: str, config: Mapping[str, Any]) -> dict[str, Callable[[], Adapter]]:
+    """What finds the adapter of each task."""
+    named, stacked = config.get("task_names"), config.get("lora_adaptations")
     if is_jina_v4(config) and isinstance(named, list):
-        shared = _of_peft(path / "adapters", name)
-        return {str(task): replace(shared, name=str(task)) for task in named}
-    if found := sorted(file.parent for file in path.glob(f"*/{_CONFIG}")):
-        return {folder.name: _of_peft(folder, name) for folder in found}
-    stacked = config.get("lora_adaptations")
-    if not isinstance(stacked, list) or not stacked:
+        shared = path / "adapters"
+        return {
+            str(task): partial(inspect_adapter, shared, AdapterRequest(str(task)), str(task))
+            for task in named
+        }
+    if found := sorted(file.parent for file in path.glob(f"*/{CONFIG}")):
+        return {
+            folder.name: partial(inspect_adapter, folder, AdapterRequest(folder.name))
+            for folder in found
+        }
+    if not isinstance(stacked, list):
         return {}
-    scale = _scale(name, config.get("lora_alpha"), config.get("lora_rank"))
-    return {str(task): TaskAdapter(str(task), scale, place) for place, task in enumerate(stacked)}
+    return {
+        str(task): partial(_stacked, path, name, config, str(task), place)
+        for place, task in enumerate(stacked)
+    }
 
 
-def _of_peft(folder: Path, name: str) -> TaskAdapter:
+def _stacked(path: Path, name: str, config: Mapping[str, Any], task: str, place: int) -> Adapter:
     try:
-        peft = read_peft(read_object(folder / _CONFIG))
-        if peft.dora:
-            raise ValueError("its use_dora is True, but only False is supported")
-    except (BadFileError, ValueError) as error:
+        peft = replace(read_peft({"lora_alpha": config.get("lora_alpha")}), place=place)
+    except ValueError as error:
         raise ModelRejected.because(
-            name, f"its adapter {shown(folder.name)} cannot be added: {error}"
+            name, f"its adapters for tasks cannot be read: {error}"
         ) from None
-    return TaskAdapter(folder.name, file=folder / WEIGHTS, peft=peft)
-
-
-def _scale(name: str, alpha: Any, rank: Any) -> float:
-    if not isinstance(alpha, int | float) or not isinstance(rank, int) or rank < 1:
-        raise ModelRejected.because(
-            name, f"its adapters for tasks have the alpha {shown(alpha)} and the rank {shown(rank)}"
-        )
-    return alpha / rank
+    return Adapter(task, "lora", path / "model.safetensors", 1.0, "", peft)

@@ -46,6 +46,25 @@ def padded(pieces: Sequence[Piece], pad_token: int) -> PaddedRows:
     )
 
 
+def attention_masks(
+    tokens: mx.array, reach: int, *, causal: bool = False
+) -> tuple[mx.array, mx.array]:
+    """Return the boolean masks of global and local layers, (rows, 1, 1 or longest, longest).
+
+    tokens: (rows, longest), 1 for tokens and 0 for padding. reach: a token of a local layer attends
+    to the tokens that are less than this far away. causal: whether it attends to earlier ones only.
+    In local layers padding attends to everything. The softmax of nothing is NaN, and NaN in a
+    padded column would reach the tokens of its row.
+    """
+    place = mx.arange(tokens.shape[1])
+    distance = place[:, None] - place[None, :]
+    everywhere = tokens.astype(mx.bool_)[:, None, None, :]
+    if causal:
+        everywhere = everywhere & (distance >= 0)
+    nearby = everywhere & (mx.abs(distance) < reach)
+    return everywhere, nearby | (tokens == 0)[:, None, :, None]
+
+
 def _pooled(piece: Piece) -> list[int]:
     skipped = min(piece.unpooled, len(piece.ids))
     return [0] * skipped + [1] * (len(piece.ids) - skipped)

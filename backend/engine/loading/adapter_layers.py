@@ -31,7 +31,7 @@ _EMBEDDING = (Embedding, QuantizedEmbedding)
 _ADAPTABLE = (Linear, QuantizedLinear, *_SWITCH, *_EMBEDDING)
 
 # What transformers puts in front of the layers of a model for text, or of the text part of another.
-_OUTER = re.compile(r"^(model\.language_model\.|language_model\.(model\.)?|model\.)")
+_OUTER = re.compile(r"^(model\.language_model\.(model\.)?|language_model\.(model\.)?|model\.)")
 
 Shape = tuple[int, ...]
 
@@ -59,10 +59,16 @@ def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
         if adapter.kind == "full":
             _replace(model, adapter, tensors)
         elif adapter.peft is not None:
-            _replace(model, adapter, _saved_whole(tensors, modules))
-            for name, (own, scale, _) in layers_of(tensors, adapter.peft).items():
-                part = _Part(adapter, own, adapter.scale * scale)
-                layers.setdefault(_own_path(name, modules), []).append(part)
+            if not adapter.task:
+                _replace(model, adapter, _saved_whole(model, tensors, modules))
+            for name, (whole, scale) in layers_of(tensors, adapter.peft).items():
+                paths = _own_paths(model, name, modules)
+                for path, own in zip(paths, _divided(whole, len(paths)), strict=True):
+                    if path in modules or not adapter.task:
+                        part = _Part(adapter, own, adapter.scale * scale)
+                        layers.setdefault(path, []).append(part)
+            if adapter.task and not layers:
+                raise adapter.rejected("its weights have no adapters for tasks")
         else:
             for path in sorted({name.rpartition(".")[0] for name in tensors}):
                 prefix = f"{path}."
@@ -76,21 +82,42 @@ def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
     model.update_modules(tree_unflatten(adapted))
 
 
-def _saved_whole(tensors: Mapping[str, mx.array], modules: Collection[str]) -> dict[str, mx.array]:
+def _saved_whole(
+    model: Any, tensors: Mapping[str, mx.array], modules: Collection[str]
+) -> dict[str, mx.array]:
     """The weights that a PEFT adapter replaces, by the model's names."""
     found = {}
     for tensor, value in tensors.items():
         if part_of(tensor) is None and not tensor.endswith(AS_IT_WAS):
-            path, _, leaf = whole_name(tensor).rpartition(".")
-            found[f"{_own_path(path, modules)}.{leaf}"] = value
+            layer, _, leaf = whole_name(tensor).rpartition(".")
+            paths = _own_paths(model, layer, modules)
+            for path, part in zip(paths, mx.split(value, len(paths)), strict=True):
+                found[f"{path}.{leaf}"] = part
     return found
 
 
-def _own_path(path: str, modules: Collection[str]) -> str:
-    """The path of a layer in the model, whose outer parts transformers may name otherwise."""
+def _own_paths(model: Any, path: str, modules: Collection[str]) -> Sequence[str]:
+    """The paths of a layer in the model; several if the model has parts of the layer as its own.
+
+    The outer parts of a path are others in transformers; a model of ours has other names too.
+    """
+    if hasattr(model, "own_paths"):
+        own: Sequence[str] = model.own_paths(path)
+        return own
     inner = _OUTER.sub("", path)
     paths = [path, *(f"{outer}{inner}" for outer in ("", "model.", "language_model.model."))]
-    return next((one for one in paths if one in modules), path)
+    return [next((one for one in paths if one in modules), path)]
+
+
+def _divided(whole: Mapping[str, mx.array], count: int) -> list[dict[str, mx.array]]:
+    """An adapter's part in a layer as parts in so many layers that divide its outputs equally."""
+    if count == 1:
+        return [dict(whole)]
+    divided = {
+        name: [value] * count if name == "lora_a" else mx.split(value, count, axis=-1)
+        for name, value in whole.items()
+    }
+    return [{name: parts[at] for name, parts in divided.items()} for at in range(count)]
 
 
 def _replace(model: Any, adapter: Adapter, tensors: dict[str, mx.array]) -> None:

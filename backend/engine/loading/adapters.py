@@ -12,7 +12,7 @@ import json
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -54,7 +54,8 @@ class Adapter:
     kind: `lora` adds to layers, `dora` also sets the magnitude of their weights, `full` replaces
     weights. scale: the adapter's own times the request's; of PEFT's, whose own may differ between
     layers, the request's. peft: what PEFT states; None for mlx-lm's. digest: SHA-256 of the weights
-    file and of what PEFT states.
+    file and of what PEFT states. task: whether it is one of the checkpoint's own, which may also
+    adapt layers that are not served.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Adapter:
     scale: float
     digest: str
     peft: Peft | None = None
+    task: bool = False
 
     def rejected(self, reason: str) -> ModelRejected:
         return _rejected(self.name, reason)
@@ -78,7 +80,7 @@ def find_adapters(
     """
     adapters: list[Adapter] = []
     for request in requests:
-        adapter = _inspect(_folder(request, model_path, cancel), request)
+        adapter = inspect_adapter(_folder(request, model_path, cancel), request)
         if any(other.weights == adapter.weights for other in adapters):
             raise InvalidRequest(f"adapter {shown(adapter.name)} is named twice")
         adapters.append(adapter)
@@ -122,7 +124,11 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _inspect(folder: Path, request: AdapterRequest) -> Adapter:
+def inspect_adapter(folder: Path, request: AdapterRequest, part: str = "") -> Adapter:
+    """Check the files of an adapter. part: its name in a file of several.
+
+    Raises ModelRejected, InvalidRequest.
+    """
     name = request.reference
     try:
         files = frozenset(entry.name for entry in folder.iterdir())
@@ -136,9 +142,9 @@ def _inspect(folder: Path, request: AdapterRequest) -> Adapter:
         tensors = _read_tensors(name, folder / weights)
         peft, rank, scale = None, None, 1.0
         if of_peft:
-            peft = read_peft(config)
+            peft = replace(read_peft(config), name=part)
             kind: Kind = "dora" if peft.dora else "lora"
-            tensors = _in_our_form(name, tensors)
+            tensors = _in_our_form(name, tensors, part)
         elif (kind := _kind(name, config)) != "full":
             rank, scale = _parameters(name, config)
         if kind != "lora" and request.scale != 1:
@@ -161,11 +167,15 @@ def _inspect(folder: Path, request: AdapterRequest) -> Adapter:
     return Adapter(name, kind, path, scale * request.scale, digest, peft)
 
 
-def _in_our_form(name: str, tensors: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """The shapes of the parts of PEFT's layers as those of mlx-lm's."""
+def _in_our_form(
+    name: str, tensors: Mapping[str, tuple[int, ...]], own: str
+) -> dict[str, tuple[int, ...]]:
+    """The shapes of the parts of PEFT's layers as those of mlx-lm's. own: the adapter's name."""
     parts = {part_of(tensor): shape for tensor, shape in tensors.items()}
     named = sorted({part.name for part in parts if part} - {"", "default"})
-    if named:
+    if own:
+        parts = {part: shape for part, shape in parts.items() if part and part.name == own}
+    elif named:
         raise _rejected(
             name, f"it has the adapters {', '.join(map(shown, named))}, not one without a name"
         )

@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any
+from urllib.parse import urlsplit
 
 _REPORT_SECONDS = 0.5
 # bytes per read; the hub's own 10 MiB hide the progress of a slow connection
@@ -34,18 +35,30 @@ def main() -> None:
     sys.addaudithook(_note_partial)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
-        _say(event="done", path=_fetch(**request))
+        _say(path=_fetch(**request))
     except BaseException as error:  # any error must be reported to the parent
-        _say(event="error", **_described(error))
+        absent, text = _described(error, request["revision"])
+        _say(absent=absent, error=text)
     _remove_partial()
     os._exit(0)  # the parent waits, and the end of an interpreter with these libraries takes long
 
 
 def _fetch(repository: str, revision: str, patterns: list[str], cache: str) -> str:
     from huggingface_hub import constants, snapshot_download
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    bars: list[Any] = []
+
+    class Bar(tqdm):  # type: ignore[misc]
+        """Counts, and draws nothing."""
+
+        def __init__(self, *args: Any, **given: Any) -> None:
+            quiet = {"file": open(os.devnull, "w"), "disable": False}  # noqa: PTH123, SIM115
+            super().__init__(*args, **given | quiet)
+            bars.append(self)
 
     constants.DOWNLOAD_CHUNK_SIZE = _CHUNK_BYTES
-    threading.Thread(target=_report, daemon=True).start()
+    threading.Thread(target=_report, args=(bars,), daemon=True).start()
     path: str = snapshot_download(
         repository,
         revision=revision or None,
@@ -56,85 +69,62 @@ def _fetch(repository: str, revision: str, patterns: list[str], cache: str) -> s
     return path
 
 
-class Bar:
-    """Replaces the tqdm progress bar of the hub's client: it counts and draws nothing."""
-
-    all: ClassVar[list[Bar]] = []
-
-    def __init__(
-        self, *_: Any, total: float | None = None, initial: float = 0, unit: str = "", **__: Any
-    ) -> None:
-        self.total = total
-        self.n = initial
-        self.unit = unit
-        self.disable = False
-        self.format_dict: dict[str, Any] = {}
-        Bar.all.append(self)
-
-    def update(self, n: float | None = 1) -> None:
-        self.n += n or 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def _ignore(self, *_: Any, **__: Any) -> None:
-        return
-
-    refresh = clear = close = _ignore
-    set_description = set_description_str = set_postfix = set_postfix_str = _ignore
-
-
-def _report() -> None:
+def _report(bars: list[Any]) -> None:
+    """Report progress. Two bars count the bytes: as they arrive, and as they reach the disk."""
     while True:
         time.sleep(_REPORT_SECONDS)
-        _say_progress(list(Bar.all))
+        in_bytes = [bar for bar in bars if bar.unit == "B"]
+        in_files = [bar for bar in bars if bar.unit != "B"]
+        if in_bytes and in_files:
+            files = (int(in_files[-1].n), int(in_files[-1].total or 0))
+            sizes = (int(max(bar.n for bar in in_bytes)), int(min(bar.total for bar in in_bytes)))
+            _say(files=files, bytes=sizes)
 
 
-def _say_progress(bars: list[Bar]) -> None:
-    """Report progress. Two bars count the bytes: as they arrive, and as they reach the disk."""
-    in_bytes = [bar for bar in bars if bar.unit == "B"]
-    in_files = [bar for bar in bars if bar.unit != "B"]
-    if in_bytes and in_files:
-        _say(
-            event="progress",
-            files=int(in_files[-1].n),
-            all_files=int(in_files[-1].total or 0),
-            bytes=int(max(bar.n for bar in in_bytes)),
-            all_bytes=int(min(bar.total or 0 for bar in in_bytes)),
-        )
+def _described(error: BaseException, revision: str) -> tuple[bool, str]:
+    """Whether a failure means that the model is not there, and the message after its name.
 
-
-def _described(error: BaseException) -> dict[str, Any]:
-    """The kind of a failure; the parent has a message for each."""
+    LocalAI reads some phrases (`connection refused`, for example) as a lost connection to this
+    backend. So every message is written here, and no library's text is passed on.
+    """
     from huggingface_hub import errors
     from huggingface_hub.constants import is_offline_mode
 
-    if isinstance(error, errors.GatedRepoError):
-        return {"kind": "gated"}
-    if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):
-        return {"kind": "absent"}
-    if isinstance(error, errors.RevisionNotFoundError):
-        return {"kind": "revision"}
+    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").netloc
+    hub = hub.rpartition("@")[2]
     cause = error.__cause__ or error
     status = getattr(getattr(cause, "response", None), "status_code", None)
+    of_network = any(kind.__name__ == "TransportError" for kind in type(cause).__mro__)
+    not_cached = " is not in the cache, and "
+    if isinstance(error, errors.GatedRepoError):
+        return True, (
+            f": access to this repository must be requested on {hub}; then set HF_TOKEN to a token"
+            " of that account"
+        )
+    if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):
+        return True, (
+            f": there is no folder of this name here, and {hub} has no such repository, or it is"
+            " private and HF_TOKEN does not give access"
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return True, f": the repository has no revision {revision or 'main'!r}"
     if status is not None:
-        return {"kind": "refused", "detail": f"HTTP status {status}"}
+        return True, f": {hub} answered with HTTP status {status}; try again later"
     if is_offline_mode():
-        return {"kind": "offline"}
-    if isinstance(error, errors.LocalEntryNotFoundError) or _of_network(cause):
-        return {"kind": "unreachable"}
+        return True, (
+            f"{not_cached}downloads are turned off (HF_HUB_OFFLINE): turn them on, or give a model"
+            " folder"
+        )
+    if isinstance(error, errors.LocalEntryNotFoundError) or of_network:
+        return True, (
+            f"{not_cached}{hub} cannot be reached: check the network or HF_ENDPOINT, or give a"
+            " model folder"
+        )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return {"kind": "disk_full"}
+        return False, " does not fit on the disk of the model cache"
     if isinstance(error, OSError) and error.strerror:
-        return {"kind": "disk", "detail": error.strerror}
-    return {"kind": "failed", "detail": type(error).__name__}
-
-
-def _of_network(error: BaseException) -> bool:
-    return any(kind.__name__ == "TransportError" for kind in type(error).__mro__)
+        return False, f": the model cache cannot be written: {error.strerror}"
+    return False, f": its download failed ({type(error).__name__}); try again"
 
 
 def _note_partial(event: str, arguments: tuple[Any, ...]) -> None:

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 WEIGHTS = "adapter_model.safetensors"
 
 _PART = re.compile(
-    r"^(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?P<table>embedding_)?"
+    r"^(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?:embedding_)?"
     r"(?P<part>A|B|magnitude_vector)(?:\.(?!weight$)(?P<name>[^.]+))?(?:\.weight)?$"
 )
+# Of the adapters of all tasks, one behind another, in the weights of jina-embeddings-v3.
+_STACKED = re.compile(r"^(?P<layer>.+)\.parametrizations\.weight\.0\.lora_(?P<part>A|B)$")
 _PARTS = {"A": "lora_a", "B": "lora_b", "magnitude_vector": "m"}
 # The end of the name of an adapted embedding, which PEFT also saves as it is in the model.
 AS_IT_WAS = ".base_layer.weight"
@@ -45,12 +47,11 @@ _PLAIN: Mapping[str, Any] = {
 class Part(NamedTuple):
     """What a tensor is: the layer that it adapts, and its name in mlx-lm.
 
-    table: whether the layer is an embedding. name: of the adapter, if a file has several; else "".
+    name: of the adapter, if a file has several; else "".
     """
 
     layer: str
     part: str
-    table: bool
     name: str
 
 
@@ -60,12 +61,17 @@ class Peft:
 
     alphas: by patterns of layers' names; other layers have `alpha`. rooted: whether products are
     divided by the root of the rank. dora: whether the magnitudes of weights are set too.
+
+    name: the adapter's, if a file has several. place: the adapter's, if its tensors are those of
+    several adapters one behind another.
     """
 
     alpha: float
     alphas: Mapping[str, float] = field(default_factory=dict)
     rooted: bool = False
     dora: bool = False
+    name: str = ""
+    place: int | None = None
 
     def scale(self, layer: str, rank: int) -> float:
         """The factor of the product B·A in a layer."""
@@ -111,7 +117,7 @@ def part_of(tensor: str) -> Part | None:
     match = _PART.match(tensor)
     if match is None:
         return None
-    return Part(match["layer"], _PARTS[match["part"]], bool(match["table"]), match["name"] or "")
+    return Part(match["layer"], _PARTS[match["part"]], match["name"] or "")
 
 
 def whole_name(tensor: str) -> str:
@@ -120,43 +126,18 @@ def whole_name(tensor: str) -> str:
 
 
 def layers_of(
-    tensors: Mapping[str, mx.array], peft: Peft, name: str = ""
-) -> dict[str, tuple[dict[str, mx.array], float, bool]]:
-    """Each layer's tensors in mlx-lm's form, the factor of their product, and `Part.table`.
-
-    name: the adapter's, if the file has several.
-    """
+    tensors: Mapping[str, mx.array], peft: Peft
+) -> dict[str, tuple[dict[str, mx.array], float]]:
+    """Each layer's tensors in mlx-lm's form, and the factor of their product."""
     found: dict[str, dict[str, mx.array]] = {}
-    tables = set()
     for tensor, value in tensors.items():
-        part = part_of(tensor)
-        if part is None or part.name not in (name, "default"):
-            continue
-        found.setdefault(part.layer, {})[part.part] = value.T
-        if part.table:
-            tables.add(part.layer)
+        if peft.place is not None and (stacked := _STACKED.match(tensor)):
+            layer, part, own = stacked["layer"], _PARTS[stacked["part"]], value[peft.place]
+            # The code of jina-embeddings-v3 swaps the parts of an embedding.
+            found.setdefault(layer, {})[part] = own if layer.endswith("_embeddings") else own.T
+        elif (one := part_of(tensor)) and one.name in (peft.name, "default"):
+            found.setdefault(one.layer, {})[one.part] = value.T
     return {
-        layer: (parts, peft.scale(layer, parts["lora_a"].shape[1]), layer in tables)
+        layer: (parts, peft.scale(layer, parts["lora_a"].shape[1]))
         for layer, parts in found.items()
     }
-
-
-def changes_of(tensors: Mapping[str, mx.array], peft: Peft, name: str = "") -> dict[str, mx.array]:
-    """What an adapter adds to each weight, by the weight's name. name: as for `layers_of`.
-
-    Raises ValueError for an adapter that also replaces weights.
-    """
-    import mlx.core as mx
-
-    for tensor in tensors:
-        if part_of(tensor) is None and not tensor.endswith(AS_IT_WAS):
-            raise ValueError(
-                f"its adapter replaces the weight {shown(whole_name(tensor))}, which is not"
-                " supported for this model: train it without modules_to_save and bias"
-            )
-    found = {}
-    for layer, (parts, scale, table) in layers_of(tensors, peft, name).items():
-        first, second = (parts[part].astype(mx.float32) for part in ("lora_a", "lora_b"))
-        product = (first @ second) * scale
-        found[f"{layer}.weight"] = product if table else product.T
-    return found

@@ -18,7 +18,7 @@ from tests.engine.embedding.engine_calls import embed, serving
 from tests.engine.embedding.tiny_checkpoints import HIDDEN, TEXTS
 
 RANK, ALPHA, SCALE = 4, 2.0, 0.5
-# Family → a layer in each of its forms: of mlx-vlm's BERT, of a network of ours, and of mlx-lm's.
+# Family → the checkpoint's name of a layer.
 LAYERS = {
     "bert": "encoder.layer.1.attention.self.query",
     "mpnet": "encoder.layer.1.attention.attn.k",
@@ -59,22 +59,38 @@ async def test_an_adapter_is_added(family: str, tmp_path: Path) -> None:
     assert np.abs(found - await vectors(folder)).max() > 0.01
 
 
-async def test_replaced_weights_are_refused_where_weights_are_joined(tmp_path: Path) -> None:
+async def test_an_adapter_of_a_joined_matrix_is_divided(tmp_path: Path) -> None:
+    folder, layer = tiny.write("modernbert", tmp_path / "base"), "layers.1.attn.Wqkv"
+    change = write_adapter(tmp_path / "adapter", layer, 3 * HIDDEN)
+    weights = load_file(folder / "model.safetensors")
+    merged = shutil.copytree(folder, tmp_path / "merged")
+    weights[f"{layer}.weight"] += SCALE * change
+    save_file(weights, merged / "model.safetensors")
+    found = await vectors(folder, AdapterRequest(str(tmp_path / "adapter"), SCALE))
+    np.testing.assert_allclose(found, await vectors(merged), atol=2e-5)
+    assert np.abs(found - await vectors(folder)).max() > 0.01
+
+
+async def test_weights_are_replaced_under_the_names_of_the_checkpoint(tmp_path: Path) -> None:
     folder, adapter = tiny.write("mpnet", tmp_path / "base"), tmp_path / "adapter"
-    write_adapter(adapter, LAYERS["mpnet"], HIDDEN)
+    name, replaced = "embeddings.LayerNorm", np.linspace(0.5, 2, HIDDEN, dtype=np.float32)
+    change = write_adapter(adapter, LAYERS["mpnet"], HIDDEN)
     held = load_file(adapter / PEFT_WEIGHTS)
-    held["base_model.model.pooler.dense.modules_to_save.weight"] = np.zeros(3, np.float32)
+    held[f"base_model.model.{name}.modules_to_save.weight"] = replaced
     save_file(held, adapter / PEFT_WEIGHTS)
-    with pytest.raises(ModelRejected, match=r"adapter replaces the weight 'pooler\.dense\.weight'"):
-        await vectors(folder, AdapterRequest(str(adapter)))
+    weights = load_file(folder / "model.safetensors")
+    weights[f"{LAYERS['mpnet']}.weight"] += change
+    merged = shutil.copytree(folder, tmp_path / "merged")
+    save_file(weights | {f"{name}.weight": replaced}, merged / "model.safetensors")
+    found = await vectors(folder, AdapterRequest(str(adapter)))
+    np.testing.assert_allclose(found, await vectors(merged), atol=2e-5)
 
 
-async def test_other_adapters_are_refused_where_weights_are_joined(tmp_path: Path) -> None:
-    folder = tiny.write("mpnet", tmp_path / "base")
-    adapter = tmp_path / "adapter"
+async def test_adapters_of_mlx_lm_are_refused_by_encoders(tmp_path: Path) -> None:
+    folder, adapter = tiny.write("mpnet", tmp_path / "base"), tmp_path / "adapter"
     adapter.mkdir()
     (adapter / CONFIG).write_text(json.dumps({"lora_parameters": {"rank": 4, "scale": 1.0}}))
     parts = {"a.lora_a": np.zeros((HIDDEN, 4)), "a.lora_b": np.zeros((4, HIDDEN))}
     save_file({key: part.astype(np.float32) for key, part in parts.items()}, adapter / WEIGHTS)
-    with pytest.raises(ModelRejected, match="only LoRA adapters of PEFT are added"):
+    with pytest.raises(ModelRejected, match="the model has no layer 'a'"):
         await vectors(folder, AdapterRequest(str(adapter)))

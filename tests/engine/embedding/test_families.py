@@ -7,6 +7,7 @@ tiny_references.json (`make_references`).
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import json
 import shutil
@@ -20,6 +21,7 @@ from mlx_lm.models import gemma3_text
 from tokenizers import Tokenizer
 
 from backend.engine import device
+from backend.engine.embedding.encoding import Piece
 from backend.engine.embedding.label_reader import LabelReader
 from backend.engine.embedding.readers import TextReader
 from backend.engine.errors import InvalidRequest, ModelRejected, TooLong, WrongKind
@@ -27,6 +29,7 @@ from tests.engine.embedding import logit_rerankers as logits
 from tests.engine.embedding import rotary_checkpoints as rotary
 from tests.engine.embedding import tiny_checkpoints as tiny
 from tests.engine.embedding.engine_calls import embed, entities, rerank, serving
+from tests.engine.embedding.mlx_vlm_checkpoints import MLX_VLM_EMBEDDERS, write_mlx_vlm
 from tests.engine.embedding.tiny_checkpoints import HIDDEN, LABELLERS, QUERY, TEXTS
 from tests.long import TEST_LONG
 
@@ -48,6 +51,24 @@ async def test_vectors_equal_the_references(family: str, tmp_path: Path) -> None
         together = await asyncio.gather(*(embed(engine, text) for text in TEXTS * 5))
     np.testing.assert_allclose(alone, SAID[family], atol=1e-5)
     np.testing.assert_allclose([one.values for one in together], alone * 5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", MLX_VLM_EMBEDDERS)
+async def test_states_equal_those_of_mlx_vlm(family: str, tmp_path: Path) -> None:
+    """No other reference computes these families."""
+    folder = write_mlx_vlm(family, tmp_path)
+    rows = [[7, 9, 30, 12, 5, 11, 8, 21, 40, 6, 13, 20], [8, 10, 31, 7, 6]]
+    async with serving(folder, settings={"pooling": "none"}) as engine:
+        pieces = [Piece(row, [0] * len(row)) for row in rows]
+        found = (await engine.encode(lambda: pieces)).outputs
+    network = importlib.import_module(f"mlx_vlm.models.{MLX_VLM_EMBEDDERS[family][0]}")
+    config = json.loads((folder / "config.json").read_text())
+    model = network.Model(network.ModelConfig.from_dict(config))
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    model.load_weights(list(weights.items()))
+    for row, states in zip(rows, found, strict=True):
+        alone = model(mx.array([row]), attention_mask=mx.ones((1, len(row)))).last_hidden_state
+        np.testing.assert_allclose(states, np.array(alone[0]), atol=1e-5, rtol=1e-4)
 
 
 _LOCAL_AND_GLOBAL = {
@@ -471,7 +492,7 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
         ("bert_labels", {"id2label": None}, "does not name the labels"),
         ("mpnet", {"hidden_act": "relu"}, "its hidden_act is 'relu', .* such as all-mpnet-base-v2"),
         ("bert", {"position_embedding_type": "rotary"}, "'rotary', .* such as BGE-M3"),
-        # Another embedding model of Qwen2.5-VL's type, and a converted Qwen3-Reranker.
+        # Another embedding model of Qwen2.5-VL's type.
         (
             "qwen3_rerank",
             {"model_type": "qwen2_5_vl", "architectures": ["OtherEmbeddingsModel"]},
@@ -484,11 +505,7 @@ async def test_too_long_texts_are_refused_with_both_lengths(tmp_path: Path) -> N
             "layer_types in config.json has no regular order",
         ),
         ("bert", {"model_type": "electra"}, "its model type 'electra' is not among the"),
-        (
-            "qwen3_rerank",
-            {"architectures": ["Qwen3ForSequenceClassification"]},
-            "load the original, such as Qwen3-Reranker-0.6B",
-        ),
+        ("qwen3_score", {"num_labels": 3}, "it classifies texts into 3 classes"),
     ],
 )
 async def test_checkpoints_that_would_be_computed_wrongly_are_refused(

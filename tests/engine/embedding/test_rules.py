@@ -174,8 +174,10 @@ def test_pooling_is_read_from_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_maximum_length_of_a_checkpoint(tmp_path: Path) -> None:
-    roberta = {"model_type": "roberta", "max_position_embeddings": 514}
-    assert sequence_limit(tmp_path, "m", {"model_type": "bert"}) == 0
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    roberta: dict[str, Any] = dict.fromkeys((*sizes, "vocab_size"), 4)
+    roberta |= {"model_type": "roberta", "max_position_embeddings": 514, "num_attention_heads": 2}
+    assert sequence_limit(tmp_path, "m", {"model_type": "llama"}) == 0
     assert sequence_limit(tmp_path, "m", roberta) == 512
     (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1e30}')
     assert sequence_limit(tmp_path, "m", roberta) == 512

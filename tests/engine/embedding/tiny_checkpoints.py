@@ -218,6 +218,18 @@ def _bert_labels(vocabulary: int) -> Tensors:
     yield from linear("classifier", len(LABELS), HIDDEN)
 
 
+def _roberta_labels(vocabulary: int) -> Tensors:
+    yield from _bert("roberta.", POSITIONS + 2, 1, vocabulary)
+    yield from linear("classifier", len(LABELS), HIDDEN)
+
+
+def _modernbert_labels(vocabulary: int) -> Tensors:
+    yield from _modernbert("model.", vocabulary)
+    yield "head.dense.weight", (HIDDEN, HIDDEN)
+    yield "head.norm.weight", (HIDDEN,)
+    yield from linear("classifier", len(LABELS), HIDDEN)
+
+
 def _modernbert(prefix: str, vocabulary: int) -> Tensors:
     yield f"{prefix}embeddings.tok_embeddings.weight", (vocabulary, HIDDEN)
     yield f"{prefix}embeddings.norm.weight", (HIDDEN,)
@@ -291,6 +303,15 @@ def _gemma3(vocabulary: int) -> Tensors:
     return _decoder("", 6, _GEMMA_NORMS, vocabulary)
 
 
+def _gemma(vocabulary: int) -> Tensors:
+    return _decoder("", LAYERS, (), vocabulary, head_norms=False)
+
+
+def _qwen3_score(vocabulary: int) -> Tensors:
+    yield from _decoder("model.", LAYERS, (), vocabulary)
+    yield "score.weight", (1, HIDDEN)
+
+
 def _gemma2(vocabulary: int) -> Tensors:
     return _decoder("model.", LAYERS, _GEMMA_NORMS, vocabulary, head_norms=False)
 
@@ -322,6 +343,20 @@ def _mpnet(vocabulary: int) -> Tensors:
         yield from linear(f"{here}.output.dense", HIDDEN, WIDE)
         yield from norm(f"{here}.output.LayerNorm")
     yield from linear("pooler.dense", HIDDEN, HIDDEN)
+
+
+def _mpnet_labels(vocabulary: int) -> Tensors:
+    for name, shape in _mpnet(vocabulary):
+        if not name.startswith("pooler."):
+            yield f"mpnet.{name}", shape
+    yield from linear("classifier", len(LABELS), HIDDEN)
+
+
+def _distilbert_labels(vocabulary: int) -> Tensors:
+    for name, shape in _distilbert(vocabulary):
+        if not name.startswith("vocab_"):
+            yield name, shape
+    yield from linear("classifier", len(LABELS), HIDDEN)
 
 
 def _distilbert(vocabulary: int) -> Tensors:
@@ -453,6 +488,15 @@ _GEMMA2_CONFIG = _QWEN3_CONFIG | {
     "eos_token_id": 1,
     "bos_token_id": 2,
 }
+# The published configuration names the exact GELU, and means the approximate one.
+_GEMMA_CONFIG = _QWEN3_CONFIG | {
+    "model_type": "gemma",
+    "architectures": ["GemmaModel"],
+    "hidden_act": "gelu",
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
 _MPNET_CONFIG = _ENCODER | {
     "model_type": "mpnet",
     "architectures": ["MPNetModel"],
@@ -547,6 +591,7 @@ FAMILIES: dict[str, Parts] = {
                     "pooling_mode_mean_tokens": False},
     }),
     "mistral": (QWEN, _MISTRAL_CONFIG, _llama, {"Pooling": _LAST, "Normalize": {}}),
+    "gemma": (_GEMMA, _GEMMA_CONFIG, _gemma, {"Pooling": _LAST, "Normalize": {}}),
     "gemma2": (_GEMMA, _GEMMA2_CONFIG, _gemma2, {"Pooling": _LAST, "Normalize": {}}),
     "mpnet": (ROBERTA, _MPNET_CONFIG, _mpnet, {
         "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True},
@@ -563,17 +608,33 @@ FAMILIES: dict[str, Parts] = {
         "architectures": ["ModernBertForSequenceClassification"],
         "classifier_pooling": "mean"}, _modernbert_pairs, {}),
     "qwen3_rerank": (QWEN, _QWEN3_CONFIG, _qwen3_whole, {}),
+    "qwen3_score": (QWEN, _QWEN3_CONFIG | _ONE_SCORE | {
+        "architectures": ["Qwen3ForSequenceClassification"]}, _qwen3_score, {}),
     "bert_labels": (BERT, _BERT_CONFIG | _NAMED | {
         "architectures": ["BertForTokenClassification"]}, _bert_labels, {}),
+    "xlm_roberta_labels": (ROBERTA, _ROBERTA_CONFIG | _NAMED | {
+        "architectures": ["XLMRobertaForTokenClassification"]}, _roberta_labels, {}),
+    "modernbert_labels": (BERT, _MODERNBERT_CONFIG | _NAMED | {
+        "architectures": ["ModernBertForTokenClassification"]}, _modernbert_labels, {}),
+    "mpnet_labels": (ROBERTA, _MPNET_CONFIG | _NAMED | {
+        "architectures": ["MPNetForTokenClassification"]}, _mpnet_labels, {}),
+    "distilbert_labels": (BERT, _DISTILBERT_CONFIG | _NAMED | {
+        "architectures": ["DistilBertForTokenClassification"]}, _distilbert_labels, {}),
     "privacy_labels": (QWEN, _PRIVACY_CONFIG, _privacy, {}),
 }  # fmt: skip
-LABELLERS = ("bert_labels", "privacy_labels")
-CAUSAL = ("qwen2", "qwen2_both_ways", "llama", "mistral", "gemma2")
+LABELLERS = (
+    *("bert_labels", "xlm_roberta_labels", "modernbert_labels", "mpnet_labels"),
+    *("distilbert_labels", "privacy_labels"),
+)
+CAUSAL = ("qwen2", "qwen2_both_ways", "llama", "mistral", "gemma", "gemma2")
 EMBEDDERS = (
     *("bert", "xlm_roberta", "modernbert", "qwen3", "gemma3", "mpnet", "distilbert"),
     *CAUSAL,
 )
-RERANKERS = ("bert_rerank", "xlm_roberta_rerank", "modernbert_rerank", "qwen3_rerank")
+RERANKERS = (
+    *("bert_rerank", "xlm_roberta_rerank", "modernbert_rerank", "qwen3_rerank"),
+    "qwen3_score",
+)
 TEXTS = (
     "paris",
     "The river of France is not the Moon.",

@@ -1,0 +1,244 @@
+"""The network of every encoder: BERT, RoBERTa, ModernBERT, Nomic, GTE, MPNet, DistilBERT and Jina.
+
+`Shape` says which positions, norms and MLP it has, and `encoder_names` how a checkpoint names its
+weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from mlx.nn.layers.activations import gelu, silu
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.embedding import Embedding
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.normalization import LayerNorm
+
+from backend.engine.embedding.encoder_names import in_own_names, own_paths
+from backend.engine.embedding.encoder_shape import Shape
+from backend.engine.embedding.vectors import attention_masks
+
+_ACTIVATIONS = {"gelu": gelu, "silu": silu}
+
+
+class Outputs(NamedTuple):
+    """The results under mlx-vlm's names. logits: None without a head."""
+
+    last_hidden_state: mx.array
+    logits: mx.array | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `Model` is built from.
+
+    outputs: number of scores or labels; 0 for no head. of_tokens: whether each token has them.
+    """
+
+    shape: Shape
+    outputs: int = 0
+    of_tokens: bool = False
+
+
+class Model(Module):
+    """The network. Its weights have the names of `encoder_names`."""
+
+    model_type = "encoder"
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        shape = plan.shape
+        self._plan = plan
+        self.words = Embedding(shape.vocabulary, shape.hidden)
+        if shape.segments:
+            self.segments = Embedding(shape.segments, shape.hidden)
+        if shape.learned:
+            self.places = Embedding(shape.learned, shape.hidden)
+        if shape.distances:
+            self.nearness = Embedding(shape.distances, shape.heads)
+        self.norm = _norm(shape)
+        self.layers = [_Layer(shape, at) for at in range(shape.layers)]
+        if shape.norms_first:
+            self.final_norm = _norm(shape)
+        if plan.outputs and (shape.head_norm or not plan.of_tokens):
+            self.pooler = Linear(shape.hidden, shape.hidden, bias=shape.pooler_bias)
+        if plan.outputs and shape.head_norm:
+            self.head_norm = _norm(shape)
+        if plan.outputs:
+            self.score = Linear(shape.hidden, plan.outputs)
+
+    def __call__(
+        self, ids: mx.array, attention_mask: mx.array, token_type_ids: mx.array
+    ) -> Outputs:
+        """ids, attention_mask, token_type_ids: (rows, longest); rows are padded at their end."""
+        shape, states = self._plan.shape, self.words(ids)
+        if "segments" in self:
+            # Tokenizers of models with one segment may number two.
+            states += self.segments(mx.zeros_like(ids) if shape.segments == 1 else token_type_ids)
+        if "places" in self:
+            filled = (ids != shape.pad).astype(mx.int32)
+            states += self.places(mx.cumsum(filled, axis=1) * filled + shape.pad)
+        states = self.norm(states)
+        reach = shape.local.reach if shape.local else 0
+        everywhere, nearby = attention_masks(attention_mask, reach)
+        if "nearness" in self:
+            bias = self.nearness(_distance_classes(ids.shape[1], shape.distances))
+            bias = bias.transpose(2, 0, 1)
+            everywhere = mx.where(everywhere, bias, mx.finfo(bias.dtype).min)
+        for layer in self.layers:
+            states = layer(states, nearby if layer.local else everywhere)
+        if "final_norm" in self:
+            states = self.final_norm(states)
+        return Outputs(states, self._scores(states, attention_mask) if "score" in self else None)
+
+    def _scores(self, states: mx.array, mask: mx.array) -> mx.array:
+        shape = self._plan.shape
+        if not self._plan.of_tokens and shape.pooled == "mean":
+            filled = mask[..., None].astype(states.dtype)
+            states = (states * filled).sum(axis=1) / filled.sum(axis=1)
+        elif not self._plan.of_tokens:
+            states = states[:, 0]
+        if "head_norm" in self:
+            states = self.head_norm(_ACTIVATIONS[shape.activation](self.pooler(states)))
+        elif "pooler" in self:
+            states = mx.tanh(self.pooler(states))
+        scores: mx.array = self.score(states)
+        return scores
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """A checkpoint's weights under the names of the network."""
+        return in_own_names(weights, self, self._plan.shape.experts)
+
+    def own_paths(self, layer: str) -> Sequence[str]:
+        """The layers that a checkpoint has as one, under its name for it."""
+        return own_paths(layer)
+
+
+def _norm(shape: Shape) -> LayerNorm:
+    return LayerNorm(shape.hidden, shape.epsilon, bias=shape.norm_bias)
+
+
+class _Layer(Module):
+    """local: whether its tokens attend only nearby."""
+
+    def __init__(self, shape: Shape, at: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        local: Any = shape.local
+        self.local = local is not None and local.layers[at]
+        self.attention = _Attention(shape, local.theta if self.local else shape.theta)
+        if not shape.norms_first or at:  # the first one follows the norm of the embeddings
+            self.attention_norm = _norm(shape)
+        expert = shape.experts is not None and shape.experts.serve(at)
+        self.mlp = _Experts(shape) if expert else _MLP(shape)
+        self.mlp_norm = _norm(shape)
+        self._first = shape.norms_first
+
+    def __call__(self, states: mx.array, mask: mx.array) -> mx.array:
+        if self._first:
+            normed = self.attention_norm(states) if "attention_norm" in self else states
+            states = states + self.attention(normed, mask)
+            return states + self.mlp(self.mlp_norm(states))
+        states = self.attention_norm(states + self.attention(states, mask))
+        result: mx.array = self.mlp_norm(states + self.mlp(states))
+        return result
+
+
+class _Attention(Module):
+    def __init__(self, shape: Shape, theta: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        for part in ("queries", "keys", "values", "out"):
+            self[part] = Linear(shape.hidden, shape.hidden, bias=shape.attention_bias)
+        self._heads, self._size = shape.heads, shape.hidden // shape.heads
+        powers = mx.arange(0, self._size, 2, dtype=mx.float32) / self._size
+        # The inverse of each pair's frequency.
+        self._periods = shape.stretch * theta**powers if theta else None
+
+    def __call__(self, states: mx.array, mask: mx.array) -> mx.array:
+        rows, length, _ = states.shape
+        queries, keys, values = (
+            self[part](states).reshape(rows, length, self._heads, self._size).swapaxes(1, 2)
+            for part in ("queries", "keys", "values")
+        )
+        if self._periods is not None:
+            queries, keys = _turned(queries, self._periods), _turned(keys, self._periods)
+        mixed = mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=self._size**-0.5, mask=mask
+        )
+        result: mx.array = self.out(mixed.swapaxes(1, 2).reshape(rows, length, -1))
+        return result
+
+
+def _turned(states: mx.array, periods: mx.array) -> mx.array:
+    return mx.fast.rope(
+        states,
+        states.shape[-1],
+        traditional=False,
+        base=None,
+        scale=1.0,
+        offset=0,
+        freqs=periods,
+    )
+
+
+def _distance_classes(length: int, count: int) -> mx.array:
+    """The class of the distance from each token to each other, (length, length), as in MPNet.
+
+    The first half is for earlier tokens, the second for later ones. Half of either is for a single
+    distance each, the rest for ranges that grow up to a distance of 128.
+    """
+    place = mx.arange(length)
+    distance = place[:, None] - place[None, :]
+    half = count // 2
+    exact = half // 2
+    ahead = mx.where(distance < 0, half, 0)
+    distance = mx.abs(distance)
+    growth = mx.log(mx.maximum(distance, 1).astype(mx.float32) / exact) / math.log(128 / exact)
+    ranged = mx.minimum(exact + (growth * (half - exact)).astype(mx.int32), half - 1)
+    return ahead + mx.where(distance < exact, distance, ranged)
+
+
+class _MLP(Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.up = Linear(shape.hidden, shape.inner, bias=shape.up_bias)
+        if shape.gated:
+            self.gate = Linear(shape.hidden, shape.inner, bias=shape.up_bias)
+        self.down = Linear(shape.inner, shape.hidden, bias=shape.down_bias)
+        self._activate = _ACTIVATIONS[shape.activation]
+
+    def __call__(self, states: mx.array) -> mx.array:
+        inner = self.up(states)
+        gated = "gate" in self
+        inner = inner * self._activate(self.gate(states)) if gated else self._activate(inner)
+        result: mx.array = self.down(inner)
+        return result
+
+
+class _Experts(Module):
+    """Experts without biases; one bias is added to their weighted sum.
+
+    The weights of the chosen experts need not add up to 1.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        from mlx_lm.models.switch_layers import SwitchMLP
+
+        super().__init__()  # type: ignore[no-untyped-call]
+        experts: Any = shape.experts
+        self.router = Linear(shape.hidden, experts.count, bias=False)
+        activate = _ACTIVATIONS[shape.activation]
+        self.experts = SwitchMLP(shape.hidden, shape.inner, experts.count, activation=activate)
+        self.bias = mx.zeros(shape.hidden)
+        self._chosen = experts.chosen
+
+    def __call__(self, states: mx.array) -> mx.array:
+        shares = mx.softmax(self.router(states).astype(mx.float32), axis=-1)
+        best = mx.argpartition(-shares, kth=self._chosen - 1, axis=-1)[..., : self._chosen]
+        weights = mx.take_along_axis(shares, best, axis=-1).astype(states.dtype)
+        mixed = (self.experts(states, best) * weights[..., None]).sum(axis=-2)
+        result: mx.array = mixed + self.bias
+        return result

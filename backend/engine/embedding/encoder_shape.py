@@ -1,0 +1,386 @@
+"""The shape of an encoder such as BERT, from its config.json.
+
+All families are described by one table. Some were published with Python code and names of their
+own, and have other names in transformers 5; both are read here, before any weight is. What the
+network does not compute is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from backend.engine.errors import ModelRejected
+from common.wording import shown
+
+_JINA_CODE = "XLMRobertaFlashConfig"
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """chosen: of `count`, for each token. every: layers 1, 1 + every, … have them."""
+
+    count: int
+    chosen: int
+    every: int
+
+    def serve(self, layer: int) -> bool:
+        return layer % self.every == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Layers whose tokens attend only nearby.
+
+    layers: for each layer whether it is one of them. reach: a token attends to the tokens that are
+    less than this far away. theta: as for `Shape`.
+    """
+
+    layers: tuple[bool, ...]
+    reach: int
+    theta: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes and parts of an encoder.
+
+    inner: width of the MLP. longest: maximum number of tokens. segments: number of segment
+    embeddings; 0 for none. gated: whether the MLP multiplies its inner values by activated ones.
+    norms_first: whether norms precede attention and MLP, and do not follow the residuals. *_bias:
+    of the layers with these names in the network.
+
+    learned: number of learned positions; 0 for none. pad: the padding token, whose id is also the
+    position before the first token's; -1 if the first token has the position 0. distances: number
+    of classes of distances between two tokens, each with a learned bias of the attention. theta:
+    the base of rotary frequencies; 0 for none. stretch: divides the frequencies.
+
+    pooled: what a reranker's head reads, `cls` or `mean`. head_norm: whether the head has the
+    activation of the MLP and a norm, in place of a tanh.
+    """
+
+    vocabulary: int
+    hidden: int
+    layers: int
+    heads: int
+    inner: int
+    longest: int
+    segments: int = 0
+    epsilon: float = 1e-12
+    activation: str = "gelu"
+    gated: bool = False
+    norms_first: bool = False
+    attention_bias: bool = True
+    up_bias: bool = True
+    down_bias: bool = True
+    norm_bias: bool = True
+    learned: int = 0
+    pad: int = -1
+    distances: int = 0
+    theta: float = 0.0
+    stretch: float = 1.0
+    local: Local | None = None
+    experts: Experts | None = None
+    pooled: str = "cls"
+    pooler_bias: bool = True
+    head_norm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How config.json describes the encoders of a family.
+
+    example: a model of the family. complete: adds to the fields those that are not just numbers.
+    only: the values that the network computes; others are refused, because they would be ignored.
+    names: fields of `Shape` under the family's own names; "" for those that it does not have.
+    usual: fields for a config.json that does not state them.
+    """
+
+    example: str
+    complete: Callable[[str, Mapping[str, Any], Fields], Fields]
+    only: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+    usual: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _learned(_: str, __: Mapping[str, Any], found: Fields) -> Fields:
+    return {"learned": found["longest"], "longest": found["longest"] - found.get("pad", -1) - 1}
+
+
+def _jina(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+    """Learned or rotary positions, counted after the padding token's id."""
+    ours = config["model_type"] == "jina_embeddings_v3"
+    kind = config.get("position_embedding_type", "rotary" if ours else "absolute")
+    if kind == "absolute":
+        return _learned(name, config, found)
+    if kind != "rotary":
+        raise _unsupported(name, "position_embedding_type", kind)
+    usual = 20000.0 if ours else 10000.0
+    rotary = _rotary(name, config, {"theta": usual} | found)
+    return rotary | {"longest": found["longest"] - found["pad"] - 1}
+
+
+def _nomic(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+    activation = str(config["activation_function"])
+    if activation not in ("swiglu", "geglu", "gelu"):
+        raise _unsupported(name, "activation_function", activation)
+    experts = None
+    if int(config.get("moe_every_n_layers") or 0) > 0:
+        experts = Experts(
+            int(config["num_experts"]), int(config["moe_top_k"]), int(config["moe_every_n_layers"])
+        )
+        if not 1 <= experts.chosen <= experts.count or experts.every < 2 or activation != "gelu":
+            raise ModelRejected.because(
+                name,
+                "its layers of experts are of another kind than those of nomic-embed-text-v2-moe,"
+                " which alone is supported",
+            )
+    longest = found["longest"]
+    if config.get("rotary_scaling_factor"):  # scales with the length of a text beyond these
+        longest = min(longest, int(config.get("max_trained_positions", 2048)))
+    return {
+        "longest": longest,
+        "experts": experts,
+        "inner": int(config.get("n_inner") or 4 * found["hidden"]),
+        "activation": "silu" if activation == "swiglu" else "gelu",
+        "gated": activation != "gelu",
+        "attention_bias": config.get("qkv_proj_bias") is True,
+        "up_bias": config.get("mlp_fc1_bias") is True,
+        "down_bias": config.get("mlp_fc2_bias") is True,
+    }
+
+
+def _nomic_later(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+    activation = str(config.get("hidden_act", "silu"))
+    if activation not in ("silu", "gelu"):
+        raise _unsupported(name, "hidden_act", activation)
+    return _rotary(name, config, found) | {"activation": activation}
+
+
+def _modernbert(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+    layers, kinds = found["layers"], config.get("layer_types")
+    if isinstance(kinds, list):
+        local = [kind == "sliding_attention" for kind in kinds]
+    else:
+        every = int(config.get("global_attn_every_n_layers", 3))
+        local = [at % every != 0 for at in range(layers)]
+    if len(local) != layers:
+        raise ValueError(f"layer_types has {len(local)} layers, not {layers}")
+    rope = config.get("rope_parameters") or {}
+    theta = float(config.get("global_rope_theta") or 160000.0)
+    nearby = config.get("local_rope_theta", 10000.0)
+    near, far = (
+        _rotary(name, {"rope_parameters": rope.get(kind)}, {"theta": base})
+        for kind, base in (
+            ("sliding_attention", theta if nearby is None else float(nearby)),
+            ("full_attention", theta),
+        )
+    )
+    pooled = config.get("classifier_pooling", "cls")
+    if pooled not in ("cls", "mean"):
+        raise _unsupported(name, "classifier_pooling", pooled)
+    return {
+        "theta": far["theta"],
+        "local": Local(
+            tuple(local), int(config.get("local_attention", 128)) // 2 + 1, near["theta"]
+        ),
+        "attention_bias": config.get("attention_bias") is True,
+        "up_bias": config.get("mlp_bias") is True,
+        "down_bias": config.get("mlp_bias") is True,
+        "norm_bias": config.get("norm_bias") is True,
+        "pooler_bias": config.get("classifier_bias") is True,
+        "pooled": pooled,
+    }
+
+
+def _rotary(name: str, config: Mapping[str, Any], found: Fields) -> Fields:
+    """Rotary positions.
+
+    Dynamic scaling begins after the positions that the model was trained with, which `longest` is.
+    """
+    theta, stated = found["theta"], config.get("rope_parameters")
+    if isinstance(stated, dict):
+        theta = float(stated["rope_theta"])
+    else:
+        stated = config.get("rope_scaling") or {}
+    kind = stated.get("rope_type") or stated.get("type") or "default"
+    factor = 1.0 if kind == "default" else float(stated["factor"])
+    if kind == "ntk" and stated.get("mixed_b") is None:
+        head = found["hidden"] // found["heads"]
+        return {"theta": theta * factor, "stretch": factor ** (2 / head)}
+    if kind == "linear":
+        return {"theta": theta, "stretch": factor}
+    if kind not in ("default", "dynamic"):
+        raise ModelRejected.because(
+            name, f"its positions are scaled by {shown(kind)}, which is not supported"
+        )
+    return {"theta": theta}
+
+
+_BERT = {"hidden_act": "gelu", "hidden_activation": "gelu", "position_embedding_type": "absolute"}
+FAMILIES: Mapping[str, Family] = {
+    "bert": Family("BGE-M3", _learned, _BERT, {}, {"segments": 2}),
+    "roberta": Family(
+        "BGE-M3",
+        _learned,
+        _BERT,
+        {"pad": "pad_token_id"},
+        {"segments": 1, "epsilon": 1e-5, "pad": 1},
+    ),
+    "modernbert": Family(
+        "ModernBERT-base",
+        _modernbert,
+        _BERT | {"classifier_activation": "gelu"},
+        {"epsilon": "norm_eps", "segments": ""},
+        {"epsilon": 1e-5, "gated": True, "norms_first": True, "head_norm": True},
+    ),
+    "jina": Family(
+        "jina-embeddings-v3",
+        _jina,
+        {"hidden_act": "gelu"},
+        {"pad": "pad_token_id", "theta": "rotary_emb_base"},
+        {"segments": 1, "epsilon": 1e-5, "pad": 1},
+    ),
+    "nomic": Family(
+        "nomic-embed-text-v1.5",
+        _nomic,
+        {
+            "prenorm": False,
+            "use_rms_norm": False,
+            "causal": False,
+            "parallel_block": False,
+            "rotary_emb_fraction": 1.0,
+            "rotary_emb_interleaved": False,
+            "rotary_emb_scale_base": None,
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "num_shared_experts": 0,
+            "expert_choice_router": False,
+            "moe_normalize_expert_weights": False,
+        },
+        {
+            "hidden": "n_embd",
+            "layers": "n_layer",
+            "heads": "n_head",
+            "inner": "",
+            "longest": "n_positions",
+            "epsilon": "layer_norm_epsilon",
+            "theta": "rotary_emb_base",
+        },
+        {"segments": 2, "theta": 10000.0},
+    ),
+    "nomic of transformers": Family(
+        "nomic-embed-text-v1.5",
+        _nomic_later,
+        usual={
+            "segments": 2,
+            "theta": 1000.0,
+            "gated": True,
+            "attention_bias": False,
+            "up_bias": False,
+            "down_bias": False,
+        },
+    ),
+    "gte": Family(
+        "gte-multilingual-base",
+        _rotary,
+        {
+            "hidden_act": "gelu",
+            "layer_norm_type": "layer_norm",
+            "position_embedding_type": "rope",
+            "logn_attention_scale": False,
+            "logn_attention_clip1": False,
+        },
+        {"theta": "rope_theta"},
+        {"segments": 1, "theta": 10000.0, "gated": True, "up_bias": False},
+    ),
+    "mpnet": Family(
+        "all-mpnet-base-v2",
+        _learned,
+        {"hidden_act": "gelu"},
+        {"segments": "", "distances": "relative_attention_num_buckets"},
+        {"pad": 1, "distances": 32},
+    ),
+    "distilbert": Family(
+        "msmarco-distilbert-base-v4",
+        _learned,
+        {"activation": "gelu"},
+        {
+            "hidden": "dim",
+            "layers": "n_layers",
+            "heads": "n_heads",
+            "inner": "hidden_dim",
+            "segments": "",
+            "epsilon": "",
+        },
+    ),
+}
+_TYPES = {
+    "bert": "bert",
+    "xlm-roberta": "roberta",
+    "roberta": "roberta",
+    "camembert": "roberta",
+    "modernbert": "modernbert",
+    "jina_embeddings_v3": "jina",
+    "nomic_bert": "nomic of transformers",
+    "new": "gte",
+    "gte": "gte",
+    "mpnet": "mpnet",
+    "distilbert": "distilbert",
+}
+# Fields of `Shape` → transformers' names. The first ones must be there.
+_NEEDED = {
+    "vocabulary": "vocab_size",
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "inner": "intermediate_size",
+    "longest": "max_position_embeddings",
+}
+_NAMES = _NEEDED | {"segments": "type_vocab_size", "epsilon": "layer_norm_eps"}
+_REAL = ("epsilon", "theta")
+
+
+def family_of(config: Mapping[str, Any]) -> str:
+    """The family of an encoder, a key of `FAMILIES`; "" for other models.
+
+    Some of Jina's models have the type of XLM-RoBERTa and name code that computes something else.
+    """
+    model_type = str(config.get("model_type"))
+    if model_type == "nomic_bert" and "n_embd" in config:
+        return "nomic"
+    code = config.get("auto_map")
+    named = str(code.get("AutoConfig")) if isinstance(code, dict) else ""
+    rotary = config.get("position_embedding_type") == "rotary"
+    if model_type == "xlm-roberta" and (rotary or named.endswith(_JINA_CODE)):
+        return "jina"
+    return _TYPES.get(model_type, "")
+
+
+def shape_of(name: str, config: Mapping[str, Any]) -> Shape:
+    """The shape of a model for which `family_of` is not "". name: the model's.
+
+    Raises ModelRejected.
+    """
+    family = FAMILIES[family_of(config)]
+    try:
+        found: Fields = dict(family.usual)
+        for field_, key in {**_NAMES, **family.names}.items():
+            if key in config or (key and field_ in _NEEDED):
+                found[field_] = float(config[key]) if field_ in _REAL else int(config[key])
+        shape = Shape(**found | family.complete(name, config, found))
+        fits = shape.hidden % shape.heads == 0 and shape.hidden // shape.heads % 2 == 0
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        said = f"has no {error}" if isinstance(error, KeyError) else f"has a wrong value ({error})"
+        raise ModelRejected.because(name, f"its config.json {said}") from None
+    if not fits:
+        raise ModelRejected.because(
+            name, f"{shape.heads} attention heads do not divide its {shape.hidden} hidden values"
+        )
+    return shape
+
+
+def _unsupported(name: str, key: str, value: Any) -> ModelRejected:
+    return ModelRejected.because(name, f"its {key} is {shown(value)}, which is not supported")
