@@ -36,7 +36,7 @@ LAYERS = {
     "parts of a model": f"""
         {ENGINE}.loading {ENGINE}.load_request {ENGINE}.prompting {ENGINE}.media {ENGINE}.vision
         {ENGINE}.ranks {ENGINE}.disk_cache
-        {ENGINE}.embedding.kind {ENGINE}.embedding.rotary_shape {ENGINE}.embedding.task_adapters
+        {ENGINE}.embedding.kind {ENGINE}.embedding.encoder_shape {ENGINE}.embedding.task_adapters
     """,
     "passes": f"""
         {ENGINE}.executing {ENGINE}.drafting {ENGINE}.embedding {ENGINE}.vision.media_prefill

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,8 @@ from typing import Any, cast
 
 import pytest
 
-from backend.engine.loading.hub_process import Progress
+from backend.engine.loading import hub_process
+from backend.engine.loading.model_reference import HubModel
 from gateway.models.config import ModelConfig, Parameters
 from gateway.models.reading import read_folder
 from gateway.supervisor.instance import Key, ModelInstance
@@ -124,11 +127,14 @@ async def test_a_load_may_take_longer_while_its_download_progresses(tmp_path: Pa
 
 
 def test_the_backends_download_progress_is_parsed(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    progress = {"files": 1, "all_files": 3, "bytes": 20 << 20, "all_bytes": 80 << 20}
-    with caplog.at_level("INFO"):
-        Progress("owner/name, 9 of 8 MiB", -1000.0).report(progress)
+    monkeypatch.setattr(hub_process, "_PROGRESS_SECONDS", 0.0)
+    lines = '{"files": [1, 3], "bytes": [20971520, 83886080]}\n{"path": "/nowhere"}'
+    child = subprocess.Popen(["echo", lines], stdout=subprocess.PIPE)
+    with child, caplog.at_level("INFO"):
+        model = HubModel("owner/name", "main", "owner/name, 9 of 8 MiB")
+        hub_process._follow(child, model, threading.Event())
     found = DOWNLOAD.search(caplog.messages[-1])
     assert found is not None
     assert found.groups() == ("20", "80")
