@@ -196,7 +196,9 @@ AGENTS = {
         least=16_000,
         note="Each `-c` may also be a line of `~/.codex/config.toml`. `launch` adds a file that"
         " describes\nthe model (`models` in the answer of `/v1/models`), without which Codex warns"
-        " that it has\nno metadata; its instructions replace those of Codex and are shorter.",
+        " that it has\nno metadata. Codex accepts no description without instructions: those of the"
+        " file replace\nCodex's own and are shorter. To keep Codex's own, leave out"
+        " `model_catalog_json`.",
     ),
     "opencode": Agent(
         *("opencode", "opencode", "npm install -g opencode-ai", "1.18.34"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -39,16 +38,18 @@ EVERYWHERE = {
     "504": "It took longer than a request may.",
 }
 Responses = dict[int | str, dict[str, Any]]
-_SCHEMAS: dict[str, Mapping[str, Any]] = {}  # of answers, by name
 
 
-def documented(name: str, schema: Mapping[str, Any], stream: str = "") -> Responses:
-    """FastAPI's `responses` of a route that returns this object. stream: the data of its events."""
-    _SCHEMAS[name] = schema
-    answer = _response("The answer, or with `stream` the events of one.", name)
-    if stream:
-        answer["content"]["text/event-stream"] = {"schema": {**EVENT, "description": stream}}
-    return {200: answer if stream else answer | {"description": "Successful Response"}}
+def streamed(answer: str, data: str) -> Responses:
+    """FastAPI's `responses` of a route whose answer may be a stream. data: that of its events.
+
+    Answers are described in words: their forms are those of the APIs, whose documents have them.
+    """
+    forms = {
+        "application/json": {"schema": {"type": "object", "description": answer}},
+        "text/event-stream": {"schema": {**EVENT, "description": data}},
+    }
+    return {200: {"description": "The answer, or with `stream` its events.", "content": forms}}
 
 
 def operation_id(route: APIRoute) -> str:
@@ -87,7 +88,7 @@ def install(app: FastAPI) -> None:
 def with_refusals(document: dict[str, Any]) -> dict[str, Any]:
     """The document with the errors of EVERYWHERE on every operation, in the form of its API."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas |= _SCHEMAS | {form.name: form.schema for form in (OPENAI, *FORMS.values())}
+    schemas |= {form.name: form.schema for form in (OPENAI, *FORMS.values())}
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

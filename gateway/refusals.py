@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -31,29 +30,15 @@ class ErrorForm:
     body: Callable[[ApiError], dict[str, Any]]
 
 
-def schema_of(
-    optional: Mapping[str, object] = MappingProxyType({}), /, **properties: object
-) -> dict[str, Any]:
-    """The JSON schema of an object with these properties, all of them required, and `optional`."""
-    return {
-        "type": "object",
-        "required": [*properties],
-        "properties": {**properties, **optional},
-        "additionalProperties": False,
-    }
+def schema_of(**properties: object) -> dict[str, Any]:
+    """The JSON schema of an object with these properties, all of them required."""
+    names = [*properties]
+    closed = {"required": names, "additionalProperties": False}
+    return {"type": "object", "properties": properties, **closed}
 
 
-def list_of(items: object) -> dict[str, object]:
-    return {"type": "array", "items": items}
-
-
-def one_of(*words: str) -> dict[str, object]:
-    return {"type": "string", "enum": [*words]}
-
-
-INTEGER, NUMBER, TEXT = {"type": "integer"}, {"type": "number"}, {"type": "string"}
-TEXT_OR_NULL = {"type": ["string", "null"]}
-_ERROR = schema_of(message=TEXT, type=TEXT, param=TEXT_OR_NULL, code=TEXT_OR_NULL)
+TEXT, _TEXT_OR_NULL = {"type": "string"}, {"type": ["string", "null"]}
+_ERROR = schema_of(message=TEXT, type=TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL)
 OPENAI = ErrorForm("Error", schema_of(error=_ERROR), ApiError.body)
 FORMS: dict[str, ErrorForm] = {}  # by the beginning of paths below /v1 or /; other APIs add theirs
 

@@ -17,8 +17,7 @@ from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.chat_stream import ChatStream
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.envelope import head_of
-from gateway.openai.response_models import CHAT_COMPLETION
-from gateway.openapi import documented
+from gateway.openapi import streamed
 from gateway.problems import likeliest
 from gateway.refusals import invalid
 from gateway.responses.request import ResponsesRequest
@@ -50,12 +49,10 @@ Body = Annotated[
 ]
 
 
-@router.post(
-    "/chat/completions",
-    responses=documented(
-        "ChatCompletion", CHAT_COMPLETION, "`chat.completion.chunk` objects, then `[DONE]`."
-    ),
-)
+_ANSWER = streamed("OpenAI's `chat.completion`.", "`chat.completion.chunk`s, then `[DONE]`.")
+
+
+@router.post("/chat/completions", responses=_ANSWER)
 async def chat_completions(body: Body, gateway: GatewayDep) -> Response:
     """An answer to a conversation, in one piece or as a stream of server-sent events."""
     config = gateway.supervisor.resolve(body.model)

@@ -24,8 +24,7 @@ from gateway.openai.completion_answer import completion as whole_completion
 from gateway.openai.completion_request import CompletionRequest, Tokens
 from gateway.openai.completion_to_wire import completion_plan
 from gateway.openai.envelope import head_of
-from gateway.openai.response_models import COMPLETION
-from gateway.openapi import documented
+from gateway.openapi import streamed
 from gateway.sse import EventStream
 from gateway.tagged import MOST_ENTRIES
 
@@ -64,10 +63,10 @@ class InfillRequest(NativeRequest):
         return {"suffix": self.input_suffix, "files": files}
 
 
-@router.post(
-    "/completions",
-    responses=documented("Completion", COMPLETION, "`text_completion` objects, then `[DONE]`."),
-)
+_ANSWER = streamed("OpenAI's `text_completion`.", "`text_completion`s, then `[DONE]`.")
+
+
+@router.post("/completions", responses=_ANSWER)
 async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
     """The continuation of a text, or of each of several, in one piece or as a stream."""
     config = gateway.supervisor.resolve(body.model)

@@ -23,8 +23,6 @@ from gateway.described import about
 from gateway.errors import Names, bad_field
 from gateway.limits import JsonRoute
 from gateway.openai.base import Request
-from gateway.openapi import documented
-from gateway.refusals import INTEGER, NUMBER, TEXT, list_of, one_of, schema_of
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -117,14 +115,8 @@ class EmbeddingRequest(Request):
     prompt_name: str | None = about("Which of the model's prompts is put in front of each text.")
 
 
-USAGE = schema_of({"truncated_tokens": INTEGER}, prompt_tokens=INTEGER, total_tokens=INTEGER)
-_VECTOR = {"anyOf": [list_of(NUMBER), TEXT]}
-_ENTRY = schema_of(object=one_of("embedding"), index=INTEGER, embedding=_VECTOR)
-_ANSWER = schema_of(object=one_of("list"), data=list_of(_ENTRY), model=TEXT, usage=USAGE)
-
-
 @router.post("/embedding", include_in_schema=False)
-@router.post("/embeddings", responses=documented("EmbeddingResponse", _ANSWER))
+@router.post("/embeddings")
 async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
     """The vectors of texts, each a separate call, which the backend may batch."""
     vectors, tokens = await vectors_of(body, gateway)

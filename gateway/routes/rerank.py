@@ -16,11 +16,8 @@ from gateway.context import GatewayDep
 from gateway.described import about
 from gateway.limits import JsonRoute
 from gateway.openai.base import Request, Strict
-from gateway.openapi import documented
-from gateway.refusals import INTEGER, NUMBER, TEXT, list_of, one_of, schema_of
 from gateway.routes.embeddings import (
     TRUNCATE,
-    USAGE,
     Sent,
     Truncate,
     prefer,
@@ -61,12 +58,8 @@ class RerankRequest(Request):
     truncate: Truncate = about(TRUNCATE)
 
 
-_RANKED = schema_of({"document": schema_of(text=TEXT)}, index=INTEGER, relevance_score=NUMBER)
-_ANSWER = schema_of(object=one_of("list"), model=TEXT, results=list_of(_RANKED), usage=USAGE)
-
-
 @router.post("/reranking", include_in_schema=False)  # llama.cpp's
-@router.post("/rerank", responses=documented("RerankResponse", _ANSWER))
+@router.post("/rerank")
 async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
     """The documents in the order of their relevance to the query."""
     texts = [document.text for document in body.documents]

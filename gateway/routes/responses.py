@@ -19,10 +19,8 @@ from gateway.errors import bad_field
 from gateway.generation import Done, Event, Piece, Usage
 from gateway.limits import JsonRoute, apart
 from gateway.openai.answering import answer, count_prompt, question_of
-from gateway.openai.response_models import CACHED, THOUGHT
 from gateway.openai.translation import Translation
-from gateway.openapi import documented
-from gateway.refusals import INTEGER, TEXT, TEXT_OR_NULL, list_of, one_of, schema_of
+from gateway.openapi import streamed
 from gateway.responses import compaction
 from gateway.responses.answer import ResponseAnswer
 from gateway.responses.items import ITEMS, Item
@@ -58,50 +56,10 @@ async def _store(request: Request, gateway: GatewayDep) -> Store:
 StoreDep = Annotated[Store, Depends(_store)]
 
 
-_CALLS = ("function_call", "custom_tool_call")
-# Other fields of an item depend on its type, and those of a response on its request.
-_ITEM = schema_of(
-    id=TEXT,
-    type=one_of(
-        "reasoning", "message", "compaction", *_CALLS, *(f"{call}_output" for call in _CALLS)
-    ),
-    status=one_of("in_progress", "completed", "incomplete"),
-) | {"additionalProperties": True}
-_USAGE = schema_of(
-    input_tokens=INTEGER,
-    input_tokens_details=CACHED | {"additionalProperties": True},
-    output_tokens=INTEGER,
-    output_tokens_details=THOUGHT,
-    total_tokens=INTEGER,
-)
-_RESPONSE = schema_of(
-    id=TEXT,
-    object=one_of("response"),
-    created_at=INTEGER,
-    completed_at={"type": ["integer", "null"]},
-    status=one_of("completed", "incomplete"),
-    model=TEXT,
-    output=list_of(_ITEM),
-    usage=_USAGE,
-) | {"additionalProperties": True}
-_COMPACTION = schema_of(
-    id=TEXT,
-    object=one_of("response.compaction"),
-    created_at=INTEGER,
-    output=list_of(_ITEM),
-    usage=_USAGE,
-)
-_COUNT = schema_of(object=one_of("response.input_tokens"), input_tokens=INTEGER)
-_DELETED = schema_of(id=TEXT, object=one_of("response"), deleted={"const": True})
-_INPUT_ITEMS = schema_of(
-    object=one_of("list"),
-    data=list_of(_ITEM),
-    **dict.fromkeys(("first_id", "last_id"), TEXT_OR_NULL),
-    has_more={"type": "boolean"},
-)
+_ANSWER = streamed("OpenAI's `response`.", "OpenAI's events.")
 
 
-@router.post("/responses", responses=documented("ResponseObject", _RESPONSE, "OpenAI's events."))
+@router.post("/responses", responses=_ANSWER)
 async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: StoreDep) -> Response:
     """An answer as a list of items, in one piece or as a stream of server-sent events."""
     keep = gateway.settings.keep_responses
@@ -141,7 +99,7 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
     return JSONResponse(reply.response)
 
 
-@router.post("/responses/input_tokens", responses=documented("InputTokens", _COUNT))
+@router.post("/responses/input_tokens")
 async def count_input_tokens(
     body: PromptRequest, gateway: GatewayDep, store: StoreDep
 ) -> JSONResponse:
@@ -153,7 +111,7 @@ async def count_input_tokens(
     return JSONResponse({"object": "response.input_tokens", "input_tokens": counted})
 
 
-@router.post("/responses/compact", responses=documented("Compaction", _COMPACTION))
+@router.post("/responses/compact")
 async def compact(body: PromptRequest, gateway: GatewayDep, store: StoreDep) -> JSONResponse:
     """A summary of a conversation by the model, as the item with which the conversation goes on."""
     previous = _previous(body, store)
@@ -185,7 +143,7 @@ async def compact(body: PromptRequest, gateway: GatewayDep, store: StoreDep) -> 
     return JSONResponse(await compaction.compact(items, room, count, summarise))
 
 
-@router.get("/responses/{response_id}", responses=documented("ResponseObject", _RESPONSE))
+@router.get("/responses/{response_id}")
 async def get_response(
     response_id: str,
     store: StoreDep,
@@ -197,16 +155,14 @@ async def get_response(
     return JSONResponse(store.get(response_id, "response_id").response)
 
 
-@router.delete("/responses/{response_id}", responses=documented("DeletedResponse", _DELETED))
+@router.delete("/responses/{response_id}")
 async def delete_response(response_id: str, store: StoreDep) -> JSONResponse:
     """Delete a stored response; responses that continued it stay."""
     store.delete(response_id)
     return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-@router.get(
-    "/responses/{response_id}/input_items", responses=documented("InputItems", _INPUT_ITEMS)
-)
+@router.get("/responses/{response_id}/input_items")
 async def list_input_items(
     response_id: str,
     store: StoreDep,

@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.gateway.asking import ADDITION, WEATHER, body_of, chat, complete, user_message
+from tests.gateway.asking import WEATHER, body_of, user_message
 from tests.gateway.gateway_process import GatewayProcess
 
 
@@ -26,28 +26,15 @@ def schema_of(document: dict[str, Any], name: str) -> dict[str, Any]:
         {},
         {"logprobs": True, "top_logprobs": 1, "n": 2, "max_tokens": 3},
         {"tools": [WEATHER], "tool_choice": "required"},
-        {
-            "functions": [WEATHER["function"]],
-            "messages": user_message("What is the weather in Paris?"),
-        },
+        {"functions": [WEATHER["function"]]},
     ],
     ids=str,
 )
 def test_a_chat_is_as_documented(gateway: GatewayProcess, fields: dict[str, Any]) -> None:
     document = gateway.client.get("/openapi.json").json()
     documented = document["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
-    assert documented["application/json"]["schema"] == {
-        "$ref": "#/components/schemas/ChatCompletion"
-    }
-    assert "text/event-stream" in documented
+    assert documented.keys() == {"application/json", "text/event-stream"}
     jsonschema.validate(body_of(fields), schema_of(document, "ChatCompletionRequest"))
-    jsonschema.validate(chat(gateway, **fields), schema_of(document, "ChatCompletion"))
-
-
-def test_a_completion_is_as_documented(gateway: GatewayProcess) -> None:
-    document = gateway.client.get("/openapi.json").json()
-    documented = complete(gateway, prompt=ADDITION, echo=True, logprobs=2)
-    jsonschema.validate(documented, schema_of(document, "Completion"))
 
 
 @pytest.mark.parametrize("name", ["ChatCompletionRequest", "CompletionRequest"])
