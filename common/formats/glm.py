@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Markers, Unreadable, Wait
-from common.formats.json_calls import read_json_calls
+from common.formats.json_calls import at_plain_calls, read_json_calls
 from common.formats.reading import CallSyntax, Reading, no_content_yet
 from common.formats.tagged_calls import CallTags, forms
 from common.formats.values import object_of
@@ -40,7 +40,7 @@ class KeyValueTags(CallTags):
             yield from cursor.accept(self.call)
             yield from cursor.space()
             begun = cursor.position - start
-            is_json = yield from self._in_other_syntax(reading)
+            is_json = yield from at_plain_calls(reading)
             pairs = yield from self._are_pairs(reading)
         if pairs:
             yield from self._read_pairs(reading)

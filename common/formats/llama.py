@@ -35,7 +35,7 @@ def fenced(opener: str, closer: str = "", *, offered: bool = False) -> CallSynta
 
     def read(reading: Reading) -> Wait[None]:
         cursor = reading.cursor
-        cursor.take(len(opener))
+        cursor.take(len(reading.opener))
         yield from cursor.space()
         if (yield from _is_json(cursor)):
             yield from read_json_calls(reading, closers or (";",))

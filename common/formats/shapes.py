@@ -29,7 +29,7 @@ def json_block(
 
     def read(reading: Reading) -> Wait[None]:
         cursor = reading.cursor
-        cursor.take(len(opener.removesuffix("[")))
+        cursor.take(len(reading.opener.removesuffix("[")))
         yield from cursor.space()
         reading.begun = bool((yield from cursor.at(["```"])))
         yield from read_json_calls(reading, (closer,) if closer else ())

@@ -15,9 +15,13 @@ from typing import Literal
 
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
-from common.formats.json_calls import arguments_of, read_arguments, read_json_calls
+from common.formats.json_calls import (
+    arguments_of,
+    at_plain_calls,
+    read_arguments,
+    read_json_calls,
+)
 from common.formats.json_text import Send, escaped, json_string
-from common.formats.pythonic import at_named_call
 from common.formats.reading import Reading
 from common.formats.values import Pairs, as_json, object_of, parts
 from common.tool_schema import Undeclared
@@ -208,7 +212,7 @@ class CallTags:
     def read(self, reading: Reading) -> Wait[None]:
         """Read a block of calls, or calls without the block's tags."""
         cursor = reading.cursor
-        in_block = bool(self.block) and bool((yield from cursor.accept(self.block)))
+        in_block = bool((yield from cursor.accept(*forms(self.block))))
         if tags := (yield from self._without_brackets(reading)):
             yield from cursor.space()
             yield from tags.read(reading)
@@ -221,7 +225,7 @@ class CallTags:
                 if space is None:
                     break
                 cursor.take(space)
-            if in_block and (yield from self._in_other_syntax(reading)):
+            if in_block and (yield from at_plain_calls(reading)):
                 yield from read_json_calls(reading, ends)
             else:
                 yield from self._read_calls(reading)
@@ -229,12 +233,6 @@ class CallTags:
         yield from cursor.accept_after_space(*ends)
         if not count:
             raise cursor.unreadable()
-
-    def _in_other_syntax(self, reading: Reading) -> Wait[bool]:
-        """Whether the block contains JSON, or a call with brackets after the tool's name."""
-        if (yield from reading.cursor.peek()) in ("{", "[", "`"):
-            return True
-        return bool((yield from at_named_call(reading)))
 
     def _without_brackets(self, reading: Reading) -> Wait[CallTags | None]:
         """The tags with which a call is written here whose first angle bracket is missing.
@@ -282,7 +280,7 @@ class CallTags:
                 yield from cursor.space()
                 if comma and not (yield from cursor.more()) and reading.was_cut():
                     raise Cut
-                if not (yield from self._in_other_syntax(reading)):
+                if not (yield from at_plain_calls(reading)):
                     return None
             return cursor.position - start
 
