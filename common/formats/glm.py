@@ -101,7 +101,10 @@ class KeyValueTags(CallTags):
 
     def _opens_parameter(self, cursor: Cursor) -> Wait[bool]:
         """Whether a key comes next; if its opening tag is missing, its closing tag must follow."""
-        if (yield from cursor.accept(*self._parameters)):
+        opened = False
+        while (yield from cursor.accept(*self._parameters)):
+            opened = True
+        if opened:
             return True
         with cursor.ahead():
             key = yield from cursor.run(_KEY)
@@ -112,7 +115,9 @@ class KeyValueTags(CallTags):
         text = (yield from cursor.run(_KEY)).strip()
         key = text.removesuffix(self.key_close[1:])
         yield from cursor.space()
-        closed = key != text or (yield from cursor.accept(*forms(self.key_close)))
+        closed = key != text
+        while (yield from cursor.accept(*forms(self.key_close))):
+            closed = True
         if self.kind[0] and (yield from cursor.accept(self.kind[0])):
             yield from cursor.run(_KEY)
             yield from cursor.expect(self.kind[1])

@@ -67,7 +67,7 @@ class Section:
         while True:
             with cursor.ahead():
                 space = len((yield from cursor.space()))
-                following = yield from cursor.at([self.call, self.closer])
+                following = yield from cursor.at([self.call, *forms(self.closer)])
                 inside = in_section and not following and (yield from cursor.more())
                 plain = inside and (yield from at_plain_calls(reading))
             noise = space if plain else None
@@ -137,7 +137,8 @@ class Section:
         return Call(name, arguments, identity)
 
     def _ends(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.call_close, self.call, self.closer)))
+        ends = (*forms(self.call_close), self.call, *forms(self.closer))
+        return tuple(filter(None, ends))
 
     def _close_call(self, reading: Reading) -> Wait[None]:
         """Read a call's closing marker, which may be missing if the next text implies it."""
@@ -151,4 +152,4 @@ class Section:
             found = yield from cursor.at(self._ends())
         if not found and self.call_close:
             raise cursor.unreadable()
-        cursor.take(space + (len(found) if found == self.call_close else 0))
+        cursor.take(space + (len(found) if found in forms(self.call_close) else 0))

@@ -305,7 +305,7 @@ class CallTags:
         else:
             yield from cursor.until(Markers([self.header_close, "\n"]), text.append)
         # The `>` of a tag such as `<function=NAME>` may be missing before the next tag or line.
-        if self.header is not named or (yield from cursor.peek()) not in ("\n", "<"):
+        if self.header_close != ">" or (yield from cursor.peek()) not in ("\n", "<"):
             yield from cursor.expect(self.header_close)
         header = "".join(text)
         return header.rstrip("/"), header.endswith("/")
@@ -335,7 +335,7 @@ class CallTags:
             elif self.json_block and (yield from cursor.accept(self.json_block)):
                 yield from self._read_header(cursor)
                 return Call(name, (yield from self._read_json(reading)), identity)
-            elif not arguments and (yield from cursor.peek()) == "{":
+            elif not arguments and (yield from cursor.peek()) in ("{", '"'):
                 return Call(name, (yield from self._read_json(reading)), identity)
             elif not arguments and (yield from self._repeats_header(reading, name)):
                 continue
@@ -424,8 +424,9 @@ class CallTags:
         key = attributes.get(self.parameter_key)
         if key is None:
             raise cursor.unreadable()
-        if (yield from self._next_key(reading)) == key:  # the tag was written twice
-            yield from cursor.accept(self.parameter)
+        again = yield from cursor.at(self._parameters)
+        if again and (yield from self._next_key(reading)) == key:  # the tag was written twice
+            cursor.take(len(again))
             yield from self._read_parameter_header(cursor)
         value = self._value_sender(reading, name, key, attributes, arguments)
         value.given = {key, *(k for k, _ in arguments)}
@@ -568,7 +569,7 @@ class CallTags:
         """
         cursor = reading.cursor
         with cursor.ahead():
-            if not (yield from cursor.accept(*self._parameters)):
+            if not (yield from self._opens_parameter(cursor)):
                 return None
             try:
                 attributes, _ = yield from self._read_parameter_header(cursor)
