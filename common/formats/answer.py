@@ -87,7 +87,9 @@ class Answer:
             return
         self.markdown.feed(text)
         self._latest = (self._latest + text[-2:])[-2:]
-        body = text.strip() if self.fresh else text.rstrip("\r\n")
+        # Commas may separate calls.
+        separators = " \t\r\n,;" if self.called else None
+        body = text.strip(separators) if self.fresh else text.rstrip("\r\n")
         if not body:
             self._blank.append(text)
             return

@@ -503,6 +503,7 @@ FAMILIES = (
         calls=(
             json_block("<|action_start|><|plugin|>", "<|action_end|>"),
             json_block("<|action_start|> <|plugin|>", "<|action_end|>"),
+            json_block("<|action_start|>", "<|action_end|>"),
         ),
     ),
     Family(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from common.formats.harmony import Harmony
-from common.formats.reading import CallSyntax, Tags
+from common.formats.json_calls import read_bare_calls
+from common.formats.reading import CallSyntax, Tags, begins_line, no_content_yet
 from common.formats.shapes import JsonShape, Shape, TagShape
+from common.formats.tagged_calls import forms
 from common.formats.tagged_text import TaggedText
 
 THINK = Tags("<think>", "</think>")
@@ -48,6 +50,7 @@ class Family:
         calls = self.calls
         if not calls and isinstance(self.shape, JsonShape | TagShape):
             calls = self.shape.syntaxes
+        calls = (*calls, *map(_without_a_bracket, calls), *_unmarked(self.shape, calls))
         return TaggedText(
             self.tags,
             self.late_tags,
@@ -57,3 +60,22 @@ class Family:
             self.inline,
             self.starts_line,
         )
+
+
+def _without_a_bracket(syntax: CallSyntax) -> CallSyntax:
+    """The syntax after an opener that lacks its first or last bracket, at the beginning of a line.
+
+    A word is no opener, because every text with its first letters would be held back.
+    """
+    openers = [form for opener in syntax.openers if syntax.marked for form in forms(opener)]
+    found = (form for form in openers if form not in syntax.openers and not form[0].isalnum())
+    return replace(syntax, openers=tuple(found), begins=begins_line, by_name=False)
+
+
+def _unmarked(shape: Shape | None, calls: Sequence[CallSyntax]) -> Iterator[CallSyntax]:
+    """Calls as JSON objects without the marker before them."""
+    if not (isinstance(shape, JsonShape) and shape.quoted):
+        return
+    if not any("{" in syntax.openers for syntax in calls):
+        read = partial(read_bare_calls, closers=calls[0].closers)
+        yield CallSyntax(("{", "["), read, begins=no_content_yet)

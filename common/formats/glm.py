@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Markers, Unreadable, Wait
-from common.formats.json_calls import read_json_calls
+from common.formats.json_calls import at_plain_calls, read_json_calls
 from common.formats.reading import CallSyntax, Reading, no_content_yet
 from common.formats.tagged_calls import CallTags, forms
 from common.formats.values import object_of
@@ -40,7 +40,7 @@ class KeyValueTags(CallTags):
             yield from cursor.accept(self.call)
             yield from cursor.space()
             begun = cursor.position - start
-            is_json = yield from self._in_other_syntax(reading)
+            is_json = yield from at_plain_calls(reading)
             pairs = yield from self._are_pairs(reading)
         if pairs:
             yield from self._read_pairs(reading)
@@ -101,7 +101,10 @@ class KeyValueTags(CallTags):
 
     def _opens_parameter(self, cursor: Cursor) -> Wait[bool]:
         """Whether a key comes next; if its opening tag is missing, its closing tag must follow."""
-        if (yield from cursor.accept(*self._parameters)):
+        opened = False
+        while (yield from cursor.accept(*self._parameters)):
+            opened = True
+        if opened:
             return True
         with cursor.ahead():
             key = yield from cursor.run(_KEY)
@@ -112,7 +115,9 @@ class KeyValueTags(CallTags):
         text = (yield from cursor.run(_KEY)).strip()
         key = text.removesuffix(self.key_close[1:])
         yield from cursor.space()
-        closed = key != text or (yield from cursor.accept(*forms(self.key_close)))
+        closed = key != text
+        while (yield from cursor.accept(*forms(self.key_close))):
+            closed = True
         if self.kind[0] and (yield from cursor.accept(self.kind[0])):
             yield from cursor.run(_KEY)
             yield from cursor.expect(self.kind[1])

@@ -228,6 +228,13 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
     yield from cursor.accept_after_space(fence)
 
 
+def at_plain_calls(reading: Reading) -> Wait[bool]:
+    """Whether JSON comes next, or a call with brackets after the tool's name."""
+    if (yield from reading.cursor.peek()) in ("{", "[", "`"):
+        return True
+    return bool((yield from at_named_call(reading)))
+
+
 def _accept_separator(reading: Reading) -> Wait[bool]:
     """Read the separator between two calls, if another call follows."""
     cursor = reading.cursor

@@ -7,6 +7,7 @@ from common.formats.json_calls import read_bare_calls, read_json_calls
 from common.formats.pythonic import read_fenced_pythonic, read_pythonic
 from common.formats.qwen import FUNCTION_CALLS
 from common.formats.reading import CallSyntax, Reading
+from common.formats.tagged_calls import forms
 
 
 def _is_answer(reading: Reading, _opener: str) -> bool:
@@ -35,13 +36,13 @@ def fenced(opener: str, closer: str = "", *, offered: bool = False) -> CallSynta
 
     def read(reading: Reading) -> Wait[None]:
         cursor = reading.cursor
-        cursor.take(len(opener))
+        cursor.take(len(reading.opener))
         yield from cursor.space()
         if (yield from _is_json(cursor)):
-            yield from read_json_calls(reading, closers or (";",))
+            yield from read_json_calls(reading, forms(closer) if closer else (";",))
         elif not (yield from cursor.at(closers)):
-            yield from read_fenced_pythonic(reading, closers, offered=offered)
-        yield from cursor.accept_after_space(closer)
+            yield from read_fenced_pythonic(reading, closers and forms(closer), offered=offered)
+        yield from cursor.accept_after_space(*forms(closer))
 
     return CallSyntax((opener,), read, closers)
 

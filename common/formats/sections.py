@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from common.formats.answer import Call
 from common.formats.cursor import Cut, Markers, Unreadable, Wait
-from common.formats.json_calls import read_arguments
+from common.formats.json_calls import at_plain_calls, read_arguments, read_json_calls
 from common.formats.reading import CallSyntax, Reading
-from common.formats.tagged_calls import CallTags
+from common.formats.tagged_calls import CallTags, forms
 from common.formats.values import parts
 from common.tool_schema import ToolSchemas
 
@@ -62,14 +62,17 @@ class Section:
     def read(self, reading: Reading) -> Wait[None]:
         """Read a section, or calls whose section marker is missing; an empty section is dropped."""
         cursor = reading.cursor
-        in_section = bool((yield from cursor.accept(self.opener)))
+        in_section = bool((yield from cursor.accept(*forms(self.opener))))
         count = 0
         while True:
             with cursor.ahead():
                 space = len((yield from cursor.space()))
-                following = yield from cursor.at([self.call, self.closer])
+                following = yield from cursor.at([self.call, *forms(self.closer)])
                 inside = in_section and not following and (yield from cursor.more())
-            noise = (yield from self._before_call(reading)) if inside and self.call else None
+                plain = inside and (yield from at_plain_calls(reading))
+            noise = space if plain else None
+            if inside and not plain and self.call:
+                noise = yield from self._before_call(reading)
             if noise is not None:
                 cursor.take(noise)
             elif following == self.call and (following or not count):
@@ -78,9 +81,13 @@ class Section:
                 break
             while self.call and (yield from cursor.accept(self.call)):
                 pass  # a marker that was written twice
-            call = yield from self._read_call(reading)
-            yield from self._close_call(reading)
-            reading.call(call)
+            if (yield from at_plain_calls(reading)):
+                yield from read_json_calls(reading, self._ends())
+                yield from self._close_call(reading)
+            else:
+                call = yield from self._read_call(reading)
+                yield from self._close_call(reading)
+                reading.call(call)
             count += 1
         if following:
             cursor.take(space + len(following))
@@ -130,7 +137,8 @@ class Section:
         return Call(name, arguments, identity)
 
     def _ends(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.call_close, self.call, self.closer)))
+        ends = (*forms(self.call_close), self.call, *forms(self.closer))
+        return tuple(filter(None, ends))
 
     def _close_call(self, reading: Reading) -> Wait[None]:
         """Read a call's closing marker, which may be missing if the next text implies it."""
@@ -144,4 +152,4 @@ class Section:
             found = yield from cursor.at(self._ends())
         if not found and self.call_close:
             raise cursor.unreadable()
-        cursor.take(space + (len(found) if found == self.call_close else 0))
+        cursor.take(space + (len(found) if found in forms(self.call_close) else 0))

@@ -12,7 +12,7 @@ from common.formats.glm import KeyValueTags
 from common.formats.json_calls import read_json_calls
 from common.formats.reading import CallSyntax, Reading, always
 from common.formats.sections import Section
-from common.formats.tagged_calls import CallTags, Lines, attributes_of, keyed, named
+from common.formats.tagged_calls import CallTags, Lines, attributes_of, forms, keyed, named
 from common.tool_schema import Undeclared
 
 _FIRST_TAG = re.compile(r"<[^<>]*>")
@@ -29,11 +29,11 @@ def json_block(
 
     def read(reading: Reading) -> Wait[None]:
         cursor = reading.cursor
-        cursor.take(len(opener.removesuffix("[")))
+        cursor.take(len(reading.opener.removesuffix("[")))
         yield from cursor.space()
         reading.begun = bool((yield from cursor.at(["```"])))
-        yield from read_json_calls(reading, (closer,) if closer else ())
-        yield from cursor.accept_after_space(closer)
+        yield from read_json_calls(reading, forms(closer) if closer else ())
+        yield from cursor.accept_after_space(*forms(closer))
 
     return CallSyntax((opener,), read, (closer,) if closer else (), begins)
 

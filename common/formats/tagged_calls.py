@@ -15,9 +15,13 @@ from typing import Literal
 
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
-from common.formats.json_calls import arguments_of, read_arguments, read_json_calls
+from common.formats.json_calls import (
+    arguments_of,
+    at_plain_calls,
+    read_arguments,
+    read_json_calls,
+)
 from common.formats.json_text import Send, escaped, json_string
-from common.formats.pythonic import at_named_call
 from common.formats.reading import Reading
 from common.formats.values import Pairs, as_json, object_of, parts
 from common.tool_schema import Undeclared
@@ -208,7 +212,7 @@ class CallTags:
     def read(self, reading: Reading) -> Wait[None]:
         """Read a block of calls, or calls without the block's tags."""
         cursor = reading.cursor
-        in_block = bool(self.block) and bool((yield from cursor.accept(self.block)))
+        in_block = bool((yield from cursor.accept(*forms(self.block))))
         if tags := (yield from self._without_brackets(reading)):
             yield from cursor.space()
             yield from tags.read(reading)
@@ -221,7 +225,7 @@ class CallTags:
                 if space is None:
                     break
                 cursor.take(space)
-            if in_block and (yield from self._in_other_syntax(reading)):
+            if in_block and (yield from at_plain_calls(reading)):
                 yield from read_json_calls(reading, ends)
             else:
                 yield from self._read_calls(reading)
@@ -229,12 +233,6 @@ class CallTags:
         yield from cursor.accept_after_space(*ends)
         if not count:
             raise cursor.unreadable()
-
-    def _in_other_syntax(self, reading: Reading) -> Wait[bool]:
-        """Whether the block contains JSON, or a call with brackets after the tool's name."""
-        if (yield from reading.cursor.peek()) in ("{", "[", "`"):
-            return True
-        return bool((yield from at_named_call(reading)))
 
     def _without_brackets(self, reading: Reading) -> Wait[CallTags | None]:
         """The tags with which a call is written here whose first angle bracket is missing.
@@ -282,7 +280,7 @@ class CallTags:
                 yield from cursor.space()
                 if comma and not (yield from cursor.more()) and reading.was_cut():
                     raise Cut
-                if not (yield from self._in_other_syntax(reading)):
+                if not (yield from at_plain_calls(reading)):
                     return None
             return cursor.position - start
 
@@ -307,7 +305,7 @@ class CallTags:
         else:
             yield from cursor.until(Markers([self.header_close, "\n"]), text.append)
         # The `>` of a tag such as `<function=NAME>` may be missing before the next tag or line.
-        if self.header is not named or (yield from cursor.peek()) not in ("\n", "<"):
+        if self.header_close != ">" or (yield from cursor.peek()) not in ("\n", "<"):
             yield from cursor.expect(self.header_close)
         header = "".join(text)
         return header.rstrip("/"), header.endswith("/")
@@ -337,7 +335,7 @@ class CallTags:
             elif self.json_block and (yield from cursor.accept(self.json_block)):
                 yield from self._read_header(cursor)
                 return Call(name, (yield from self._read_json(reading)), identity)
-            elif not arguments and (yield from cursor.peek()) == "{":
+            elif not arguments and (yield from cursor.peek()) in ("{", '"'):
                 return Call(name, (yield from self._read_json(reading)), identity)
             elif not arguments and (yield from self._repeats_header(reading, name)):
                 continue
@@ -426,8 +424,9 @@ class CallTags:
         key = attributes.get(self.parameter_key)
         if key is None:
             raise cursor.unreadable()
-        if (yield from self._next_key(reading)) == key:  # the tag was written twice
-            yield from cursor.accept(self.parameter)
+        again = yield from cursor.at(self._parameters)
+        if again and (yield from self._next_key(reading)) == key:  # the tag was written twice
+            cursor.take(len(again))
             yield from self._read_parameter_header(cursor)
         value = self._value_sender(reading, name, key, attributes, arguments)
         value.given = {key, *(k for k, _ in arguments)}
@@ -570,7 +569,7 @@ class CallTags:
         """
         cursor = reading.cursor
         with cursor.ahead():
-            if not (yield from cursor.accept(*self._parameters)):
+            if not (yield from self._opens_parameter(cursor)):
                 return None
             try:
                 attributes, _ = yield from self._read_parameter_header(cursor)

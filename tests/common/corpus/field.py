@@ -32,6 +32,16 @@ NAMES_JSON = [
         tools=[_MINE, tool("ferry_times")],
     ),
     Case(
+        "a comma between blocks",
+        f'<tool_call>{_OBJECT}</tool_call>, <tool_call>{{"name": "tide_now"}}</tool_call>',
+        calls=[A_FERRY, A_TIDE],
+    ),
+    Case(
+        "a function in the object",
+        f'<tool_call>{{"type": "function", "function": {_OBJECT}}}</tool_call>',
+        calls=[A_FERRY],
+    ),
+    Case(
         "names as keys",
         '<tool_call>{"ferry_times": {"harbour": "Ærø"}, "tide_now": {}}</tool_call>',
         calls=[A_FERRY, A_TIDE],
@@ -332,11 +342,77 @@ HARMONY = [
         "functions.functions.ferry_times",
     )
 ]
+_TAGS = (
+    "<tool_call>\n<function=ferry_times>\n<parameter=harbour>\nÆrø\n</parameter>\n"
+    "<parameter=day>\nMon\n</parameter>\n</function>\n</tool_call>"
+)
+_PAIRS = (
+    "<tool_call>ferry_times\n<arg_key>harbour</arg_key>\n<arg_value>Ærø</arg_value>\n"
+    "<arg_key>day</arg_key>\n<arg_value>Mon</arg_value>\n</tool_call>"
+)
+_MONDAY: Call = ("ferry_times", {"harbour": "Ærø", "day": "Mon"})
+
+
+def _mended(text: str, *changes: tuple[str, str]) -> list[Case]:
+    """The call with each of these changes, which do not change what is meant."""
+    return [
+        Case(f"{right} as {wrong}", text.replace(right, wrong), calls=[_MONDAY])
+        for right, wrong in changes
+    ]
+
+
+HALF_TAGS = _mended(
+    _TAGS,
+    ("<tool_call>", "<tool_call"),
+    ("<parameter=harbour>", "parameter=harbour>"),
+    ("<parameter=day>", "<parameter=day><parameter=day>"),
+    ("<parameter=day>", "parameter=day>"),
+    ("</parameter>", "/parameter>"),
+    ("</function>", "/function>"),
+)
+HALF_PAIRS = _mended(
+    _PAIRS,
+    *(("<arg_key>", "arg_key>"), ("<arg_key>", "<arg_key><arg_key>")),
+    *(("</arg_key>", "/arg_key>"), ("</arg_key>", "</arg_key></arg_key>")),
+    *(("<arg_value>", "arg_value>"), ("</arg_value>", "/arg_value>")),
+    ("</tool_call>", "/tool_call>"),
+)
+_PLAIN_CALLS = (_OBJECT, "ferry_times(harbour='Ærø')", 'ferry_times{"harbour": "Ærø"}')
+DEEPSEEK = [
+    *(
+        Case(f"in a section: {call}", f"<｜tool▁calls▁begin｜>{call}{end}", calls=[A_FERRY])
+        for call in _PLAIN_CALLS
+        for end in ("<｜tool▁calls▁end｜>", "｜tool▁calls▁end｜>")
+    ),
+    *(
+        Case(
+            f"an end {end}",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>ferry_times<｜tool▁sep｜>"
+            f'{{"harbour": "Ærø"}}{end}<｜tool▁calls▁end｜>',
+            calls=[A_FERRY],
+        )
+        for end in ("｜tool▁call▁end｜>", "<｜tool▁call▁end｜")
+    ),
+]
+PHI4 = [
+    Case("no opening", f"[{_OBJECT}]<|/tool_call|>", calls=[A_FERRY]),
+    Case("no opening and no end", f"[{_OBJECT}]", calls=[A_FERRY]),
+    *(
+        Case(
+            f"the opening {opener}", f"Hm.\n{opener}[{_OBJECT}]<|/tool_call|>", "Hm.", "", [A_FERRY]
+        )
+        for opener in ("|tool_call|>", "<|tool_call|")
+    ),
+    Case("an end", f"<|tool_call|>[{_OBJECT}]|/tool_call|>", calls=[A_FERRY]),
+    Case("a list that is no call", '[{"name": "Bo"}]', '[{"name": "Bo"}]'),
+]
 REPORTED: dict[tuple[str, str | None, str], list[Case]] = {
     ("hermes", "qwen3", ""): [*NAMES_JSON, *QWEN, *TOOL_CODE],
-    ("qwen3_coder", "qwen3", ""): [*NAMES_XML, *QWEN],
+    ("qwen3_coder", "qwen3", ""): [*NAMES_XML, *QWEN, *HALF_TAGS],
+    ("deepseek_v31", None, ""): DEEPSEEK,
+    ("phi4", None, ""): PHI4,
     ("pythonic", None, ""): NAMES_PYTHON,
-    ("glm45", "glm45", ""): [*NAMES_GLM, *GLM],
+    ("glm45", "glm45", ""): [*NAMES_GLM, *GLM, *HALF_PAIRS],
     ("gemma4", None, ""): [*GEMMA, *TOOL_CODE],
     ("mistral", None, ""): MISTRAL,
     ("granite", None, ""): GRANITE,
