@@ -173,7 +173,8 @@ class MediaPrompts:
             return message
         markers = [self._form.markers[next(rest).kind] for _ in texts]
         leads = not first and not any(texts[:-1]) and all(each == markers[0] for each in markers)
-        written = not leads and any(marker.hoisted for marker in markers)
+        moved = any(marker.hoisted for marker in markers) and not self._family.bos_after_image
+        written = moved and not leads
         parts: list[Any] = [first]
         for marker, text in zip(markers, texts, strict=True):
             if marker.part is None or written:
