@@ -21,12 +21,8 @@ _CROSSES = (
     " instead"
 )
 _ONE_QUESTION = (
-    "its processor writes a complete prompt around an image, so it cannot take a conversation, and"
-    " mlx-vlm's generation leaves out the attention within an image; serve a Qwen-VL model instead"
-)
-_OWN_PROMPTS = (
-    "its processor replaces the text around an image by a prompt of its own, so it cannot take a"
-    " conversation; serve dots.ocr or PaddleOCR-VL instead"
+    "its processor writes a complete prompt around an image, so it cannot take a conversation;"
+    " serve a Qwen-VL model instead"
 )
 _DROPS_A_TOKEN = "mlx-vlm drops the token after each image; serve a Qwen-VL model instead"
 _FORGETS = (
@@ -41,10 +37,6 @@ _CHANGES = (
 _DIFFUSION = (
     "it generates blocks of tokens in many passes (diffusion), but this backend generates one token"
     " after another; serve a model that does the same, such as Gemma 3 or Ling"
-)
-_WRITES_AROUND = (
-    "its processor writes a complete prompt around an image, so it cannot take a conversation;"
-    " serve a Qwen-VL model instead"
 )
 _POINTS = (
     "each image adds its parts to the vocabulary, and mlx-vlm keeps them in the model for one"
@@ -63,12 +55,12 @@ _NO_CHAT = """
 _NOT_SERVED: Mapping[str, str] = {
     "moondream2": _ONE_QUESTION,
     "moondream3": _ONE_QUESTION,
-    "falcon_ocr": _OWN_PROMPTS,
+    "falcon_ocr": _ONE_QUESTION,
     "falcon_perception": _OTHER,
     "mllama": _CROSSES,
     "phi3_v": _DROPS_A_TOKEN,
     "phi4mm": _CHANGES,
-    "plamo2vl": _WRITES_AROUND,
+    "plamo2vl": _ONE_QUESTION,
     "molmo_point": _POINTS,
     "deepseek_v41": _ONE_CACHE,
     "clef": _DECIDES,
