@@ -87,10 +87,9 @@ class Family:
     image_ends: tuple[str, ...] = ()  # the processor writes a complete prompt around these tokens
     boundary: str = ""  # the token around each image that the processor writes once between two
     drops_last: bool = False  # the processor removes the last token of a prompt
-    in_front: str = ""  # how the processor begins an image, which it writes before the whole prompt
-    bos_after_image: bool = (
-        False  # the processor writes BOS there, and ends texts with a line break
-    )
+    # An image is before the whole prompt: how it begins there, and the marker for it in text.
+    in_front: tuple[str, str] | None = None
+    bos_after_image: bool = False  # the processor writes BOS there, and a line break after texts
     idle: str = ""  # a feature that mlx-vlm's own generation does not use
     deep_by_token: bool = False  # deep features have a row for each token, not only visual ones
     one_axis: bool = False  # positions are [rows, tokens], not [axes, rows, tokens]
@@ -110,8 +109,10 @@ _FAMILIES: Mapping[str, Family] = {
     "idefics2": Family(boundary="<fake_token_around_image>", misnamed=True),
     "minimax_m3": Family(one_axis=True),
     "minimax_m3_vl": Family(one_axis=True),
-    "molmo": Family(misnamed=True, in_front="<im_start>"),
-    "paligemma": Family(idle="attention_mask_4d", bos_after_image=True),
+    "molmo": Family(misnamed=True, in_front=("<im_start>", "")),
+    "paligemma": Family(
+        in_front=("<image>", "<image>"), bos_after_image=True, idle="attention_mask_4d"
+    ),
     "unlimited_ocr": Family(forgets=True),
 }
 _USUAL = Family()
@@ -123,7 +124,7 @@ def family_of(model_type: str) -> Family:
 
 
 def why_not_seen(config: Mapping[str, Any]) -> str:
-    """Why a model's vision part is not served, as the end of a sentence; '' if it is served."""
+    """Why a model's vision part is not served, as the end of a message; '' if it is served."""
     model_type = str(config["model_type"]).lower()
     module = _module(model_type)
     if module not in _modules():
@@ -134,7 +135,7 @@ def why_not_seen(config: Mapping[str, Any]) -> str:
 
 
 def why_not_read(model_type: str) -> str:
-    """Why the language part of a family is not served alone, as a sentence; '' if it is."""
+    """Why the language part of a family is not served alone, as a message; '' if it is."""
     why = _NOT_READ.get(_module(model_type.lower()))
     return f"models of type {shown(model_type)} are not served: {why}" if why else ""
 

@@ -3,7 +3,7 @@
 The protocol has flat lists of media and does not say where an item belongs. All items go into the
 last user message (images, videos, sounds, then its text), unless the request gives the position of
 each (`mlx.image_messages`, `mlx.video_messages`, `mlx.audio_messages`), or the user messages have
-as many markers `<__media__>` as there are items. A model that takes images but no videos receives
+as many markers `<__media__>` as there are items. A model that accepts images but no videos receives
 the frames of a video as images.
 """
 
@@ -173,8 +173,7 @@ class MediaPrompts:
             return message
         markers = [self._form.markers[next(rest).kind] for _ in texts]
         leads = not first and not any(texts[:-1]) and all(each == markers[0] for each in markers)
-        moved = any(marker.hoisted for marker in markers) and not self._family.bos_after_image
-        written = moved and not leads
+        written = not leads and any(marker.hoisted for marker in markers)
         parts: list[Any] = [first]
         for marker, text in zip(markers, texts, strict=True):
             if marker.part is None or written:
