@@ -2,7 +2,7 @@
 
 The engine needs `layers`, `make_cache` and a call with tokens and caches. Here the call runs the
 language part; images and sounds are passed in as embeddings (`media_prefill`). Positions are passed
-for every row, so the state that mlx-vlm keeps on the model is never used.
+for every row, so the state that mlx-vlm stores on the model is never used.
 """
 
 from __future__ import annotations
