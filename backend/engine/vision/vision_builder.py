@@ -218,6 +218,8 @@ def _require_seen(reader: MediaReader, item: MediaItem, vocabulary: int) -> None
     if not all(0 <= token < vocabulary for token in item.tokens):
         raise UnusualFeaturesError("tokens outside the vocabulary")
     embeddings = reader.encode(item).embeddings
+    if not bool(mx.isfinite(embeddings).all()):
+        raise ValueError("its features are not finite")
     tokens = [0, *item.tokens, 0]
     reader.begin(MediaPlan(tokens, [Span(1, item)]), tokens, kv.new_row(reader.model))
     try:
