@@ -12,23 +12,9 @@ from typing import Any
 
 from backend.engine.loading.json_files import BadFileError, read_object
 
-# PaliGemma has no roles. The image comes first, because mlx-vlm counts positions from there.
+# PaliGemma has no roles.
 _PALIGEMMA = r"""
-{%- set all = namespace(image="", texts=[]) %}
-{%- for message in messages %}
-  {%- if message.content is string %}
-    {%- set all.texts = all.texts + [message.content] %}
-  {%- else %}
-    {%- for part in message.content or [] %}
-      {%- if part.type == "image" %}
-        {%- set all.image = "<image>" %}
-      {%- elif part.type == "text" %}
-        {%- set all.texts = all.texts + [part.text] %}
-      {%- endif %}
-    {%- endfor %}
-  {%- endif %}
-{%- endfor %}
-{{- all.image + all.texts | join("\n") }}
+{{- messages | map(attribute="content") | select | join("\n") }}
 """
 # GOT-OCR was trained with one question after this system message, and no line breaks between turns.
 _GOT = r"""

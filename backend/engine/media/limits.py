@@ -59,15 +59,10 @@ def media_limits(settings: Settings, images: int, audios: int, videos: int = 0) 
 
     Raises InvalidRequest for a negative count.
     """
-    counts = {
-        "LimitImagePerPrompt": images,
-        "LimitVideoPerPrompt": videos,
-        "LimitAudioPerPrompt": audios,
-    }
-    for name, count in counts.items():
+    for kind, count in (("Image", images), ("Video", videos), ("Audio", audios)):
         if count < 0:
             raise InvalidRequest(
-                f"{name} is {count}: send a number of items, or 0 for {DEFAULT_COUNT}"
+                f"Limit{kind}PerPrompt is {count}: send a number of items, or 0 for {DEFAULT_COUNT}"
             )
     return MediaLimits(
         images=images or DEFAULT_COUNT,

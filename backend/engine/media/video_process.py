@@ -162,26 +162,20 @@ def _opened(task: Task) -> tuple[InputContainer, Any]:
             f"has {name}, which is not decoded here: send H.264, HEVC, VP8, VP9 or MPEG-4"
         )
     codec.thread_count = 1
-    _require_size(codec.width, codec.height, task.pixels)
-    return video, stream
-
-
-def _require_size(width: int, height: int, pixels: int) -> None:
-    if problem := shape_problem(width, height):
+    if problem := shape_problem(codec.width, codec.height):
         raise _RefusedError(problem)
-    if width * height > pixels:
+    if codec.width * codec.height > task.pixels:
         raise _RefusedError(
-            f"is {width} x {height} pixels, but a frame may have {pixels} in all: send it smaller,"
-            " or load the model with a larger max_image_pixels"
+            f"is {codec.width} x {codec.height} pixels, but a frame may have {task.pixels} in all:"
+            " send it smaller, or load the model with a larger max_image_pixels"
         )
+    return video, stream
 
 
 def _even(count: int, most: int) -> list[int]:
     """The indices of at most `most` evenly spaced frames, from the first to the last of `count`."""
     taken = min(count, most)
-    if taken < 2:
-        return [0][:taken]
-    return [round(at * (count - 1) / (taken - 1)) for at in range(taken)]
+    return [round(at * (count - 1) / max(taken - 1, 1)) for at in range(taken)]
 
 
 def _require_whole(there: int, count: int) -> None:

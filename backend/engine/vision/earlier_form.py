@@ -16,7 +16,7 @@ from typing import Any
 from backend.engine.loading.earlier_fields import earlier_fields
 from backend.engine.vision.patches import opencv_replaced, replaced
 
-# Families that take the text part from the top level.
+# Families that read the text part on the top level.
 _AT_TOP = ("qwen2_vl", "qwen2_5_vl", "paddleocr_vl", "ernie4_5_moe_vl")
 # Families that know `rope_parameters` but not all of its values.
 _READ_IN_PART = ("ernie4_5_moe_vl", "glm4v_moe", "paddleocr_vl")
@@ -41,7 +41,7 @@ _OTHER_PARTS = {"vision_config": "VisionConfig", "audio_config": "AudioConfig"}
 def read_in_earlier_form() -> AbstractContextManager[None]:
     """Let mlx-vlm read config.json with the earlier fields added.
 
-    Its `load_model` takes no configuration, so `load_config` is replaced.
+    Its `load_model` accepts no configuration, so `load_config` is replaced.
     """
     from mlx_vlm import utils
 

@@ -21,12 +21,8 @@ _CROSSES = (
     " instead"
 )
 _ONE_QUESTION = (
-    "its processor writes a complete prompt around an image, so it cannot take a conversation, and"
-    " mlx-vlm's generation leaves out the attention within an image; serve a Qwen-VL model instead"
-)
-_OWN_PROMPTS = (
-    "its processor replaces the text around an image by a prompt of its own, so it cannot take a"
-    " conversation; serve dots.ocr or PaddleOCR-VL instead"
+    "its processor writes a complete prompt around an image, so it cannot take a conversation;"
+    " serve a Qwen-VL model instead"
 )
 _DROPS_A_TOKEN = "mlx-vlm drops the token after each image; serve a Qwen-VL model instead"
 _FORGETS = (
@@ -41,10 +37,6 @@ _CHANGES = (
 _DIFFUSION = (
     "it generates blocks of tokens in many passes (diffusion), but this backend generates one token"
     " after another; serve a model that does the same, such as Gemma 3 or Ling"
-)
-_WRITES_AROUND = (
-    "its processor writes a complete prompt around an image, so it cannot take a conversation;"
-    " serve a Qwen-VL model instead"
 )
 _POINTS = (
     "each image adds its parts to the vocabulary, and mlx-vlm keeps them in the model for one"
@@ -63,12 +55,12 @@ _NO_CHAT = """
 _NOT_SERVED: Mapping[str, str] = {
     "moondream2": _ONE_QUESTION,
     "moondream3": _ONE_QUESTION,
-    "falcon_ocr": _OWN_PROMPTS,
+    "falcon_ocr": _ONE_QUESTION,
     "falcon_perception": _OTHER,
     "mllama": _CROSSES,
     "phi3_v": _DROPS_A_TOKEN,
     "phi4mm": _CHANGES,
-    "plamo2vl": _WRITES_AROUND,
+    "plamo2vl": _ONE_QUESTION,
     "molmo_point": _POINTS,
     "deepseek_v41": _ONE_CACHE,
     "clef": _DECIDES,
@@ -95,10 +87,9 @@ class Family:
     image_ends: tuple[str, ...] = ()  # the processor writes a complete prompt around these tokens
     boundary: str = ""  # the token around each image that the processor writes once between two
     drops_last: bool = False  # the processor removes the last token of a prompt
-    in_front: str = ""  # how the processor begins an image, which it writes before the whole prompt
-    bos_after_image: bool = (
-        False  # the processor writes BOS there, and ends texts with a line break
-    )
+    # An image is before the whole prompt: how it begins there, and the marker for it in text.
+    in_front: tuple[str, str] | None = None
+    bos_after_image: bool = False  # the processor writes BOS there, and a line break after texts
     idle: str = ""  # a feature that mlx-vlm's own generation does not use
     deep_by_token: bool = False  # deep features have a row for each token, not only visual ones
     one_axis: bool = False  # positions are [rows, tokens], not [axes, rows, tokens]
@@ -118,8 +109,10 @@ _FAMILIES: Mapping[str, Family] = {
     "idefics2": Family(boundary="<fake_token_around_image>", misnamed=True),
     "minimax_m3": Family(one_axis=True),
     "minimax_m3_vl": Family(one_axis=True),
-    "molmo": Family(misnamed=True, in_front="<im_start>"),
-    "paligemma": Family(idle="attention_mask_4d", bos_after_image=True),
+    "molmo": Family(misnamed=True, in_front=("<im_start>", "")),
+    "paligemma": Family(
+        in_front=("<image>", "<image>"), bos_after_image=True, idle="attention_mask_4d"
+    ),
     "unlimited_ocr": Family(forgets=True),
 }
 _USUAL = Family()
@@ -131,7 +124,7 @@ def family_of(model_type: str) -> Family:
 
 
 def why_not_seen(config: Mapping[str, Any]) -> str:
-    """Why a model's vision part is not served, as the end of a sentence; '' if it is served."""
+    """Why a model's vision part is not served, as the end of a message; '' if it is served."""
     model_type = str(config["model_type"]).lower()
     module = _module(model_type)
     if module not in _modules():
@@ -142,7 +135,7 @@ def why_not_seen(config: Mapping[str, Any]) -> str:
 
 
 def why_not_read(model_type: str) -> str:
-    """Why the language part of a family is not served alone, as a sentence; '' if it is."""
+    """Why the language part of a family is not served alone, as a message; '' if it is."""
     why = _NOT_READ.get(_module(model_type.lower()))
     return f"models of type {shown(model_type)} are not served: {why}" if why else ""
 

@@ -106,7 +106,7 @@ def _features(
         raise UnusualFeaturesError(f"{len(embeddings)} embeddings for {expected} tokens")
     visual = given.get("visual_pos_masks")
     deep = given.get(_DEEP)
-    deep = getattr(deep, "embeddings", deep)  # Cohere Compass keeps the mask beside them
+    deep = getattr(deep, "embeddings", deep)  # Cohere Compass stores the mask beside them
     by_token = {"per_layer_inputs": given.get("per_layer_inputs")}
     if isinstance(deep, mx.array) and deep.shape[:2] == (1, len(tokens)):
         # Qwen3-Omni's: [rows, tokens, layers, hidden], with zeros for text.

@@ -1,6 +1,6 @@
 """How a chat template marks media, found by rendering a message with and without an item.
 
-Families differ: some templates take content as a list of parts and write the marker themselves,
+Families differ: some templates accept content as a list of parts and write the marker themselves,
 some need the marker in the text, some cannot render content that is a plain string. So the template
 is tested once, when the model is loaded. A marker contains a control token, which the text of users
 and tools cannot (`engine.prompting.control_tokens`), so no text can pass for an image.
@@ -36,8 +36,8 @@ class Marker:
     text that the processor expands to one item's tokens. part: the content part for which the
     template writes the marker; if None, `text` is put before the text of the message instead.
     several: whether a prompt may contain more than one item of this kind. in_front: whether the
-    processor writes the item before the whole prompt, wherever its message is; neither template nor
-    message has a marker for it then. hoisted: whether the template writes a message's items before
+    item is before the whole prompt, wherever its message is; neither template nor message has a
+    marker for it then. hoisted: whether the template writes a message's items before
     all its texts; between two texts, `text` is written into them instead of the part.
     """
 

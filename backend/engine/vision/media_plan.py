@@ -23,8 +23,8 @@ class MediaItem:
     a prompt. arrays: the encoder's inputs by the processor's names, with NumPy arrays in place of
     MLX arrays. nbytes: of the arrays. encoded: the tokens for the encoder if they are not `whole`,
     because one token stands for all embeddings of the item, or some are beyond the vocabulary.
-    opening: how many tokens (0 or 1) the processor wrote to begin a prompt; if one token stands for
-    the item, `whole` has none of them.
+    bos: how many BOS tokens (0 or 1) the processor wrote; if one token stands for the item, `whole`
+    has none of them.
     """
 
     kind: str
@@ -35,7 +35,7 @@ class MediaItem:
     arrays: Mapping[str, Any]
     nbytes: int
     encoded: tuple[int, ...] = ()
-    opening: int = 0
+    bos: int = 0
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 The protocol has flat lists of media and does not say where an item belongs. All items go into the
 last user message (images, videos, sounds, then its text), unless the request gives the position of
 each (`mlx.image_messages`, `mlx.video_messages`, `mlx.audio_messages`), or the user messages have
-as many markers `<__media__>` as there are items. A model that takes images but no videos receives
+as many markers `<__media__>` as there are items. A model that accepts images but no videos receives
 the frames of a video as images.
 """
 

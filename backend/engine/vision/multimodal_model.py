@@ -2,7 +2,7 @@
 
 The engine needs `layers`, `make_cache` and a call with tokens and caches. Here the call runs the
 language part; images and sounds are passed in as embeddings (`media_prefill`). Positions are passed
-for every row, so the state that mlx-vlm keeps on the model is never used.
+for every row, so the state that mlx-vlm stores on the model is never used.
 """
 
 from __future__ import annotations
@@ -117,8 +117,9 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         if self.family.deep_by_token and "visual_pos_masks" in features:
             mask = features["visual_pos_masks"]
             features["visual_pos_masks"] = _OfChunk(mask)
+            rows = mx.maximum(mx.cumsum(mask[0].astype(mx.int32)) - 1, 0)  # arbitrary for text
             features["deepstack_visual_embeds"] = [
-                _OfChunk(_spread(layer, mask[0])) for layer in features["deepstack_visual_embeds"]
+                _OfChunk(layer[rows]) for layer in features["deepstack_visual_embeds"]
             ]
         if self.reads_whole:
             features["mask"] = _mask_of_answer(inputs, layers[0])
@@ -171,11 +172,6 @@ class _OfChunk:
         return self._array
 
 
-def _spread(layer: mx.array, visual: mx.array) -> mx.array:
-    """[visual tokens, hidden] as [tokens, hidden]; the rows of other tokens are arbitrary."""
-    return layer[mx.maximum(mx.cumsum(visual.astype(mx.int32)) - 1, 0)]
-
-
 def _following(layers: Sequence[Any], shifts: mx.array, tokens: int, axes: int) -> mx.array:
     """The positions after the tokens in the caches, [axes, rows, tokens]."""
     offset = next(layer.offset for layer in layers if hasattr(layer, "offset"))
@@ -186,23 +182,19 @@ def _following(layers: Sequence[Any], shifts: mx.array, tokens: int, axes: int) 
 
 def _of_mlx_lm(layer: Any) -> Any:
     """mlx-lm's equivalent of an empty cache of mlx-vlm: the engine batches only mlx-lm's caches."""
-    made: Any
     match layer:
         case vlm.RotatingKVCache():
-            made = lm.RotatingKVCache(max_size=layer.max_size, keep=layer.keep)
+            return lm.RotatingKVCache(max_size=layer.max_size, keep=layer.keep)
         case vlm.ChunkedKVCache():
-            made = lm.ChunkedKVCache(layer.chunk_size)
+            return lm.ChunkedKVCache(layer.chunk_size)
         case vlm.CacheList():
-            made = _CacheList(*map(_of_mlx_lm, layer.caches))
-        case _ if type(layer) is vlm.KVCache:
-            made = lm.KVCache()
-        case _ if not hasattr(layer, "nbytes"):  # as of Z1T
-            kind: Any = type(layer)
-            layer.__class__ = _measured(kind)
-            made = layer
-        case _:
-            made = layer
-    return made
+            return _CacheList(*map(_of_mlx_lm, layer.caches))
+    if type(layer) is vlm.KVCache:
+        return lm.KVCache()
+    if not hasattr(layer, "nbytes"):  # as of Z1T
+        kind: Any = type(layer)
+        layer.__class__ = _measured(kind)
+    return layer
 
 
 @cache

@@ -15,7 +15,7 @@ function patches the layers of one model, and does nothing for families without 
 - `place_rows` (HunyuanOCR, `hunyuan_vl/language.py`): mlx-vlm uses positions with four axes only in
   a pass that begins a prompt, and numbers the tokens of all rows from the end of one row's KV.
 - `join_windows` (DeepSeek-V4, `deepseek_v4/language.py`): a window of compressed KV also contains
-  the tokens of the window before it. mlx-vlm takes zeros for the first window of each pass, so
+  the tokens of the window before it. mlx-vlm uses zeros for the first window of each pass, so
   decode steps differ from a prompt's only pass.
 - `recur_in_short_passes` (Qwen3.5, `qwen3_5/gated_delta.py`): without Metal, mlx-vlm computes every
   pass of several tokens by a scan over chunks of 64. For a pass that checks draft tokens, that

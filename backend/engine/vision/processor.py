@@ -104,7 +104,7 @@ def correct(processor: Any) -> None:
 
     - LLaVA's gives its image processor the tokenizer's arguments, which transformers refuses.
     - Llama 4's leaves the whole image out, for which its prompts have tokens after the tiles'. The
-      model would take their features from memory that lies behind those of the tiles.
+      model would read their features from memory behind those of the tiles.
     - The processor of dots.ocr has the image token of the published checkpoint in its code.
     - Some share lazy arrays, which MLX can evaluate only on the thread that made them.
     """
@@ -269,8 +269,8 @@ class ItemProcessor:
         if (crops := arrays.get(_CROPS)) is not None and crops.ndim == 3:
             tiles = arrays["pixel_values"].shape[1]
             arrays[_CROPS] = np.pad(crops, ((0, 0), (0, tiles - crops.shape[1]), (0, 0)))
-        opening = self._opens(tokens, self._markers[kind])
-        if opening and len(bare := tuple(one for one in tokens if one != tokens[0])) == 1:
+        bos = self._bos(tokens, self._markers[kind])
+        if bos and len(bare := tuple(one for one in tokens if one != tokens[0])) == 1:
             tokens = bare
         encoded: tuple[int, ...] = ()
         first, count = 0, len(tokens)
@@ -279,18 +279,18 @@ class ItemProcessor:
             tokens = (_NOTHING,) * count
         elif count > 1:
             places = [
-                at for at, token in enumerate(tokens) if at >= opening and token in self._control
-            ] or [opening, count - 1]
+                at for at, token in enumerate(tokens) if at >= bos and token in self._control
+            ] or [bos, count - 1]
             first, count = places[0], places[-1] + 1 - places[0]
             if max(tokens) >= self._vocabulary:
                 encoded = tokens
                 tokens = tuple(one if one < self._vocabulary else _NOTHING for one in tokens)
         return MediaItem(
-            kind, given.digest, tokens, first, count, arrays, _bytes(arrays), encoded, opening
+            kind, given.digest, tokens, first, count, arrays, _bytes(arrays), encoded, bos
         )
 
-    def _opens(self, tokens: Sequence[int], marker: str) -> int:
-        """How many tokens the processor or its tokenizer wrote to begin a prompt: 1 or 0."""
+    def _bos(self, tokens: Sequence[int], marker: str) -> int:
+        """How many BOS tokens the processor or its tokenizer wrote: 1 or 0."""
         text = getattr(self._tokenizer, "bos_token", None)
         begun = isinstance(text, str) and not marker.startswith(text)
         return int(begun and tokens[0] == self._tokenizer.bos_token_id)

@@ -125,9 +125,8 @@ def _open_media_input(
         kinds = kinds_of(processor)
         fallbacks = {kind: _of_family(loaded.model_type, kind) for kind in kinds if kind != VIDEO}
         form = learn(_renderer(prompts), prompts.control, kinds, fallbacks, ends)
-        front = model.family.in_front
-        if IMAGE not in form.markers and front:
-            before = Marker(front, "", None, "", several=False, in_front=True)
+        if model.family.in_front is not None:
+            before = Marker(*model.family.in_front, None, "", several=False, in_front=True)
             form = replace(form, markers={**form.markers, IMAGE: before})
         expanded = {kind: marker.expands for kind, marker in form.markers.items()}
         width = 1
@@ -165,7 +164,7 @@ def _open_media_input(
             {kind: prompts.tokenize(marker.core) for kind, marker in form.markers.items()},
             order.media_limits,
         )
-        prompts.take_media(media, opens=any(item.opening for item in tried.values()))
+        prompts.take_media(media, opens=any(item.bos for item in tried.values()))
         return text_builder.MediaInput(
             reader,
             media,
@@ -219,6 +218,8 @@ def _require_seen(reader: MediaReader, item: MediaItem, vocabulary: int) -> None
     if not all(0 <= token < vocabulary for token in item.tokens):
         raise UnusualFeaturesError("tokens outside the vocabulary")
     embeddings = reader.encode(item).embeddings
+    if not bool(mx.isfinite(embeddings).all()):
+        raise ValueError("its features are not finite")
     tokens = [0, *item.tokens, 0]
     reader.begin(MediaPlan(tokens, [Span(1, item)]), tokens, kv.new_row(reader.model))
     try:
@@ -231,7 +232,7 @@ def _require_seen(reader: MediaReader, item: MediaItem, vocabulary: int) -> None
 
 def _around(prompts: PromptBuilder, item: MediaItem) -> tuple[str, str]:
     """The text that the processor writes before and after the item."""
-    before, after = item.whole[item.opening : item.first], item.whole[item.first + item.count :]
+    before, after = item.whole[item.bos : item.first], item.whole[item.first + item.count :]
     return prompts.detokenize(list(before)), prompts.detokenize(list(after))
 
 

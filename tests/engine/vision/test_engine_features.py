@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from backend.engine.embedding.readers import TextReader
@@ -20,6 +21,7 @@ from backend.engine.request import Attachments, Sampling
 from backend.engine.vision import media_prefill
 from backend.engine.vision.features import Features, encode
 from backend.engine.vision.media_plan import MediaItem
+from tests.engine.loading_models import read_weights
 from tests.engine.vision.seeing import MANY, ONE, TINY_VISION, answer_to, asking, seeing, shown
 
 COUNTING = "Count to 30."
@@ -169,3 +171,13 @@ async def test_a_model_without_its_processor_is_refused(tmp_path: Path) -> None:
     template.write_text(template.read_text().replace("<|image_pad|>", ""))
     sentence = await _rejected(model_file=str(path))
     assert sentence.endswith("to serve its text part alone, set the option type:text")
+
+
+async def test_a_tower_whose_features_are_not_finite_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "broken"
+    shutil.copytree(TINY_VISION, path)
+    held = read_weights(path)
+    name = "vision_tower.merger.norm.bias"
+    held[name] = mx.full(held[name].shape, float("nan"))
+    mx.save_safetensors(str(path / "model.safetensors"), held)
+    assert "features are not finite" in await _rejected(model_file=str(path))
