@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 import sys
 import threading
 import time
@@ -82,6 +83,7 @@ def _run(arguments: Sequence[str], environ: Mapping[str, str], started: float) -
     place = Place.read(environ)
     secret = environ.get(RANKS_TOKEN, "")
     if place is not None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends a rank that waits too long for others
         os.environ.pop(RANKS_TOKEN, None)  # not for the processes that this one starts
     if place is None and (code := _supervise(arguments, environ)) is not None:
         return code
@@ -176,8 +178,6 @@ def _follow(place: Place, secret: str, environ: Mapping[str, str]) -> int:
 
     It ends when rank 0 tells it to, and ignores signals to the process group.
     """
-    import signal
-
     from backend.engine.ranks.follower import follow
     from backend.rpc import parent_watch
 

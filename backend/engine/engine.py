@@ -104,7 +104,7 @@ class Engine:
         self._given_up = self._loop.create_future()
         self._worker.start()
         if self._leader is not None:
-            self._leader.open(self._fatal_threadsafe, self.heartbeat)
+            self._leader.open(self._fatal_threadsafe)
 
     def _connect_ranks(self, request: LoadRequest) -> None:
         """Connect to the other ranks that a load names. Raises InvalidRequest."""
@@ -116,7 +116,7 @@ class Engine:
             from backend.engine.ranks.leader import leader_of
 
             leader = leader_of(hostfile, transport)
-            leader.open(self._fatal_threadsafe, self.heartbeat)
+            leader.open(self._fatal_threadsafe)
             self._leader = leader
 
     @property

@@ -12,17 +12,16 @@ import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.device import Device, memory_limit, prefill_chunk
-from backend.engine.drafting.block_guesser import BlockGuesser
+from backend.engine.drafting.batch_guesser import Choices
 from backend.engine.drafting.block_head import BlockHead, block_places, open_block_head
 from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
 from backend.engine.drafting.drafter import Guesser, LookupGuesser
 from backend.engine.drafting.eagle_head import EagleHead, eagle_places, open_eagle
-from backend.engine.drafting.head_guesser import HeadGuesser
 from backend.engine.drafting.head_weights import HeadError, hidden_size, read_weights
 from backend.engine.drafting.layer_states import LayerStates
 from backend.engine.drafting.prediction_head import PredictionHead, open_head
 from backend.engine.drafting.reference import naming_draft_model, own_settings
-from backend.engine.drafting.state_guesser import Choices
+from backend.engine.drafting.state_guesser import BlockGuesser, HeadGuesser
 from backend.engine.drafting.unread_states import MOST as MOST_STATES
 from backend.engine.drafting.unread_states import StateSource
 from backend.engine.errors import InvalidRequest, ModelRejected

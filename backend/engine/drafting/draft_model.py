@@ -5,19 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
 from backend.engine.caching import kv
+from backend.engine.drafting.batch_guesser import LEAST_PROBABILITY, NEAR, BatchGuesser, Choices
 from backend.engine.drafting.drafter import GuessRequest
 from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import CacheCost
 from common.prefixes import common_prefix
-
-# lowest probability, according to the draft model, at which a guess is made
-LEAST_PROBABILITY = 0.5
-_NEAR = 32  # tokens that a sequence may be behind and still be fed together with the others
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,14 +42,13 @@ class _DraftSequence:
     row: its own KV while it catches up; None once it is in the batch.
     """
 
-    sequence: int
     row: kv.RowCache | None
     cached: int = 0
     guessed: list[int] = field(default_factory=list)
 
 
-class ModelGuesser:
-    """A `Guesser` with a draft model, which runs for all sequences of a batch together.
+class ModelGuesser(BatchGuesser):
+    """A `Guesser` with a draft model.
 
     Guesses are the draft model's best tokens, up to the first whose probability is too low. A
     sequence that is new, or had no guesses for a long time, first catches up alone: each call
@@ -62,21 +58,20 @@ class ModelGuesser:
     def __init__(
         self, draft: DraftModel, pace: Pace, least_probability: float = LEAST_PROBABILITY
     ) -> None:
+        choices = Choices(lambda logits: logits, draft.main_vocabulary)
+        super().__init__(draft.model, choices, least_probability)
         self._draft = draft
         self._pace = pace
-        self._least_probability = least_probability
-        self._cache = kv.BatchCache()
-        self._batch: list[_DraftSequence] = []  # in the order of the batch's rows
-        self._behind: dict[int, _DraftSequence] = {}
+        self._known: dict[int, _DraftSequence] = {}
 
     @property
     def nbytes(self) -> int:
-        return self._cache.nbytes + sum(kv.nbytes(one.row or []) for one in self._behind.values())
+        return super().nbytes + sum(kv.nbytes(one.row or []) for one in self._known.values())
 
     def forget(self, sequences: Collection[int]) -> None:
-        self._leave([at for at, one in enumerate(self._batch) if one.sequence in sequences])
+        super().forget(sequences)
         for sequence in sequences:
-            self._behind.pop(sequence, None)
+            self._known.pop(sequence, None)
 
     def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
         able = {one.sequence: one for one in requests if self._can_follow(one)}
@@ -88,8 +83,7 @@ class ModelGuesser:
 
     def _can_follow(self, one: GuessRequest) -> bool:
         """Whether the draft model knows all these token ids and has room for one more token."""
-        known = next((at for at in self._batch if at.sequence == one.sequence), None)
-        known = known or self._behind.get(one.sequence)
+        known = self._known.get(one.sequence)
         new = one.tokens[known.cached if known else 0 :]
         return (
             len(one.tokens) < self._draft.longest and max(new, default=0) < self._draft.vocabulary
@@ -100,114 +94,66 @@ class ModelGuesser:
 
         At least the last token is left to be fed.
         """
-        dropped = [0] * len(self._batch)
-        for at, one in enumerate(self._batch):
-            if one.sequence not in requests:
-                continue
-            tokens = requests[one.sequence].tokens
-            right = common_prefix(one.guessed, tokens[one.cached :])
-            kept = min(one.cached + right, len(tokens) - 1)
-            dropped[at] = one.cached + len(one.guessed) - kept
-            one.cached, one.guessed = kept, []
+        dropped = [0] * len(self._sequences)
+        for at, number in enumerate(self._sequences):
+            if number in requests:
+                one, tokens = self._known[number], requests[number].tokens
+                right = common_prefix(one.guessed, tokens[one.cached :])
+                kept = min(one.cached + right, len(tokens) - 1)
+                dropped[at] = one.cached + len(one.guessed) - kept
+                one.cached, one.guessed = kept, []
         self._cache.drop(dropped)
 
     def _catch_up(self, requests: dict[int, GuessRequest]) -> None:
-        """Prefill a chunk of one sequence that is behind.
-
-        Those that have caught up join the batch.
-        """
-        far = [
-            at
-            for at, one in enumerate(self._batch)
-            if one.sequence in requests and len(requests[one.sequence].tokens) - one.cached > _NEAR
-        ]
-        for at in far:
-            one = self._batch[at]
-            one.row = self._cache.extract(at)
-            self._behind[one.sequence] = one
-        self._leave(far)
-        followed = {one.sequence for one in self._batch} | self._behind.keys()
-        for sequence in requests.keys() - followed:
-            self._behind[sequence] = _DraftSequence(sequence, kv.new_row(self._draft.model))
-        for one in self._behind.values():
-            if one.sequence in requests:
-                tokens = requests[one.sequence].tokens
-                if one.cached < len(tokens) - 1:
-                    self._feed(one, tokens)
-                break
-        ready = [
-            one
-            for one in self._behind.values()
-            if one.sequence in requests and len(requests[one.sequence].tokens) - one.cached <= _NEAR
-        ]
+        """Prefill a chunk of one sequence that is behind; those that have caught up join."""
+        for number, request in requests.items():
+            one = self._known.get(number)
+            if one is None:
+                self._known[number] = _DraftSequence(kv.new_row(self._head))
+            elif one.row is None and len(request.tokens) - one.cached > NEAR:
+                del self._known[number]
+                one.row = self._take_out(number)
+                self._known[number] = one  # the last in the queue of those behind
+        behind = {
+            number: one
+            for number, one in self._known.items()
+            if one.row is not None and number in requests
+        }
+        for number, one in behind.items():
+            self._feed(one, requests[number].tokens)
+            break
+        ready: dict[int, kv.RowCache] = {}
+        for number, one in behind.items():
+            if one.row is not None and len(requests[number].tokens) - one.cached <= NEAR:
+                ready[number], one.row = one.row, None
         if ready:
-            self._cache.join([(one.row or [], 0) for one in ready])
-            for one in ready:
-                one.row = None
-                self._batch.append(self._behind.pop(one.sequence))
+            self._join(ready)
 
     def _feed(self, one: _DraftSequence, tokens: Sequence[int]) -> None:
         chunk = tokens[one.cached : -1][: self._pace.tokens(running=True)]
-        started = time.perf_counter()
-        self._draft.model(mx.array([chunk]), cache=one.row)
-        kv.evaluate(one.row or [])
-        self._pace.measured(len(chunk), time.perf_counter() - started)
-        one.cached += len(chunk)
+        if chunk:
+            started = time.perf_counter()
+            self._head(mx.array([chunk]), cache=one.row)
+            kv.evaluate(one.row or [])
+            self._pace.measured(len(chunk), time.perf_counter() - started)
+            one.cached += len(chunk)
 
     def _guess(self, requests: dict[int, GuessRequest]) -> dict[int, list[int]]:
         """The guesses for the sequences in the batch."""
-        active = [one for one in self._batch if one.sequence in requests]
-        if not active:
-            return {}
-        fed = [
-            list(requests[one.sequence].tokens[one.cached :]) if one in active else []
-            for one in self._batch
+        able = {number: requests[number] for number in self._sequences if number in requests}
+        batch = [self._known[number] for number in self._sequences]
+        most = {n: min(one.most, self._draft.longest - len(one.tokens)) for n, one in able.items()}
+        first = [
+            list(able[number].tokens[one.cached :]) if number in able else []
+            for number, one in zip(self._sequences, batch, strict=True)
         ]
-        most = {
-            one.sequence: min(
-                requests[one.sequence].most,
-                self._draft.longest - len(requests[one.sequence].tokens),
-            )
-            for one in active
-        }
-        for one, tokens in zip(self._batch, fed, strict=True):
-            one.cached += len(tokens)
-        found: dict[int, list[int]] = {one.sequence: [] for one in active}
-        while True:
-            best = self._run(fed)
-            fed = [[] for _ in self._batch]
-            for at, one in enumerate(self._batch):
-                if one not in active:
-                    continue
-                guess, probability = best[at]
-                own = found[one.sequence]
-                if probability >= self._least_probability:
-                    own.append(guess)
-                if probability < self._least_probability or len(own) >= most[one.sequence]:
-                    active.remove(one)
-                    continue
-                fed[at] = [guess]
-                one.guessed.append(guess)
-            if not active:
-                return found
 
-    def _run(self, fed: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
-        """Feed each sequence its tokens; returns the best token after them, and its probability."""
-        width = max(map(len, fed))
-        padded = [[*tokens, *[0] * (width - len(tokens))] for tokens in fed]
-        logits = self._draft.model(mx.array(padded), cache=self._cache.layers_for(width))
-        last = mx.array([max(len(tokens) - 1, 0) for tokens in fed])[:, None, None]
-        logits = mx.take_along_axis(logits, last, axis=1)[:, 0, : self._draft.main_vocabulary]
-        logits = logits.astype(mx.float32)
-        guesses = mx.argmax(logits, axis=-1)
-        peaks = mx.max(logits, axis=-1)
-        shares = mx.exp(peaks - mx.logsumexp(logits, axis=-1))
-        mx.eval(guesses, shares)
-        self._cache.drop([width - len(tokens) for tokens in fed])
-        return list(
-            zip(cast(list[int], guesses.tolist()), cast(list[float], shares.tolist()), strict=True)
-        )
+        def run(fed: Sequence[Sequence[int]]) -> mx.array:
+            for one, own in zip(batch, fed, strict=True):
+                if fed is first:
+                    one.cached += len(own)
+                else:
+                    one.guessed += own
+            return self._run(fed)
 
-    def _leave(self, places: Sequence[int]) -> None:
-        self._batch = [one for at, one in enumerate(self._batch) if at not in places]
-        self._cache.leave(places)
+        return self._guess_in_turn(first, most, run)

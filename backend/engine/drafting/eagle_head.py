@@ -17,8 +17,8 @@ from mlx.nn.layers.base import Module
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.rope_utils import initialize_rope
 
+from backend.engine.drafting.batch_guesser import Choices
 from backend.engine.drafting.head_weights import HeadError, Weights, embedding_of, load_weights
-from backend.engine.drafting.state_guesser import Choices
 from backend.engine.sampling.logits_head import LogitsHead
 
 _STATES = 3  # layers of the model whose states it reads

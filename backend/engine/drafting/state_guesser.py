@@ -1,70 +1,26 @@
-"""The base of guessers that read the model's hidden states and keep KV of them."""
+"""Guessers that read the hidden states of the model and keep KV of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from backend.engine.caching import kv
+from backend.engine.drafting.batch_guesser import NEAR, BatchGuesser, Choices, padded
+from backend.engine.drafting.block_head import BlockHead
 from backend.engine.drafting.drafter import GuessRequest
 
-LEAST_PROBABILITY = 0.5  # lowest probability, according to the head, at which a guess is made
-_NEAR = 32  # tokens that a sequence may be behind and still be read together with the others
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Choices:
-    """How a head's states become tokens.
-
-    project: from states [..., size] to logits [..., n]. vocabulary: how many of these are tokens.
-    tokens: the model's ids of those, [vocabulary]; None if they are the same.
-    """
-
-    project: Callable[[mx.array], mx.array]
-    vocabulary: int
-    tokens: mx.array | None = None
-
-    def best(self, states: mx.array) -> tuple[Any, Any]:
-        """The best token after each state [...], and its probability, as nested lists."""
-        logits = self.project(states)[..., : self.vocabulary].astype(mx.float32)
-        guesses = mx.argmax(logits, axis=-1)
-        shares = mx.exp(mx.max(logits, axis=-1) - mx.logsumexp(logits, axis=-1))
-        if self.tokens is not None:
-            guesses = self.tokens[guesses]
-        mx.eval(guesses, shares)
-        return guesses.tolist(), shares.tolist()
-
-
-class StateGuesser(ABC):
-    """A `Guesser` with a head, which runs for all sequences of a batch together.
+class StateGuesser(BatchGuesser, ABC):
+    """A `Guesser` with a head.
 
     The head reads hidden states that the model computed anyway, so it needs no pass of the model.
     Its KV begins with the latest tokens of the prompt, and lacks those whose states are not known
     (`UnreadStates`), which only makes guesses worse.
-
-    head: has KV that `kv.new_row` makes.
     """
-
-    def __init__(self, head: Any, choices: Choices) -> None:
-        self._head = head
-        self._choices = choices
-        self._least_probability = LEAST_PROBABILITY
-        self._cache = kv.BatchCache()
-        self._sequences: list[int] = []  # in the order of the cache
-
-    @property
-    def nbytes(self) -> int:
-        return self._cache.nbytes
-
-    def forget(self, sequences: Collection[int]) -> None:
-        gone = set(sequences)
-        places = [at for at, one in enumerate(self._sequences) if one in gone]
-        self._sequences = [one for one in self._sequences if one not in gone]
-        self._cache.leave(places)
 
     def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
         able: dict[int, GuessRequest] = {}
@@ -77,28 +33,23 @@ class StateGuesser(ABC):
             return [None for _ in requests]
         self._drop_guesses()
         for number, states in unread.items():
-            if number not in self._sequences or states.shape[0] > _NEAR:
+            if number not in self._sequences or states.shape[0] > NEAR:
                 unread[number] = self._catch_up(able[number], states)
         found = self._guess(able, [unread.get(number) for number in self._sequences])
         return [found.get(one.sequence) for one in requests]
 
     def _catch_up(self, one: GuessRequest, states: mx.array) -> mx.array:
         """Read all but the last state of a sequence, which then joins; returns the last one."""
-        if one.sequence in self._sequences:
-            row = self._cache.extract(self._sequences.index(one.sequence))
-            self.forget([one.sequence])
-        else:
-            row = kv.new_row(self._head)
+        known = one.sequence in self._sequences
+        row = self._take_out(one.sequence) if known else kv.new_row(self._head)
         count = states.shape[0]
         if count > 1:
             self._read(one.tokens[-count:-1], states[:-1], row)
-        self._cache.join([(row, 0)])
-        self._sequences.append(one.sequence)
+        self._join({one.sequence: row})
         return states[-1:]
 
-    @abstractmethod
     def _drop_guesses(self) -> None:
-        """Remove from the KV what was guessed in the previous step."""
+        """Remove from the KV what was guessed in the previous step, if it contains guesses."""
 
     @abstractmethod
     def _read(self, tokens: Sequence[int], states: mx.array, row: kv.RowCache) -> None:
@@ -111,14 +62,78 @@ class StateGuesser(ABC):
         """Read the states, in the order of the sequences, and guess for those in `able`."""
 
 
-def padded(states: Sequence[mx.array | None], width: int) -> mx.array:
-    """States of several sequences, each [tokens, size] or None, as [sequences, width, size]."""
-    like = next(one for one in states if one is not None)
-    return mx.stack(
-        [
-            mx.zeros((width, like.shape[-1]), like.dtype)
-            if own is None
-            else mx.pad(own, [(0, width - own.shape[0]), (0, 0)])
-            for own in states
+class HeadGuesser(StateGuesser):
+    """A `Guesser` with a head that predicts one token at a time: the model's own, or EAGLE-3.
+
+    It feeds the head the tokens with the model's states, and its guesses with its own. head: called
+    like `PredictionHead` and `EagleHead`.
+    """
+
+    def __init__(self, head: Any, choices: Choices) -> None:
+        super().__init__(head, choices)
+        # by sequence, how many of its latest tokens in the cache were guesses
+        self._guessed: dict[int, int] = {}
+
+    def forget(self, sequences: Collection[int]) -> None:
+        super().forget(sequences)
+        for number in sequences:
+            self._guessed.pop(number, None)
+
+    def _drop_guesses(self) -> None:
+        self._cache.drop([self._guessed.pop(number, 0) for number in self._sequences])
+
+    def _read(self, tokens: Sequence[int], states: mx.array, row: kv.RowCache) -> None:
+        self._head(mx.array([list(tokens)]), states[None], cache=row)
+
+    def _guess(
+        self, able: dict[int, GuessRequest], unread: list[mx.array | None]
+    ) -> dict[int, list[int]]:
+        """The guesses, each from the head's state after the token before it."""
+        first: list[Sequence[int]] = [
+            [] if own is None else able[number].tokens[-own.shape[0] :]
+            for number, own in zip(self._sequences, unread, strict=True)
         ]
-    )
+        latest: mx.array | None = None
+
+        def run(fed: Sequence[Sequence[int]]) -> mx.array:
+            nonlocal latest
+            states = unread
+            if latest is not None:
+                states = [latest[at] if own else None for at, own in enumerate(fed)]
+                for number, own in zip(self._sequences, fed, strict=True):
+                    self._guessed[number] = self._guessed.get(number, 0) + len(own)
+            latest = self._run(fed, states)
+            return latest
+
+        return self._guess_in_turn(first, {n: one.most for n, one in able.items()}, run)
+
+
+class BlockGuesser(StateGuesser):
+    """A `Guesser` with DFlash (https://arxiv.org/abs/2602.06036): a block of tokens in one pass.
+
+    The KV of its `BlockHead` contains states of the model but no guesses.
+    """
+
+    _head: BlockHead
+
+    def _read(self, tokens: Sequence[int], states: mx.array, row: kv.RowCache) -> None:  # noqa: ARG002, it reads states alone
+        self._head.read(states[None], row)
+
+    def _guess(
+        self, able: dict[int, GuessRequest], unread: list[mx.array | None]
+    ) -> dict[int, list[int]]:
+        counts = [0 if own is None else own.shape[0] for own in unread]
+        width = max(counts)
+        self._head.read(padded(unread, width), self._cache.layers_for(width))
+        self._cache.drop([width - count for count in counts])
+        # As many as in training: a shorter block would get worse guesses.
+        size = self._head.longest
+        last = [able[one].tokens[-1] if one in able else 0 for one in self._sequences]
+        best, shares = self._choices.best(self._head.fill(last, size, self._cache.layers))
+        found: dict[int, list[int]] = {}
+        for number, own, sure in zip(self._sequences, best, shares, strict=True):
+            if number in able:
+                probable = (share >= self._least_probability for share in sure)
+                count = next((at for at, is_sure in enumerate(probable) if not is_sure), size)
+                found[number] = own[: min(count, able[number].most)]
+        return found

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import queue
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -145,7 +144,9 @@ class _Follower:
             case Form():
                 self._link.send(Ready())
             case Join():
-                self._join()
+                from backend.engine.ranks.group import join_group
+
+                join_group(self._place)
             case LoadShard():
                 self._load(message)
             case Drop():
@@ -160,19 +161,6 @@ class _Follower:
                 self._model.obey(message)
             case other:
                 raise LinkLost(f"sent {type(other).__name__}, which this rank does not expect")
-
-    def _join(self) -> None:
-        """Join the group, within the time-out.
-
-        MLX holds the interpreter's lock meanwhile, so only a signal from the system can end the
-        process.
-        """
-        from backend.engine.ranks.group import join_group
-
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, self._place.timeout)
-        join_group(self._place)
-        signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _load(self, order: LoadShard) -> None:
         from backend.engine.ranks.followed_model import load_followed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import cache
 
 import mlx.core as mx
@@ -9,17 +10,23 @@ import mlx.core as mx
 from backend.engine.errors import EngineFailed
 from backend.engine.ranks.place import Place
 
+_SOONER = 2.0  # seconds before the time-out: a host waits as long for an answer to Health
+
 
 def join_group(place: Place) -> None:
     """Join MLX's group of ranks; all ranks must call this at the same time.
 
     mlx 0.32.4 can form one group per process, and holds the interpreter's lock until it is
-    complete. Raises EngineFailed.
+    complete. So if that takes too long, a signal of the system ends the process. Raises
+    EngineFailed.
     """
+    signal.setitimer(signal.ITIMER_REAL, max(place.timeout - _SOONER, 1.0))
     try:
         joined = mx.distributed.init(strict=True, backend=place.transport)
     except Exception as fault:
         raise EngineFailed(f"MLX cannot form the {place.transport} group: {fault}") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
     if (joined.rank(), joined.size()) != (place.rank, place.size):
         raise EngineFailed(
             f"MLX says that this is rank {joined.rank()} of {joined.size()}, but it was started as"

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import os
 import queue
+import signal
 import socket
 import threading
 import time
@@ -27,7 +28,6 @@ from backend.engine.errors import (
     RankLost,
     ShuttingDown,
 )
-from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
 from backend.engine.ranks import rank_timeout
@@ -64,7 +64,6 @@ from backend.engine.ranks.wire import (
     Step,
     Stop,
 )
-from backend.engine.step_limits import StepLimits, StepTimeout
 
 Loaded = TypeVar("Loaded")
 
@@ -106,7 +105,6 @@ class Leader:
         self.shards: tuple[Value, ...] = ()
         self._token = token
         self._failed: Callable[[str], None] = lambda _: None
-        self._heartbeat: Heartbeat | None = None
         self._listener: socket.socket | None = None
         self._followers: dict[int, _Follower] = {}
         self._changed = threading.Condition()
@@ -115,12 +113,12 @@ class Leader:
         self._load = 0  # the number of the current load
         self._refusal = ""  # why another rank has refused the current load
 
-    def open(self, failed: Callable[[str], None], heartbeat: Heartbeat) -> None:
+    def open(self, failed: Callable[[str], None]) -> None:
         """Listen for the other ranks. Raises InvalidRequest.
 
         failed: called with the cause of a failure, from any thread.
         """
-        self._failed, self._heartbeat = failed, heartbeat
+        self._failed = failed
         host, port = self.place.control
         try:
             self._listener = listen(self.place.control)
@@ -230,8 +228,7 @@ class Leader:
             follower.link.timeout = max(timeout, self.place.timeout)
         self._send(Join())
         try:
-            with self._with_time_limit("forming the group of ranks"):
-                join_group(self.place)
+            join_group(self.place)
         except EngineFailed as fault:
             self._failed(str(fault))  # MLX can form a group only once
             raise
@@ -349,25 +346,6 @@ class Leader:
 
     def _names(self, ranks: Iterable[int]) -> str:
         return ", ".join(map(self.place.name, ranks))
-
-    @contextlib.contextmanager
-    def _with_time_limit(self, step: str) -> Iterator[None]:
-        """Limit the time of a step, although a client is waiting for the load.
-
-        MLX holds the interpreter's lock during the step, so only the monitor could end the process.
-        """
-        assert self._heartbeat is not None
-        heartbeat = self._heartbeat
-        before = heartbeat.limits, heartbeat.patient
-        # Less than the time-out: the monitor adds a few seconds, and a host gives Health 10 s.
-        seconds = max(int(self.place.timeout) - 7, 1)
-        heartbeat.limits, heartbeat.patient = StepLimits(StepTimeout(seconds, seconds)), False
-        heartbeat.begin(step)
-        try:
-            yield
-        finally:
-            heartbeat.limits, heartbeat.patient = before
-            heartbeat.begin(f"after {step}", loads=True)
 
     # Plans.
 
@@ -502,8 +480,9 @@ def _versions_from(link: Link) -> Mapping[str, str]:
 def leader_of(hostfile: str, transport: str) -> Leader:
     """Rank 0 of the ranks in a hostfile, in a process that was started alone.
 
-    MLX reads its place from the environment. Raises InvalidRequest.
+    MLX reads its place from the environment. For the main thread. Raises InvalidRequest.
     """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends the process if the group does not form
     chosen = transport or os.environ.get("MLX_DISTRIBUTED_BACKEND") or "ring"
     with _refusing_misuse():
         place = place_in(hostfile, 0, chosen, "", os.environ)

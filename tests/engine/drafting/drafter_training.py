@@ -15,11 +15,11 @@ from mlx.optimizers import Adam
 from mlx.utils import tree_flatten
 
 from backend.engine.caching import kv
+from backend.engine.drafting.batch_guesser import Choices
 from backend.engine.drafting.block_head import block_places, open_block_head
 from backend.engine.drafting.eagle_head import eagle_places, open_eagle
 from backend.engine.drafting.head_weights import hidden_size
 from backend.engine.drafting.layer_states import LayerStates
-from backend.engine.drafting.state_guesser import Choices
 from backend.engine.sampling.logits_head import LogitsHead
 from tests.engine.drafting.heads import Both
 from tests.engine.loading_models import write_weights

@@ -15,12 +15,12 @@ import pytest
 from mlx.utils import tree_flatten
 
 from backend.engine.caching import kv
+from backend.engine.drafting.batch_guesser import Choices
 from backend.engine.drafting.draft_loading import Drafting
 from backend.engine.drafting.drafter import GuessRequest
-from backend.engine.drafting.head_guesser import HeadGuesser
 from backend.engine.drafting.head_weights import HeadError
 from backend.engine.drafting.speculation import Speculation
-from backend.engine.drafting.state_guesser import Choices
+from backend.engine.drafting.state_guesser import HeadGuesser
 from backend.engine.errors import InvalidRequest
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.loading.checkpoint import Checkpoint

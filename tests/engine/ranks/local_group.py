@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.loader import load
 from backend.engine.loading.stages import at_once
@@ -72,7 +71,7 @@ class LocalGroup:
             self.others.append(start([sys.executable, "-m", module], environ))
         os.environ |= {"MLX_RANK": "0", "MLX_HOSTFILE": str(hostfile)}
         self.leader = Leader(place, token)
-        self.leader.open(self._fail, Heartbeat.fresh())
+        self.leader.open(self._fail)
 
     def __enter__(self) -> LocalGroup:
         return self

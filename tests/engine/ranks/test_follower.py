@@ -1,9 +1,10 @@
-"""A rank whose rank 0 disappears while MLX forms its group."""
+"""Ranks whose neighbours do not appear while MLX forms its group."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -37,6 +38,30 @@ def test_a_rank_that_waits_for_the_group_ends_when_nobody_comes(tmp_path: Path) 
         finally:
             rank.kill()
             rank.wait()
+
+
+_JOINS = """
+import signal, threading
+from backend.engine.ranks.group import join_group
+from backend.engine.ranks.place import Place
+signal.signal(signal.SIGALRM, signal.SIG_DFL)
+engine = threading.Thread(target=join_group, args=(Place.read(),))
+engine.start()
+engine.join()
+"""
+
+
+def test_rank_0_ends_when_nobody_joins_the_group(tmp_path: Path) -> None:
+    """Its engine thread is not the main thread, whose signal handlers cannot run meanwhile."""
+    ports = free_ports(2)
+    hostfile = tmp_path / "hosts.json"
+    hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in ports]))
+    environ = {**os.environ, "MLX_HOSTFILE": str(hostfile), "MLX_RANK": "0"}
+    Place(0, 2, ("127.0.0.1", 1), ("a", "b"), timeout=2.0).write(environ)
+    ended = subprocess.run(
+        [sys.executable, "-c", _JOINS], env=environ, cwd=ROOT, timeout=WAIT, check=False
+    )
+    assert ended.returncode == -signal.SIGALRM
 
 
 def _hold(link: Link) -> None:

@@ -17,7 +17,6 @@ from backend.engine.errors import (
     RankLost,
     ShuttingDown,
 )
-from backend.engine.heartbeat import Heartbeat
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages, at_once
 from backend.engine.ranks import group, link
@@ -75,7 +74,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ranks]:
     monkeypatch.setattr(group, "join_group", lambda _: None)
     place = Place(0, 2, ("127.0.0.1", free_ports(1)[0]), ("a", "b"), join_timeout=WAIT)
     found = Ranks(Leader(place, "secret"))
-    found.leader.open(found.fail, Heartbeat.fresh())
+    found.leader.open(found.fail)
     yield found
     found.leader.close()
 

@@ -1,0 +1,133 @@
+"""The base of guessers that run a model or a head for all sequences of a batch together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from backend.engine.caching import kv
+
+LEAST_PROBABILITY = 0.5  # lowest probability, by the model or head itself, at which a guess is made
+NEAR = 32  # tokens that a sequence may be behind and still be fed together with the others
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choices:
+    """How the states of a model or head become tokens.
+
+    project: from states [..., size] to logits [..., n]. vocabulary: how many of these are tokens.
+    tokens: the main model's ids of those, [vocabulary]; None if they are the same.
+    """
+
+    project: Callable[[mx.array], mx.array]
+    vocabulary: int
+    tokens: mx.array | None = None
+
+    def best(self, states: mx.array) -> tuple[Any, Any]:
+        """The best token after each state [...], and its probability, as nested lists."""
+        logits = self.project(states)[..., : self.vocabulary].astype(mx.float32)
+        guesses = mx.argmax(logits, axis=-1)
+        shares = mx.exp(mx.max(logits, axis=-1) - mx.logsumexp(logits, axis=-1))
+        if self.tokens is not None:
+            guesses = self.tokens[guesses]
+        mx.eval(guesses, shares)
+        return guesses.tolist(), shares.tolist()
+
+
+class BatchGuesser:
+    """Stores the KV of the sequences that are in its batch, and feeds them together.
+
+    head: a model or head with KV that `kv.new_row` makes.
+    """
+
+    def __init__(
+        self, head: Any, choices: Choices, least_probability: float = LEAST_PROBABILITY
+    ) -> None:
+        self._head = head
+        self._choices = choices
+        self._least_probability = least_probability
+        self._cache = kv.BatchCache()
+        self._sequences: list[int] = []  # in the order of the cache
+
+    @property
+    def nbytes(self) -> int:
+        return self._cache.nbytes
+
+    def forget(self, sequences: Collection[int]) -> None:
+        gone = set(sequences)
+        places = [at for at, one in enumerate(self._sequences) if one in gone]
+        self._sequences = [one for one in self._sequences if one not in gone]
+        self._cache.leave(places)
+
+    def _join(self, rows: Mapping[int, kv.RowCache]) -> None:
+        """Add the KV of sequences to the batch."""
+        self._cache.join([(row, 0) for row in rows.values()])
+        self._sequences += rows
+
+    def _take_out(self, sequence: int) -> kv.RowCache:
+        """Remove the KV of a sequence from the batch, and return it."""
+        place = self._sequences.index(sequence)
+        row = self._cache.extract(place)
+        self._cache.leave([place])
+        self._sequences.remove(sequence)
+        return row
+
+    def _guess_in_turn(
+        self,
+        fed: Sequence[Sequence[int]],
+        most: Mapping[int, int],
+        run: Callable[[Sequence[Sequence[int]]], mx.array],
+    ) -> dict[int, list[int]]:
+        """Guess one token after another, each from those before it.
+
+        A sequence has enough at its number in `most`, or when a guess is too improbable. fed: what
+        each sequence of the batch is fed first. run: feeds, and returns what `_run` does.
+        """
+        found: dict[int, list[int]] = {number: [] for number in most}
+        active = set(most)
+        while active:
+            best, shares = self._choices.best(run(fed)[:, 0])
+            following: list[list[int]] = [[] for _ in self._sequences]
+            for at, number in enumerate(self._sequences):
+                if number not in active:
+                    continue
+                own, sure = found[number], shares[at] >= self._least_probability
+                if sure:
+                    own.append(best[at])
+                if sure and len(own) < most[number]:
+                    following[at] = [best[at]]
+                else:
+                    active.remove(number)
+            fed = following
+        return found
+
+    def _run(
+        self, fed: Sequence[Sequence[int]], states: Sequence[mx.array | None] | None = None
+    ) -> mx.array:
+        """Feed each sequence tokens, with their hidden states if the head reads any.
+
+        Returns the result after the last token of each, [sequences, 1, size].
+        """
+        width = max(map(len, fed))
+        tokens = mx.array([[*own, *[0] * (width - len(own))] for own in fed])
+        beside = () if states is None else (padded(states, width),)
+        found = self._head(tokens, *beside, cache=self._cache.layers_for(width))
+        self._cache.drop([width - len(own) for own in fed])
+        last = mx.array([max(len(own) - 1, 0) for own in fed])[:, None, None]
+        return mx.take_along_axis(found, last, axis=1)
+
+
+def padded(states: Sequence[mx.array | None], width: int) -> mx.array:
+    """States of several sequences, each [tokens, size] or None, as [sequences, width, size]."""
+    like = next(one for one in states if one is not None)
+    return mx.stack(
+        [
+            mx.zeros((width, like.shape[-1]), like.dtype)
+            if own is None
+            else mx.pad(own, [(0, width - own.shape[0]), (0, 0)])
+            for own in states
+        ]
+    )
