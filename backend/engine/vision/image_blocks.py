@@ -10,19 +10,19 @@ from typing import Any
 
 import mlx.core as mx
 
+from backend.engine.patching import patch
+
 
 def mask_blocks_of_pass(language: Any) -> bool:
     """Patch the masks of a language part. Returns whether it has such attention."""
     wanted = getattr(getattr(language, "config", None), "use_bidirectional_attention", None)
     if wanted != "vision":
         return False
-    text = language.model
-    kind: Any = type(text)
-    text.__class__ = type(kind.__name__, (kind,), {"_apply_blockwise_bidirectional_overlay": _open})
+    patch(language.model, _open, "_apply_blockwise_bidirectional_overlay")
     return True
 
 
-def _open(text: Any, causal: mx.array, token_types: mx.array) -> mx.array:
+def _open(_: Any, text: Any, causal: mx.array, token_types: mx.array) -> mx.array:
     """`causal`, [tokens, keys] or [rows, 1, tokens, keys], with each image's tokens unmasked.
 
     The last keys are those of the pass.

@@ -11,6 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from backend.engine.patching import patch
+
 
 def use_mlx_lm(language: Any, model_type: str) -> None:
     """Patch a language part; does nothing for other families."""
@@ -25,24 +27,13 @@ def use_mlx_lm(language: Any, model_type: str) -> None:
     for layer in text.layers:
         layer.__class__ = gemma3n.Gemma3nDecoderLayer
         layer.self_attn.__class__ = gemma3n.Gemma3nAttention
-    _patch(text.embed_tokens, _scaled(type(text.embed_tokens), text.hidden_size**0.5))
-    _patch(language, _logits)
-
-
-def _patch(part: Any, call: Any) -> None:
-    kind = type(part)
-    part.__class__ = type(kind.__name__, (kind,), {"__call__": call})
-
-
-def _scaled(kind: Any, scale: float) -> Any:
-    def embed(embedding: Any, tokens: mx.array) -> mx.array:
-        scaled: mx.array = kind.__call__(embedding, tokens) * scale
-        return scaled
-
-    return embed
+    scale = text.hidden_size**0.5
+    patch(text.embed_tokens, lambda own, embedding, tokens: own(embedding, tokens) * scale)
+    patch(language, _logits)
 
 
 def _logits(
+    _own: Any,
     language: Any,
     inputs: mx.array,
     inputs_embeds: mx.array | None = None,

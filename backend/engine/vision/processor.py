@@ -29,6 +29,7 @@ from backend.engine.loading.tokenizer import despite_checks, remember_no_words
 from backend.engine.media.items import SOUND_RATE, Picture, Sound, Video
 from backend.engine.media.picture import picture_of
 from backend.engine.media.sound import resampled
+from backend.engine.patching import patch
 from backend.engine.vision.features import frozen
 from backend.engine.vision.media_plan import MediaItem
 
@@ -110,13 +111,7 @@ def drop_arguments_for_text(processor: Any) -> None:
     """
     if type(processor).__name__ != "LlavaProcessor":
         return
-    images = processor.image_processor
-    kind: Any = type(images)
-
-    def call(own: Any, given: Any, **_: Any) -> Any:
-        return kind.__call__(own, given)
-
-    images.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+    patch(processor.image_processor, lambda own, images, given, **_: own(images, given))
 
 
 def complete_tiles(processor: Any) -> None:

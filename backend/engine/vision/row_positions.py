@@ -10,6 +10,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from backend.engine.patching import patch
+
 
 def place_rows(language: Any) -> int:
     """Patch a language part to take `position_ids`, [axes, rows, tokens], in every pass.
@@ -20,17 +22,16 @@ def place_rows(language: Any) -> int:
     sections = scaling.get("xdrope_section")
     if sections is None or not hasattr(language, "get_xdrope_input_positions"):
         return 0
-    kind: Any = type(language)
-    language.__class__ = type(kind.__name__, (kind,), {"__call__": _call_language})
+    patch(language, _call_language)
     for layer in language.model.layers:
         attention = layer.self_attn
-        kind = type(attention)
-        attention.__class__ = type(kind.__name__, (kind,), {"__call__": _attend})
+        patch(attention, _attend)
         attention.sections = [size for _ in range(2) for size in sections]
     return len(sections)
 
 
 def _call_language(
+    _own: Any,
     language: Any,
     inputs: mx.array,
     inputs_embeds: mx.array | None = None,
@@ -46,7 +47,9 @@ def _call_language(
     return logits
 
 
-def _attend(attention: Any, x: mx.array, mask: Any, cache: Any, positions: mx.array) -> mx.array:
+def _attend(
+    _own: Any, attention: Any, x: mx.array, mask: Any, cache: Any, positions: mx.array
+) -> mx.array:
     from mlx_vlm.models.base import scaled_dot_product_attention
     from mlx_vlm.models.rope_utils import rotate_half
 

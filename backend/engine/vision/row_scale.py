@@ -11,6 +11,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from backend.engine.patching import patch
+
 
 def scale_by_row(language: Any) -> None:
     """Patch the layers of a language part to scale each row; does nothing if it has no scale."""
@@ -19,18 +21,16 @@ def scale_by_row(language: Any) -> None:
     if beta is None:
         return
     length = rope["original_max_position_embeddings"]
-    for layer in language.model.layers:
-        kind = type(layer)
-        layer.__class__ = type(kind.__name__, (kind,), {"__call__": _scaled(kind, beta, length)})
 
-
-def _scaled(kind: Any, beta: float, length: int) -> Any:
-    def call(layer: Any, x: mx.array, scale: mx.array, mask: Any = None, cache: Any = None) -> Any:
+    def call(
+        own: Any, layer: Any, x: mx.array, scale: mx.array, mask: Any = None, cache: Any = None
+    ) -> Any:
         offset = getattr(cache, "offset", 0)
         if isinstance(offset, mx.array) and offset.ndim:
             positions = offset[:, None] + mx.arange(x.shape[1])
             scale = 1 + beta * mx.log(1 + mx.floor(positions / length))
             scale = scale[:, None, :, None].astype(x.dtype)
-        return kind.__call__(layer, x, scale, mask, cache=cache)
+        return own(layer, x, scale, mask, cache=cache)
 
-    return call
+    for layer in language.model.layers:
+        patch(layer, call)
