@@ -7,13 +7,15 @@ so the layers are patched to pass it on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
 
 from backend.engine.caching import kv
+from backend.engine.patching import patch
 
 _TRIAL = (1, 2, 3)
 
@@ -32,7 +34,7 @@ class LayerStates:
         self.found = bool(places) and 0 <= min(places) <= max(places) < len(layers)
         if self.found:
             for place in set(places):
-                self._watch(layers[place], place)
+                patch(layers[place], partial(self._pass, place))
             with self.watched() as seen:
                 model(mx.array([_TRIAL]), cache=kv.new_row(model))
             shapes = [one.shape for one in seen]
@@ -49,17 +51,10 @@ class LayerStates:
             self._seen = None
             self._at = {}
 
-    def _watch(self, layer: Any, place: int) -> None:
-        kind = type(layer)
-        layer.__class__ = type(kind.__name__, (kind,), {"__call__": self._passing(kind, place)})
-
-    def _passing(self, kind: Any, place: int) -> Callable[..., Any]:
-        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._seen is not None and args and isinstance(args[0], mx.array):
-                self._at[place] = args[0]
-                if place == max(self._places) and len(self._at) == len(set(self._places)):
-                    self._seen.append(mx.concatenate([self._at[at] for at in self._places], -1))
-                    self._at = {}
-            return kind.__call__(layer, *args, **kwargs)
-
-        return call
+    def _pass(self, place: int, own: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._seen is not None and args and isinstance(args[0], mx.array):
+            self._at[place] = args[0]
+            if place == max(self._places) and len(self._at) == len(set(self._places)):
+                self._seen.append(mx.concatenate([self._at[at] for at in self._places], -1))
+                self._at = {}
+        return own(layer, *args, **kwargs)

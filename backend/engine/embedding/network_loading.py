@@ -23,6 +23,7 @@ from backend.engine.embedding.task_adapters import is_jina_v4
 from backend.engine.errors import ModelRejected
 from backend.engine.loading.earlier_fields import earlier_fields
 from backend.engine.loading.weights import mlx_lm_classes
+from backend.engine.patching import patch
 from common.model_kind import ModelKind
 
 Weights = dict[str, mx.array]
@@ -143,13 +144,11 @@ def _mend_gemma(model: Any) -> None:
     """Give Gemma the approximate GELU of the reference, where mlx-lm 0.32.2 has the exact one."""
     from mlx.nn.layers.activations import gelu_approx
 
-    def call(mlp: Any, states: mx.array) -> mx.array:
-        inner: mx.array = mlp.down_proj(gelu_approx(mlp.gate_proj(states)) * mlp.up_proj(states))
-        return inner
+    def call(_: Any, mlp: Any, states: mx.array) -> Any:
+        return mlp.down_proj(gelu_approx(mlp.gate_proj(states)) * mlp.up_proj(states))
 
     for layer in model.layers:
-        kind = type(layer.mlp)
-        layer.mlp.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+        patch(layer.mlp, call)
 
 
 def _of_jina_v4(name: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from backend.engine.patching import patch
+
 _OF_GROUPS = "mlx_lm.models.gemma2"
 _CUT = ("mlx_vlm.models.qwen3_vl_moe.language", "mlx_vlm.models.qwen3_omni_moe.language")
 
@@ -21,28 +23,22 @@ def fit_row_masks(model: Any) -> None:
     """Let the attention of a model accept the masks of batches."""
     for layer in getattr(model, "layers", ()):
         attention = getattr(layer, "self_attn", None)
-        kind: Any = type(attention)
-        if kind.__module__ == _OF_GROUPS and getattr(attention, "repeats", 1) > 1:
-            attention.__class__ = type(kind.__name__, (kind,), {"__call__": _grouped(kind)})
-        elif kind.__module__ in _CUT:
-            attention.__class__ = type(kind.__name__, (kind,), {"__call__": _uncut(kind)})
+        module = type(attention).__module__
+        if module == _OF_GROUPS and getattr(attention, "repeats", 1) > 1:
+            patch(attention, _grouped)
+        elif module in _CUT:
+            patch(attention, _uncut)
 
 
-def _grouped(kind: Any) -> Any:
-    def call(attention: Any, x: mx.array, mask: Any = None, cache: Any = None) -> Any:
-        if isinstance(mask, mx.array) and mask.ndim > 3:
-            mask = mask[:, :, None]
-        return kind.__call__(attention, x, mask, cache)
-
-    return call
+def _grouped(own: Any, attention: Any, x: mx.array, mask: Any = None, cache: Any = None) -> Any:
+    if isinstance(mask, mx.array) and mask.ndim > 3:
+        mask = mask[:, :, None]
+    return own(attention, x, mask, cache)
 
 
-def _uncut(kind: Any) -> Any:
-    def call(attention: Any, x: mx.array, mask: Any, cache: Any, **positions: Any) -> Any:
-        whole = None if cache is None else _AsLongAsWide(cache)
-        return kind.__call__(attention, x, mask, whole, **positions)
-
-    return call
+def _uncut(own: Any, attention: Any, x: mx.array, mask: Any, cache: Any, **positions: Any) -> Any:
+    whole = None if cache is None else _AsLongAsWide(cache)
+    return own(attention, x, mask, whole, **positions)
 
 
 class _AsLongAsWide:

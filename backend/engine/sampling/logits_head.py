@@ -17,6 +17,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from backend.engine.caching import kv
+from backend.engine.patching import patch
 
 FIRST_TOKENS = (1, 2, 3)
 _TOLERANCE = 1 / 16  # of the largest logit: different kernels round differently
@@ -120,14 +121,14 @@ class LogitsHead:
         name = "as_linear" if hasattr(kind, "as_linear") else "__call__"
         own = getattr(kind, name)
 
-        def narrowed(of: Any, states: mx.array) -> Any:
+        def narrowed(own: Any, of: Any, states: mx.array) -> Any:
             if self._seen is not None:
                 self._seen.append(states)
             if self._places is not None and states.ndim == 3:
                 states = _at(states, self._places)
             return own(of, states)
 
-        layer.__class__ = type(kind.__name__, (kind,), {name: narrowed})
+        patch(layer, narrowed, name)
         self.project = lambda states: own(layer, states)
 
 

@@ -36,15 +36,11 @@ import numpy as np
 from mlx_vlm.models.base import create_attention_mask
 from PIL import Image
 
+from backend.engine.patching import patch
+
 _SCAN = "mlx_vlm.models.qwen3_5.gated_delta"
 _ANGLES = 1024  # tokens; the tables of rotations grow by so many
 _SHORT = 16  # tokens; with 32, the scan was faster on a CPU
-
-
-def patch(part: Any, **methods: Any) -> None:
-    """Replace methods of one object, but not of others of its class."""
-    kind = type(part)
-    part.__class__ = type(kind.__name__, (kind,), methods)
 
 
 @contextmanager
@@ -66,21 +62,18 @@ def scale_by_row(language: Any) -> None:
         return
     length = rope["original_max_position_embeddings"]
 
-    def scaled(kind: Any) -> Any:
-        def call(
-            layer: Any, x: mx.array, scale: mx.array, mask: Any = None, cache: Any = None
-        ) -> Any:
-            offset = getattr(cache, "offset", 0)
-            if isinstance(offset, mx.array) and offset.ndim:
-                positions = offset[:, None] + mx.arange(x.shape[1])
-                scale = 1 + beta * mx.log(1 + mx.floor(positions / length))
-                scale = scale[:, None, :, None].astype(x.dtype)
-            return kind.__call__(layer, x, scale, mask, cache=cache)
-
-        return call
+    def scaled(
+        own: Any, layer: Any, x: mx.array, scale: mx.array, mask: Any = None, cache: Any = None
+    ) -> Any:
+        offset = getattr(cache, "offset", 0)
+        if isinstance(offset, mx.array) and offset.ndim:
+            positions = offset[:, None] + mx.arange(x.shape[1])
+            scale = 1 + beta * mx.log(1 + mx.floor(positions / length))
+            scale = scale[:, None, :, None].astype(x.dtype)
+        return own(layer, x, scale, mask, cache=cache)
 
     for layer in language.model.layers:
-        patch(layer, __call__=scaled(type(layer)))
+        patch(layer, scaled)
 
 
 def mask_blocks_of_pass(language: Any) -> bool:
@@ -88,11 +81,11 @@ def mask_blocks_of_pass(language: Any) -> bool:
     wanted = getattr(getattr(language, "config", None), "use_bidirectional_attention", None)
     if wanted != "vision":
         return False
-    patch(language.model, _apply_blockwise_bidirectional_overlay=_unmask_blocks)
+    patch(language.model, _unmask_blocks, "_apply_blockwise_bidirectional_overlay")
     return True
 
 
-def _unmask_blocks(text: Any, causal: mx.array, token_types: mx.array) -> mx.array:
+def _unmask_blocks(_: Any, text: Any, causal: mx.array, token_types: mx.array) -> mx.array:
     """`causal`, [tokens, keys] or [rows, 1, tokens, keys], with each image's tokens unmasked.
 
     The last keys are those of the pass.
@@ -116,20 +109,19 @@ def use_mlx_lm(language: Any) -> None:
     for layer in text.layers:
         layer.__class__ = gemma3n.Gemma3nDecoderLayer
         layer.self_attn.__class__ = gemma3n.Gemma3nAttention
-    kind: Any = type(text.embed_tokens)
 
-    def embed(embedding: Any, tokens: mx.array) -> Any:
-        return kind.__call__(embedding, tokens) * text.hidden_size**0.5
+    def embed(own: Any, embedding: Any, tokens: mx.array) -> Any:
+        return own(embedding, tokens) * text.hidden_size**0.5
 
     def call(
-        _: Any, inputs: mx.array, inputs_embeds: Any = None, cache: Any = None, **__: Any
+        _: Any, __: Any, inputs: mx.array, inputs_embeds: Any = None, cache: Any = None, **___: Any
     ) -> Any:
         if inputs_embeds is None:  # mlx-lm would scale them again
             inputs_embeds = text.embed_tokens(inputs)
         return text(inputs, cache, inputs_embeds)
 
-    patch(text.embed_tokens, __call__=embed)
-    patch(language, __call__=call)
+    patch(text.embed_tokens, embed)
+    patch(language, call)
 
 
 def place_rows(language: Any) -> int:
@@ -142,16 +134,17 @@ def place_rows(language: Any) -> int:
     if sections is None or not hasattr(language, "get_xdrope_input_positions"):
         return 0
     rotary = language.model.layers[0].self_attn.rotary_emb  # the same numbers in all layers
-    patch(rotary, __call__=lambda own, *_, **__: (own._cos_cached, own._sin_cached))
+    patch(rotary, lambda _, part, *__, **___: (part._cos_cached, part._sin_cached))
 
     def call(
+        _: Any,
         part: Any,
         inputs: mx.array,
         inputs_embeds: Any = None,
         mask: Any = None,
         cache: Any = None,
         position_ids: Any = None,
-        **_: Any,
+        **__: Any,
     ) -> Any:
         longest = cache[0].size() + inputs.shape[1]
         rotary._update_cache(-(-longest // _ANGLES) * _ANGLES, part.model.norm.weight.dtype)
@@ -161,7 +154,7 @@ def place_rows(language: Any) -> int:
         tied = part.args.tie_word_embeddings
         return (part.model.embed_tokens.as_linear if tied else part.lm_head)(out)
 
-    patch(language, __call__=call)
+    patch(language, call)
     for layer in language.model.layers:
         layer.self_attn.rotary_emb = rotary
     return len(sections)
@@ -185,9 +178,9 @@ def join_windows(language: Any) -> None:
         return
     from mlx_vlm.models.deepseek_v4.language import Compressor, _overlap_compress_kv
 
-    def compress(part: Any, x: mx.array, cache: Any, offset: Any) -> Any:
+    def compress(own: Any, part: Any, x: mx.array, cache: Any, offset: Any) -> Any:
         if cache is None:
-            return Compressor.__call__(part, x, cache, offset)
+            return own(part, x, cache, offset)
         *found, base = cache.accumulate_windows(part.wkv(x), part.wgate(x), offset)
         ratio = part.compress_ratio
         if not found[0].size:
@@ -206,7 +199,7 @@ def join_windows(language: Any) -> None:
 
     for _, part in language.named_modules():
         if isinstance(part, Compressor) and part.overlap:
-            patch(part, __call__=compress)
+            patch(part, compress)
 
 
 def recur_in_short_passes() -> None:

@@ -29,10 +29,11 @@ from backend.engine.loading.tokenizer import despite_checks, remember_no_words
 from backend.engine.media.items import SOUND_RATE, Picture, Sound, Video
 from backend.engine.media.picture import picture_of
 from backend.engine.media.sound import resampled
+from backend.engine.patching import patch
 from backend.engine.vision.families import family_of
 from backend.engine.vision.features import Recent, frozen
 from backend.engine.vision.media_plan import AUDIO, IMAGE, VIDEO, MediaItem
-from backend.engine.vision.patches import patch, replaced
+from backend.engine.vision.patches import replaced
 
 _log = logging.getLogger(__name__)
 
@@ -111,8 +112,7 @@ def correct(processor: Any) -> None:
     family = type(processor).__name__
     images: Any = getattr(processor, "image_processor", None)
     if family == "LlavaProcessor":
-        call = type(images).__call__
-        patch(images, __call__=lambda own, given, **_: call(own, given))
+        patch(images, lambda own, part, given, **_: own(part, given))
     elif family == "DotsVLProcessor":
         token = processor.image_token
         processor.image_token_id = processor.tokenizer.convert_tokens_to_ids(token)
