@@ -13,7 +13,7 @@ from backend.engine.ranks.place import Place
 def join_group(place: Place) -> None:
     """Join MLX's group of ranks; all ranks must call this at the same time.
 
-    mlx 0.32.4 can form one group per process, and holds the interpreter's lock until it is
+    MLX can form one group per process, and holds the interpreter's lock until it is
     complete. Raises EngineFailed.
     """
     try:
