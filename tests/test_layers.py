@@ -19,6 +19,10 @@ ENGINE = "backend.engine"
 # assembles what other layers offer.
 LAYERS = {
     "common": "common",
+    "formats": """
+        common.formats common.gbnf common.call_grammar common.tool_schema common.chat_format
+        common.chat_parser common.abilities
+    """,
     "base": f"""
         {ENGINE}.errors {ENGINE}.events {ENGINE}.request {ENGINE}.generation {ENGINE}.outbox
         {ENGINE}.units {ENGINE}.setting_rule {ENGINE}.settings {ENGINE}.threads
@@ -55,6 +59,14 @@ LAYERS = {
     "rpc": "backend.rpc",
     "processes": "backend.supervising backend.__main__",
     "gateway": "gateway",
+    "models": "gateway.models",
+    "supervision": """
+        gateway.supervisor gateway.asking gateway.context gateway.greeting gateway.model_metrics
+        gateway.server
+    """,
+    "openai": "gateway.openai gateway.tagged gateway.tolerance",
+    "other APIs": "gateway.anthropic gateway.ollama gateway.responses",
+    "routes": "gateway.routes gateway.app gateway.__main__",
     "command": "cli",
 }
 LAYER_OF = {name: at for at, names in enumerate(LAYERS.values()) for name in names.split()}

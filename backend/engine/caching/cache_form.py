@@ -34,7 +34,7 @@ def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
     Only keys and values are quantised: the recurrent states of a hybrid model keep their type.
     Raises InvalidRequest, with the reason, if the model or the device does not support it. To find
     out, the model is run on a few tokens with 8-bit KV and with plain KV, and the logits are
-    compared: not every device computes all quantised products (on an H100, MLX 0.32.4 refuses
+    compared: not every device computes all quantised products (on an H100, MLX refuses
     some).
     """
     if kind == CacheKind():

@@ -2,7 +2,7 @@
 
 Sequences that stay and sequences that join are both members of the new batch. All are copied once,
 or, where a layer's buffers have room for them, only those that need it (`rearranged`). All cache
-classes that mlx-lm 0.32.2 can batch are supported; a cache of any other class holds one sequence.
+classes that mlx-lm can batch are supported; a cache of any other class holds one sequence.
 """
 
 from __future__ import annotations

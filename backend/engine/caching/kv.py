@@ -1,4 +1,4 @@
-"""The engine's interface to the KV caches of mlx-lm 0.32.2.
+"""The engine's interface to the KV caches of mlx-lm.
 
 What depends on mlx-lm's cache classes is here and in `gather`: which of them can be truncated,
 which can be batched, and how a sequence joins and leaves a batch. A `RowCache` holds one sequence:

@@ -1,6 +1,6 @@
 """Quantised KV caches, for one sequence and for several.
 
-mlx-lm 0.32.2 has a cache for a single sequence (`QuantizedKVCache`), which cannot be batched and
+mlx-lm has a cache for a single sequence (`QuantizedKVCache`), which cannot be batched and
 miscounts bytes with 3, 5 and 6 bits, and none for several. mlx-lm's attention recognises quantised
 caches by their attributes `bits` and `group_size`.
 

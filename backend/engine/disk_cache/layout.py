@@ -20,7 +20,7 @@ from backend.engine.caching import kv
 from backend.engine.caching.rectangle import RowKV
 from backend.engine.caching.row_shift import RowShift
 
-# Classes of mlx-lm 0.32.2 and `quantized_kv`.
+# Classes of mlx-lm and `quantized_kv`.
 _WHOLE = frozenset({"KVCache", "QuantizedRow"})  # they store every token
 _GROWING = _WHOLE | {"RotatingKVCache", "ChunkedKVCache"}  # axis 2 of their arrays is time
 KINDS = _GROWING | {"ArraysCache"}

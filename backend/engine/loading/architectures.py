@@ -78,7 +78,7 @@ def aliases(package: str) -> Mapping[str, str]:
     folder = _folder(package)
     if folder is None:
         return {}
-    # MODEL_REMAPPING is a literal in mlx-lm 0.32 and mlx-vlm 0.7.
+    # MODEL_REMAPPING is a literal in mlx-lm and mlx-vlm.
     for node in ast.parse((folder / "utils.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "MODEL_REMAPPING":
             table: dict[str, str] = ast.literal_eval(node.value)

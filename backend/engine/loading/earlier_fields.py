@@ -2,7 +2,7 @@
 
 transformers 5 gives many fields new names. It writes the values of RoPE into `rope_parameters`, the
 kinds of layers into `layer_types` in place of a period, and since 5.15 the values that differ
-between layers into `per_layer_config`. Most families of mlx-lm 0.32.2 and mlx-vlm 0.7.10 do not
+between layers into `per_layer_config`. Most families of mlx-lm and mlx-vlm do not
 look there. They would use values of their own, or not load.
 """
 

@@ -1,9 +1,9 @@
 """Lets attention take the mask of a batch, in families whose code expects another one.
 
-- Gemma 2 (mlx-lm 0.32.2) splits its queries into groups, [rows, heads, group, tokens, size], and
+- Gemma 2 (mlx-lm) splits its queries into groups, [rows, heads, group, tokens, size], and
   adds a mask of [rows, 1, tokens, keys] to them unchanged. The mask's rows then align with heads:
   the batch fails, or is wrong if there are as many rows as heads.
-- The Qwen families below (mlx-vlm 0.7.10) cut a mask to the length of the longest row. The batch is
+- The Qwen families below (mlx-vlm) cut a mask to the length of the longest row. The batch is
   wider than that once a longer row has left it, and then fails.
 """
 

@@ -113,7 +113,7 @@ def despite_checks(
 def remember_no_words(tokenizer: Any) -> None:
     """Switch off the cache of split words in a tokenizer that has not encoded anything yet.
 
-    tokenizers 0.23 never frees what such a cache holds for a thread that has used it, so every load
+    The library never frees what such a cache holds for a thread that has used it, so every load
     of a model would leave some KiB. Without it, a prompt takes about as long to encode.
     """
     network = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)

@@ -220,7 +220,7 @@ def _load(
 def mlx_lm_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
     """mlx-lm's classes of a model and of its configuration, to which fields of RoPE are added.
 
-    DeepSeek-V3 has a head for multi-token prediction as one more layer, which mlx-lm 0.32.2 drops
+    DeepSeek-V3 has a head for multi-token prediction as one more layer, which mlx-lm drops
     from the checkpoint where its number is 61. Smaller models of this type have it too, under the
     number of their own layers.
     """

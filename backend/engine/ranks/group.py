@@ -16,9 +16,8 @@ _SOONER = 2.0  # seconds before the time-out: a host waits as long for an answer
 def join_group(place: Place) -> None:
     """Join MLX's group of ranks; all ranks must call this at the same time.
 
-    mlx 0.32.4 can form one group per process, and holds the interpreter's lock until it is
-    complete. So if that takes too long, a signal of the system ends the process. Raises
-    EngineFailed.
+    MLX can form one group per process, and holds the interpreter's lock until it is complete. So if
+    that takes too long, a signal of the system ends the process. Raises EngineFailed.
     """
     signal.setitimer(signal.ITIMER_REAL, max(place.timeout - _SOONER, 1.0))
     try:

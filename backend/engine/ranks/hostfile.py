@@ -105,7 +105,7 @@ def place_in(
 def transport_environ(place: Place, hostfile: str, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables by which mx.distributed finds the other ranks, unless they are set already.
 
-    As in mlx 0.32.4, `mlx/_distributed_utils/launch.py`; mpirun sets those of `mpi`.
+    As in MLX's `mlx/_distributed_utils/launch.py`; mpirun sets those of `mpi`.
     """
     host, port = hosts_of(hostfile)[0]
     defaults: dict[Transport, dict[str, str]] = {
@@ -125,7 +125,7 @@ def transport_environ(place: Place, hostfile: str, environ: Mapping[str, str]) -
 def _require_ring(hosts: Sequence[tuple[str, int]], control: tuple[str, int]) -> None:
     """Raise Misuse for addresses at which the sockets of a ring cannot listen.
 
-    mlx 0.32.4 uses IPv4 only, and each socket needs an address of its own.
+    MLX uses IPv4 only, and each socket needs an address of its own.
     """
     for rank, (host, port) in enumerate(hosts):
         if ":" in host:
