@@ -12,8 +12,9 @@ CHECKED := backend bench cli common gateway scripts/healthy.py scripts/package.p
 # Bytecode is kept: the tests start some hundred processes.
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(PYTHON_ENV) -m pytest -n auto --dist loadfile --no-loadscope-reorder
 FAST := tests/common tests/rpc tests/engine/constraints tests/engine/planning $(wildcard \
-  tests/gateway/test_*_to_*.py tests/gateway/test_*_answer.py tests/gateway/test_*_fields.py \
-  tests/gateway/test_model_config.py tests/gateway/test_shell_arguments.py tests/gateway/test_sse.py)
+  tests/gateway/*/test_*_to_*.py tests/gateway/*/test_*_answer.py tests/gateway/*/test_*_fields.py \
+  tests/gateway/models/test_model_config.py $(addprefix tests/gateway/test_,sdk_fields.py \
+  shell_arguments.py sse.py))
 
 export PROMPT MODEL MODELS
 

@@ -47,7 +47,7 @@ LONG = (
     "engine/test_memory.py",
     "clients/test_schemathesis.py",
     "engine/executing/test_executor_faults.py",
-    "gateway/test_supervisor.py",
+    "gateway/supervisor/test_supervisor.py",
     "install/test_package.py",
     "engine/test_conversations.py",
     "engine/test_costly_masks.py",

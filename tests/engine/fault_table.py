@@ -190,7 +190,7 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "a gateway model file with YAML aliases that repeat each other, or nested deeply",
             "that model is refused; the others are served",
-            "gateway/test_model_config.py::test_a_bad_file_is_reported_in_a_sentence",
+            "gateway/models/test_model_config.py::test_a_bad_file_is_reported_in_a_sentence",
         ),
         Edge(
             "any flipped bit in a KV file",
@@ -364,18 +364,18 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "the gateway's warden process is killed",
             "its backends end, and the next load starts another warden",
-            "gateway/test_supervisor_warden.py::test_a_killed_warden_ends_the_backend_and_is_replaced",
+            "gateway/supervisor/test_supervisor_warden.py::test_a_killed_warden_ends_the_backend_and_is_replaced",
         ),
         Edge(
             "a signal ends a backend during an answer",
             "503, or the stream's error event, with the message below; the page, `/models` and the"
             " log have it too",
-            "gateway/test_killed_backends.py::test_during_an_answer",
+            "gateway/supervisor/test_killed_backends.py::test_during_an_answer",
         ),
         Edge(
             "a signal ends a backend that starts or loads a model",
             "500 with the message below; the page, `/models` and the log have it too",
-            "gateway/test_killed_backends.py::test_during_a_load",
+            "gateway/supervisor/test_killed_backends.py::test_during_a_load",
         ),
         Edge(
             "a signal ends the backend of the demo or of doctor, or a rank",
@@ -411,7 +411,7 @@ EDGES: dict[str, list[Edge]] = {
         Edge(
             "the gateway is killed",
             "no backend is left running",
-            "gateway/test_supervisor_orphans.py::test_a_killed_gateway_leaves_no_backend_behind",
+            "gateway/supervisor/test_supervisor_orphans.py::test_a_killed_gateway_leaves_no_backend_behind",
         ),
     ],
 }

@@ -6,13 +6,13 @@ import json
 
 import pytest
 
+from tests.gateway.anthropic.test_messages import WEATHER as OWN_WEATHER
+from tests.gateway.anthropic.test_messages import body_of, streamed, whole
 from tests.gateway.asking import WEATHER, chat, chat_chunks, joined, user_message
 from tests.gateway.gateway_process import GatewayProcess
-from tests.gateway.test_messages import WEATHER as OWN_WEATHER
-from tests.gateway.test_messages import body_of, streamed, whole
-from tests.gateway.test_responses import WEATHER as FLAT_WEATHER
-from tests.gateway.test_responses import streamed as response_events
-from tests.gateway.test_responses import whole as whole_response
+from tests.gateway.responses.test_responses import WEATHER as FLAT_WEATHER
+from tests.gateway.responses.test_responses import streamed as response_events
+from tests.gateway.responses.test_responses import whole as whole_response
 
 QUESTION = "What is the weather in Paris?"
 LIMITS = range(1, 27)  # the largest limits cut nothing

@@ -13,9 +13,9 @@ from gateway.openai.pdf_part import UNREAD
 from gateway.responses.request import ResponsesRequest
 from gateway.responses.to_chat import chat_request as of_responses
 from tests.gateway.asking import WEATHER, user_message
+from tests.gateway.openai.test_attachments import sound, wire
+from tests.gateway.openai.test_chat_to_wire import as_dict, completion, translated
 from tests.gateway.requests_begun import begun
-from tests.gateway.test_attachments import sound, wire
-from tests.gateway.test_chat_to_wire import as_dict, completion, translated
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(8)).decode()
 

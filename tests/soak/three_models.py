@@ -28,7 +28,7 @@ from bench.report import Figure, Table, at_most, fact
 from tests.engine.embedding import tiny_checkpoints
 from tests.engine.vision.seeing import encoded, picture
 from tests.gateway.gateway_process import GatewayProcess
-from tests.gateway.test_hearing import sound
+from tests.gateway.openai.test_hearing import sound
 from tests.soak.one_backend import Sample
 
 SECONDS = 600.0

@@ -21,7 +21,7 @@ from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 
 KINDS = (*CONFIGS, "quantised", "bfloat16")
 IDENTITY = "0123456789abcdef" * 2
-PATIENCE = 30.0  # seconds that a test waits for the disk thread
+PATIENCE = 120.0  # seconds that a test waits for the disk thread
 
 
 @cache

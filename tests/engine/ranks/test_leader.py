@@ -28,7 +28,7 @@ from backend.engine.ranks.software import versions
 from backend.engine.ranks.wire import Form, Join, LoadReport, LoadShard, Ready, Software
 from backend.supervising.supervisor import free_ports
 
-WAIT = 20.0
+WAIT = 120.0  # seconds, on a busy machine too
 
 
 @dataclass

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import pytest
 from selenium import webdriver
 from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.service import Service
@@ -18,6 +19,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 from gateway.supervisor.warden import backend_environ
 from tests.clients.environments import Browser, packaged_browser
+from tests.long import TEST_LONG
 
 BINARIES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 DRIVER = "chromedriver"
@@ -26,6 +28,7 @@ const done = arguments[0];
 indexedDB.deleteDatabase('chat').onsuccess = () => done(true);
 """
 WAIT = 60.0
+SIZES = [(1280, 800), (390, 844)]  # of a window: of a desktop computer, of a telephone
 _Result = TypeVar("_Result")
 
 # Sources of log entries that are no fault of the page: tests provoke HTTP errors, and the browser
@@ -61,6 +64,11 @@ def launch(preferences: dict[str, Any] | None = None) -> webdriver.Chrome:
     environment = dict(backend_environ(os.environ, {})) | found.environment
     service = Service(found.driver, env=environment)
     return webdriver.Chrome(options=options, service=service)
+
+
+def sizes(first: int) -> pytest.MarkDecorator:
+    """A `size` for each window; without TEST_LONG only for the one with this number."""
+    return pytest.mark.parametrize("size", SIZES if TEST_LONG else [SIZES[first]])
 
 
 class Page:

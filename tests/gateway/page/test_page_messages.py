@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from selenium.webdriver.common.keys import Keys
 
-from tests.gateway.page.browser import Page
+from tests.gateway.page.browser import Page, sizes
 from tests.gateway.page.test_page_conversations import give, press, titles
 
 STORED = """
@@ -35,10 +34,7 @@ def undo(page: Page) -> None:
     page.find("#notice button").click()
 
 
-SIZES = pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
-
-
-@SIZES
+@sizes(0)
 def test_a_deleted_conversation_can_be_restored(page: Page, size: tuple[int, int]) -> None:
     page.open(*size, model="tiny", temperature="0")
     page.ask("What is 3 + 4?")
@@ -84,7 +80,7 @@ def test_a_conversation_is_deleted_while_it_is_answered(page: Page) -> None:
     assert "la" in page.text(".answer .body")
 
 
-@SIZES
+@sizes(1)
 def test_one_message_is_deleted_and_restored(page: Page, size: tuple[int, int]) -> None:
     page.open(*size, model="tiny", temperature="0")
     page.ask("My name is Ada.")
@@ -120,7 +116,7 @@ def test_a_deleted_version_leaves_the_others(page: Page) -> None:
     assert page.answered() == "2 + 2 = 4"
 
 
-@SIZES
+@sizes(0)
 def test_an_answer_is_edited(page: Page, size: tuple[int, int]) -> None:
     page.open(*size, model="tiny", temperature="0")
     page.ask("My name is Ada.")
@@ -143,7 +139,7 @@ def test_an_answer_is_edited(page: Page, size: tuple[int, int]) -> None:
     page.until(lambda: shown(page) == ["My name is Ada.", first])
 
 
-@SIZES
+@sizes(1)
 def test_a_stopped_answer_is_continued(page: Page, size: tuple[int, int]) -> None:
     page.open(*size, model="tiny", temperature="0")
     page.ask("Count to 60.")

@@ -11,10 +11,9 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.keys import Keys
 
 from tests.gateway.gateway_process import ROOT, GatewayProcess, tiny
-from tests.gateway.page.browser import Page
+from tests.gateway.page.browser import Page, sizes
 
 VISION = {"parameters": {"model": str(ROOT / "tests" / "models" / "tiny_vision")}}
-SIZES = [(1280, 800), (390, 844)]
 # Records what the page says while an answer is waited for.
 DROP = """
 const done = arguments[1];
@@ -120,7 +119,7 @@ def test_a_failed_model_is_not_preselected_and_a_loaded_one_is(
         ),
     ],
 )
-@pytest.mark.parametrize("size", SIZES)
+@sizes(0)
 def test_the_reason_for_a_wait_is_shown_where_the_answer_will_be(
     page: Page, size: tuple[int, int], changes: dict[str, Any], expected: str
 ) -> None:
@@ -140,7 +139,7 @@ def test_an_alias_is_not_a_model_of_its_own(page: Page) -> None:
     page.until(lambda: "also named gpt-4o-mini" in page.text("#models-list"))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@sizes(1)
 def test_each_model_is_offered_with_size_context_and_abilities(
     page: Page, size: tuple[int, int]
 ) -> None:
@@ -177,7 +176,7 @@ def test_a_conversation_returns_to_the_model_that_answered(page: Page) -> None:
     assert chosen(page) == before
 
 
-@pytest.mark.parametrize("size", SIZES)
+@sizes(0)
 def test_an_image_is_not_attached_to_a_model_that_accepts_only_text(
     page: Page, size: tuple[int, int]
 ) -> None:

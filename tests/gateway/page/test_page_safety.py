@@ -11,7 +11,7 @@ from selenium.webdriver.common.keys import Keys
 
 from gateway.routes.page import FOLDER
 from tests.gateway.gateway_process import TINY_TEXT, WAIT, GatewayProcess, tiny
-from tests.gateway.page.browser import Page
+from tests.gateway.page.browser import Page, sizes
 
 HOSTILE = [
     "<img src=x onerror=\"document.title='run'\">",
@@ -174,7 +174,7 @@ def test_every_library_is_the_published_one() -> None:
     assert there == listed
 
 
-@pytest.mark.parametrize("size", [(1280, 800), (390, 844)])
+@sizes(1)
 def test_the_key_is_requested_and_forgotten_with_the_tab(
     page: Page, guarded: GatewayProcess, size: tuple[int, int]
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.gateway.event_lines import events_of
 from tests.gateway.gateway_process import GatewayProcess
-from tests.gateway.test_responses_answer import Client
+from tests.gateway.responses.test_responses_answer import Client
 
 Json = dict[str, Any]
 WEATHER = {

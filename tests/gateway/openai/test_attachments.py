@@ -19,7 +19,7 @@ from gateway.openai.translation import Translation
 from gateway.responses.request import ResponsesRequest
 from gateway.responses.to_chat import chat_request as of_responses
 from tests.gateway.asking import user_message
-from tests.gateway.test_chat_to_wire import translated
+from tests.gateway.openai.test_chat_to_wire import translated
 from wire import backend_pb2 as pb
 
 Json = dict[str, Any]

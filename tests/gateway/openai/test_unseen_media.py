@@ -15,8 +15,8 @@ from gateway.errors import ApiError
 from gateway.exchange import Exchange
 from tests.gateway.asking import user_message
 from tests.gateway.gateway_process import TINY_TEXT, GatewayProcess
+from tests.gateway.openai.test_chat_to_wire import config_of, translated
 from tests.gateway.requests_begun import begun
-from tests.gateway.test_chat_to_wire import config_of, translated
 
 TEXT = config_of(parameters={"model": str(TINY_TEXT)})
 PNG = "data:image/png;base64,iVBORw0KGgo="

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.gateway.anthropic.test_messages_answer import rebuilt
 from tests.gateway.event_lines import events_of
 from tests.gateway.gateway_process import GatewayProcess
-from tests.gateway.test_messages_answer import rebuilt
 
 Json = dict[str, Any]
 WEATHER = {

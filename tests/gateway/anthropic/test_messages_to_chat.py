@@ -16,8 +16,8 @@ from gateway.errors import ApiError
 from gateway.exchange import Exchange
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.translation import Translation
+from tests.gateway.openai.test_chat_to_wire import config_of, gateway_of
 from tests.gateway.requests_begun import begun
-from tests.gateway.test_chat_to_wire import config_of, gateway_of
 from wire import backend_pb2 as pb
 
 Json = dict[str, Any]

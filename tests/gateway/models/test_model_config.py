@@ -18,7 +18,7 @@ from gateway.models.reading import ModelFolder, read_folder
 from gateway.supervisor.load_request import load_request
 from tests.gateway.doc_tables import tables
 
-DOCS = Path(__file__).parents[2] / "docs" / "models.md"
+DOCS = Path(__file__).parents[3] / "docs" / "models.md"
 
 BOMB = "a: &a [0, 0]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"

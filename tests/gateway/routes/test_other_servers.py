@@ -10,7 +10,7 @@ import pytest
 
 from tests.gateway.asking import ADDITION, chat, chunks, message, user_message
 from tests.gateway.gateway_process import TINY_TEXT, GatewayProcess, tiny
-from tests.gateway.test_responses import WEATHER as FLAT_WEATHER
+from tests.gateway.responses.test_responses import WEATHER as FLAT_WEATHER
 
 Json = dict[str, Any]
 
