@@ -25,7 +25,7 @@ LAYERS = {
     """,
     "base": f"""
         {ENGINE}.errors {ENGINE}.events {ENGINE}.request {ENGINE}.generation {ENGINE}.outbox
-        {ENGINE}.units {ENGINE}.setting_rule {ENGINE}.settings {ENGINE}.threads
+        {ENGINE}.units {ENGINE}.patching {ENGINE}.setting_rule {ENGINE}.settings {ENGINE}.threads
         {ENGINE}.blas_threads {ENGINE}.engine_state {ENGINE}.gauges {ENGINE}.heartbeat
         {ENGINE}.step_limits {ENGINE}.token_text {ENGINE}.repetition
         {ENGINE}.constraints.spec {ENGINE}.disk_cache.use {ENGINE}.embedding.encoding
