@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
 
 import mlx.core as mx
 
@@ -12,6 +15,19 @@ class Numbers(tuple[int, ...]):
 
     before: tuple[mx.array, int] | None = None  # what `array` is the sum of
     made: mx.array | None = None
+
+    @cached_property
+    def longest(self) -> int:
+        return max(self)
+
+    @cached_property
+    def even(self) -> bool:
+        """Whether all numbers are equal."""
+        return min(self) == self.longest
+
+    def __deepcopy__(self, _: Any) -> Numbers:
+        """The same object: neither the numbers nor the arrays change."""
+        return self
 
 
 class SharedNumbers:
@@ -26,6 +42,7 @@ class SharedNumbers:
         self._known: OrderedDict[tuple[int, ...], Numbers] = OrderedDict()
         self._by_array: OrderedDict[int, Numbers] = OrderedDict()  # by the id of the array
         self._sum: tuple[Numbers, int, Numbers] | None = None  # the latest
+        self._made: tuple[Numbers, dict[Any, mx.array]] | None = None  # of the latest numbers
 
     def __call__(self, numbers: tuple[int, ...]) -> Numbers:
         """The numbers, as the same object while they are kept."""
@@ -63,6 +80,20 @@ class SharedNumbers:
             self._by_array[id(array)] = numbers
         return numbers.made
 
+    def made_from(
+        self, numbers: Numbers, key: Any, make: Callable[[mx.array], mx.array]
+    ) -> mx.array:
+        """What `make` computes from the array of the numbers; all layers of a pass get the same.
+
+        key: what the result depends on besides.
+        """
+        if self._made is None or self._made[0] is not numbers:
+            self._made = numbers, {}
+        arrays = self._made[1]
+        if key not in arrays:
+            arrays[key] = make(self.array(numbers))
+        return arrays[key]
+
     def numbers_of(self, array: mx.array) -> Numbers | None:
         """The numbers in an array, without a wait for the device; None if it was not made here."""
         return self._by_array.get(id(array))
@@ -70,7 +101,7 @@ class SharedNumbers:
     def clear(self) -> None:
         self._known.clear()
         self._by_array.clear()
-        self._sum = None
+        self._sum = self._made = None
 
 
 shared_numbers = SharedNumbers(64)

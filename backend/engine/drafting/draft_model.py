@@ -195,7 +195,7 @@ class ModelGuesser:
         """Feed each sequence its tokens; returns the best token after them, and its probability."""
         width = max(map(len, fed))
         padded = [[*tokens, *[0] * (width - len(tokens))] for tokens in fed]
-        logits = self._draft.model(mx.array(padded), cache=self._cache.layers_for(width))
+        logits = self._draft.model(mx.array(padded), cache=self._cache.layers)
         last = mx.array([max(len(tokens) - 1, 0) for tokens in fed])[:, None, None]
         logits = mx.take_along_axis(logits, last, axis=1)[:, 0, : self._draft.main_vocabulary]
         logits = logits.astype(mx.float32)

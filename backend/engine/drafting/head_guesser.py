@@ -76,7 +76,7 @@ class HeadGuesser(StateGuesser):
         """
         width = max(map(len, fed))
         tokens = [[*own, *[0] * (width - len(own))] for own in fed]
-        layers = self._cache.layers_for(width)
+        layers = self._cache.layers
         found = self._head(mx.array(tokens), padded(states, width), cache=layers)
         self._cache.drop([width - len(own) for own in fed])
         last = mx.array([max(len(own) - 1, 0) for own in fed])[:, None, None]

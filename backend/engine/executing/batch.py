@@ -147,7 +147,7 @@ class DecodeBatch:
         self.ahead: mx.array | None = None
         self.width = self.proposed = self.behind = 0
         self.right: list[int] = []
-        self._cache = kv.BatchCache(holes=model.drafting is None or model.drafting.holes)
+        self._cache = kv.BatchCache()
         # Per sequence, known tokens after its `history` that have to be fed again.
         self._again: list[list[int]] = []
         self._passed: mx.array | None = None  # the hidden states of the latest pass
@@ -304,7 +304,7 @@ class DecodeBatch:
             logits = self._run_again(chosen.tokens)
         else:
             tokens = mx.expand_dims(chosen.tokens, 1)
-            logits = mx.squeeze(self._run(tokens, self._cache.layers_for(1)), 1)
+            logits = mx.squeeze(self._run(tokens, self._cache.layers), 1)
         before_start()
         if any(step.again):
             self._remember([(len(own), len(own) + 1) for own in step.again])
@@ -364,7 +364,7 @@ class DecodeBatch:
         """Feed a lone sequence its tokens again, for models that cannot skip padding."""
         if any(self._again):
             (again,), (one,) = self._again, self.sequences
-            self._model(mx.array([again]), cache=self._cache.layers_for(len(again)))
+            self._model(mx.array([again]), cache=self._cache.layers)
             one.history += again
             self._again = [[]]
 

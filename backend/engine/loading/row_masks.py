@@ -5,6 +5,8 @@
   the batch fails, or is wrong if there are as many rows as heads.
 - The Qwen families below (mlx-vlm 0.7.10) cut a mask to the length of the longest row. The batch is
   wider than that once a longer row has left it, and then fails.
+- Inkling (mlx-vlm 0.7.10) makes a mask of its own, of distances to the end of the buffers and of
+  the cache's `left_padding`, as if all rows ended in the same column.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import mlx.core as mx
 
 _OF_GROUPS = "mlx_lm.models.gemma2"
 _CUT = ("mlx_vlm.models.qwen3_vl_moe.language", "mlx_vlm.models.qwen3_omni_moe.language")
+_FROM_ENDS = "mlx_vlm.models.inkling.language"
 
 
 def fit_row_masks(model: Any) -> None:
@@ -26,6 +29,8 @@ def fit_row_masks(model: Any) -> None:
             attention.__class__ = type(kind.__name__, (kind,), {"__call__": _grouped(kind)})
         elif kind.__module__ in _CUT:
             attention.__class__ = type(kind.__name__, (kind,), {"__call__": _uncut(kind)})
+        elif kind.__module__ == _FROM_ENDS:
+            attention.__class__ = type(kind.__name__, (kind,), {"__call__": _from_ends(kind)})
 
 
 def _grouped(kind: Any) -> Any:
@@ -54,3 +59,31 @@ class _AsLongAsWide:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
+
+
+def _from_ends(kind: Any) -> Any:
+    def call(attention: Any, x: mx.array, cache: Any = None, conv_mask: Any = None) -> Any:
+        if cache is not None:
+            cache = (_EndsInOneColumn(cache[0]), cache[1])
+        return kind.__call__(attention, x, cache, conv_mask)
+
+    return call
+
+
+class _EndsInOneColumn:
+    """The cache of a layer, whose rows seem to have their empty columns on the left."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+        self.left_padding: mx.array | None = None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        keys, values = self._cache.update_and_fetch(keys, values)
+        if self._cache.lengths.even:
+            return keys, values
+        columns = keys.shape[2]
+        self.left_padding = columns - self._cache.offset
+        places = (mx.arange(columns) - self.left_padding[:, None]) % columns
+        places = places[:, None, :, None]
+        moved = (mx.take_along_axis(part, places, axis=2) for part in (keys, values))
+        return next(moved), next(moved)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from backend.engine import device
 from backend.engine.blas_threads import blas_threads
-from backend.engine.caching import kv
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.disk_cache.cache import open_disk_cache
 from backend.engine.disk_cache.identity import model_digest
@@ -136,9 +135,6 @@ def build(
         here,
         dtype=request.dtype,
     )
-    if drafting is not None and batches and traits.together:
-        drafting = replace(drafting, holes=kv.can_leave_holes(loaded.model))
-        yield "engine"
     taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
     if open_media_input is not None:
         # The processor's cache takes one half; the other half, features, is freed for sequences.
