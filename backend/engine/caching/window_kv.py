@@ -72,14 +72,18 @@ class WindowKV(LayerKV):
         if longest <= self.max_size or tokens == 1:
             wrap = self.max_size if longest > self.max_size else 0
             self.parts = written(parts, new, before, wrap)
-            return self.keys_and_values()
-        self._outside, self._before = new, before
-        if not before.longest:
-            return new
-        rows, used = len(before), self.held(before.longest)
+        else:
+            self._outside, self._before = new, before
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """All keys and values that the latest pass attends to."""
+        if not self._outside:
+            return super().keys_and_values()
+        rows, used = len(self._before), self.held(self._before.longest)
         keys, values = (
-            mx.concatenate([part[:rows, :, :used], fresh], axis=2)
-            for part, fresh in zip(parts, new, strict=True)
+            mx.concatenate([part[:rows, :, :used], fresh], axis=2) if used else fresh
+            for part, fresh in zip((self.keys, self.values), self._outside, strict=True)
         )
         return keys, values
 
