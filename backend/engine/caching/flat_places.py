@@ -12,14 +12,12 @@ import numpy as np
 
 
 def placed(part: mx.array, values: mx.array, places: mx.array) -> mx.array:
-    """Write values in a buffer whose first three axes count as one. places: [n, 1] for n vectors.
+    """Write values, [n, size], in a buffer whose first three axes count as one. places: [n, 1].
 
     MLX does this in place, writes whole vectors, and leaves spare rows alone.
     """
-    depth, heads, columns, size = part.shape
-    flat = part.reshape(depth * heads * columns, size)
-    values = values.reshape(places.shape[0], size)
-    return mx.put_along_axis(flat, places, values, axis=0).reshape(part.shape)
+    flat = mx.put_along_axis(mx.flatten(part, 0, 2), places, values, 0)
+    return mx.unflatten(flat, 0, part.shape[:3])
 
 
 @lru_cache(maxsize=8)

@@ -134,11 +134,10 @@ class LayerKV:
 
         They have columns for the longest sequence; `make_mask` hides those after shorter ones.
         """
-        tokens = keys.shape[2]
-        new = self.fresh(keys, values)
-        parts = self.grown(new, self.lengths.longest + tokens)
-        self.parts = written(parts, new, self.lengths)
-        self.lengths = shared_numbers.plus(self.lengths, tokens)
+        new, tokens, lengths = self.fresh(keys, values), keys.shape[2], self.lengths
+        parts = self.grown(new, lengths.longest + tokens)
+        self.parts = written(parts, new, lengths)
+        self.lengths = shared_numbers.plus(lengths, tokens)
         return self.keys_and_values()
 
     def grown(self, new: Parts, columns: int) -> Parts:
@@ -240,17 +239,27 @@ def written(parts: Parts, new: Parts, lengths: Numbers, wrap: int = 0) -> Parts:
         for part, fresh in zip(parts, new, strict=True):
             part[:rows, :, at : at + tokens] = fresh
         return parts
-    columns = parts[0].shape[2]
+    made, heads, columns = [], 0, parts[0].shape[2]
+    for part, fresh in zip(parts, new, strict=True):
+        if fresh.shape[1] != heads:
+            heads = fresh.shape[1]
+            places = _places(lengths, rows, heads, columns, tokens, wrap)
+        made.append(placed(part, mx.flatten(fresh, 0, 2), places))
+    return tuple(made)
 
-    def places(heads: int) -> mx.array:
-        def make(starts: mx.array) -> mx.array:
-            starts = (starts % wrap if wrap else starts)[:, None, None]
-            return (starts + first_places(rows, heads, columns, tokens)).reshape(-1, 1)
 
-        return shared_numbers.made_from(lengths, (heads, columns, tokens, wrap), make)
-
-    pairs = zip(parts, new, strict=True)
-    return tuple(placed(part, fresh, places(fresh.shape[1])) for part, fresh in pairs)
+def _places(
+    lengths: Numbers, rows: int, heads: int, columns: int, tokens: int, wrap: int
+) -> mx.array:
+    """The places in flat buffers of the tokens after each sequence's length, [n, 1]."""
+    key = (heads, columns, tokens, wrap)
+    places = shared_numbers.made_from(lengths, key)
+    if places is None:
+        starts = shared_numbers.array(lengths)
+        starts = (starts % wrap if wrap else starts)[:, None, None]
+        places = (starts + first_places(rows, heads, columns, tokens)).reshape(-1, 1)
+        shared_numbers.keep(lengths, key, places)
+    return places
 
 
 def visible(positions: mx.array, now: mx.array, window: int | None) -> mx.array:

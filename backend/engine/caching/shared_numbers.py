@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -80,19 +79,16 @@ class SharedNumbers:
             self._by_array[id(array)] = numbers
         return numbers.made
 
-    def made_from(
-        self, numbers: Numbers, key: Any, make: Callable[[mx.array], mx.array]
-    ) -> mx.array:
-        """What `make` computes from the array of the numbers; all layers of a pass get the same.
+    def made_from(self, numbers: Numbers, key: Any) -> mx.array | None:
+        """The array that `keep` was given for these numbers, unless it had others since then."""
+        made = self._made
+        return made[1].get(key) if made is not None and made[0] is numbers else None
 
-        key: what the result depends on besides.
-        """
+    def keep(self, numbers: Numbers, key: Any, array: mx.array) -> None:
+        """Keep an array for the other layers of a pass. key: what made it, besides the numbers."""
         if self._made is None or self._made[0] is not numbers:
             self._made = numbers, {}
-        arrays = self._made[1]
-        if key not in arrays:
-            arrays[key] = make(self.array(numbers))
-        return arrays[key]
+        self._made[1][key] = array
 
     def numbers_of(self, array: mx.array) -> Numbers | None:
         """The numbers in an array, without a wait for the device; None if it was not made here."""

@@ -59,9 +59,9 @@ class WindowKV(LayerKV):
             )
 
     def _moved_in(self, part: mx.array, fresh: mx.array, counts: tuple[int, ...]) -> mx.array:
-        rows, heads, tokens, size = fresh.shape
+        _, heads, tokens, _ = fresh.shape
         source, target = moves(self._before, counts, heads, tokens, self.max_size)
-        return placed(part, fresh.reshape(rows * heads * tokens, size)[source], target)
+        return placed(part, mx.flatten(fresh, 0, 2)[source], target)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append [sequences, heads, tokens, size]; returns all keys and values to attend to."""

@@ -7,6 +7,8 @@
   wider than that once a longer row has left it, and then fails.
 - Inkling (mlx-vlm 0.7.10) makes a mask of its own, of distances to the end of the buffers and of
   the cache's `left_padding`, as if all rows ended in the same column.
+- MiniMax M3 (mlx-lm 0.32.2) chooses blocks of keys by their distance to the end of the buffers.
+  Here it chooses for each row by itself, so that a row has the blocks that it has alone.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import mlx.core as mx
 _OF_GROUPS = "mlx_lm.models.gemma2"
 _CUT = ("mlx_vlm.models.qwen3_vl_moe.language", "mlx_vlm.models.qwen3_omni_moe.language")
 _FROM_ENDS = "mlx_vlm.models.inkling.language"
+_OF_BLOCKS = "mlx_lm.models.minimax_m3_vl"
 
 
 def fit_row_masks(model: Any) -> None:
@@ -31,6 +34,8 @@ def fit_row_masks(model: Any) -> None:
             attention.__class__ = type(kind.__name__, (kind,), {"__call__": _uncut(kind)})
         elif kind.__module__ == _FROM_ENDS:
             attention.__class__ = type(kind.__name__, (kind,), {"__call__": _from_ends(kind)})
+        elif kind.__module__ == _OF_BLOCKS:
+            attention.__class__ = type(kind.__name__, (kind,), {"_block_mask": _by_row(kind)})
 
 
 def _grouped(kind: Any) -> Any:
@@ -87,3 +92,33 @@ class _EndsInOneColumn:
         places = places[:, None, :, None]
         moved = (mx.take_along_axis(part, places, axis=2) for part in (keys, values))
         return next(moved), next(moved)
+
+
+def _by_row(kind: Any) -> Any:
+    def block_mask(attention: Any, x: mx.array, mask: Any, offset: Any, cache: Any) -> Any:
+        together = kind._block_mask(attention, x, mask, offset, cache)
+        if together is mask or cache is None or cache.lengths.even:
+            return together  # None of its blocks is dropped, or all rows have the same.
+        keys, _ = cache.keys_and_values()
+        tokens, columns = x.shape[1], keys.shape[2]
+        found = []
+        for row, end in enumerate(cache.lengths):
+            one = slice(row, row + 1)
+            known = _Known(keys[one, :, :end])
+            own = kind._block_mask(attention, x[one], mask[one, ..., :end], end - tokens, known)
+            shape = [1, attention.num_attention_heads, tokens]
+            rest = mx.zeros([*shape, columns - end], mx.bool_)
+            found.append(mx.concatenate([mx.broadcast_to(own, [*shape, end]), rest], axis=-1))
+        return mx.concatenate(found)
+
+    return block_mask
+
+
+class _Known:
+    """The cache of one row, whose latest keys have been written."""
+
+    def __init__(self, keys: mx.array) -> None:
+        self._keys = keys
+
+    def update_and_fetch(self, _: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        return self._keys, values

@@ -27,7 +27,6 @@ from backend.engine.loading.serving_verdict import (
     kept_verdict,
     restrict,
 )
-from backend.engine.loading.solitary import why_alone
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.traits import measure, measure_passes
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
@@ -116,9 +115,6 @@ def build(
         known.get("figures"),
     )
     vocabulary, batches, trims = traits.vocabulary, traits.batches, traits.trims
-    if batches and (why := why_alone(loaded.model_type)):
-        batches = False
-        _log.warning("model %s: requests are served one at a time: %s", shown(loaded.name), why)
     slots = settings.parallel if batches else 1
     stores = getattr(loaded.model, "stores", True)
     reads_whole = getattr(loaded.model, "reads_whole", False)

@@ -421,6 +421,14 @@ def test_passes_of_different_lengths_are_written_in_place(kind: str) -> None:
     assert _addresses(batch.layers) == before
 
 
+def test_a_full_window_takes_back_only_the_latest_pass() -> None:
+    model = kv_model("window")
+    batch = kv.BatchCache([_filled("window", 30), _filled("window", 3)])
+    mx.eval(model(mx.array([[5], [6]]), cache=batch.layers))
+    with pytest.raises(ValueError, match="a full window cannot remove 1 tokens"):
+        batch.drop([0, 1])
+
+
 @pytest.mark.parametrize("kind", GROWING)
 def test_a_leave_copies_nothing_until_a_quarter_of_the_rows_is_waste(kind: str) -> None:
     batch = kv.BatchCache([_filled(kind, 9, start) for start in range(8)])
