@@ -17,6 +17,7 @@ import numpy as np
 from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from backend.engine.caching.kv import BatchCache, RowCache
+from backend.engine.caching.layer_kv import LayerKV
 from bench.report import Figure, at_most, fact
 
 LAYERS, HEADS, DIM = 30, 3, 64
@@ -66,11 +67,11 @@ def measure() -> Iterator[Figure]:
 
 def _of_mlx_lm() -> float:
     """Seconds of a turnover with the steps of mlx-lm's BatchGenerator."""
-    rows = [_row() for _ in range(SEQUENCES)]
+    rows = [_row(KVCache) for _ in range(SEQUENCES)]
     layers = [BatchKVCache.merge([row[at] for row in rows]) for at in range(LAYERS)]
     del rows
     _decode(layers)
-    joining = _row()
+    joining = _row(KVCache)
     stay = mx.array(list(range(1, SEQUENCES)))
     started = time.perf_counter()
     for layer, row in zip(layers, joining, strict=True):
@@ -80,8 +81,8 @@ def _of_mlx_lm() -> float:
     return time.perf_counter() - started
 
 
-def _row() -> RowCache:
-    row = [KVCache() for _ in range(LAYERS)]
+def _row(kind: Any = LayerKV) -> RowCache:
+    row = [kind() for _ in range(LAYERS)]
     for layer in row:
         layer.update_and_fetch(*(mx.random.normal((1, HEADS, TOKENS, DIM)) for _ in range(2)))
     mx.eval([layer.state for layer in row])

@@ -345,9 +345,7 @@ class Scheduler:
                 over = sequence.scoring.done
             else:
                 whole = len(sequence.history) >= len(sequence.prompt) - 1
-                over = (
-                    whole and sequence.group is not None and not self.executor.in_flight(sequence)
-                )
+                over = whole and sequence.rows is not None and not self.executor.in_flight(sequence)
             if over:
                 self._publish_all(number, output, output.finish_unstarted())
 

@@ -14,7 +14,6 @@ import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.loading.serving_trial import ServingTrial, plain_pass
-from backend.engine.loading.serving_verdict import why_alone
 from backend.engine.model import EngineModel
 from backend.engine.request import Sampling
 from tests.engine.loads import at_once
@@ -59,7 +58,7 @@ def compare(model: Any, name: str, tokens: int = TOKENS) -> Compared:
     """Load the model as the backend would, and compare its answers."""
     served = engine_model(model, batches=kv.can_batch(kv.new_row(model)))
     verdict = at_once(ServingTrial(name, plain_pass(model), list(_WORDS), ()).run(served))
-    if why_alone(name) or not served.batches:
+    if not served.batches:
         served.slots, served.batches = 1, False
     prompts = [_text(20, 1), _text(33, 2), _text(11, 3)]
     rounds = Rounds(served)

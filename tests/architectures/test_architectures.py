@@ -27,8 +27,12 @@ from tests.long import TEST_LONG
 
 _ALL = architectures()
 _ONLY_OF_VLM = VLM_ARCHITECTURES if TEST_LONG else ["minimax_m3"]
-# Windows, recurrent state, latent KV, shared KV, compressed KV, a convolution beside attention.
-_KINDS = ("baichuan_m1", "deepseek_v41", "falcon_h1", "gemma3n", "lfm2", "mamba2", "qwen3_5")
+# Windows, recurrent state, latent KV, shared KV, compressed KV, a convolution beside attention, and
+# attention to blocks of keys.
+_KINDS = (
+    *("baichuan_m1", "deepseek_v41", "falcon_h1", "gemma3n", "lfm2", "mamba2", "minimax_m3_vl"),
+    "qwen3_5",
+)
 _COSTLY = ("phi3small",)  # its vocabulary cannot be small
 _SAMPLE = sorted({*_ALL[::5], *_KINDS}.difference(_COSTLY))
 _BUILT = [one for one in _ALL if one not in UNBUILT and one not in DISAGREES]

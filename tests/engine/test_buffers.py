@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from backend.engine.caching import kv
-from backend.engine.caching.rectangle import STEP
+from backend.engine.caching.layer_kv import STEP
 from tests.engine.kv_models import kv_model
 from tests.engine.rounds import Rounds, engine_model
 

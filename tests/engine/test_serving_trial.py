@@ -55,16 +55,11 @@ def test_a_model_that_fails_in_a_batch_is_served_one_request_at_a_time(
     assert f"model '{model_type}': requests in one batch get other answers" in caplog.text
 
 
-def test_gemma_2_is_right_in_a_batch() -> None:
-    found = compare(tiny_model("gemma2"), "gemma2")
+@pytest.mark.parametrize("model_type", ["gemma2", "minimax_m3_vl"])
+def test_a_model_whose_masks_are_fitted_is_right_in_a_batch(model_type: str) -> None:
+    found = compare(tiny_model(model_type), model_type)
     assert found.right
     assert found.batched
-
-
-def test_a_model_that_fails_where_no_trial_can_notice_is_listed_by_name() -> None:
-    found = compare(tiny_model("minimax_m3_vl"), "minimax_m3_vl")
-    assert found.right
-    assert not found.batched
 
 
 @pytest.mark.parametrize("kind", ["attention", "window", "gated delta", "state space", "latent"])

@@ -12,12 +12,14 @@ import logging
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache
 
 from backend.engine.caching.cache_kind import CacheKind, group_size_for
-from backend.engine.caching.kv import BatchCache
-from backend.engine.caching.quantized_kv import QuantizedRow
+from backend.engine.caching.kv import BatchCache, new_row
+from backend.engine.caching.layer_kv import LayerKV
+from backend.engine.caching.quantized_kv import QuantizedKV
 from backend.engine.caching.row_shift import RowShift
+from backend.engine.caching.window_kv import WindowKV
 from backend.engine.errors import InvalidRequest
 from common.field_names import named
 
@@ -39,7 +41,7 @@ def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
     """
     if kind == CacheKind():
         return kind
-    empty, row = make_prompt_cache(model), make_prompt_cache(model)
+    empty, row = new_row(model), new_row(model)
     mx.eval(model(mx.array([[0]]), cache=row))
     if not kind.bits:
         _require_type(row, kind.dtype)
@@ -50,12 +52,12 @@ def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
 
     def quantized(bits: int) -> list[Any]:
         return [
-            QuantizedRow(kind.group_size, bits) if type(one) is KVCache else copy.deepcopy(one)
+            QuantizedKV(kind.group_size, bits) if type(one) is LayerKV else copy.deepcopy(one)
             for one in empty
         ]
 
     try:
-        _try(model, make_prompt_cache(model), quantized(8))
+        _try(model, new_row(model), quantized(8))
     except InvalidRequest:
         raise
     except Exception as fault:
@@ -84,14 +86,14 @@ def _require_type(cache: list[Any], dtype: str) -> None:
             )
 
 
-def _keys_and_values(row: list[Any]) -> list[KVCache]:
+def _keys_and_values(row: list[Any]) -> list[LayerKV]:
     """The layers that can be quantised. Raises InvalidRequest for layers of unsuitable kinds."""
     for layer in row:
-        if isinstance(layer, RotatingKVCache):
+        if isinstance(layer, WindowKV):
             raise _refused("some of its layers keep a sliding window")
-        if not (type(layer) is KVCache or isinstance(layer, ArraysCache | RowShift)):
+        if not (type(layer) is LayerKV or isinstance(layer, ArraysCache | RowShift)):
             raise _refused(f"its layers have caches of their own kind ({type(layer).__name__})")
-    cache = [layer for layer in row if type(layer) is KVCache]
+    cache = [layer for layer in row if type(layer) is LayerKV]
     if not cache:
         raise _refused("its layers keep a recurrent state, not keys and values")
     return cache

@@ -14,38 +14,34 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import ChunkedKVCache, RotatingKVCache, make_prompt_cache
 
 from backend.engine.caching.gather import (
-    PLAIN,
-    BatchKV,
     can_gather,
     gathered,
     keeps_state,
+    of_rows,
     rearranged,
     taken,
 )
-from backend.engine.caching.quantized_kv import QuantizedBatch, QuantizedRow
-from backend.engine.caching.rectangle import Rectangle, RowKV, oversized
-from backend.engine.caching.row_shift import BatchShift, RowShift
+from backend.engine.caching.layer_kv import LayerKV
+from backend.engine.caching.quantized_kv import QuantizedKV
+from backend.engine.caching.row_shift import RowShift
+from backend.engine.caching.window_kv import WindowKV
 from backend.engine.planning.plan import CacheCost
 
 RowCache = list[Any]
 Snapshot = list[Any]  # per layer of a row: a copy, or None if the layer can be truncated
 Member = tuple[list[Any], int]  # the layers of a row or a batch, and a sequence's index in them
 
-_KEEP_ALL = (*PLAIN, BatchKV, QuantizedRow, QuantizedBatch, RowShift, BatchShift)
+_KEEP_ALL = (LayerKV, QuantizedKV, RowShift)
 MOST_GAPS = 0.25  # share of a pass's rows that may be without a sequence
 _SETTLED = 256  # shortest length, in tokens, at which layers of unknown kinds are measured
 
 
 def new_row(model: Any) -> RowCache:
     """An empty cache for one sequence."""
-    cache: RowCache = make_prompt_cache(model)
-    for leaf in leaves(cache):
-        if type(leaf) is KVCache:
-            leaf.__class__ = RowKV
-    return cache
+    return list(map(of_rows, make_prompt_cache(model)))
 
 
 def clone(cache: RowCache) -> RowCache:
@@ -71,23 +67,9 @@ def always_trims(cache: RowCache) -> bool:
 def can_remove_tokens(cache: RowCache) -> bool:
     """Whether `BatchCache.begin` and `end` can remove tokens of the row's latest pass."""
     return all(
-        _keeps_all(leaf) or type(leaf) is RotatingKVCache or keeps_state(leaf)
+        _keeps_all(leaf) or isinstance(leaf, WindowKV) or keeps_state(leaf)
         for leaf in leaves(cache)
     )
-
-
-def _shorten(layer: RotatingKVCache, tokens: int) -> None:
-    """Remove the last tokens of a window that a pass has just put into chronological order.
-
-    mlx-lm refuses this for a full window, but the tokens that the pass's first token attended to
-    are still there. If the whole pass is removed, the window is one token short; an empty place is
-    left for the next token, because mlx-lm never lets a full window grow.
-    """
-    end = layer.keys.shape[2] - tokens
-    layer.offset -= tokens
-    places = max(end, min(layer.offset, layer.max_size))
-    layer.keys, layer.values = layer.keys[..., :places, :], layer.values[..., :places, :]
-    layer._idx = end
 
 
 def snapshot(cache: RowCache) -> Snapshot:
@@ -138,22 +120,13 @@ def rewind(cache: RowCache, tokens: int, kept: Snapshot | None) -> bool:
 def trim(cache: RowCache, tokens: int) -> bool:
     """Remove the last `tokens` tokens; False if a layer could not be truncated that far.
 
-    If they are many, their memory is released: mlx-lm only changes the offset, and the first write
-    would copy everything.
+    If they are many, their memory is released.
     """
     if tokens and not all(layer.trim(tokens) == tokens for layer in cache):
         return False
-    for layer in leaves(cache):
-        if type(layer) in PLAIN and layer.keys is not None:
-            # a slice keeps the whole buffer alive
-            copied = oversized(layer.offset, layer.keys.shape[2])
-            layer.keys = layer.keys[..., : layer.offset, :]
-            layer.values = layer.values[..., : layer.offset, :]
-            if copied:
-                layer.keys, layer.values = map(mx.contiguous, (layer.keys, layer.values))
-                mx.async_eval(layer.keys, layer.values)
-        elif type(layer) is QuantizedRow:
-            layer.release()
+    for leaf in leaves(cache):
+        if isinstance(leaf, LayerKV):
+            leaf.release()
     return True
 
 
@@ -174,10 +147,9 @@ def nbytes(cache: RowCache) -> int:
 class BatchCache:
     """The KV of sequences that are processed together, by their index in the batch.
 
-    A sequence that is alone keeps its own row cache, for which MLX has fused kernels. Several
-    sequences share rectangles (`rectangle`, `window`), with a mask only if their lengths differ.
-    `join` copies the sequences that stay and those that join once, into buffers with room up to the
-    next whole step. Leaving copies nothing until the layers are used again, so all leaves and joins
+    They share buffers (`layer_kv`, `window_kv`), with a mask only if their lengths differ. `join`
+    copies the sequences that stay and those that join once, into buffers with room up to the next
+    whole step. Leaving copies nothing until the layers are used again, so all leaves and joins
     between two steps cost one copy; a batch that is taken over as a whole is not copied.
 
     `arrange` lets those that join take the rows of those that left, so that only they are copied.
@@ -193,12 +165,8 @@ class BatchCache:
     that will join; the rows of a pass are `pass_rows`.
     """
 
-    def __init__(self, rows: Sequence[RowCache] = (), *, holes: bool = True) -> None:
-        """Take over the rows; a single one is used without a copy.
-
-        holes: what `can_leave_holes` says of the model, which matters only if `end` is called.
-        """
-        self._holes = holes
+    def __init__(self, rows: Sequence[RowCache] = ()) -> None:
+        """Take over the rows; a single one is used without a copy."""
         self._layers: list[Any] = []
         self.rows, self.gaps = 0, False
         self._rows: list[int] = []  # for each sequence, its index in `_layers`
@@ -206,9 +174,8 @@ class BatchCache:
         # Rows, spare ones included, of the buffers of layers that grow with their sequences.
         # Counted even if this rank has no such layer: all ranks must make the same decisions.
         self._depth = 0
-        self._dropped = False  # whether tokens were removed, which may have left holes
-        self._settled = True  # whether `_layers` are these sequences, ready for the next tokens
-        # tokens per sequence in the pass between `begin` and `end`
+        self._settled = True  # whether `_layers` are exactly these sequences
+        # tokens per row in the pass between `begin` and `end`
         self._counts: Sequence[int] = ()
         self._before: list[list[Any]] = []  # recurrent states from before that pass
         self.join([(row, 0) for row in rows])
@@ -226,19 +193,10 @@ class BatchCache:
             self._become([self.member(place) for place in range(len(self))])
         return self._layers
 
-    def layers_for(self, tokens: int) -> list[Any]:
-        """`layers`, with room for a pass over this many tokens of each sequence."""
-        layers = self.layers
-        if self._dropped:
-            for leaf in leaves(layers):
-                if isinstance(leaf, Rectangle):
-                    leaf.make_room(tokens, holes=self._holes)
-        return layers
-
     def expect(self, tokens: int) -> None:
         """Give buffers room for this many tokens of each sequence when they grow."""
         for leaf in leaves(self.layers):
-            if isinstance(leaf, (RowKV, QuantizedRow, Rectangle)):
+            if isinstance(leaf, LayerKV):
                 leaf.expected = tokens
 
     def drop(self, tokens: Sequence[int]) -> None:
@@ -247,22 +205,16 @@ class BatchCache:
         Windows allow this only directly after the pass that appended the tokens. Unlike `trim`, it
         keeps the room in the buffers: otherwise every step that checks guesses would copy them.
         """
-        layers = self.layers
-        self._drop(layers, self._per_row(tokens))
+        self._drop(self.layers, self._per_row(tokens))
 
     def _drop(self, layers: Sequence[Any], tokens: Sequence[int]) -> None:
         """`drop`, with a number per row."""
         if not any(tokens):
             return
-        self._dropped = True
         for leaf in leaves(layers):
-            if isinstance(leaf, Rectangle):
+            if isinstance(leaf, LayerKV):
                 leaf.drop(tokens)
-            elif isinstance(leaf, RotatingKVCache):
-                _shorten(leaf, tokens[0])
-            elif keeps_state(leaf):
-                continue
-            elif len(self) == 1 and leaf.trim(tokens[0]) != tokens[0]:
+            elif not keeps_state(leaf) and leaf.trim(tokens[0]) != tokens[0]:
                 raise ValueError(f"a layer of the cache cannot remove {tokens[0]} tokens")
 
     def begin(self, counts: Sequence[int]) -> list[Any]:
@@ -271,8 +223,7 @@ class BatchCache:
         The pass feeds tokens of shape [sequences, max(counts)]: `counts[i]` tokens for sequence i,
         at least one, then padding. Counts may differ if `can_prefill_together` allows it.
         """
-        layers = self.layers_for(max(counts))
-        counts = self._per_row(counts)
+        layers, counts = self.layers, self._per_row(counts)
         states = list(filter(keeps_state, leaves(layers)))
         if min(counts) < max(counts):
             for leaf in states:
@@ -303,7 +254,7 @@ class BatchCache:
 
     @property
     def settled(self) -> bool:
-        """Whether the layers hold exactly these sequences, aligned at their ends."""
+        """Whether the layers hold exactly these sequences."""
         return self._settled
 
     @property
@@ -332,7 +283,6 @@ class BatchCache:
         if not len(self) and list(places) == list(range(len(other))):
             self._layers, self._rows, self._settled = other._layers, other._rows, other._settled
             self._width, self._depth = other._width, other._depth
-            self._dropped = other._dropped
         elif len(order) == 1 < len(other):
             self.join([(other.extract(places[0]), 0)])
         else:
@@ -424,7 +374,7 @@ class BatchCache:
         would copy them in full when the next tokens are written.
         """
         buffers = [
-            (leaf.keys, leaf.values) if hasattr(leaf, "keys") else leaf.state
+            leaf.arrays if isinstance(leaf, LayerKV) else getattr(leaf, "keys", leaf.state)
             for leaf in leaves(self._layers)
         ]
         kept = [layer.state for one in snapshots for layer in one if layer is not None]
@@ -445,17 +395,11 @@ class BatchCache:
         """
         if len(counts) != len(self) or min(counts) < 1:
             raise ValueError(f"{len(self)} sequences cannot take {list(counts)} tokens")
-        layers = self.layers
-        paddings = [max(counts) - count for count in counts]
-        if not any(paddings):
-            yield layers
-            return
-        for layer in layers:
-            layer.prepare(lengths=list(counts), right_padding=paddings)
-        yield layers
-        for layer in layers:
-            layer.finalize()
-        self._settled = False
+        if min(counts) == max(counts):
+            yield self.layers
+        else:
+            yield self.begin(counts)
+            self.end(counts)
 
     def _become(
         self, members: Sequence[Member], present: Sequence[Any] = (), *, rows: int = 0
@@ -523,42 +467,6 @@ def can_prefill_together(model: Any, *, tried: bool | None = None) -> bool:
     return can_batch(row) and (not tried or _skips_padding(model))
 
 
-def can_leave_holes(model: Any) -> bool:
-    """Whether wrong guesses may leave columns without a token between those with one.
-
-    Attention that uses the mask of `make_mask` ignores them. Some models of mlx-vlm 0.7.10
-    (Qwen3.5, inkling) compute a mask of their own from `left_padding`, which cannot tell where the
-    holes are, so every model is tried on a few tokens. False for a model that fails in a batch,
-    which the trial detects.
-    """
-    rows = [new_row(model), new_row(model)]
-    if not (can_batch(rows[0]) and can_remove_tokens(rows[0])):
-        return True
-    try:
-        return _reads_past_holes(model, rows)
-    except Exception:
-        return False
-
-
-def _reads_past_holes(model: Any, rows: Sequence[RowCache]) -> bool:
-    """Whether texts in a batch, one with a wrong guess dropped, get the logits of each alone."""
-    for row, text in zip(rows, ([1, 2, 3, 4], [4, 3]), strict=True):
-        feed_tokens(model, row, [text])
-    alone = list(map(clone, rows))
-    for row, text in zip(alone, ([5, 6, 7, 8], [5, 8]), strict=True):
-        feed_tokens(model, row, [text])
-    batch = BatchCache(rows)
-    feed_tokens(model, batch.begin([3, 3]), [[5, 6, 7]] * 2)
-    # A recurrent layer may have been restored to an earlier length than asked for.
-    again = [] if batch.end([3, 1])[1] else [5]
-    counts = [1, len(again) + 1]
-    feed_tokens(model, batch.begin(counts), [[8, 0][: counts[1]], [*again, 8]])
-    batch.end(counts)
-    together = feed_tokens(model, batch.layers_for(1), [[9], [9]])[:, -1]
-    each = [feed_tokens(model, row, [[9]])[:, -1] for row in alone]
-    return _close(together, mx.concatenate(each))
-
-
 def _skips_padding(model: Any) -> bool:
     """Whether two texts leave the same caches when they run together with padding as when alone."""
     texts = [[1, 2, 3, 4], [4, 3, 2, 1]]
@@ -613,12 +521,14 @@ def cost(model: Any, row: RowCache | None = None) -> CacheCost:
     for layer in leaves(row):
         if keeps_state(layer) or isinstance(layer, RowShift):
             fixed += layer.nbytes
-        elif isinstance(layer, (RotatingKVCache, ChunkedKVCache)):
-            most = getattr(layer, "max_size", None) or layer.chunk_size
-            windowed.append((layer.nbytes // layer.keys.shape[2], most))
+        elif isinstance(layer, (WindowKV, RotatingKVCache, ChunkedKVCache)):
+            most = layer.chunk_size if isinstance(layer, ChunkedKVCache) else layer.max_size
+            parts = layer.keys, layer.values
+            windowed.append((sum(part.nbytes for part in parts) // parts[0].shape[2], most))
+        elif isinstance(layer, LayerKV):
+            per_token += layer.nbytes // layer.parts[0].shape[2] if layer.parts else 0
         elif hasattr(layer, "keys"):
-            keys = (layer.keys or (None,))[0] if isinstance(layer, QuantizedRow) else layer.keys
-            per_token += 0 if keys is None else layer.nbytes // keys.shape[2]
+            per_token += 0 if layer.keys is None else layer.nbytes // layer.keys.shape[2]
         else:
             unknown = True
     if unknown:
@@ -634,7 +544,7 @@ def cost(model: Any, row: RowCache | None = None) -> CacheCost:
 
 
 def _is_measured(layer: Any) -> bool:
-    kinds = (RowShift, RotatingKVCache, ChunkedKVCache)
+    kinds = (LayerKV, RowShift, RotatingKVCache, ChunkedKVCache)
     return keeps_state(layer) or isinstance(layer, kinds) or hasattr(layer, "keys")
 
 

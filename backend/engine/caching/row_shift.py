@@ -8,14 +8,36 @@ when that joins or leaves a batch, or is stored as an entry.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 
-class _Weightless:
-    """The cache interface, for a cache without keys and values."""
+class RowShift:
+    """The shifts of some rows, in positions; 0 for a row without media."""
+
+    def __init__(self, *numbers: int) -> None:
+        self._numbers = numbers or (0,)
+        self.shifts = mx.array(self._numbers)
+
+    @property
+    def shift(self) -> int:
+        """The shift of the only row."""
+        (number,) = self._numbers
+        return number
+
+    @shift.setter
+    def shift(self, number: int) -> None:
+        self._numbers, self.shifts = (number,), mx.array([number])
+
+    def gathered(self, members: Sequence[tuple[Any, int]], rows: int = 0) -> RowShift:  # noqa: ARG002
+        return RowShift(*(layer._numbers[row] for layer, row in members))
+
+    rearranged = gathered
+
+    def taken(self, row: int) -> RowShift:
+        return RowShift(self._numbers[row])
 
     @property
     def state(self) -> tuple[Any, ...]:
@@ -31,31 +53,3 @@ class _Weightless:
     def trim(self, tokens: int) -> int:
         """Do nothing: a row that starts from a shorter prefix gets its own shift."""
         return tokens
-
-    def prepare(self, **padding: Any) -> None:
-        """Do nothing: the shift is the same for all later tokens."""
-
-    def finalize(self) -> None:
-        """Do nothing: `prepare` has done nothing."""
-
-
-class RowShift(_Weightless):
-    """The shift of one row, in positions; 0 for a row without media."""
-
-    def __init__(self, shift: int = 0) -> None:
-        self.shift = shift
-
-    @property
-    def shifts(self) -> mx.array:
-        return mx.array([self.shift])
-
-
-class BatchShift(_Weightless):
-    """The shifts of several rows, in their order."""
-
-    def __init__(self, shifts: Iterable[int]) -> None:
-        self._numbers = list(shifts)
-        self.shifts = mx.array(self._numbers)
-
-    def row(self, at: int) -> RowShift:
-        return RowShift(self._numbers[at])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import cached_property
+from typing import Any
 
 import mlx.core as mx
 
@@ -12,6 +14,19 @@ class Numbers(tuple[int, ...]):
 
     before: tuple[mx.array, int] | None = None  # what `array` is the sum of
     made: mx.array | None = None
+
+    @cached_property
+    def longest(self) -> int:
+        return max(self)
+
+    @cached_property
+    def even(self) -> bool:
+        """Whether all numbers are equal."""
+        return min(self) == self.longest
+
+    def __deepcopy__(self, _: Any) -> Numbers:
+        """The same object: neither the numbers nor the arrays change."""
+        return self
 
 
 class SharedNumbers:
@@ -26,6 +41,7 @@ class SharedNumbers:
         self._known: OrderedDict[tuple[int, ...], Numbers] = OrderedDict()
         self._by_array: OrderedDict[int, Numbers] = OrderedDict()  # by the id of the array
         self._sum: tuple[Numbers, int, Numbers] | None = None  # the latest
+        self._made: tuple[Numbers, dict[Any, mx.array]] | None = None  # of the latest numbers
 
     def __call__(self, numbers: tuple[int, ...]) -> Numbers:
         """The numbers, as the same object while they are kept."""
@@ -63,6 +79,17 @@ class SharedNumbers:
             self._by_array[id(array)] = numbers
         return numbers.made
 
+    def made_from(self, numbers: Numbers, key: Any) -> mx.array | None:
+        """The array that `keep` was given for these numbers, unless it had others since then."""
+        made = self._made
+        return made[1].get(key) if made is not None and made[0] is numbers else None
+
+    def keep(self, numbers: Numbers, key: Any, array: mx.array) -> None:
+        """Keep an array for the other layers of a pass. key: what made it, besides the numbers."""
+        if self._made is None or self._made[0] is not numbers:
+            self._made = numbers, {}
+        self._made[1][key] = array
+
     def numbers_of(self, array: mx.array) -> Numbers | None:
         """The numbers in an array, without a wait for the device; None if it was not made here."""
         return self._by_array.get(id(array))
@@ -70,7 +97,7 @@ class SharedNumbers:
     def clear(self) -> None:
         self._known.clear()
         self._by_array.clear()
-        self._sum = None
+        self._sum = self._made = None
 
 
 shared_numbers = SharedNumbers(64)

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 from backend.engine.loading.shards import PATTERN, read_header
 from common.version import VERSION
 
-_FORMAT = 2  # version of the entries; after a change, older files no longer match any model
+_FORMAT = 3  # version of the entries; after a change, older files no longer match any model
 _PACKAGES = ("mlx", "mlx-lm", "mlx-vlm")  # what computes the KV, with patches of this project
 _PIECE = 1024  # bytes read at the start, the middle and the end of each tensor
 

@@ -17,12 +17,12 @@ from mlx.utils import tree_flatten, tree_unflatten
 from numpy.typing import NDArray
 
 from backend.engine.caching import kv
-from backend.engine.caching.rectangle import RowKV
+from backend.engine.caching.layer_kv import LayerKV
 from backend.engine.caching.row_shift import RowShift
 
-# Classes of mlx-lm and `quantized_kv`.
-_WHOLE = frozenset({"KVCache", "QuantizedRow"})  # they store every token
-_GROWING = _WHOLE | {"RotatingKVCache", "ChunkedKVCache"}  # axis 2 of their arrays is time
+# Classes of ours and of mlx-lm.
+_WHOLE = frozenset({"LayerKV", "QuantizedKV"})  # they store every token
+_GROWING = _WHOLE | {"WindowKV", "ChunkedKVCache"}  # axis 2 of their arrays is time
 KINDS = _GROWING | {"ArraysCache"}
 # NumPy has no bfloat16, so arrays are viewed as unsigned integers.
 _CARRIERS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
@@ -131,10 +131,10 @@ def _fits(mine: Layer, layer: Layer, tokens: int) -> bool:
         return False
     if mine.kind in _WHOLE:  # numbers: group size and bits if it is quantised
         return numbers == expected and length == tokens
+    if mine.kind == "WindowKV":  # size of the window
+        return numbers == expected and length == min(tokens, numbers[0])
     if numbers[:-1] != expected[:-1]:
         return False
-    if mine.kind == "RotatingKVCache":  # kept tokens, size of the window, next index to write
-        return min(tokens, numbers[1]) <= length and 0 <= numbers[2] <= length
     return 0 <= numbers[1] <= tokens <= numbers[1] + length  # size of a chunk, tokens dropped
 
 
@@ -159,16 +159,16 @@ def _layer(cache: Any) -> Layer:
         else leaf
         for path, leaf in _leaves(cache).items()
     }
-    return Layer("KVCache" if isinstance(cache, RowKV) else type(cache).__name__, parts)
+    return Layer(type(cache).__name__, parts)
 
 
 def _leaves(cache: Any) -> dict[str, Any]:
     """The leaves of a cache's state, without the unused ends of its buffers."""
     leaves: dict[str, Any] = dict(tree_flatten(cache.state))
-    if isinstance(cache, RowKV) or type(cache).__name__ in _WHOLE:
+    if isinstance(cache, LayerKV):
         for path, leaf in leaves.items():
             if isinstance(leaf, mx.array):
-                leaves[path] = leaf[..., : cache.offset, :]
+                leaves[path] = leaf[..., : cache.size(), :]
     return leaves
 
 

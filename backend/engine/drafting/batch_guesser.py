@@ -114,7 +114,7 @@ class BatchGuesser:
         width = max(map(len, fed))
         tokens = mx.array([[*own, *[0] * (width - len(own))] for own in fed])
         beside = () if states is None else (padded(states, width),)
-        found = self._head(tokens, *beside, cache=self._cache.layers_for(width))
+        found = self._head(tokens, *beside, cache=self._cache.layers)
         self._cache.drop([width - len(own) for own in fed])
         last = mx.array([max(len(own) - 1, 0) for own in fed])[:, None, None]
         return mx.take_along_axis(found, last, axis=1)

@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 from mlx.nn.layers.base import Module
 
+from backend.engine.caching.layer_kv import visible
 from backend.engine.drafting.head_weights import HeadError, Weights, embedding_of, load_weights
 from backend.engine.planning.guess_width import WIDTHS
 
@@ -75,7 +76,8 @@ class BlockHead(Module):
 
     def _attend(self, own: Any, states: mx.array, cached: Any, mask: mx.array) -> mx.array:
         queries = own.q_norm(_by_head(own.q_proj(states), own.n_heads)).swapaxes(1, 2)
-        parts = zip(_stored(cached), self._keys_and_values(own, states, cached.offset), strict=True)
+        new = self._keys_and_values(own, states, cached.offset)
+        parts = zip(cached.keys_and_values(), new, strict=True)
         keys, values = (mx.concatenate(list(pair), axis=2) for pair in parts)
         found = mx.fast.scaled_dot_product_attention(
             self.inner.rope(queries, offset=cached.offset),
@@ -128,27 +130,20 @@ def _by_head(states: mx.array, heads: int) -> mx.array:
     return states.reshape(*states.shape[:2], heads, -1)
 
 
-def _stored(layer: Any) -> tuple[mx.array, mx.array]:
-    """The keys and values of a row or a rectangle."""
-    if hasattr(layer, "keys_and_values"):
-        keys, values = layer.keys_and_values()
-    else:
-        keys, values = layer.state
-    return keys, values
-
-
 def _mask(cache: Any, size: int, causal: bool, window: int | None) -> mx.array:
     """The attention mask of a block of `size` tokens.
 
     Every token sees all of the block, and as much of the KV as the first one. In a causal layer
     each sees only what precedes it.
     """
-    mask: mx.array = cache.make_mask(max(size, 2), return_array=True, window_size=window)
+    starts = mx.array(cache.offset).reshape(-1, 1)
+    columns = mx.arange(cache.size())
+    # The block's columns follow those of the longest sequence. Columns after a shorter one are
+    # placed after the block, where no token sees them.
+    stored = mx.where(columns < starts, columns, starts + size)
+    now = starts + mx.arange(size)
+    mask = visible(mx.concatenate([stored, now], axis=1), now, window)
     if causal:
         return mask
-    before = mask[..., :1, : mask.shape[-1] - max(size, 2)]
-    block = [*before.shape[:-2], size, size]
-    return mx.concatenate(
-        [mx.broadcast_to(before, [*block[:-1], before.shape[-1]]), mx.ones(block, mx.bool_)],
-        axis=-1,
-    )
+    before = mx.broadcast_to(mask[..., :1, : columns.size], [*mask.shape[:3], columns.size])
+    return mx.concatenate([before, mx.ones([*mask.shape[:3], size], mx.bool_)], axis=-1)

@@ -55,7 +55,7 @@ class Drafting:
     a batch, the cheapest first. weights_bytes: of the draft model or head. cost: bytes per
     sequence of its KV and of hidden states that wait for it; None if it has neither. states: the
     source of a head's hidden states; None if no guesser reads them. names: the guessers' names, for
-    logs. holes: the result of `kv.can_leave_holes` for the model.
+    logs.
     """
 
     most: int
@@ -64,7 +64,6 @@ class Drafting:
     cost: CacheCost | None = None
     states: StateSource | None = None
     names: str = LOOKUP
-    holes: bool = True
 
 
 def load_drafting(

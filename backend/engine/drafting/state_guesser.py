@@ -124,7 +124,7 @@ class BlockGuesser(StateGuesser):
     ) -> dict[int, list[int]]:
         counts = [0 if own is None else own.shape[0] for own in unread]
         width = max(counts)
-        self._head.read(padded(unread, width), self._cache.layers_for(width))
+        self._head.read(padded(unread, width), self._cache.layers)
         self._cache.drop([width - count for count in counts])
         # As many as in training: a shorter block would get worse guesses.
         size = self._head.longest

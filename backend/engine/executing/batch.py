@@ -44,6 +44,7 @@ from backend.engine.executing.choosing import (
     most_grammar_seconds,
     sampled_of,
 )
+from backend.engine.executing.rows import Rows
 from backend.engine.model import EngineModel
 from backend.engine.sampling.penalties import Past
 
@@ -83,55 +84,8 @@ class _Checked:
     fed: Sequence[list[int]]
 
 
-@dataclass(eq=False, slots=True)
-class PrefillGroup:
-    """Sequences that are prefilled together, in the order of their KV."""
-
-    cache: kv.BatchCache
-    sequences: list[ExecutorSequence]
-
-    @classmethod
-    def gathered(cls, sequences: Sequence[ExecutorSequence]) -> PrefillGroup:
-        """The group of exactly these sequences, which leave their present groups.
-
-        Raises what MLX raises; the groups are then unchanged.
-        """
-        groups = [one.group for one in sequences if one.group is not None]
-        if len(groups[0].sequences) == len(sequences) == groups.count(groups[0]):
-            return groups[0]
-        gathered = cls(kv.BatchCache(), list(sequences))
-        members = [
-            group.cache.member(group.sequences.index(one))
-            for one, group in zip(sequences, groups, strict=True)
-        ]
-        if len(sequences) == 1:
-            members = [(groups[0].extract(sequences[0]), 0)]
-        gathered.cache.join(members)
-        for one, group in zip(sequences, groups, strict=True):
-            group.drop(one)
-            one.group = gathered
-        return gathered
-
-    def alone(self, one: ExecutorSequence) -> kv.RowCache:
-        """The KV of a sequence, which becomes a group of its own."""
-        return PrefillGroup.gathered([one]).cache.layers
-
-    def extract(self, one: ExecutorSequence) -> kv.RowCache:
-        """A copy of a sequence's KV in buffers of its own."""
-        return self.cache.extract(self.sequences.index(one))
-
-    def settle(self) -> None:
-        """Copy the remaining sequences after a leave, so that the larger rectangle is freed."""
-        if not self.cache.settled:
-            mx.async_eval([layer.state for layer in self.cache.layers])
-
-    def drop(self, one: ExecutorSequence) -> None:
-        self.cache.leave([self.sequences.index(one)])
-        self.sequences.remove(one)
-
-
-class DecodeBatch:
-    """The sequences of one rectangle of KV; the last token of each has not been fed yet.
+class DecodeBatch(Rows):
+    """Sequences whose last tokens have not been fed yet.
 
     reported: whether the planner learns from the latest step. ahead: the tokens that a launched
     step computes and a later one reads, [sequences]; None if there are none. width: maximum number
@@ -140,14 +94,13 @@ class DecodeBatch:
     """
 
     def __init__(self, model: EngineModel) -> None:
+        super().__init__(kv.BatchCache(), [])
         self._engine_model = model
         self._model = model.model
-        self.sequences: list[ExecutorSequence] = []
         self.reported = False
         self.ahead: mx.array | None = None
         self.width = self.proposed = self.behind = 0
         self.right: list[int] = []
-        self._cache = kv.BatchCache(holes=model.drafting is None or model.drafting.holes)
         # Per sequence, known tokens after its `history` that have to be fed again.
         self._again: list[list[int]] = []
         self._passed: mx.array | None = None  # the hidden states of the latest pass
@@ -160,10 +113,6 @@ class DecodeBatch:
             self._speculation = Speculation(model.drafting, model.end_tokens)
 
     @property
-    def nbytes(self) -> int:
-        return self._cache.nbytes
-
-    @property
     def draft_bytes(self) -> int:
         """Bytes of the KV of guessers, and of hidden states not yet handed to sequences."""
         return self._kept.nbytes + (self._speculation.nbytes if self._speculation else 0)
@@ -173,8 +122,8 @@ class DecodeBatch:
         """Bytes of biases and token counts, which are kept from step to step."""
         return self._chooser.nbytes if self._chooser is not None else 0
 
-    def join(self, group: PrefillGroup, joining: Sequence[ExecutorSequence]) -> None:
-        """Add sequences of a group whose first tokens are sampled; they leave the group.
+    def join(self, group: Rows, joining: Sequence[ExecutorSequence]) -> None:
+        """Add sequences of a prefill whose first tokens are sampled; they leave its rows.
 
         Raises what MLX raises; the batch is then unchanged.
         """
@@ -183,7 +132,7 @@ class DecodeBatch:
         chosen = combined(parts)
         if not self._engine_model.together:
             self._feed_again()
-        order = self._cache.absorb(group.cache, [group.sequences.index(one) for one in joining])
+        order = self.cache.absorb(group.cache, [group.sequences.index(one) for one in joining])
         group.sequences = [one for one in group.sequences if one not in joining]
         self._kept.hand_out(self._states())
         members = [*self._known(), *((one, []) for one in joining)]
@@ -192,11 +141,11 @@ class DecodeBatch:
         self._chosen = chosen.select(self.sequences)
         self._chooser = None
         for one in joining:
-            one.batch, one.group, one.first, one.media_prefill = self, None, None, None
+            one.rows, one.first, one.media_prefill = self, None, None
 
     def allow(self, rows: int, *, gaps: bool) -> None:
         """Set `rows` and `gaps` of the `BatchCache`."""
-        self._cache.rows, self._cache.gaps = rows, gaps
+        self.cache.rows, self.cache.gaps = rows, gaps
 
     def launch(
         self, width: int | None = None, before_start: Callable[[], None] = lambda: None
@@ -207,7 +156,7 @@ class DecodeBatch:
         not learn from the step. With guesses the tokens are read before the pass starts.
         before_start: is called when the graph is built, before the device gets any of it.
         """
-        self._cache.arrange()
+        self.cache.arrange()
         self.reported, self.width = width is not None, width or 0
         self.proposed, self.behind, self.right = 0, 0, []
         self.ahead = None
@@ -265,31 +214,21 @@ class DecodeBatch:
         self.leave([one])
         return _delivered([sampled])
 
-    def extract(self, one: ExecutorSequence) -> kv.RowCache:
-        """A copy of the KV of a sequence; `history` has its tokens."""
-        return self._cache.extract(self.sequences.index(one))
-
     def take(self, one: ExecutorSequence) -> kv.RowCache:
         """The KV of a sequence that will leave; a copy unless the sequence is alone."""
-        return self._cache.layers if len(self.sequences) == 1 else self.extract(one)
+        return self.cache.layers if len(self.sequences) == 1 else self.extract(one)
 
     def leave(self, leaving: Sequence[ExecutorSequence]) -> None:
         """Remove sequences; their tokens that were not read are dropped."""
-        gone = set(map(id, leaving))
-        places = [at for at, one in enumerate(self.sequences) if id(one) in gone]
-        stay = [at for at, one in enumerate(self.sequences) if id(one) not in gone]
+        known = self._known()
         self._chooser = None
         self._kept.hand_out(self._states())
         if self._speculation is not None:
             self._speculation.leave(leaving)
-        self.sequences = [self.sequences[at] for at in stay]
-        self._again = [self._again[at] for at in stay]
-        self._cache.leave(places)
-        if not stay:
-            self._chosen = None
-            return
-        assert self._chosen is not None
-        self._chosen = self._chosen.select(self.sequences)
+        super().leave(leaving)
+        stay = set(map(id, self.sequences))
+        self._again = [again for one, again in known if id(one) in stay]
+        self._chosen = self._chosen.select(self.sequences) if self._chosen and stay else None
 
     def _launch(self, before_start: Callable[[], None]) -> None:
         assert self._chosen is not None
@@ -304,7 +243,7 @@ class DecodeBatch:
             logits = self._run_again(chosen.tokens)
         else:
             tokens = mx.expand_dims(chosen.tokens, 1)
-            logits = mx.squeeze(self._run(tokens, self._cache.layers_for(1)), 1)
+            logits = mx.squeeze(self._run(tokens, self.cache.layers), 1)
         before_start()
         if any(step.again):
             self._remember([(len(own), len(own) + 1) for own in step.again])
@@ -317,7 +256,7 @@ class DecodeBatch:
 
     def _run(self, tokens: mx.array, layers: list[Any]) -> mx.array:
         """The logits, [sequences, tokens, vocabulary]."""
-        if (rows := self._cache.pass_rows) is not None:
+        if (rows := self.cache.pass_rows) is not None:
             tokens = tokens[mx.array(rows[0])]
         drafting = self._engine_model.drafting
         if drafting is None or drafting.states is None:
@@ -356,15 +295,15 @@ class DecodeBatch:
         places = mx.array(counts)[:, None] - 1
         fed = mx.array(_padded(again, max(counts)))
         fed = mx.put_along_axis(fed, places, last_tokens[:, None].astype(fed.dtype), axis=1)
-        logits = self._run(fed, self._cache.begin(counts))
-        self._cache.end(counts)
+        logits = self._run(fed, self.cache.begin(counts))
+        self.cache.end(counts)
         return mx.take_along_axis(logits, places[:, :, None], axis=1)[:, 0]
 
     def _feed_again(self) -> None:
         """Feed a lone sequence its tokens again, for models that cannot skip padding."""
         if any(self._again):
             (again,), (one,) = self._again, self.sequences
-            self._model(mx.array([again]), cache=self._cache.layers_for(len(again)))
+            self._model(mx.array([again]), cache=self.cache.layers)
             one.history += again
             self._again = [[]]
 
@@ -389,7 +328,7 @@ class DecodeBatch:
         fed = [[*tail, *own] for (_, tail), own in zip(known, guesses, strict=True)]
         counts = list(map(len, fed))
         width = max(counts)
-        logits = self._run(mx.array(_padded(fed, width)), self._cache.begin(counts))
+        logits = self._run(mx.array(_padded(fed, width)), self.cache.begin(counts))
         mx.async_eval(logits)
         masks, allowed = self._masks(last_tokens, guesses, chosen.faults)
         places = [
@@ -492,7 +431,7 @@ class DecodeBatch:
         self._remember(
             [(len(own) - 1 - count, len(own)) for own, count in zip(known, right, strict=True)]
         )
-        kept = self._cache.end(list(map(len, known)))
+        kept = self.cache.end(list(map(len, known)))
         for one, own, count in zip(self.sequences, known, kept, strict=True):
             one.history += own[:count]
         self._again = [own[count:] for own, count in zip(known, kept, strict=True)]

@@ -15,13 +15,14 @@ import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.errors import NotFinite
-from backend.engine.executing.batch import DecodeBatch, PrefillGroup
+from backend.engine.executing.batch import DecodeBatch
 from backend.engine.executing.choosing import Sampled
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.failure import GRAMMAR, Failure
 from backend.engine.executing.kept_entries import KeptEntries, KeptEntry
 from backend.engine.executing.prefill_passes import PrefillPass, PrefillPasses
 from backend.engine.executing.prefix_files import PrefixFiles
+from backend.engine.executing.rows import Rows
 from backend.engine.executing.step_times import StepTimes
 from backend.engine.model import EngineModel
 from backend.engine.planning.plan import (
@@ -74,9 +75,7 @@ class Executor:
     @property
     def row_bytes(self) -> int:
         """Bytes of KV of the sequences that are prefilled, scored or decoded, with snapshots."""
-        groups = {id(one.group): one.group for one in self.sequences.values() if one.group}
-        nbytes = sum(group.cache.nbytes for group in groups.values())
-        nbytes += sum(batch.nbytes for batch in self._batches.values())
+        nbytes = sum(rows.cache.nbytes for rows in self._rows())
         for one in self.sequences.values():
             nbytes += one.scoring.nbytes if one.scoring is not None else 0
             nbytes += sum(
@@ -163,7 +162,7 @@ class Executor:
     def _delaying_seconds(self) -> float | None:
         """Processor time of this step's grammars; None if no sequence decodes without a grammar."""
         running = self.sequences.values()
-        if not any(one.constraint is None and one.batch is not None for one in running):
+        if not any(one.constraint is None and isinstance(one.rows, DecodeBatch) for one in running):
             return None
         return sum(one.mask_seconds for one in running)
 
@@ -186,7 +185,7 @@ class Executor:
             row, reused = self._fill(one, start)
             if self._model.media is not None:
                 one.media_prefill = self._model.media.begin(one.media, one.prompt, row)
-            one.group = PrefillGroup(kv.BatchCache([row]), [one])
+            one.rows = Rows(kv.BatchCache([row]), [one])
         except Exception as fault:
             self._failed([one], "prefix reuse", fault)
             return
@@ -214,8 +213,8 @@ class Executor:
             return self._rewound(one, row, len(entry.tokens), start, entry.snapshots)
         elif source is not None and source.kind == "sequence":
             other = self.sequences[source.number]
-            if (home := other.batch or other.group) is not None:
-                row = home.extract(other)
+            if other.rows is not None:
+                row = other.rows.extract(other)
                 return self._rewound(one, row, len(other.history), start, other.snapshots)
         return kv.new_row(self._model.model), 0
 
@@ -244,7 +243,7 @@ class Executor:
         return row, wanted
 
     def _join(self, number: int, joining: list[ExecutorSequence], plan: StepPlan) -> None:
-        for group in {id(one.group): one.group for one in joining}.values():
+        for group in {id(one.rows): one.rows for one in joining}.values():
             assert group is not None
             members = [one for one in group.sequences if one in joining]
             try:
@@ -263,13 +262,18 @@ class Executor:
 
     def _settle_groups(self) -> None:
         """Free the KV of sequences that have left the rectangle of a prefill group."""
-        for group in {id(one.group): one.group for one in self.sequences.values()}.values():
+        for group in self._rows():
             try:
-                if group is not None:
+                if not isinstance(group, DecodeBatch):
                     group.settle()
             except Exception as fault:
-                assert group is not None
                 self._failed(list(group.sequences), "prefill", fault)
+
+    def _rows(self) -> list[Rows]:
+        """Where the KV of the sequences is."""
+        return list(
+            {id(one.rows): one.rows for one in self.sequences.values() if one.rows}.values()
+        )
 
     def _decode(self, number: int, plan: StepPlan) -> None:
         batch = self._batches[number]
@@ -284,9 +288,9 @@ class Executor:
         self._passes.wait_for_earlier()
         self._times.decode_starts()
 
-    def _break(self, batch: DecodeBatch, fault: Exception) -> None:
+    def _break(self, batch: Rows, fault: Exception) -> None:
         """End a batch whose decode step failed: the KV of all its sequences is undefined."""
-        broken = list(batch.sequences)
+        broken, batch.sequences = batch.sequences, []
         self._batches = {n: other for n, other in self._batches.items() if other is not batch}
         self._failed(broken, "decode", fault)
 
@@ -296,9 +300,7 @@ class Executor:
         named = [(self.sequences[part.sequence], part) for part in group]
         # Sequences that failed in this step, or received less than planned, are planned again.
         parts = [
-            (one, part)
-            for one, part in named
-            if one.group is not None and len(one.history) == part.start
+            (one, part) for one, part in named if _prefills(one) and len(one.history) == part.start
         ]
         if not parts:
             return
@@ -381,12 +383,10 @@ class Executor:
             self._early += launched.read_first()
         except Exception as fault:
             # Sequences that have joined a batch meanwhile have spread the failure to all of it.
-            for batch in {id(one.batch): one.batch for one in launched.sequences}.values():
-                if batch is not None:
-                    self._break(batch, fault)
-            self._failed(
-                [one for one in launched.sequences if one.group is not None], "prefill", fault
-            )
+            for rows in {id(one.rows): one.rows for one in launched.sequences}.values():
+                if isinstance(rows, DecodeBatch):
+                    self._break(rows, fault)
+            self._failed(filter(_prefills, launched.sequences), "prefill", fault)
             return
         for one in launched.sequences if launched.logits is not None else ():
             if any(math.isnan(each.logprob) for each in one.prompt_logprobs):
@@ -403,13 +403,16 @@ class Executor:
 
     def _score(self, score: Score, events: list[PlannerEvent]) -> None:
         one = self.sequences.get(score.sequence)
-        if one is None or one.scoring is None or one.group is None or one.scoring.done:
+        if one is None or one.scoring is None or one.rows is None or one.scoring.done:
             return
         self._passes.wait_for_earlier()
         began = self._times.clock()
         try:
             ran, read = one.scoring.step(
-                self._model.model, self._model.vocabulary, one.group.alone(one), score.budget
+                self._model.model,
+                self._model.vocabulary,
+                Rows.gathered([one]).cache.layers,
+                score.budget,
             )
         except Exception as fault:
             self._failed([one], "scoring", fault)
@@ -423,8 +426,8 @@ class Executor:
     # Leaving and storing.
 
     def _leave(self, leaves: Iterable[Leave]) -> None:
-        """Remove sequences; those of one batch leave it together."""
-        leaving_batches: dict[int, tuple[DecodeBatch, list[ExecutorSequence]]] = {}
+        """Remove sequences; those in the same rows leave together."""
+        leaving: dict[int, tuple[Rows, list[ExecutorSequence]]] = {}
         for leave in leaves:
             one = self.sequences.pop(leave.sequence, None)
             if one is None:
@@ -432,28 +435,22 @@ class Executor:
             if leave.entry is not None or self._files.want_answer(one):
                 self._keep(one, leave.entry)
             self._passes.forget(one)  # a failure of its passes must not affect it any more
-            if one.group is not None:
-                one.group.drop(one)
-            if one.batch is not None:
-                leaving_batches.setdefault(id(one.batch), (one.batch, []))[1].append(one)
-        for batch, leaving in leaving_batches.values():
+            if one.rows is not None:
+                leaving.setdefault(id(one.rows), (one.rows, []))[1].append(one)
+        for rows, gone in leaving.values():
             try:
-                batch.leave(leaving)
+                rows.leave(gone)
             except Exception as fault:
-                self._break(batch, fault)
+                self._break(rows, fault)
         self._batches = {n: batch for n, batch in self._batches.items() if batch.sequences}
 
     def _keep(self, one: ExecutorSequence, number: int | None) -> None:
         """Store a leaving sequence's KV as an entry, unless its last step has lost the KV."""
         try:
-            if one.batch is not None:
-                cache = one.batch.take(one)
-            elif one.group is not None:
-                cache = one.group.extract(one)
-            else:
+            if one.rows is None:
                 self._entries.lose(number)
                 return
-            entry = KeptEntry(cache, one.history, len(one.prompt), dict(one.snapshots))
+            entry = KeptEntry(one.rows.take(one), one.history, len(one.prompt), dict(one.snapshots))
         except Exception as fault:
             self.failures.append(Failure((), "prompt cache", fault))
             self._entries.lose(number)
@@ -465,10 +462,10 @@ class Executor:
 
     def _preempt(self, one: ExecutorSequence, entry: int | None) -> None:
         """Store or drop the KV of a sequence. It keeps its tokens, and is started again later."""
-        batch = one.batch
+        batch = one.rows
         if entry is not None:
             self._keep(one, entry)
-        if batch is not None:
+        if isinstance(batch, DecodeBatch):
             try:
                 self._early += batch.remove_before_read(one)
             except Exception as fault:
@@ -480,9 +477,9 @@ class Executor:
     def _reset(self, one: ExecutorSequence) -> None:
         """Return a sequence to the state without KV."""
         self._passes.forget(one)
-        if one.group is not None:
-            one.group.drop(one)
-        one.group = one.batch = one.media_prefill = one.first = None
+        if one.rows is not None and one in one.rows.sequences:
+            one.rows.leave([one])
+        one.rows = one.media_prefill = one.first = None
         one.first_delivered = one.postponed = False
         one.history, one.snapshots = [], {}
         one.states.clear()
@@ -536,3 +533,8 @@ class Executor:
             self._files.save(one, tokens, cache)
         except Exception as fault:
             self.failures.append(Failure((), "prompt cache on disk", fault))
+
+
+def _prefills(one: ExecutorSequence) -> bool:
+    """Whether the sequence has KV and does not decode."""
+    return one.rows is not None and not isinstance(one.rows, DecodeBatch)

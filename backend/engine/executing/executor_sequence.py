@@ -15,8 +15,8 @@ from backend.engine.request import GenerationRequest
 
 if TYPE_CHECKING:
     from backend.engine.disk_cache.entry_file import StoredPrefix
-    from backend.engine.executing.batch import DecodeBatch, PrefillGroup
     from backend.engine.executing.choosing import Chosen
+    from backend.engine.executing.rows import Rows
     from backend.engine.vision.media_plan import MediaPlan
     from backend.engine.vision.media_prefill import MediaPrefill
 
@@ -26,8 +26,8 @@ class ExecutorSequence:
     """A sequence of one request.
 
     history: the tokens in its KV, in order. delivered: number of generated tokens that were
-    read. finished: whether it ended by itself, so that its answer may be saved to disk. group,
-    batch: where its KV is, during prefill and decode. first: the first tokens of all sequences
+    read. finished: whether it ended by itself, so that its answer may be saved to disk. rows: where
+    its KV is; a `DecodeBatch` once it decodes. first: the first tokens of all sequences
     whose prompts the same pass completed; first_delivered: whether this sequence's was read, and
     passed to its grammar, before it joined a batch. mask_seconds: processor time that its
     grammar took since the latest plan. postponed: whether its latest token was chosen without its
@@ -42,7 +42,7 @@ class ExecutorSequence:
     scoring: Scoring | None = None
     media: MediaPlan | None = None
     stored: StoredPrefix | None = None
-    group: PrefillGroup | None = None
+    rows: Rows | None = None
     media_prefill: MediaPrefill | None = None
     snapshots: dict[int, kv.Snapshot] = field(default_factory=dict)
     tokens: Sequence[int] = ()
@@ -55,7 +55,6 @@ class ExecutorSequence:
     mask_seconds: float = 0.0
     postponed: bool = False
     states: UnreadStates = field(default_factory=UnreadStates)
-    batch: DecodeBatch | None = None
 
     @property
     def longest(self) -> int:

@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-from mlx_lm.models.cache import RotatingKVCache
 
 from backend.engine.caching import kv
-from backend.engine.caching.quantized_kv import QuantizedRow
-from backend.engine.caching.rectangle import RowKV
+from backend.engine.caching.layer_kv import LayerKV
+from backend.engine.caching.quantized_kv import QuantizedKV
+from backend.engine.caching.window_kv import WindowKV
 from backend.engine.planning.plan import PassCost
 from backend.engine.request import Sampling
 from backend.engine.sampling.logits_head import FIRST_TOKENS
@@ -76,7 +76,7 @@ class FirstPass:
         Layers that store something shorter, or choose what to attend to, need more memory.
         """
         layers = [*kv.leaves(self.row)]
-        if any(type(layer) not in (RowKV, RotatingKVCache) for layer in layers):
+        if any(type(layer) not in (LayerKV, WindowKV) for layer in layers):
             return False
         stored = [(*layer.keys.shape[1::2], layer.values.shape[3]) for layer in layers]
         return stored == [form[1:4] for form in self.attention]
@@ -215,7 +215,7 @@ def _lengthen(row: kv.RowCache, tokens: int) -> None:
 
 def _zeros(layer: Any, like: Any, tokens: int) -> mx.array:
     """Zeros, [1, heads, tokens, size], in the form in which a model appends to the layer."""
-    if isinstance(layer, QuantizedRow):
+    if isinstance(layer, QuantizedKV):
         packed, scales, _ = like
         size = scales.shape[3] * layer.group_size
         return mx.zeros((1, packed.shape[1], tokens, size), scales.dtype)

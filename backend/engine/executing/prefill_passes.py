@@ -13,7 +13,6 @@ from backend.engine.caching import kv
 from backend.engine.drafting.unread_states import MOST as MOST_STATES
 from backend.engine.drafting.unread_states import latest
 from backend.engine.executing import prompt_logprobs
-from backend.engine.executing.batch import PrefillGroup
 from backend.engine.executing.choosing import (
     Chosen,
     Sampled,
@@ -23,6 +22,7 @@ from backend.engine.executing.choosing import (
 )
 from backend.engine.executing.executor_sequence import ExecutorSequence
 from backend.engine.executing.prefix_files import PrefixFiles
+from backend.engine.executing.rows import Rows
 from backend.engine.executing.step_times import StepTimes
 from backend.engine.model import EngineModel
 from backend.engine.planning.plan import PlannerEvent, Prefill, Prefilled, PrefillTimed
@@ -183,9 +183,9 @@ class PrefillPasses:
 
     def _alone(self, one: ExecutorSequence, part: Prefill, events: list[PlannerEvent]) -> None:
         """Run a pass of a prompt with images or sounds, or with requested log-probabilities."""
-        assert one.group is not None
-        row = one.group.alone(one)
-        one.group.cache.expect(len(one.tokens) + 1)
+        group = Rows.gathered([one])
+        row = group.cache.layers
+        group.cache.expect(len(one.tokens) + 1)
         start, end = part.start, self._end(one, part)
         alternatives = one.request.prompt_logprobs
         if alternatives is not None:
@@ -219,14 +219,14 @@ class PrefillPasses:
         else:
             run()
         one.history += tokens
-        self._finish_launch(launched, one.group, [(one, part, end)], last, events)
+        self._finish_launch(launched, group, [(one, part, end)], last, events)
 
     def _together(
         self, parts: Sequence[tuple[ExecutorSequence, Prefill]], events: list[PlannerEvent]
     ) -> None:
         """Run a pass of one prompt, or of several, each padded to the longest."""
         began = self._times.clock()
-        group = PrefillGroup.gathered([one for one, _ in parts])
+        group = Rows.gathered([one for one, _ in parts])
         group.cache.expect(max(len(one.tokens) for one, _ in parts) + 1)
         planned = {part.sequence: part for _, part in parts}
         ordered = [(one, planned[one.number]) for one in group.sequences]
@@ -302,7 +302,7 @@ class PrefillPasses:
     def _finish_launch(
         self,
         launched: PrefillPass,
-        group: PrefillGroup,
+        group: Rows,
         ends: Sequence[tuple[ExecutorSequence, Prefill, int]],
         last: mx.array | None,
         events: list[PlannerEvent],

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from backend.engine import device
 from backend.engine.blas_threads import blas_threads
-from backend.engine.caching import kv
 from backend.engine.constraints.compiler import ConstraintCompiler
 from backend.engine.disk_cache.cache import open_disk_cache
 from backend.engine.disk_cache.identity import model_digest
@@ -27,7 +26,6 @@ from backend.engine.loading.serving_verdict import (
     family_verdict,
     kept_verdict,
     restrict,
-    why_alone,
 )
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.traits import measure, measure_passes
@@ -117,9 +115,6 @@ def build(
         known.get("figures"),
     )
     vocabulary, batches, trims = traits.vocabulary, traits.batches, traits.trims
-    if batches and (why := why_alone(loaded.model_type)):
-        batches = False
-        _log.warning("model %s: requests are served one at a time: %s", shown(loaded.name), why)
     slots = settings.parallel if batches else 1
     stores = getattr(loaded.model, "stores", True)
     reads_whole = getattr(loaded.model, "reads_whole", False)
@@ -136,9 +131,6 @@ def build(
         here,
         dtype=request.dtype,
     )
-    if drafting is not None and batches and traits.together:
-        drafting = replace(drafting, holes=kv.can_leave_holes(loaded.model))
-        yield "engine"
     taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
     if open_media_input is not None:
         # The processor's cache takes one half; the other half, features, is freed for sequences.

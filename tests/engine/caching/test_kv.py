@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, CacheList
 
 from backend.engine.caching import kv
 from backend.engine.caching.gather import gathered
-from backend.engine.caching.quantized_kv import QuantizedRow
+from backend.engine.caching.layer_kv import LayerKV
+from backend.engine.caching.quantized_kv import QuantizedKV
+from backend.engine.caching.window_kv import WindowKV
 from tests.engine.kv_models import MODELS, kv_model, words
 from tests.long import TEST_LONG
 
@@ -403,6 +405,30 @@ def test_a_sequence_that_joins_takes_the_row_of_one_that_has_left(kind: str) -> 
         assert mx.allclose(after[row], model(mx.array([own]), kv.new_row(model))[0, -1], atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", [*GROWING, "window"])
+def test_passes_of_different_lengths_are_written_in_place(kind: str) -> None:
+    """Also those whose last tokens are taken back."""
+    model = kv_model(kind)
+    batch = kv.BatchCache([_filled(kind, 3), _filled(kind, 30, 2)])
+    before = _addresses(batch.layers)
+    for fed, counts, kept in (
+        ([[5, 6, 7], [8, 0, 0]], [3, 1], [1, 1]),
+        ([[6, 7], [9, 4]], [2, 2], [2, 0]),
+        ([[3], [4]], [1, 1], [1, 1]),
+    ):
+        mx.eval(model(mx.array(fed), cache=batch.begin(counts)))
+        assert batch.end(kept) == kept
+    assert _addresses(batch.layers) == before
+
+
+def test_a_full_window_takes_back_only_the_latest_pass() -> None:
+    model = kv_model("window")
+    batch = kv.BatchCache([_filled("window", 30), _filled("window", 3)])
+    mx.eval(model(mx.array([[5], [6]]), cache=batch.layers))
+    with pytest.raises(ValueError, match="a full window cannot remove 1 tokens"):
+        batch.drop([0, 1])
+
+
 @pytest.mark.parametrize("kind", GROWING)
 def test_a_leave_copies_nothing_until_a_quarter_of_the_rows_is_waste(kind: str) -> None:
     batch = kv.BatchCache([_filled(kind, 9, start) for start in range(8)])
@@ -429,12 +455,12 @@ def test_the_rows_of_a_pass_do_not_depend_on_the_kinds_of_the_layers() -> None:
     Otherwise the ranks would misread the bytes that they send each other.
     """
     for seed in range(40):
-        attention = _rows_of_passes(KVCache, seed)
+        attention = _rows_of_passes(LayerKV, seed)
         for layer in (
-            lambda: RotatingKVCache(16),
+            lambda: WindowKV(16),
             lambda: ArraysCache(1),
-            lambda: QuantizedRow(32, 4),
-            lambda: CacheList(RotatingKVCache(16), ArraysCache(1)),
+            lambda: QuantizedKV(32, 4),
+            lambda: CacheList(WindowKV(16), ArraysCache(1)),
         ):
             assert _rows_of_passes(layer, seed) == attention, (seed, layer())
 

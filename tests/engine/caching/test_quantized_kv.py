@@ -19,7 +19,7 @@ from mlx_lm.models.cache import ArraysCache
 from backend.engine.caching import kv
 from backend.engine.caching.cache_form import use_cache_kind
 from backend.engine.caching.cache_kind import CacheKind, cache_kind
-from backend.engine.caching.quantized_kv import QuantizedRow
+from backend.engine.caching.quantized_kv import QuantizedKV
 from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest
 from backend.engine.events import Finished
@@ -86,7 +86,7 @@ def same(left: kv.RowCache, right: kv.RowCache) -> bool:
     )
 
 
-def _alike(mine: Any, other: Any, row: QuantizedRow) -> bool:
+def _alike(mine: Any, other: Any, row: QuantizedKV) -> bool:
     values = []
     for packed in (mine, other):
         weights, scales, biases = (part[0, :, : row.offset] for part in packed)
@@ -203,7 +203,7 @@ HYBRID = {"hidden_size": 128, "block_dim": 128, "num_attention_heads": 2}
 
 def test_only_the_attention_of_a_hybrid_is_quantised() -> None:
     model = model_of(EIGHT, "hybrid", **HYBRID)
-    assert [type(layer) for layer in kv.new_row(model)] == [ArraysCache, QuantizedRow]
+    assert [type(layer) for layer in kv.new_row(model)] == [ArraysCache, QuantizedKV]
     plain = kv.cost(model_of(CacheKind(), "hybrid", **HYBRID))
     cost = kv.cost(model)
     assert cost.fixed == plain.fixed

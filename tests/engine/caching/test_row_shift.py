@@ -5,9 +5,9 @@ from __future__ import annotations
 import mlx.core as mx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.models.cache import KVCache
 
 from backend.engine.caching import kv
+from backend.engine.caching.layer_kv import LayerKV
 from backend.engine.caching.row_shift import RowShift
 from tests.long import examples
 
@@ -15,7 +15,7 @@ SHIFTS = st.lists(st.integers(-500, 500), min_size=1, max_size=6)
 
 
 def _row(shift: int) -> kv.RowCache:
-    keys = KVCache()
+    keys = LayerKV()
     keys.update_and_fetch(mx.ones((1, 1, 3, 4)), mx.ones((1, 1, 3, 4)))
     return [keys, RowShift(shift)]
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 from backend.engine.caching import kv
-from backend.engine.caching.rectangle import STEP
+from backend.engine.caching.layer_kv import STEP
 from backend.engine.commands import Submit
 from backend.engine.disk_cache import cache as cache_module
 from backend.engine.disk_cache import prefix_folder as folder_module

@@ -51,7 +51,7 @@ FACTS = st.fixed_dictionaries(
     {
         "identity": JSON | st.just(IDENTITY),
         "trimmable": JSON,
-        "layers": JSON | st.lists(st.tuples(st.just("KVCache") | JSON, PARTS), max_size=3),
+        "layers": JSON | st.lists(st.tuples(st.just("LayerKV") | JSON, PARTS), max_size=3),
     }
 )
 
@@ -75,7 +75,7 @@ def test_any_bytes_are_a_miss(tmp_path: Path, content: bytes) -> None:
 
 def test_a_written_entry_can_be_read_here_and_by_mlx(tmp_path: Path) -> None:
     path = tmp_path / "entry.safetensors"
-    layer = Layer("KVCache", {"0": ArraySpec("bfloat16", (1, 2, 3)), "1": None, "2": 3})
+    layer = Layer("LayerKV", {"0": ArraySpec("bfloat16", (1, 2, 3)), "1": None, "2": 3})
     array = mx.arange(6, dtype=mx.uint16).reshape(1, 2, 3)
     mx.eval(array)
     prefix = Prefix(PrefixKey([5, 6, 7]), False)
@@ -181,7 +181,7 @@ def other_kind(kind: str) -> Callable[[dict[str, Any]], object]:
         lambda facts: facts["layers"].clear(),
         lambda facts: facts["layers"][0][1].pop("2"),
         lambda facts: facts["layers"][0][1].clear(),
-        other_kind("RotatingKVCache"),
+        other_kind("WindowKV"),
         other_kind("os.system"),
         other_layer(_2=99),
         other_layer(_2=1 << 40),

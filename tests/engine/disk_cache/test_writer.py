@@ -18,9 +18,9 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import KVCache
 
 from backend.engine.caching import kv
+from backend.engine.caching.layer_kv import LayerKV
 from backend.engine.disk_cache import prefix_folder as folder_module
 from backend.engine.disk_cache.cache import DiskCache
 from backend.engine.disk_cache.entry_file import Prefix, write_entry
@@ -197,7 +197,7 @@ def test_waiting_saves_outlive_the_engine_thread(
     monkeypatch.setattr(folder_module, "write_entry", slowly)
 
     def engine() -> None:
-        row = [KVCache()]
+        row = [LayerKV()]
         row[0].update_and_fetch(*(mx.random.normal((1, 2, 64, 8)) for _ in range(2)))
         kv.evaluate(row)
         disk.save(words(64), row * 2, trimmable=True)

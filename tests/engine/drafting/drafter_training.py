@@ -13,6 +13,7 @@ from mlx.nn.losses import cross_entropy
 from mlx.nn.utils import value_and_grad
 from mlx.optimizers import Adam
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
 
 from backend.engine.caching import kv
 from backend.engine.drafting.batch_guesser import Choices
@@ -58,7 +59,7 @@ def write_drafter(
     def loss(both: Both, batch: list[list[int]]) -> mx.array:
         tokens = mx.array(batch)
         with states.watched() as seen:
-            logits = both.model(tokens[:, :-1], cache=kv.new_row(both.model))
+            logits = both.model(tokens[:, :-1], cache=make_prompt_cache(both.model))
         own = cross_entropy(logits, tokens[:, 1:], reduction="mean")
         ahead = _filled if "dflash_config" in config else _predicted
         return own + ahead(both.head, choices, batch, seen[0], dice)
@@ -111,7 +112,7 @@ def _predicted(
     found = mx.array(0.0)
     for ahead in (2, 3):
         fed = tokens[:, ahead - 1 : -1]
-        states = head(fed, states[:, : fed.shape[1]], cache=kv.new_row(head))
+        states = head(fed, states[:, : fed.shape[1]], cache=make_prompt_cache(head))
         wanted = tokens[:, ahead:] - FIRST
         known = (wanted >= 0) & (wanted < choices.vocabulary)
         every = cross_entropy(choices.project(states), mx.where(known, wanted, 0))
@@ -127,7 +128,7 @@ def _filled(
     size = head.longest
     for _ in range(_PARTS):
         count = dice.randrange(1, len(texts[0]) - size - 1)
-        cache = kv.new_row(head)
+        cache = make_prompt_cache(head)
         head.read(states[:, :count], cache)
         filled = head.fill([one[count] for one in texts], size, cache)
         wanted = mx.array([one[count + 1 : count + 1 + size] for one in texts])

@@ -15,9 +15,9 @@ from mlx.nn.losses import cross_entropy
 from mlx.nn.utils import value_and_grad
 from mlx.optimizers import Adam
 from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
-from backend.engine.caching import kv
 from backend.engine.drafting.prediction_head import PredictionHead, open_head
 from backend.engine.loading.checkpoint import Checkpoint, inspect
 from backend.engine.sampling.logits_head import LogitsHead
@@ -226,7 +226,7 @@ def _train(model: Any, head: PredictionHead, steps: int) -> None:
 
     def loss(both: Both, tokens: mx.array) -> mx.array:
         with projection.watched() as seen:
-            logits = both.model(tokens[:, :-1], cache=kv.new_row(both.model))
+            logits = both.model(tokens[:, :-1], cache=make_prompt_cache(both.model))
         ahead = both.head(tokens[:, 1:-1], seen[0][:, :-1], cache=both.head.make_cache())
         own = cross_entropy(logits, tokens[:, 1:], reduction="mean")
         return own + cross_entropy(projection.project(ahead), tokens[:, 2:], reduction="mean")

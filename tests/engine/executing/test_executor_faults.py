@@ -29,8 +29,9 @@ from backend.engine.drafting.drafter import LookupGuesser
 from backend.engine.errors import Cancelled, EngineFailed
 from backend.engine.executing import batch as decode_batch
 from backend.engine.executing import choosing, prefill_passes, prompt_logprobs
-from backend.engine.executing.batch import DecodeBatch, PrefillGroup
+from backend.engine.executing.batch import DecodeBatch
 from backend.engine.executing.choosing import Chooser, Chosen
+from backend.engine.executing.rows import Rows
 from backend.engine.executing.score_plan import Continuation, ScorePlan
 from backend.engine.executing.scoring import Scoring
 from backend.engine.model import EngineModel
@@ -163,10 +164,10 @@ ACTIONS = [
     Action(DecodeBatch, "extract", ONE, caller="_fill"),
     Action(DecodeBatch, "extract", NOBODY, caller="take"),
     Action(DecodeBatch, "take", NOBODY),
-    Action(PrefillGroup, "extract", ONE, caller="_fill"),
-    Action(PrefillGroup, "extract", NOBODY, caller="_keep"),
-    Action(PrefillGroup, "gathered", BATCH),
-    Action(PrefillGroup, "settle", BATCH),
+    Action(Rows, "extract", ONE, caller="_fill"),
+    Action(Rows, "extract", NOBODY, caller="take"),
+    Action(Rows, "gathered", BATCH),
+    Action(Rows, "settle", BATCH),
     Action(kv, "evaluate", NOBODY, caller="settle"),
     Action(kv, "evaluated", NOBODY, kind="hybrid"),
     Action(kv.BatchCache, "snapshot", BATCH, kind="hybrid"),
@@ -195,7 +196,7 @@ ACTIONS = [
     Action(DecodeBatch, "remove_before_read", BATCH, late=True),
     Action(DecodeBatch, "leave", BATCH),
     Action(DecodeBatch, "leave", BATCH, late=True),
-    Action(kv.BatchCache, "leave", BATCH, caller="leave"),
+    Action(Rows, "leave", BATCH, caller="leave"),
     Action(mx, "eval", BATCH, caller="wait"),
     Action(Chosen, "read", BATCH, caller="read_first"),
     Action(prefill_passes, "sampled_of", BATCH),
