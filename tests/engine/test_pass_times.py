@@ -28,6 +28,7 @@ from tests.engine.rounds import Rounds, engine_model
 from tests.engine.test_parity import HEAVY
 
 _STREAMS = range(1, 5)
+_PAUSE = 250  # milliseconds
 
 
 class Ticking:
@@ -105,7 +106,7 @@ def _seconds(rows: int, tokens: int, behind: int) -> float:
 
 def _streams(gpu: ModelledDevice) -> Rounds:
     """Four streams that decode, on this device; call it within `modelled`."""
-    model = engine_model(random_model("full"), prefill_chunk=512)
+    model = engine_model(random_model("full"), prefill_chunk=512, stall_ms=_PAUSE)
     model.model = gpu.slow(model.model)
     rounds = Rounds(model)
     for number in _STREAMS:
@@ -162,7 +163,7 @@ def test_every_pass_beside_streams_is_reported_with_its_own_time(
     assert [seconds for _, seconds in reported] == [
         pytest.approx(seconds, rel=0.2) for _, seconds in passes
     ]
-    assert longest < 3 * 0.25  # `stall_ms` of the model
+    assert longest < 3 * _PAUSE / 1000
 
 
 def test_the_time_of_decode_steps_beside_prompts_contains_no_prefill(

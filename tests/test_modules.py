@@ -1,0 +1,160 @@
+"""Every module of the product has a test file that covers it, and this is where to find it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+PARTS = ("backend", "cli", "common", "gateway")
+
+# Modules, and packages, that a test file covers without importing them: it runs a process, or calls
+# another module. A file also covers what it imports, and test_NAME.py covers a module NAME.
+COVERED = {
+    "acceptance/test_chat.py": "backend/rpc/model_metadata backend/rpc/replies",
+    "acceptance/test_embedding.py": "backend/rpc/input_switches",
+    "acceptance/test_hanging.py": "backend/rpc/watchdog",
+    "acceptance/test_rerank.py": "backend/rpc/token_classify",
+    "acceptance/test_score.py": "backend/rpc/scores",
+    "cli/test_agents.py": "cli/launching",
+    "cli/test_command_line.py": """
+        cli/__main__ cli/client cli/conversation cli/downloads cli/local_models cli/options
+        cli/progress common/progress_bar
+    """,
+    "cli/test_default_model.py": "common/cache_folder",
+    "cli/test_serve.py": "gateway/greeting",
+    "common/test_chat_corpus.py": "common/formats",
+    "common/test_gbnf_language.py": "common/gbnf",
+    "common/test_pdf_text.py": "common/pdf_process",
+    "engine/caching/test_kv.py": "backend/engine/caching/window",
+    "engine/constraints/test_calls.py": "common/call_grammar common/null_keywords",
+    "engine/constraints/test_grammars.py": """
+        backend/engine/constraints/recent backend/engine/constraints/special_tokens
+    """,
+    "engine/constraints/test_trial.py": """
+        backend/engine/constraints/reading backend/engine/constraints/trial_process
+    """,
+    "engine/disk_cache/test_cache.py": "backend/engine/executing/prefix_files",
+    "engine/drafting/test_loading.py": "backend/engine/loading/drafter_kind",
+    "engine/drafting/test_state_drafters.py": """
+        backend/engine/drafting/block_head backend/engine/drafting/eagle_head
+        backend/engine/drafting/layer_states
+    """,
+    "engine/embedding/test_adapters.py": "backend/engine/embedding/task_adapters",
+    "engine/embedding/test_families.py": """
+        backend/engine/embedding/dense_layers backend/engine/embedding/embedding_builder
+        backend/engine/embedding/encoder backend/engine/embedding/encoder_names
+        backend/engine/embedding/encoder_shape backend/engine/embedding/network_loading
+    """,
+    "engine/executing/test_executor_faults.py": "backend/engine/executing/failure",
+    "engine/executing/test_scoring.py": "backend/engine/executing/kept_entries",
+    "engine/media/test_videos.py": "backend/engine/media/video_process",
+    "engine/planning/test_planner.py": """
+        backend/engine/planning/prefix_source backend/engine/planning/sequence_table
+        backend/engine/planning/snapshot_places backend/engine/planning/stored_entries
+        backend/engine/planning/text_turn
+    """,
+    "engine/planning/test_planner_order.py": "backend/engine/planning/prefill_turns",
+    "engine/prompting/test_quoted_text.py": "backend/engine/prompting/unreadable_text",
+    "engine/ranks/test_equality.py": """
+        backend/engine/ranks/followed_model backend/engine/ranks/leading_executor
+        backend/engine/ranks/member backend/engine/ranks/undivided
+    """,
+    "engine/ranks/test_lone_faults.py": "backend/engine/ranks/rank_load",
+    "engine/sampling/test_logits_head.py": "backend/engine/patching",
+    "engine/sampling/test_penalties.py": "backend/engine/sampling/subset",
+    "engine/tekken/test_tekken.py": "backend/engine/loading/tekken_messages",
+    "engine/test_loading_adapters.py": "backend/engine/loading/adapter_layers",
+    "engine/test_loading_quirks.py": """
+        backend/engine/loading/chat_templates backend/engine/loading/folder
+        backend/engine/loading/json_files backend/engine/loading/standard_folder
+    """,
+    "engine/test_loading_weights.py": "backend/engine/loading/shards",
+    "engine/test_pass_times.py": "backend/engine/executing/step_times",
+    "engine/test_serving_trial.py": """
+        backend/engine/loading/row_masks backend/engine/prompting/text_calls
+    """,
+    "engine/vision/test_order_of_parts.py": """
+        backend/engine/vision/media_prompts backend/engine/vision/positions common/media_parts
+    """,
+    "gateway/anthropic/test_messages.py": "gateway/routes/messages",
+    "gateway/anthropic/test_messages_to_chat.py": "gateway/anthropic/blocks common/part_text",
+    "gateway/models/test_model_config.py": "common/expansion",
+    "gateway/ollama/test_ollama.py": "gateway/ollama/answer",
+    "gateway/openai/test_chat_answers.py": "gateway/openai/envelope gateway/routes/chat",
+    "gateway/openai/test_chat_document.py": "gateway/described gateway/openapi",
+    "gateway/openai/test_chat_leaving.py": "gateway/leaving",
+    "gateway/openai/test_chat_to_wire.py": """
+        gateway/openai/format_fields gateway/openai/format_to_wire
+        gateway/openai/template_arguments gateway/openai/tools gateway/openai/tools_to_wire
+        gateway/openai/turns
+    """,
+    "gateway/openai/test_completions.py": """
+        gateway/openai/completion_answer gateway/routes/completions
+    """,
+    "gateway/openai/test_thinking.py": "gateway/openai/thinking_fields",
+    "gateway/openai/test_unseen_media.py": "gateway/openai/unseen_media",
+    "gateway/responses/test_responses.py": "gateway/routes/responses",
+    "gateway/responses/test_responses_to_chat.py": "gateway/responses/tools",
+    "gateway/routes/test_model_pages.py": "gateway/responses/codex_models gateway/routes/models",
+    "gateway/routes/test_shell_numbers.py": "gateway/routes/rerank gateway/routes/tokenize",
+    "gateway/supervisor/test_supervisor.py": "gateway/supervisor/backend",
+    "gateway/supervisor/test_supervisor_warden.py": "gateway/supervisor/warden_process",
+    "gateway/test_errors_bodies.py": "gateway/openai/base gateway/tagged",
+    "gateway/test_errors_table.py": "gateway/anthropic/errors gateway/calls",
+    "gateway/test_logs.py": "gateway/access gateway/logs",
+    "gateway/test_metrics.py": "gateway/model_metrics",
+    "gateway/test_safety_doors.py": "gateway/auth gateway/origins",
+    "gateway/test_shell_end.py": "gateway/server",
+    "gateway/test_shell_start.py": "gateway/__main__ gateway/routes/health",
+    "install/test_run.py": "common/inherited_signals",
+    "rpc/test_other_services.py": "backend/rpc/health",
+    "rpc/test_process.py": "backend/rpc/address backend/rpc/lifetime common/standard_streams",
+    "rpc/test_requests.py": """
+        backend/rpc/json_field backend/rpc/prompt_fields backend/rpc/sampling_fields
+    """,
+    "rpc/test_sizes.py": "backend/rpc/long_requests",
+}
+
+
+def _imported(file: Path) -> Iterator[str]:
+    """The names that a file imports, with slashes."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        match node:
+            case ast.ImportFrom(module=str(module), names=names):
+                yield module.replace(".", "/")
+                yield from (f"{module}.{name.name}".replace(".", "/") for name in names)
+            case ast.Import(names=names):
+                yield from (name.name.replace(".", "/") for name in names)
+
+
+def _modules() -> set[str]:
+    files = (file for part in PARTS for file in (ROOT / part).rglob("*.py"))
+    return {
+        file.relative_to(ROOT).with_suffix("").as_posix()
+        for file in files
+        if file.name != "__init__.py"
+    }
+
+
+def test_every_module_is_covered_by_a_test_file() -> None:
+    files = [file for file in HERE.rglob("test_*.py") if file != Path(__file__)]
+    named = {file.stem.removeprefix("test_") for file in files}
+    imported = {name for file in files for name in _imported(file)}
+    listed = [name for names in COVERED.values() for name in names.split()]
+    uncovered = {
+        module
+        for module in _modules() - imported
+        if Path(module).name not in named
+        and not any(module == name or module.startswith(f"{name}/") for name in listed)
+    }
+    assert not uncovered
+
+
+def test_the_list_names_what_exists_once() -> None:
+    listed = [name for names in COVERED.values() for name in names.split()]
+    assert len(listed) == len(set(listed))
+    assert all((HERE / file).is_file() for file in COVERED)
+    assert all((ROOT / f"{name}.py").is_file() or (ROOT / name).is_dir() for name in listed)
