@@ -16,6 +16,7 @@ import select
 import threading
 import time
 import traceback
+import warnings
 from datetime import UTC, datetime
 
 LEVELS = {
@@ -25,6 +26,7 @@ LEVELS = {
     "debug": logging.DEBUG,
 }
 LONGEST_VALUE = 8000
+_STDERR = 2
 _LONGEST_EXCEPTION = 200
 _MOST_LINES = 1000
 _FLUSH_SECONDS = 1.0
@@ -145,6 +147,19 @@ class EventLog:
 
     def __init__(self, logger: str) -> None:
         self.logger = logging.getLogger(logger)
+
+    def configure(self, level_name: str) -> None:
+        """Route all that this process logs to stderr, from this level (a key of LEVELS) on."""
+        given = level_name.strip().lower()
+        level = LEVELS.get(given, logging.INFO)
+        logging.raiseExceptions = False
+        logging.root.handlers[:] = [LineWriter(_STDERR)]
+        logging.root.setLevel(max(level, logging.WARNING))
+        self.logger.setLevel(level)
+        logging.captureWarnings(True)
+        warnings.simplefilter("default" if level == logging.DEBUG else "ignore")
+        if given and given not in LEVELS:
+            self.warning("log_level", value=level_name, allowed=",".join(LEVELS))
 
     def error(self, name: str, /, **fields: object) -> None:
         """Log a failure that should not happen."""

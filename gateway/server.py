@@ -94,7 +94,7 @@ class Server(uvicorn.Server):
 def _leave_at_once() -> None:
     """On a second signal, do not wait, but leave no backend behind.
 
-    The warden stays to end a backend that is being started at this moment, and then ends itself.
+    The wardens stay to end backends that are being started at this moment, and then end themselves.
     """
     me = psutil.Process()
     wardens = me.children()

@@ -14,8 +14,7 @@ from backend.engine.generation import Generation
 from backend.engine.request import ChatPrompt, GenerationRequest
 from backend.engine.served_model import ServedModel
 from backend.rpc import logprobs
-from backend.rpc.reasoning_tokens import ReasoningTokens
-from common.chat_events import ChatEvent, Content, merged
+from common.chat_events import ChatEvent, Content, Reasoning, merged
 from common.chat_parser import ChatParser
 
 
@@ -40,7 +39,7 @@ class Answer:
         self._parser: ChatParser | None = None
         self._unsent: list[TokenLogprob] = []
         self._sent = 0
-        self._thought = ReasoningTokens()
+        self._thought = _ReasoningTokens()
 
     @property
     def reasoning_tokens(self) -> int:
@@ -103,3 +102,23 @@ class Answer:
                 prompt, self._generation.prompt_tail, partial_calls=self._partial_calls
             )
         return self._parser
+
+
+class _ReasoningTokens:
+    """A count that does not depend on how the answer was divided into Replies.
+
+    A token that produces no event is markup, or its text is held back; it counts as the same kind
+    as the text that follows.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._placed = 0
+
+    def add(self, events: Sequence[ChatEvent], tokens: int) -> None:
+        """Add the events that became known when the answer had `tokens` tokens."""
+        if not events:
+            return
+        if any(isinstance(event, Reasoning) for event in events):
+            self.total += tokens - self._placed
+        self._placed = tokens

@@ -13,10 +13,9 @@ import logging
 import os
 import sys
 import threading
-import warnings
 from types import TracebackType
 
-from common.log_lines import LEVELS, LONGEST_VALUE, EventLog, LineWriter, traceback_of
+from common.log_lines import LONGEST_VALUE, EventLog, traceback_of
 
 _STDERR = 2
 _events = EventLog("backend")
@@ -50,20 +49,12 @@ class _Stray(io.TextIOBase):
 
 def configure(level_name: str) -> None:
     """Route everything that this process writes to stderr through one formatter."""
-    logging.raiseExceptions = False
-    logging.root.handlers[:] = [LineWriter(_STDERR)]
-    level = LEVELS.get(level_name.strip().lower())
-    _events.logger.setLevel(logging.INFO if level is None else level)
-    logging.root.setLevel(logging.WARNING if level is None else max(level, logging.WARNING))
-    logging.captureWarnings(True)
-    warnings.simplefilter("default" if level == logging.DEBUG else "ignore")
+    _events.configure(level_name)
     sys.stderr = _Stray()
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
-    if level is None and level_name:
-        warning("log_level", value=level_name, allowed=",".join(LEVELS))
 
 
 def take_stdout() -> None:

@@ -20,20 +20,10 @@ from backend.engine.events import Finished, Progress, TextDelta, Usage
 from backend.engine.generation import Generation
 from backend.engine.load_request import LoadRequest
 from backend.engine.served_model import ServedModel
-from backend.rpc import (
-    embedding,
-    logs,
-    model_metadata,
-    replies,
-    rerank,
-    scores,
-    token_classify,
-    trailers,
-)
+from backend.rpc import logs, replies, scores, text_readings, trailers
 from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage
 from backend.rpc.identity import Identity
-from backend.rpc.input_switches import input_switches
 from backend.rpc.last_load import LastLoad
 from backend.rpc.load_options import load_request
 from backend.rpc.requests import generation_request
@@ -201,11 +191,24 @@ class Servicer(backend_pb2_grpc.BackendServicer):
     async def ModelMetadata(
         self, _: pb.ModelOptions, _context: Context
     ) -> pb.ModelMetadataResponse:
-        return model_metadata.response(self._engine.require_model())
+        facts = self._engine.require_model()
+        chat = facts.format_of(tools=True)
+        markers = pb.ToolFormatMarkers()
+        if chat.reasoning_markers is not None:
+            markers.reasoning_start, markers.reasoning_end = chat.reasoning_markers
+        if chat.tool_call_markers is not None:
+            markers.format_type = chat.name
+            markers.section_start, markers.section_end = chat.tool_call_markers
+        return pb.ModelMetadataResponse(
+            supports_thinking=chat.thinks,
+            rendered_template=facts.rendered_template,
+            tool_format=markers,
+            media_marker=facts.media_marker,
+        )
 
     async def Embedding(self, request: pb.PredictOptions, context: Context) -> pb.EmbeddingResult:
-        switches = input_switches(context.invocation_metadata())
-        result, truncated = await embedding.answer(self._engine, request, switches)
+        switches = text_readings.input_switches(context.invocation_metadata())
+        result, truncated = await text_readings.embed(self._engine, request, switches)
         _tell_truncated(context, truncated)
         return result
 
@@ -215,15 +218,15 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         return scores.response(request, logprobs, facts.token_bytes)
 
     async def Rerank(self, request: pb.RerankRequest, context: Context) -> pb.RerankResult:
-        switches = input_switches(context.invocation_metadata())
-        result, truncated = await rerank.answer(self._engine, request, switches)
+        switches = text_readings.input_switches(context.invocation_metadata())
+        result, truncated = await text_readings.rerank(self._engine, request, switches)
         _tell_truncated(context, truncated)
         return result
 
     async def TokenClassify(
         self, request: pb.TokenClassifyRequest, _context: Context
     ) -> pb.TokenClassifyResponse:
-        return await token_classify.answer(self._engine, request)
+        return await text_readings.classify(self._engine, request)
 
 
 def _tell_truncated(context: Context, tokens: int) -> None:

@@ -10,7 +10,7 @@ from gateway.models.config import OWN_BACKENDS, ModelConfig
 from gateway.supervisor.connection import Connection
 from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.process import OWN_RUN, TOKEN, BackendProcess
-from gateway.supervisor.warden import Warden, backend_environ
+from gateway.supervisor.warden import backend_environ
 from wire import backend_pb2 as pb
 
 _START_LIMIT = 60.0  # seconds from the start to the first successful Health
@@ -33,14 +33,14 @@ class Backend:
         self.emptied = False  # a request was answered with "no model is loaded"
 
     @classmethod
-    async def start(cls, config: ModelConfig, label: str, warden: Warden) -> Backend:
+    async def start(cls, config: ModelConfig, label: str) -> Backend:
         """A backend that answers Health. Raises LoadFailed, and leaves nothing behind then."""
         if config.address:
             backend = cls(None, Connection(config.address, os.environ.get(TOKEN, "")))
         else:
             run = OWN_RUN if config.backend in OWN_BACKENDS else Path(config.backend)
             environ = backend_environ(os.environ, config.env)
-            process = await BackendProcess.start(run, label, environ, warden)
+            process = await BackendProcess.start(run, label, environ)
             try:
                 port = await process.listening()
             except BaseException:

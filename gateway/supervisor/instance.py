@@ -20,7 +20,6 @@ from gateway.supervisor import policy
 from gateway.supervisor.backend import Backend
 from gateway.supervisor.failures import LoadFailed, load_failed
 from gateway.supervisor.status import ModelStatus, State
-from gateway.supervisor.warden import Warden
 from wire import backend_pb2 as pb
 
 _POLL = 3.0  # seconds between two checks of a ready backend
@@ -51,7 +50,6 @@ class ModelInstance:
         config: ModelConfig,
         request: pb.ModelOptions,
         load_timeout: float,
-        warden: Warden,
     ) -> None:
         self.key = key
         self.config = config
@@ -64,7 +62,6 @@ class ModelInstance:
         self.work: asyncio.Future[ApiError | None] | None = None
         self._request = request
         self._load_timeout = load_timeout
-        self._warden = warden
         self._watch: asyncio.Future[None] | None = None
         self._leaving: set[asyncio.Future[None]] = set()  # running tasks that end lost backends
         self._ready_at = 0.0
@@ -190,7 +187,7 @@ class ModelInstance:
 
     async def _start(self) -> None:
         _log.info("%s: starting a backend", self.key)
-        backend = await Backend.start(self.config, str(self.key), self._warden)
+        backend = await Backend.start(self.config, str(self.key))
         self.backend = backend
         try:
             self.state = State.LOADING

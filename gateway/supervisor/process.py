@@ -17,7 +17,7 @@ from common.process_end import end_of, tells_fault
 from common.version import VERSION
 from gateway import logs
 from gateway.supervisor.failures import LoadFailed
-from gateway.supervisor.warden import Child, Warden
+from gateway.supervisor.warden import Child, spawn
 
 OWN_RUN = Path(__file__).parents[2] / "run.sh"  # need not exist: a wheel has none
 TOKEN = "LOCALAI_GRPC_AUTH_TOKEN"
@@ -51,9 +51,7 @@ class BackendProcess:
         self.exited = asyncio.ensure_future(self._until_gone())
 
     @classmethod
-    async def start(
-        cls, run: Path, name: str, environ: dict[str, str], warden: Warden
-    ) -> BackendProcess:
+    async def start(cls, run: Path, name: str, environ: dict[str, str]) -> BackendProcess:
         """Start `run` on a free loopback port, with a token of its own in its environment.
 
         Our own backend is started without its run.sh, with port 0, and prints its choice. Another
@@ -67,7 +65,7 @@ class BackendProcess:
             port = 0 if own else _free_port()
             program = command("-m", "backend") if own else [str(run)]
             address = ("--addr", f"127.0.0.1:{port}")
-            child = await warden.spawn((*program, *address), run.parent, environ | secret)
+            child = await spawn((*program, *address), run.parent, environ | secret)
         except OSError as problem:
             raise LoadFailed(f"no process could be started: {problem.strerror}") from None
         self = cls(child, name)
@@ -122,7 +120,7 @@ class BackendProcess:
         await asyncio.wait((self._reader,), timeout=_READ_SECONDS)
         self._reader.cancel()
         if code is None:
-            return "the backend was ended, because the process that starts backends was killed"
+            return "the backend was ended, because the process that starts it was killed"
         ran_out = kills_for_memory() > self._kills
         # Ranks that start again write the cause of an exit, and go on; a signal may come later.
         line = self.last_line if code < 0 else self._fault

@@ -30,7 +30,6 @@ from gateway.supervisor.catalogue import Catalogue
 from gateway.supervisor.instance import Key, ModelInstance
 from gateway.supervisor.load_request import load_request
 from gateway.supervisor.status import ModelStatus, State
-from gateway.supervisor.warden import Warden
 
 _TICK = 1.0  # seconds between two checks for idle, grown or new models
 _log = logging.getLogger("gateway.supervisor")
@@ -63,7 +62,6 @@ class Supervisor:
         self._limits = policy.Limits(
             settings.max_loaded_models, device_memory() if memory is None else memory
         )
-        self._warden = Warden()
         self._background: list[asyncio.Future[None]] = []
         self._preloads: asyncio.Future[None] | None = None
         self._stopping = False
@@ -167,7 +165,6 @@ class Supervisor:
         except TimeoutError:
             _log.warning("cancelling requests that still run after %g s", after + patience)
         await asyncio.gather(*(instance.shut() for instance in self._all()))
-        await self._warden.close()
 
     @asynccontextmanager
     async def lease(
@@ -239,7 +236,7 @@ class Supervisor:
         if key not in self._instances:
             request = load_request(config, self._settings.folder, adapter, draft)
             timeout = self._settings.load_timeout
-            self._instances[key] = ModelInstance(key, config, request, timeout, self._warden)
+            self._instances[key] = ModelInstance(key, config, request, timeout)
         return self._instances[key]
 
     def _all(self) -> list[ModelInstance]:

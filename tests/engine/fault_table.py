@@ -362,8 +362,8 @@ EDGES: dict[str, list[Edge]] = {
             f"{_ACCEPTANCE}machine_limits.py::test_a_start_without_its_threads_ends_with_a_sentence",
         ),
         Edge(
-            "the gateway's warden process is killed",
-            "its backends end, and the next load starts another warden",
+            "a backend's warden process is killed",
+            "the backend ends, and the next load starts both again",
             "gateway/supervisor/test_supervisor_warden.py::test_a_killed_warden_ends_the_backend_and_is_replaced",
         ),
         Edge(

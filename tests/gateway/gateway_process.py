@@ -125,7 +125,12 @@ class GatewayProcess:
 
     def backends(self) -> list[psutil.Process]:
         """The processes of our own backend that are running."""
-        return [process for process in self.processes() if "backend" in process.cmdline()]
+        commands = [(process, process.cmdline()) for process in self.processes()]
+        return [
+            process
+            for process, command in commands
+            if "backend" in command and not any("warden" in each for each in command)
+        ]
 
     def terminate(self) -> int:
         """SIGTERM, and the exit code."""

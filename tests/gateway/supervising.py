@@ -64,7 +64,7 @@ def is_warden(process: psutil.Process) -> bool:
 
 
 def warden() -> psutil.Process:
-    """The warden of the only supervisor."""
+    """The warden of the only backend."""
     (found,) = (child for child in psutil.Process().children() if is_warden(child))
     return found
 

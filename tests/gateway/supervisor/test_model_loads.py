@@ -20,7 +20,6 @@ from gateway.models.config import ModelConfig, Parameters
 from gateway.models.reading import read_folder
 from gateway.supervisor.instance import Key, ModelInstance
 from gateway.supervisor.process import DOWNLOAD
-from gateway.supervisor.warden import Warden
 from tests.gateway.asking import user_message
 from tests.gateway.gateway_process import TINY_TEXT, WAIT, GatewayProcess, tiny
 from tests.polling import until
@@ -117,7 +116,7 @@ async def test_a_load_may_take_longer_while_its_download_progresses(tmp_path: Pa
             return min(self.looks, 6), 80
 
     config = ModelConfig(name="m", parameters=Parameters(model="o/n"))
-    instance = ModelInstance(Key("m"), config, pb.ModelOptions(), 0.01, Warden())
+    instance = ModelInstance(Key("m"), config, pb.ModelOptions(), 0.01)
     process = Fetching()
     instance.backend = cast(Any, SimpleNamespace(process=process))
     with pytest.raises(TimeoutError):

@@ -18,7 +18,6 @@ from tests.gateway.gateway_process import tiny
 from tests.gateway.supervising import (
     children,
     has_ended,
-    is_warden,
     refusal,
     script,
     status_of,
@@ -121,9 +120,8 @@ async def test_failures_in_a_row_cause_a_pause(tmp_path: Path) -> None:
 
 
 def backends(before: list[psutil.Process]) -> list[psutil.Process]:
-    """The processes below the test's that did not exist before, without the warden."""
-    new = [child for child in children() if child not in before]
-    return [child for child in new if not is_warden(child)]
+    """The processes below the test's that did not exist before, with their wardens."""
+    return [child for child in children() if child not in before]
 
 
 async def test_a_models_refusal_is_the_backends_message(tmp_path: Path) -> None:

@@ -35,17 +35,17 @@ async def test_a_killed_gateway_leaves_no_backend_behind(tmp_path: Path) -> None
             asker.start()
         await until(lambda: "ours: loading" in "".join(gateway.log))
         await until(lambda: (tmp_path / "child").exists())
-        (warden,) = psutil.Process(gateway.child.pid).children()
-        assert is_warden(warden)
+        wardens = psutil.Process(gateway.child.pid).children()
+        assert list(map(is_warden, wardens)) == [True, True]
 
         def running() -> int:
             """A backend starts its monitor with its first load, so it may exist already."""
             commands = [one.cmdline() for one in gateway.processes()]
             return sum("backend.rpc.monitor" not in command for command in commands)
 
-        # The gateway, the warden, our backend, and the two that watch nothing. A process that was
+        # The gateway, two wardens, our backend, and the two that watch nothing. A process that was
         # just forked still has the command line of its parent.
-        await until(lambda: running() == 5)
+        await until(lambda: running() == 6)
         gateway.child.kill()
         await until(lambda: gateway.processes() == [])
         for asker in askers:

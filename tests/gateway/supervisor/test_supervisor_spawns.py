@@ -13,7 +13,6 @@ import uvloop
 
 from gateway.generation import Stub, generate
 from gateway.supervisor.process import BackendProcess
-from gateway.supervisor.warden import Warden
 from tests.gateway.gateway_process import WAIT, roomy
 from tests.gateway.supervising import script, supervising
 from wire import backend_pb2 as pb
@@ -52,11 +51,10 @@ async def ends(folder: Path) -> Counter[str]:
         supervisor.lease("tiny") as tiny,
     ):
         talks = [Talk(tiny.stub, tiny.identity) for _ in range(STREAMS)]
-        warden = Warden()
         ended: Counter[str] = Counter()
         try:
             for _ in range(SPAWNS):
-                process = await BackendProcess.start(quick, "quick", {}, warden)
+                process = await BackendProcess.start(quick, "quick", {})
                 ended[await process.exited] += 1
             for talk in talks:
                 await talk.goes_on()
@@ -64,7 +62,6 @@ async def ends(folder: Path) -> Counter[str]:
             for talk in talks:
                 talk.task.cancel()
             await asyncio.gather(*(talk.task for talk in talks), return_exceptions=True)
-            await warden.close()
         return ended
 
 

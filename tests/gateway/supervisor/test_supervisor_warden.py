@@ -1,9 +1,7 @@
-"""The process that starts the backends: what it is sent, what it survives, and its own end."""
+"""The process that starts a backend: what it is sent, what it survives, and its own end."""
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import socket
 import subprocess
@@ -15,10 +13,11 @@ import pytest
 
 from gateway.supervisor.failures import LoadFailed
 from gateway.supervisor.process import BackendProcess
-from gateway.supervisor.warden import PROGRAM, Warden, backend_environ
+from gateway.supervisor.warden import PROGRAM, backend_environ
 from tests.gateway.gateway_process import WAIT, tiny
 from tests.gateway.supervising import (
     ask,
+    children,
     has_ended,
     process_of,
     refusal,
@@ -31,30 +30,15 @@ from tests.gateway.supervising import (
 from tests.tasks import begun
 
 
-async def test_a_killed_warden_ends_the_backend_and_is_replaced(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_killed_warden_ends_the_backend_and_is_replaced(tmp_path: Path) -> None:
     async with supervising(tmp_path, {"tiny": tiny()}) as supervisor:
         text = await ask(supervisor, "tiny")
         first, backend = warden(), process_of(supervisor, "tiny")
         first.kill()
         await until(lambda: status_of(supervisor, "tiny").pid is None)
         await until(lambda: has_ended(backend))
-        assert "the process that starts backends was killed" in status_of(supervisor, "tiny").error
-
+        assert "the process that starts it was killed" in status_of(supervisor, "tiny").error
         assert await ask(supervisor, "tiny") == text
-        assert "starting another warden: the warden was ended by SIGKILL" in caplog.text
-
-
-async def test_a_warden_killed_while_idle_is_replaced(tmp_path: Path) -> None:
-    models = {"tiny": tiny(backend=script(tmp_path, "echo here >&2; exit 3"))}
-    async with supervising(tmp_path, models) as supervisor:
-        text = (await refusal(supervisor, "tiny")).message
-        first = warden()
-        first.kill()
-        await until(lambda: has_ended(first))
-        assert text.endswith("exit code 3: here")
-        assert (await refusal(supervisor, "tiny")).message == text
         assert warden() != first
 
 
@@ -62,19 +46,13 @@ async def test_a_start_whose_warden_is_killed_fails_and_the_next_one_does_not(
     tmp_path: Path,
 ) -> None:
     quick = Path(script(tmp_path, "exit 3"))
-    starting = Warden()
-    try:
-        process = await BackendProcess.start(quick, "quick", {}, starting)
-        assert await process.exited == "the backend ended with exit code 3"
-        warden().suspend()
-        lost = await begun(BackendProcess.start(quick, "quick", {}, starting))
-        warden().kill()
-        with pytest.raises(LoadFailed, match="the process that starts backends was killed"):
-            await lost
-        process = await BackendProcess.start(quick, "quick", {}, starting)
-        assert await process.exited == "the backend ended with exit code 3"
-    finally:
-        await starting.close()
+    lost = await begun(BackendProcess.start(quick, "quick", {}))
+    warden().kill()
+    with pytest.raises(LoadFailed, match="the process that starts it was killed"):
+        await lost
+    process = await BackendProcess.start(quick, "quick", {})
+    assert await process.exited == "the backend ended with exit code 3"
+    await until(lambda: children() == [])
 
 
 def blocked_signals(pid: int) -> int:
@@ -83,16 +61,10 @@ def blocked_signals(pid: int) -> int:
 
 
 async def test_a_signal_to_all_processes_while_it_starts_does_not_end_it(tmp_path: Path) -> None:
-    starting = Warden()
-    try:
-        start = await begun(
-            BackendProcess.start(Path(script(tmp_path, "exit 3")), "quick", {}, starting)
-        )
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-            warden().send_signal(number)
-        assert await (await start).exited == "the backend ended with exit code 3"
-    finally:
-        await starting.close()
+    start = await begun(BackendProcess.start(Path(script(tmp_path, "exit 3")), "quick", {}))
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        warden().send_signal(number)
+    assert await (await start).exited == "the backend ended with exit code 3"
 
 
 async def test_a_signal_to_all_processes_does_not_end_it(tmp_path: Path) -> None:
@@ -110,6 +82,15 @@ async def test_a_signal_to_all_processes_does_not_end_it(tmp_path: Path) -> None
         assert (warden(), process_of(supervisor, "tiny")) == (process, backend)
 
 
+async def test_a_start_that_the_system_refuses_says_why(tmp_path: Path) -> None:
+    missing = Path(script(tmp_path, "exit 3")).with_name("missing.sh")
+    with pytest.raises(LoadFailed, match=r"missing\.sh: No such file or directory"):
+        await BackendProcess.start(missing, "missing", {})
+    with pytest.raises(LoadFailed, match="null byte"):
+        await BackendProcess.start(missing, "missing", {"ODD": "a\0b"})
+    await until(lambda: children() == [])
+
+
 async def test_command_and_environment_arrive_unchanged(tmp_path: Path) -> None:
     odd = "two\nlines 'and' \"quotes\" \\ é €"
     run = script(tmp_path, 'printf %s "$ODD" > odd; pwd > folder; ls /dev/fd > files')
@@ -121,18 +102,14 @@ async def test_command_and_environment_arrive_unchanged(tmp_path: Path) -> None:
     assert (tmp_path / "files").read_text().split() == ["0", "1", "2", "3"]
 
 
-@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
-def test_a_gateway_that_exits_during_a_start_leaves_nothing(tmp_path: Path, part: float) -> None:
-    run = script(tmp_path, "sleep 1000; exit 0")
-    request = json.dumps([[run], str(tmp_path), dict(os.environ)]).encode() + b"\n"
+@pytest.mark.parametrize("text", ["sleep 1000; exit 0", "trap '' TERM; sleep 1000 & wait; exit 0"])
+def test_a_gateway_that_exits_during_a_start_leaves_nothing(tmp_path: Path, text: str) -> None:
+    run = script(tmp_path, text)
     gateway, stdin = socket.socketpair()
     with stdin:
-        program = [sys.executable, "-I", "-S", str(PROGRAM)]
+        program = [sys.executable, "-I", "-S", str(PROGRAM), str(tmp_path), run]
         process = subprocess.Popen(program, stdin=stdin.fileno(), stderr=subprocess.PIPE)
-    ours, theirs = socket.socketpair()
-    with gateway, ours, theirs:
-        socket.send_fds(gateway, [b"\0"], [theirs.fileno(), 2])
-        ours.sendall(request[: int(part * len(request))])
+    gateway.close()
     _, errors = process.communicate(timeout=WAIT)
     assert (process.returncode, errors) == (0, b"")
     assert [left for left in psutil.process_iter() if run in _command(left)] == []

@@ -1,0 +1,192 @@
+"""The RPCs that read texts: Embedding, Rerank and TokenClassify.
+
+LocalAI fills the other fields of PredictOptions as for a generation; sampling fields have no effect
+on a vector, and those that would be expected to change it are refused. What the protocol has no
+field for is metadata of the call, because Rerank has no map of the kind that PredictOptions has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from backend.engine.embedding.encoding import Piece
+from backend.engine.embedding.label_reader import LabelledText, LabelReader
+from backend.engine.embedding.readers import PairReader, TextReader
+from backend.engine.engine import Engine
+from backend.engine.errors import InvalidRequest
+from backend.rpc.call_log import note
+from common.field_names import named
+from common.rerank_limits import MOST_DOCUMENTS
+from common.wording import shown
+from wire import backend_pb2 as pb
+
+TRUNCATE = "mlx-truncate"
+PROMPT_NAME = "mlx-prompt-name-bin"
+_FLAGS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class InputSwitches:
+    """What a call says about its inputs.
+
+    truncate: whether one that is too long loses its end. prompt_name: the prompt to put in front of
+    a text. None: as the model's options say.
+    """
+
+    truncate: bool | None = None
+    prompt_name: str | None = None
+
+
+def input_switches(metadata: Iterable[tuple[str, str | bytes]] | None) -> InputSwitches:
+    """Read the metadata of a call. Raises InvalidRequest."""
+    given = dict(metadata or ())
+    truncate, name = given.get(TRUNCATE), given.get(PROMPT_NAME)
+    if truncate is not None and truncate not in _FLAGS:
+        raise InvalidRequest(f"{named(TRUNCATE)} is {shown(truncate)}: send true or false")
+    try:
+        prompt = name.decode() if isinstance(name, bytes) else name
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{PROMPT_NAME} is not UTF-8: send the name of a prompt") from None
+    return InputSwitches(None if truncate is None else _FLAGS[str(truncate)], prompt)
+
+
+_NOT_READ = {
+    "Prompt": "send the text as Embeddings",
+    "Messages": "render the conversation, and send it as Embeddings",
+    "Images": "only text is embedded; send none",
+    "Videos": "only text is embedded; send none",
+    "Audios": "only text is embedded; send none",
+}
+
+
+async def embed(
+    engine: Engine, options: pb.PredictOptions, switches: InputSwitches
+) -> tuple[pb.EmbeddingResult, int]:
+    """Answer an Embedding call; also returns the number of tokens that were truncated.
+
+    Raises WrongKind, InvalidRequest, TooLong, Overloaded.
+    """
+    reader = engine.reader(TextReader)
+    _require_one_input(options)
+    pieces: list[Piece] = []
+
+    def read() -> list[Piece]:
+        if options.EmbeddingTokens:
+            tokens = options.EmbeddingTokens
+            pieces.extend(reader.read_tokens(tokens, truncate=switches.truncate))
+        else:
+            pieces.extend(
+                reader.read_text(
+                    options.Embeddings,
+                    prompt_name=switches.prompt_name,
+                    truncate=switches.truncate,
+                )
+            )
+        return pieces
+
+    size = len(options.Embeddings) + len(options.EmbeddingTokens)
+    embedded = reader.answer(pieces, await engine.encode(read, size))
+    note(prompt_tokens=embedded.prompt_tokens)
+    result = pb.EmbeddingResult(
+        embeddings=embedded.values,
+        tokens=embedded.rows,
+        dim=embedded.dim,
+        prompt_tokens=embedded.prompt_tokens,
+        layout=pb.EMBEDDING_LAYOUT_PER_TOKEN if embedded.per_token else pb.EMBEDDING_LAYOUT_FINAL,
+    )
+    return result, embedded.truncated
+
+
+def _require_one_input(options: pb.PredictOptions) -> None:
+    for name, instead in _NOT_READ.items():
+        if getattr(options, name):
+            raise InvalidRequest(f"{named(name)} is set, but Embedding does not read it: {instead}")
+    if options.Embeddings and options.EmbeddingTokens:
+        raise InvalidRequest(
+            f"{named('Embeddings')} ({len(options.Embeddings)} characters) and EmbeddingTokens"
+            f" ({len(options.EmbeddingTokens)} ids) are both set: send one of them",
+        )
+    if not options.Embeddings and not options.EmbeddingTokens:
+        raise InvalidRequest(
+            f"{named('Embeddings')} and EmbeddingTokens are both empty: send a text, or its tokens",
+        )
+
+
+async def rerank(
+    engine: Engine, request: pb.RerankRequest, switches: InputSwitches
+) -> tuple[pb.RerankResult, int]:
+    """Answer a Rerank call; also returns the number of tokens that were truncated.
+
+    Raises WrongKind, InvalidRequest, TooLong, Overloaded.
+    """
+    reader = engine.reader(PairReader)
+    _require_rankable(request)
+    documents = list(request.documents)
+    pieces: list[Piece] = []
+
+    def read() -> list[Piece]:
+        pieces.extend(reader.read(request.query, documents, truncate=switches.truncate))
+        return pieces
+
+    size = len(documents) * len(request.query) + sum(map(len, documents))
+    ranked = reader.answer(await engine.encode(read, size), request.top_n)
+    tokens = sum(len(piece.ids) for piece in pieces)
+    note(prompt_tokens=tokens)
+    result = pb.RerankResult(
+        usage=pb.Usage(total_tokens=tokens, prompt_tokens=tokens),
+        results=[
+            pb.DocumentResult(index=one.index, text=documents[one.index], relevance_score=one.score)
+            for one in ranked
+        ],
+    )
+    return result, sum(piece.cut for piece in pieces)
+
+
+def _require_rankable(request: pb.RerankRequest) -> None:
+    if not request.query:
+        raise InvalidRequest(
+            f"{named('query')} is empty: send the text to compare the documents with"
+        )
+    if not request.documents:
+        raise InvalidRequest(f"{named('documents')} is empty: send at least one")
+    if len(request.documents) > MOST_DOCUMENTS:
+        raise InvalidRequest(
+            f"{named('documents')} has {len(request.documents)} entries: send at most"
+            f" {MOST_DOCUMENTS}",
+        )
+    for index, document in enumerate(request.documents):
+        if not document:
+            raise InvalidRequest(f"{named(f'documents[{index}]')} is empty: leave it out")
+    if request.top_n < 0:
+        raise InvalidRequest(f"{named('top_n')} is {request.top_n}: send a count, or 0 for all")
+
+
+async def classify(engine: Engine, request: pb.TokenClassifyRequest) -> pb.TokenClassifyResponse:
+    """An empty text has no entities. Raises WrongKind, InvalidRequest, TooLong, Overloaded."""
+    reader = engine.reader(LabelReader)
+    if not 0 <= request.threshold <= 1:
+        raise InvalidRequest(
+            f"{named('threshold')} is {request.threshold:g}: send a number from 0, for all, to 1"
+        )
+    read_texts: list[LabelledText] = []
+
+    def read() -> list[Piece]:
+        read_texts.append(reader.read(request.text))
+        return read_texts[0].pieces
+
+    encoded = await engine.encode(read, len(request.text))
+    entities = reader.answer(read_texts[0], encoded, request.threshold)
+    note(prompt_tokens=len(read_texts[0].offsets))
+    return pb.TokenClassifyResponse(
+        entities=[
+            pb.TokenClassifyEntity(
+                entity_group=entity.group,
+                start=entity.start,
+                end=entity.end,
+                score=entity.score,
+                text=entity.text,
+            )
+            for entity in entities
+        ]
+    )
