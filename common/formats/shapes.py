@@ -138,7 +138,9 @@ class TagShape:
 
     @property
     def syntaxes(self) -> tuple[CallSyntax, ...]:
-        return (tagged(self.tags),)
+        tags = self.tags
+        unopened = (tags.unopened,) if isinstance(tags, KeyValueTags) else ()
+        return (tagged(tags), *unopened)
 
     @property
     def markup(self) -> tuple[str, ...]:
