@@ -9,7 +9,6 @@ from typing import Any
 from common.formats import (
     addressed,
     gemma,
-    llama,
     minimax_m3,
     mistral,
     qwen,
@@ -17,9 +16,11 @@ from common.formats import (
 from common.formats.family import THINK, Family
 from common.formats.harmony import Harmony
 from common.formats.json_calls import bare_block, read_bare_calls
+from common.formats.pythonic import TOOL_CODE
 from common.formats.reading import CallSyntax, Tags, begins_line
 from common.formats.sections import Section
 from common.formats.shapes import (
+    UNMARKED,
     FencedShape,
     JsonShape,
     PythonShape,
@@ -27,6 +28,7 @@ from common.formats.shapes import (
     invoked,
     json_block,
     key_value,
+    python_block,
     tagged,
 )
 from common.formats.tagged_text import TaggedText
@@ -86,6 +88,15 @@ _XLAM_CALLS = (
     mistral.CALLS[0],
     bare_block("```", "```"),
     CallSyntax(("[", "{"), read_bare_calls, begins=begins_line),
+)
+_FUNCTION_GEMMA = FencedShape("<start_function_call>", "<escape>", "<end_function_call>")
+# mlx-lm's name for LFM2's format is vLLM's for Llama's, so both are read.
+_LLAMA_CALLS = (
+    python_block("<|python_start|>", "<|python_end|>"),
+    python_block("<|python_tag|>", offered=True),
+    qwen.FUNCTION_CALLS,
+    python_block("<|tool_call_start|>", "<|tool_call_end|>"),
+    UNMARKED,
 )
 _STEP = invoked(
     "steptml:",
@@ -243,8 +254,8 @@ FAMILIES = (
         silent=("<|tool_response>", "<turn|>"),
     ),
     Family(
-        "FunctionGemma", "function_gemma functiongemma", gemma.FUNCTION_GEMMA,
-        signs=[("<start_function_call>",)], tags=(), calls=gemma.FUNCTION_GEMMA_CALLS,
+        "FunctionGemma", "function_gemma functiongemma", _FUNCTION_GEMMA,
+        signs=[("<start_function_call>",)], tags=(), calls=(*_FUNCTION_GEMMA.syntaxes, TOOL_CODE),
         silent=("<start_function_response>", "<end_of_turn>"),
     ),
     Family(
@@ -278,23 +289,21 @@ FAMILIES = (
     ),
     Family(
         "Llama 3", "llama3_json llama4_json llama3", JsonShape(_PARAMETERS, separator="; "),
-        signs=[("<|python_tag|>",), ("<|eot_id|>", '"parameters"')], calls=llama.CALLS,
+        signs=[("<|python_tag|>",), ("<|eot_id|>", '"parameters"')], calls=_LLAMA_CALLS,
     ),
     Family(
         "Llama 4", "llama4_pythonic llama4 pythonic", PythonShape("[", ", ", "]"),
-        signs=[("<|python_start|>",), ("<|header_start|>",)], calls=llama.CALLS,
+        signs=[("<|python_start|>",), ("<|header_start|>",)], calls=_LLAMA_CALLS,
     ),
     Family(
         "LFM2, MiniCPM 3 and 4", "lfm2 minicpm minicpm3 minicpm4",
         PythonShape("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
         signs=[("<|tool_call_start|>",)],
         tags=(THINK, Tags("<|thought_start|>", "<|thought_end|>")),
-        calls=(llama.LFM2, llama.UNMARKED),
     ),
     Family(
         "OLMo 3", "olmo3", PythonShape("<function_calls>", "\n", "</function_calls>"),
         signs=[("<function_calls>",)], reasoning="olmo3",
-        calls=(llama.fenced("<function_calls>", "</function_calls>"), llama.UNMARKED),
     ),
     Family(
         "Mistral", "mistral", JsonShape(_OBJECT, "[TOOL_CALLS][", ", ", "]"),

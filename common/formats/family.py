@@ -47,9 +47,7 @@ class Family:
         """The parser of the family's answers."""
         if self.text:
             return self.text
-        calls = self.calls
-        if not calls and isinstance(self.shape, JsonShape | TagShape):
-            calls = self.shape.syntaxes
+        calls = self.calls or (self.shape.syntaxes if self.shape else ())
         calls = (*calls, *map(_without_a_bracket, calls), *_unmarked(self.shape, calls))
         return TaggedText(
             self.tags,

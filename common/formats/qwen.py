@@ -66,11 +66,6 @@ def _read_elements(reading: Reading) -> Wait[None]:
     yield from cursor.accept_after_space(BLOCK_CLOSE)
 
 
-def _read_respelt(reading: Reading) -> Wait[None]:
-    tags = _TAGS if reading.opener == _TAGS.call[1:] else replace(_TAGS, block=reading.opener)
-    yield from tags.read(reading)
-
-
 _ELEMENT, _ELEMENT_TEXT = "<function>", re.compile(r"[^<>]*")
 MARKED_CALLS = CallSyntax((*_TAGS.openers, _NAMED_TAGS.call), _read_marked, _TAGS.closers)
 FUNCTION_CALLS = CallSyntax((_TAGS.call,), _TAGS.read, (_TAGS.call_close,))
@@ -82,7 +77,7 @@ _OTHER_TAGS = tuple(
 """What Qwen 2.5 Coder and others write instead of the tag that their template asks for."""
 _RESPELT = CallSyntax(
     ("<|tool_call>", "<|tool_call|>", "<tool_call|>", "tool_call>", _TAGS.call[1:]),
-    _read_respelt,
+    _TAGS.read,
     begins=begins_line,
 )
 """The opening tags with wrong or missing brackets."""
