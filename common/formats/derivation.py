@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from common.formats import llama
 from common.formats.family import Family
-from common.formats.gemma import fenced_calls
 from common.formats.reading import CallSyntax, Tags
-from common.formats.shapes import FencedShape, JsonShape, PythonShape, Shape, TagShape
+from common.formats.shapes import UNMARKED, FencedShape, JsonShape, PythonShape, Shape, TagShape
 from common.prefixes import common_prefix
 
 Made = tuple[str, Mapping[str, Any]]
@@ -82,16 +80,10 @@ def derived(calls: Calls) -> Family | None:
 def family_of(shape: Shape, tags: tuple[Tags, ...] = ()) -> Family | None:
     """A family with this shape; None if nothing could tell its calls from text."""
     calls: tuple[CallSyntax, ...] = ()
-    if isinstance(shape, PythonShape):
-        opening, closing = shape.opening.strip().rstrip("["), shape.closing.strip().lstrip("]")
-        marked = (llama.fenced(opening, closing),) if opening else ()
-        calls = (*marked, llama.UNMARKED)
-    elif isinstance(shape, FencedShape):
-        calls = fenced_calls(shape)
-    elif isinstance(shape, JsonShape) and not shape.syntaxes[0].openers[0]:
+    if isinstance(shape, JsonShape) and not shape.syntaxes[0].openers[0]:
         if not shape.quoted:
             return None
-        calls = (llama.UNMARKED,)
+        calls = (UNMARKED,)
     return Family("derived", shape=shape, tags=tags, calls=calls)
 
 

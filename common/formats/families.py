@@ -7,21 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from common.formats import (
-    functionary,
+    addressed,
     gemma,
-    llama,
     minimax_m3,
     mistral,
-    others,
     qwen,
 )
 from common.formats.family import THINK, Family
-from common.formats.glm import unopened
 from common.formats.harmony import Harmony
-from common.formats.qwen import UNMARKED_CALLS
-from common.formats.reading import Tags, begins_line
+from common.formats.json_calls import bare_block, read_bare_calls
+from common.formats.pythonic import TOOL_CODE
+from common.formats.reading import CallSyntax, Tags, begins_line
 from common.formats.sections import Section
 from common.formats.shapes import (
+    UNMARKED,
     FencedShape,
     JsonShape,
     PythonShape,
@@ -29,6 +28,7 @@ from common.formats.shapes import (
     invoked,
     json_block,
     key_value,
+    python_block,
     tagged,
 )
 from common.formats.tagged_text import TaggedText
@@ -76,6 +76,27 @@ _MISSPELT = tuple(
 _DSML_CALLS = (*(tagged(shape.tags) for shape in (*_DSML, *_MISSPELT)), *_V3_CALLS)
 _DEEPSEEK_INLINE = tuple(
     f"<｜tool▁{word}▁{end}｜>" for word in ("outputs", "output") for end in ("begin", "end")
+)
+_MINIMAX = invoked("", "minimax:tool_call", lines="paired")
+_MINIMAX_CALLS = (
+    *_MINIMAX.syntaxes,
+    CallSyntax(("invoke name=",), _MINIMAX.tags.read, begins=begins_line),
+    json_block("<tool_calls>", "</tool_calls>"),  # MiniMax M1
+)
+_XLAM_CALLS = (
+    qwen.MARKED_CALLS,
+    mistral.CALLS[0],
+    bare_block("```", "```"),
+    CallSyntax(("[", "{"), read_bare_calls, begins=begins_line),
+)
+_FUNCTION_GEMMA = FencedShape("<start_function_call>", "<escape>", "<end_function_call>")
+# mlx-lm's name for LFM2's format is vLLM's for Llama's, so both are read.
+_LLAMA_CALLS = (
+    python_block("<|python_start|>", "<|python_end|>"),
+    python_block("<|python_tag|>", offered=True),
+    qwen.FUNCTION_CALLS,
+    python_block("<|tool_call_start|>", "<|tool_call_end|>"),
+    UNMARKED,
 )
 _STEP = invoked(
     "steptml:",
@@ -184,18 +205,15 @@ FAMILIES = (
         "GLM 4.5, 4.7, 5, Laguna, Ling 3, Spark 2.5 and 3",
         "glm45 glm47 glm5 glm laguna poolside_v1 ling3 spark25 spark3", _GLM,
         signs=[("<arg_key>",), ("<arg_key>", "<tool_call>")],
-        reasoning="glm45 glm47 glm5 poolside_v1 laguna ling3",
-        calls=(tagged(_GLM.tags), unopened(_GLM.tags), UNMARKED_CALLS), **_GLM_EXTRAS,
+        reasoning="glm45 glm47 glm5 poolside_v1 laguna ling3", **_GLM_EXTRAS,
     ),
     Family(
         "Longcat", "longcat longcat_flash", _LONGCAT, signs=[("<longcat_tool_call>",)],
-        tags=(Tags("<longcat_think>", "</longcat_think>"),), reasoning="longcat",
-        calls=(tagged(_LONGCAT.tags), unopened(_LONGCAT.tags), UNMARKED_CALLS), **_GLM_EXTRAS,
+        tags=(Tags("<longcat_think>", "</longcat_think>"),), reasoning="longcat", **_GLM_EXTRAS,
     ),
     Family(
         "iQuest Coder 2", "iquest_coder_v2", _IQUEST, signs=[("<iquestcoder_tool_call>",)],
-        reasoning="iquest_coder_v2",
-        calls=(tagged(_IQUEST.tags), unopened(_IQUEST.tags), UNMARKED_CALLS), **_GLM_EXTRAS,
+        reasoning="iquest_coder_v2", **_GLM_EXTRAS,
     ),
     Family(
         "Hunyuan 3", "hy_v3 hy3", _HY_V3,
@@ -236,8 +254,8 @@ FAMILIES = (
         silent=("<|tool_response>", "<turn|>"),
     ),
     Family(
-        "FunctionGemma", "function_gemma functiongemma", gemma.FUNCTION_GEMMA,
-        signs=[("<start_function_call>",)], tags=(), calls=gemma.FUNCTION_GEMMA_CALLS,
+        "FunctionGemma", "function_gemma functiongemma", _FUNCTION_GEMMA,
+        signs=[("<start_function_call>",)], tags=(), calls=(*_FUNCTION_GEMMA.syntaxes, TOOL_CODE),
         silent=("<start_function_response>", "<end_of_turn>"),
     ),
     Family(
@@ -271,23 +289,21 @@ FAMILIES = (
     ),
     Family(
         "Llama 3", "llama3_json llama4_json llama3", JsonShape(_PARAMETERS, separator="; "),
-        signs=[("<|python_tag|>",), ("<|eot_id|>", '"parameters"')], calls=llama.CALLS,
+        signs=[("<|python_tag|>",), ("<|eot_id|>", '"parameters"')], calls=_LLAMA_CALLS,
     ),
     Family(
         "Llama 4", "llama4_pythonic llama4 pythonic", PythonShape("[", ", ", "]"),
-        signs=[("<|python_start|>",), ("<|header_start|>",)], calls=llama.CALLS,
+        signs=[("<|python_start|>",), ("<|header_start|>",)], calls=_LLAMA_CALLS,
     ),
     Family(
         "LFM2, MiniCPM 3 and 4", "lfm2 minicpm minicpm3 minicpm4",
         PythonShape("<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
         signs=[("<|tool_call_start|>",)],
         tags=(THINK, Tags("<|thought_start|>", "<|thought_end|>")),
-        calls=(llama.LFM2, llama.UNMARKED),
     ),
     Family(
         "OLMo 3", "olmo3", PythonShape("<function_calls>", "\n", "</function_calls>"),
         signs=[("<function_calls>",)], reasoning="olmo3",
-        calls=(llama.fenced("<function_calls>", "</function_calls>"), llama.UNMARKED),
     ),
     Family(
         "Mistral", "mistral", JsonShape(_OBJECT, "[TOOL_CALLS][", ", ", "]"),
@@ -296,9 +312,8 @@ FAMILIES = (
         by_token=("[ARGS]", JsonShape("[TOOL_CALLS]{name}[ARGS]{arguments}", separator="")),
     ),
     Family(
-        "MiniMax M2", "minimax_m2 minimax", others.MINIMAX_SHAPE, signs=[("<minimax:tool_call>",)],
-        tags=(replace(THINK, anywhere=True),), reasoning="minimax_m2 minimax",
-        calls=others.MINIMAX_CALLS,
+        "MiniMax M2", "minimax_m2 minimax", _MINIMAX, signs=[("<minimax:tool_call>",)],
+        tags=(replace(THINK, anywhere=True),), reasoning="minimax_m2 minimax", calls=_MINIMAX_CALLS,
     ),
     Family("MiniMax M2, kept in the text", reasoning="minimax_m2_append_think"),
     Family(
@@ -318,20 +333,20 @@ FAMILIES = (
         signs=[("<dots_function_call>",)],
     ),
     Family(
-        "Muse Spark", "muse_spark", others.MUSE_SHAPE, signs=[("<atem:function_calls>",)],
+        "Muse Spark", "muse_spark", addressed.MUSE, signs=[("<atem:function_calls>",)],
         tags=(_MUSE_THINK,), reasoning="muse_spark",
     ),
     Family(
         "Muse Glimmer", "muse_glimmer muse musespark1x",
         replace(
-            others.MUSE_SHAPE,
-            call=f" to={{name}}<|message|>{others.MUSE_SHAPE.opening}{others.MUSE_SHAPE.call}",
-            call_end=f"{others.MUSE_SHAPE.call_end}{others.MUSE_SHAPE.closing}", opening="",
-            separator=f"<|eom|>{_GLIMMER_TURN}", closing="", forbidden=others.MUSE_SHAPE.markup,
+            addressed.MUSE,
+            call=f" to={{name}}<|message|>{addressed.MUSE.opening}{addressed.MUSE.call}",
+            call_end=f"{addressed.MUSE.call_end}{addressed.MUSE.closing}", opening="",
+            separator=f"<|eom|>{_GLIMMER_TURN}", closing="", forbidden=addressed.MUSE.markup,
         ),
         signs=[("<atem:function_calls>", "<|eom|>", "<|message|>")],
         tags=(Tags(" to=self<|message|>", f"<|eom|>{_GLIMMER_TURN}", anywhere=True),),
-        reasoning="muse_glimmer muse musespark1x", calls=others.GLIMMER_CALLS,
+        reasoning="muse_glimmer muse musespark1x", calls=addressed.GLIMMER_CALLS,
         answers=(_TO_USER, f"{_GLIMMER_TURN}{_TO_USER}"),
         silent=("<|eom|>", _GLIMMER_TURN, "<|message|>", "<|eot|>"),
     ),
@@ -358,18 +373,12 @@ FAMILIES = (
     Family(
         "Granite 3", "granite granite3", JsonShape(_OBJECT, "<|tool_call|>[", closing="]"),
         signs=[("<|tool_call|>",)], tags=_GRANITE_THINK, reasoning="granite",
-        calls=(
-            qwen.MARKED_CALLS, json_block("<|tool_call|>"), json_block("<function_call>"),
-            UNMARKED_CALLS,
-        ),
+        calls=(qwen.MARKED_CALLS, json_block("<|tool_call|>"), json_block("<function_call>")),
     ),
     Family(
         "Granite 20B", "granite_20b_fc", JsonShape(f"<function_call> {_OBJECT}", separator="\n"),
         signs=[("<function_call>",)], tags=_GRANITE_THINK,
-        calls=(
-            json_block("<function_call>"), json_block("<|tool_call|>"), qwen.MARKED_CALLS,
-            UNMARKED_CALLS,
-        ),
+        calls=(json_block("<function_call>"), json_block("<|tool_call|>"), qwen.MARKED_CALLS),
     ),
     Family(
         "Phi-4", "phi4_mini_json phi4",
@@ -472,8 +481,9 @@ FAMILIES = (
         "HyperCLOVA X Think", "hyperclovax hyperclovax_seed_think_14b",
         JsonShape(_OBJECT, " -> tool/function_call\n[", closing="]"),
         signs=[("-> tool/function_call",)], tags=(Tags("/think\n", _CLOVA_TURN),),
-        reasoning="hyperclovax hyperclovax_seed_think_14b", calls=others.HYPERCLOVA_CALLS,
-        silent=(_CLOVA_TURN,), starts_line=True,
+        reasoning="hyperclovax hyperclovax_seed_think_14b",
+        calls=(json_block(" -> tool/function_call", "<|im_end|>"),), silent=(_CLOVA_TURN,),
+        starts_line=True,
     ),
     Family("Sarashina", "sarashina", JsonShape(_OBJECT, "<|tool_calls|>[", closing="]")),
     Family(
@@ -494,7 +504,7 @@ FAMILIES = (
         ),
         signs=[("<|content_invoke_tool_json|>",)],
         tags=(Tags("<|content_thinking|>", "<|end_message|>", anywhere=True),), reasoning="inkling",
-        calls=others.INKLING_CALLS, silent=others.INKLING_SILENT,
+        calls=addressed.INKLING_CALLS, silent=addressed.INKLING_SILENT,
     ),
     Family(
         "InternLM 2 and 3, Intern-S1", "internlm internlm2 internlm3 interns1 intern_s1",
@@ -513,9 +523,9 @@ FAMILIES = (
             (">>>all\n",), ("'>>>all",), (">>>all\n", "<|end_header_id|>"),
             ("'>>>all", "<|end_header_id|>"),
         ],
-        text=functionary.Addressed(calls=functionary.CALLS, silent=(">>>all\n",)),
+        text=addressed.Addressed(calls=addressed.FUNCTIONARY_CALLS, silent=(">>>all\n",)),
     ),
-    Family("xLAM", "xlam", JsonShape(_OBJECT, "[", closing="]"), calls=functionary.XLAM_CALLS),
+    Family("xLAM", "xlam", JsonShape(_OBJECT, "[", closing="]"), calls=_XLAM_CALLS),
 )
 # fmt: on
 TOOLS: Mapping[str, TaggedText | Harmony] = {

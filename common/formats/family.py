@@ -47,9 +47,7 @@ class Family:
         """The parser of the family's answers."""
         if self.text:
             return self.text
-        calls = self.calls
-        if not calls and isinstance(self.shape, JsonShape | TagShape):
-            calls = self.shape.syntaxes
+        calls = self.calls or (self.shape.syntaxes if self.shape else ())
         calls = (*calls, *map(_without_a_bracket, calls), *_unmarked(self.shape, calls))
         return TaggedText(
             self.tags,
@@ -74,8 +72,10 @@ def _without_a_bracket(syntax: CallSyntax) -> CallSyntax:
 
 def _unmarked(shape: Shape | None, calls: Sequence[CallSyntax]) -> Iterator[CallSyntax]:
     """Calls as JSON objects without the marker before them."""
-    if not (isinstance(shape, JsonShape) and shape.quoted):
+    if not isinstance(shape, JsonShape | TagShape):
         return
-    if not any("{" in syntax.openers for syntax in calls):
+    openers = [opener for syntax in calls for opener in syntax.openers]
+    if calls and not any(opener == "{" or "[" in opener[1:-1] for opener in openers):
         read = partial(read_bare_calls, closers=calls[0].closers)
-        yield CallSyntax(("{", "["), read, begins=no_content_yet)
+        listed = ("[",) if "[" in shape.opening else ()
+        yield CallSyntax(("{", *listed), read, begins=no_content_yet)

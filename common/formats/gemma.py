@@ -10,7 +10,6 @@ from common.formats.cursor import Cursor, Wait
 from common.formats.json_calls import read_arguments, read_json_calls
 from common.formats.pythonic import TOOL_CODE, read_pythonic
 from common.formats.reading import CallSyntax, Reading, begins_line
-from common.formats.shapes import FencedShape
 from common.formats.values import GEMMA4, Dialect
 
 _NAME = re.compile(r"[\w.:/-]*")
@@ -84,15 +83,15 @@ def _read_other_forms(reading: Reading, closers: tuple[str, ...]) -> Wait[bool]:
     return True
 
 
-def fenced_calls(shape: FencedShape) -> tuple[CallSyntax, ...]:
-    """Calls of this shape, without the mistakes that are known of Gemma's models."""
-    dialect = replace(GEMMA4, fence=shape.fence)
-    openers, closers = (shape.opening.strip(),), (shape.closing.strip(),)
+def fenced_calls(opener: str, fence: str, closer: str) -> CallSyntax:
+    """Calls with such strings, without the mistakes that are known of Gemma's models."""
+    dialect = replace(GEMMA4, fence=fence)
+    openers, closers = (opener,), (closer,)
 
     def read(reading: Reading) -> Wait[None]:
         yield from _read(reading, dialect, openers, closers)
 
-    return (CallSyntax(openers, read, closers),)
+    return CallSyntax(openers, read, closers)
 
 
 def _read_gemma4(reading: Reading) -> Wait[None]:
@@ -104,5 +103,3 @@ GEMMA4_CALLS = (
     CallSyntax(("call:", *_HALF_OPENERS), _read_gemma4, begins=begins_line, by_name=True),
     TOOL_CODE,
 )
-FUNCTION_GEMMA = FencedShape("<start_function_call>", "<escape>", "<end_function_call>")
-FUNCTION_GEMMA_CALLS = (*fenced_calls(FUNCTION_GEMMA), TOOL_CODE)

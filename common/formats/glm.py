@@ -127,16 +127,18 @@ class KeyValueTags(CallTags):
             space = cursor.position - start
             opened = yield from cursor.at([self.value, self.value.removeprefix("<")])
         cursor.take(space + len(opened))
-        yield from cursor.drop_cut((self.key_close, self.value, self.kind[0]))
+        if not opened:
+            ends = (self.parameter, self.key_close, self.value, self.value[1:], self.kind[0])
+            yield from cursor.drop_cut(ends)
         if not key or not (closed or opened):
             raise cursor.unreadable()
         return {"name": key}, False
 
+    @property
+    def unopened(self) -> CallSyntax:
+        """Calls whose first tag is missing, at the beginning of the answer."""
 
-def unopened(tags: CallTags) -> CallSyntax:
-    """Calls whose first tag is missing, at the beginning of the answer."""
+        def read(reading: Reading) -> Wait[None]:
+            reading.call((yield from self.read_inside(reading)))
 
-    def read(reading: Reading) -> Wait[None]:
-        reading.call((yield from tags.read_inside(reading)))
-
-    return CallSyntax((), read, begins=no_content_yet, by_name=True)
+        return CallSyntax((), read, begins=no_content_yet, by_name=True)

@@ -52,13 +52,11 @@ def read_arguments(
     reading: Reading,
     ends: tuple[str, ...] = (),
     dialect: Dialect = MODEL_JSON,
-    name: str = "",
     typed: str = "",
 ) -> Wait[str]:
     """Read the arguments of the open call, and send them as they come.
 
-    They may be in a code block. name: the call begins only with them. typed: this tool's schema
-    gives strings another type.
+    They may be in a code block. typed: this tool's schema gives strings another type.
 
     Arguments inside a JSON string are sent when the string is complete. A closing bracket too many
     before an end is repaired.
@@ -69,8 +67,6 @@ def read_arguments(
         return "{}"
     ends = (fence, *ends) if fence else ends
     send = reading.send if (yield from cursor.peek()) == "{" else None
-    if name and send:
-        reading.begin(name)
 
     def converter(key: str) -> Callable[[str], str] | None:
         argument = string_of(key) or ""

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from common.formats.answer import Call
 from common.formats.cursor import Wait
-from common.formats.json_calls import bare_block, read_arguments, read_bare_calls
+from common.formats.json_calls import bare_block, read_arguments
 from common.formats.pythonic import TOOL_CODE
-from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet
+from common.formats.reading import CallSyntax, Reading, begins_line
 from common.formats.shapes import TagShape
 
 SHAPE = TagShape(
@@ -66,20 +66,10 @@ def _read_elements(reading: Reading) -> Wait[None]:
     yield from cursor.accept_after_space(BLOCK_CLOSE)
 
 
-def _read_respelt(reading: Reading) -> Wait[None]:
-    tags = _TAGS if reading.opener == _TAGS.call[1:] else replace(_TAGS, block=reading.opener)
-    yield from tags.read(reading)
-
-
-def _read_without_opening(reading: Reading) -> Wait[None]:
-    yield from read_bare_calls(reading, (BLOCK_CLOSE,))
-
-
 _ELEMENT, _ELEMENT_TEXT = "<function>", re.compile(r"[^<>]*")
 MARKED_CALLS = CallSyntax((*_TAGS.openers, _NAMED_TAGS.call), _read_marked, _TAGS.closers)
 FUNCTION_CALLS = CallSyntax((_TAGS.call,), _TAGS.read, (_TAGS.call_close,))
 """Calls without the block around them; Llama 3.1 writes them for custom tools, with JSON inside."""
-UNMARKED_CALLS = CallSyntax(("{",), _read_without_opening, begins=no_content_yet)
 _OTHER_TAGS = tuple(
     bare_block(f"<{name}>", f"</{name}>")
     for name in ("tools", "tool", "tool_calls", "function_call")
@@ -87,9 +77,9 @@ _OTHER_TAGS = tuple(
 """What Qwen 2.5 Coder and others write instead of the tag that their template asks for."""
 _RESPELT = CallSyntax(
     ("<|tool_call>", "<|tool_call|>", "<tool_call|>", "tool_call>", _TAGS.call[1:]),
-    _read_respelt,
+    _TAGS.read,
     begins=begins_line,
 )
 """The opening tags with wrong or missing brackets."""
 _ELEMENTS = CallSyntax((_ELEMENT,), _read_elements, begins=begins_line)
-CALLS = (MARKED_CALLS, UNMARKED_CALLS, *_OTHER_TAGS, _RESPELT, _ELEMENTS, TOOL_CODE)
+CALLS = (MARKED_CALLS, *_OTHER_TAGS, _RESPELT, _ELEMENTS, TOOL_CODE)

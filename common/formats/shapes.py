@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from common.formats.cursor import Wait
+from common.formats.cursor import Cursor, Wait
+from common.formats.gemma import fenced_calls
 from common.formats.glm import KeyValueTags
-from common.formats.json_calls import read_json_calls
+from common.formats.json_calls import read_bare_calls, read_json_calls
+from common.formats.pythonic import read_fenced_pythonic, read_pythonic
 from common.formats.reading import CallSyntax, Reading, always
 from common.formats.sections import Section
 from common.formats.tagged_calls import CallTags, Lines, attributes_of, forms, keyed, named
@@ -36,6 +38,46 @@ def json_block(
         yield from cursor.accept_after_space(*forms(closer))
 
     return CallSyntax((opener,), read, (closer,) if closer else (), begins)
+
+
+def _is_answer(reading: Reading, _opener: str) -> bool:
+    return not reading.answer.reasoning
+
+
+def _read_unmarked(reading: Reading) -> Wait[None]:
+    """Read JSON or a list of Python calls. Without a marker, only offered tools count as calls."""
+    if (yield from _is_json(reading.cursor)):
+        yield from read_bare_calls(reading)
+    else:
+        yield from read_pythonic(reading, offered=True)
+
+
+def _is_json(cursor: Cursor) -> Wait[bool]:
+    """Whether an object comes next, or a list that begins with one."""
+    with cursor.ahead():
+        if (yield from cursor.accept("[")):
+            yield from cursor.space()
+        return (yield from cursor.peek()) == "{"
+
+
+def python_block(opener: str, closer: str = "", *, offered: bool = False) -> CallSyntax:
+    """Calls after a marker, as JSON or in Python's notation. offered: only of offered tools."""
+    closers = (closer,) if closer else ()
+
+    def read(reading: Reading) -> Wait[None]:
+        cursor = reading.cursor
+        cursor.take(len(reading.opener))
+        yield from cursor.space()
+        if (yield from _is_json(cursor)):
+            yield from read_json_calls(reading, forms(closer) if closer else (";",))
+        elif not (yield from cursor.at(closers)):
+            yield from read_fenced_pythonic(reading, closers and forms(closer), offered=offered)
+        yield from cursor.accept_after_space(*forms(closer))
+
+    return CallSyntax((opener,), read, closers)
+
+
+UNMARKED = CallSyntax(("{", "["), _read_unmarked, begins=_is_answer)
 
 
 def tagged(tags: CallTags) -> CallSyntax:
@@ -138,7 +180,9 @@ class TagShape:
 
     @property
     def syntaxes(self) -> tuple[CallSyntax, ...]:
-        return (tagged(self.tags),)
+        tags = self.tags
+        unopened = (tags.unopened,) if isinstance(tags, KeyValueTags) else ()
+        return (tagged(tags), *unopened)
 
     @property
     def markup(self) -> tuple[str, ...]:
@@ -157,6 +201,11 @@ class PythonShape:
     separator: str
     closing: str
 
+    @property
+    def syntaxes(self) -> tuple[CallSyntax, ...]:
+        opening, closing = self.opening.strip().rstrip("["), self.closing.strip().lstrip("]")
+        return (python_block(opening, closing), UNMARKED) if opening else (UNMARKED,)
+
 
 @dataclass(frozen=True, slots=True)
 class FencedShape:
@@ -165,6 +214,10 @@ class FencedShape:
     opening: str
     fence: str
     closing: str
+
+    @property
+    def syntaxes(self) -> tuple[CallSyntax, ...]:
+        return (fenced_calls(self.opening.strip(), self.fence, self.closing.strip()),)
 
 
 Shape = JsonShape | TagShape | PythonShape | FencedShape

@@ -212,7 +212,8 @@ class CallTags:
     def read(self, reading: Reading) -> Wait[None]:
         """Read a block of calls, or calls without the block's tags."""
         cursor = reading.cursor
-        in_block = bool((yield from cursor.accept(*forms(self.block))))
+        respelt_block = "" if reading.opener.startswith(forms(self.call)) else reading.opener
+        in_block = bool((yield from cursor.accept(*forms(self.block), respelt_block)))
         if tags := (yield from self._without_brackets(reading)):
             yield from cursor.space()
             yield from tags.read(reading)

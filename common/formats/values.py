@@ -16,7 +16,6 @@ from typing import Protocol
 from common.formats.cursor import Cursor, Markers, Wait, complete
 from common.formats.fenced_strings import KEY_RUN, Place, at_key, read_bare, read_fenced, read_raw
 from common.formats.json_text import NUMBER, Send, escaped, json_string
-from common.formats.python_strings import read_escape
 
 _PYTHON_NUMBER = re.compile(
     r"0(?:x[0-9a-fA-F]{1,99}|o[0-7]{1,99}|b[01]{1,99})"
@@ -39,6 +38,9 @@ _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
 _SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z_]*")
 
 
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|\n|.)", re.S)
+_SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "\n": ""}
+_LENGTHS = {"x": 4, "u": 6, "U": 10, **dict.fromkeys("01234567", 4)}
 _CLOSERS = {"{": "}", "[": "]", "(": ")", "set": "}"}
 _JSON_WORDS = {"true": "true", "false": "false", "null": "null"}
 _PYTHON_WORDS = {**_JSON_WORDS, "True": "true", "False": "false", "None": "null"}
@@ -522,7 +524,35 @@ def _read_literal(cursor: Cursor, add: Send, source: bool = False) -> Wait[str]:
             yield from cursor.peek(2)
             add(escaped(cursor.take(2)))
         else:
-            add(escaped((yield from read_escape(cursor))))
+            add(escaped((yield from _decode_escape(cursor))))
+
+
+def _decode_escape(cursor: Cursor) -> Wait[str]:
+    """Decode the next escape; one that Python does not know is left unchanged."""
+    pair = yield from cursor.peek(2)
+    length = _LENGTHS.get(pair[1:], 2)
+    whole = yield from cursor.peek(length)
+    match = _ESCAPE.match(whole)
+    cut = len(whole) < length and (whole[2:].isalnum() or len(whole) == 2)
+    if match is None or cut:
+        cursor.rest()
+        raise cursor.unreadable()
+    cursor.take(match.end())
+    return _decoded(match)
+
+
+def _decoded(match: re.Match[str]) -> str:
+    code = match.group(1)
+    if code in _SIMPLE:
+        return _SIMPLE[code]
+    if code in ("\\", "'", '"'):
+        return code
+    if code[0] in "xuU" and len(code) > 1:
+        number = int(code[1:], 16)
+        return chr(number) if number < 0x110000 else match.group()
+    if code[0] in "01234567":
+        return chr(int(code, 8))
+    return match.group()
 
 
 def _ends_in_source(cursor: Cursor, quote: str, delimited: bool) -> Wait[bool]:

@@ -1,0 +1,95 @@
+"""Calls addressed to a tool by name: Functionary 3.2, Muse Glimmer and Inkling."""
+
+from __future__ import annotations
+
+import re
+
+from common.formats.answer import Call
+from common.formats.cursor import Wait
+from common.formats.json_calls import read_arguments, read_json_calls
+from common.formats.reading import CallSyntax, Reading, no_content_yet
+from common.formats.shapes import invoked
+from common.formats.tagged_text import TaggedText
+
+_TO, _ALL = ">>>", "all\n"
+_NAME, _RECIPIENT = re.compile(r"[\w.:/-]*"), re.compile(r"[^\s<]*")
+
+
+def _read_functionary(reading: Reading) -> Wait[None]:
+    """Read the name of a tool on a line of its own, and its arguments."""
+    cursor = reading.cursor
+    yield from cursor.accept(_TO)
+    name = yield from cursor.run(_NAME)
+    yield from cursor.expect("\n", "\r\n")
+    if not name or (yield from cursor.peek()) != "{":
+        raise cursor.unreadable()
+    reading.begin(name)
+    reading.call(Call(name, (yield from read_arguments(reading, (_TO,)))))
+
+
+class Addressed(TaggedText):
+    """If the prompt ends with `>>>`, the answer begins with a recipient; `all` is the user."""
+
+    def read(self, reading: Reading) -> Wait[None]:
+        if reading.prompt_tail.endswith(_TO):
+            yield from reading.cursor.accept(_ALL)
+            yield from reading.cursor.drop_cut((_ALL,))
+        yield from TaggedText.read(self, reading)
+
+
+FUNCTIONARY_CALLS = (
+    CallSyntax((_TO,), _read_functionary),
+    CallSyntax((), _read_functionary, begins=no_content_yet, by_name=True),
+)
+MUSE = invoked("atem:", "function_calls", undeclared="guess")
+_ATEM = MUSE.tags
+_TO_TOOL = " to="
+
+
+def _read_glimmer(reading: Reading) -> Wait[None]:
+    """Read a message to a tool, ` to=NAME<|message|>`, with the calls as its text."""
+    cursor = reading.cursor
+    cursor.take(len(_TO_TOOL))
+    name = yield from cursor.run(_RECIPIENT)
+    reading.begun = any(offered.startswith(name) for offered in reading.tools.names)
+    yield from cursor.expect("<|message|>")
+    yield from cursor.space()
+    yield from _ATEM.read(reading)
+
+
+def _read_glimmer_alone(reading: Reading) -> Wait[None]:
+    reading.begun = True
+    yield from _ATEM.read(reading)
+
+
+GLIMMER_CALLS = (
+    CallSyntax((_TO_TOOL,), _read_glimmer, _ATEM.closers, no_content_yet),
+    CallSyntax((_ATEM.block,), _read_glimmer_alone, _ATEM.closers, no_content_yet),
+)
+_INVOKE_JSON, _MODEL, _END = "<|content_invoke_tool_json|>", "<|message_model|>", "<|end_message|>"
+
+
+def _read_inkling(reading: Reading) -> Wait[None]:
+    """Skip a message's header with the tool's name, and read the call as JSON, which repeats it."""
+    cursor = reading.cursor
+    yield from cursor.accept(_MODEL)
+    if not (yield from cursor.more()):
+        return
+    yield from cursor.run(_RECIPIENT)
+    yield from cursor.expect(_INVOKE_JSON)
+    yield from read_json_calls(reading, (_END,))
+    yield from cursor.accept_after_space(_END)
+
+
+INKLING_SILENT = (
+    _MODEL,
+    "<|content_text|>",
+    "<|content_invoke_tool_text|>",
+    "<|content_tool_error|>",
+    _END,
+    "<|content_model_end_sampling|>",
+)
+INKLING_CALLS = (
+    CallSyntax((_MODEL, _INVOKE_JSON), _read_inkling, (_END,)),
+    CallSyntax((), _read_inkling, begins=no_content_yet, by_name=True),
+)
