@@ -81,7 +81,7 @@ class Folder:
             stored = read_entry(entry.path, self._identity)
             if not fits(self._layout, stored.layers, len(stored.prefix.key)):
                 raise BadEntry("it does not have this model's kind of KV")
-            os.utime(entry.path)
+            _touch(entry.path)
             return replace(stored, length=stored.prefix.reusable(prompt))
         except Exception as fault:
             self._entries = {n: one for n, one in self._entries.items() if one is not entry}
@@ -95,7 +95,7 @@ class Folder:
         """
         prefix, entries = stored.prefix, self.refresh()
         if covering := next((one for one in entries if one.prefix.covers(prefix)), None):
-            os.utime(covering.path)
+            _touch(covering.path)
             return
         # Names with the same content are equal, whichever process writes.
         key = b"\1" if prefix.trimmable else b"\0"
@@ -174,6 +174,12 @@ def candidates(
         if length - in_memory >= max(least, _LEAST_SHARE * len(entry.prefix.key))
     ]
     return [entry for _, entry in sorted(serving, key=lambda pair: (-pair[0], pair[1].size))]
+
+
+def _touch(path: Path) -> None:
+    """Mark a file as used now, if its folder can be written to."""
+    with suppress(OSError):
+        os.utime(path)
 
 
 def reason(fault: Exception) -> str:
