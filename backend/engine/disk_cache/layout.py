@@ -155,7 +155,8 @@ def _leaves(cache: Any) -> dict[str, Any]:
 
 def _storable(layer: Layer) -> bool:
     return layer.kind in KINDS and all(
-        part is None or type(part) in (int, ArraySpec) for part in layer.parts.values()
+        part is None or type(part) is int or (type(part) is ArraySpec and hasattr(mx, part.dtype))
+        for part in layer.parts.values()
     )
 
 
