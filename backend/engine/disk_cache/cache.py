@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 # computing fewer tokens takes about as long as finding, reading and checking a file
 LEAST_TOKENS = 64
 _MOST_WAITING = 1 << 30  # bytes of KV waiting to be written, and of KV waiting to be restored
+_MOST_OPENED = 64
 _SEARCH_SECONDS = 60.0  # how long a request waits for the disk; it computes its prompt then
 
 
@@ -61,6 +62,7 @@ class DiskCache:
         self._max_bytes = max_bytes
         self._copy = copy
         self._max_waiting = max_waiting
+        self._opened: dict[Path, Folder] = {}  # those that requests name; they know their entries
         self._folder = self._open(folder) if folder else None
         self._made = False  # whether the folder was created
         self._writer = Writer(self._write, max_waiting)
@@ -188,7 +190,10 @@ class DiskCache:
         folder.write(save)
 
     def _open(self, path: Path) -> Folder:
-        return Folder(path, self._identity, self._layout, self._max_bytes)
+        if len(self._opened) >= _MOST_OPENED:
+            self._opened.clear()
+        folder = Folder(path, self._identity, self._layout, self._max_bytes)
+        return self._opened.setdefault(path, folder)
 
 
 def open_disk_cache(
