@@ -24,7 +24,7 @@ from backend.engine.disk_cache.identity import model_digest
 from backend.engine.disk_cache.layout import Layers, fits, learn_layout, pack, unpack
 from backend.engine.disk_cache.prefix_folder import Folder, candidates
 from backend.engine.disk_cache.use import cache_folder
-from backend.engine.disk_cache.writer import Save, Writer
+from backend.engine.disk_cache.writer import Writer
 from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.settings import Settings
 from backend.engine.units import MIB
@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 # computing fewer tokens takes about as long as finding, reading and checking a file
 LEAST_TOKENS = 64
 _MOST_WAITING = 1 << 30  # bytes of KV waiting to be written, and of KV waiting to be restored
+_MOST_OPENED = 64
 _SEARCH_SECONDS = 60.0  # how long a request waits for the disk; it computes its prompt then
 
 
@@ -61,6 +62,7 @@ class DiskCache:
         self._max_bytes = max_bytes
         self._copy = copy
         self._max_waiting = max_waiting
+        self._opened: dict[Path, Folder] = {}  # those that requests name; they know their entries
         self._folder = self._open(folder) if folder else None
         self._made = False  # whether the folder was created
         self._writer = Writer(self._write, max_waiting)
@@ -159,13 +161,12 @@ class DiskCache:
             return
         try:
             prefix = Prefix(PrefixKey(tokens), trimmable)
-            packed = pack(row, copy=self._copy)
-            if not fits(self._layout, packed.layers, len(tokens)):
+            layers, arrays = pack(row, copy=self._copy)
+            save = StoredPrefix(prefix, layers, arrays, path)
+            if not fits(self._layout, layers, len(tokens)):
                 _log.debug("a prefix is not stored on disk: this kind of KV cannot be stored")
-            elif packed.nbytes > self._max_bytes or not self._writer.put(
-                Save(prefix, packed, path)
-            ):
-                _log.debug("a prefix of %d bytes is not stored on disk: no room", packed.nbytes)
+            elif save.nbytes > self._max_bytes or not self._writer.put(save):
+                _log.debug("a prefix of %d bytes is not stored on disk: no room", save.nbytes)
         except Exception:
             _log.warning("storing a prompt cache on disk failed", exc_info=True)
 
@@ -180,16 +181,19 @@ class DiskCache:
         """
         self._writer.close(timeout)
 
-    def _write(self, save: Save) -> None:
+    def _write(self, save: StoredPrefix) -> None:
         folder = self._open(save.path) if save.path else self._folder
         assert folder is not None
         if save.path or not self._made:  # a folder that disappears may have been another disk
             folder.path.mkdir(mode=0o700, parents=not save.path, exist_ok=True)
             self._made |= not save.path
-        folder.write(save.prefix, save.packed)
+        folder.write(save)
 
     def _open(self, path: Path) -> Folder:
-        return Folder(path, self._identity, self._layout, self._max_bytes)
+        if len(self._opened) >= _MOST_OPENED:
+            self._opened.clear()
+        folder = Folder(path, self._identity, self._layout, self._max_bytes)
+        return self._opened.setdefault(path, folder)
 
 
 def open_disk_cache(

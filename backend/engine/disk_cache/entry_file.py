@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import stat
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load, save_file
 
-from backend.engine.disk_cache.layout import Arrays, ArraySpec, Layer, Layers, PackedRow, buffers
+from backend.engine.disk_cache.layout import ArraySpec, Layer, Layers, carrier
 from backend.engine.planning.prefix_index import PrefixKey
 
 
@@ -52,15 +52,16 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StoredPrefix:
-    """The contents of a file, in plain memory; `arrays` as unsigned integers of their item size.
+    """A prefix with its KV: packed for its file, or read from it.
 
+    arrays: of unsigned integers. path: the folder that a request names; None means the model's.
     length: the tokens of a prompt whose prefill it can replace.
     """
 
-    identity: str
     prefix: Prefix
     layers: Layers
-    arrays: Arrays = ()
+    arrays: Sequence[Any]
+    path: Path | None = None
     length: int = 0
 
     @property
@@ -68,60 +69,67 @@ class StoredPrefix:
         return sum(array.nbytes for array in self.arrays)
 
 
-def write_entry(path: Path, identity: str, prefix: Prefix, packed: PackedRow) -> None:
+def write_entry(path: Path, identity: str, stored: StoredPrefix) -> None:
     """Write a file, which appears complete or not at all. Raises OSError, SafetensorError."""
-    facts = {"identity": identity, "trimmable": prefix.trimmable, "layers": packed.layers}
-    tensors = {str(at): array for at, array in enumerate(buffers(packed))}
-    tensors["tokens"] = prefix.key.tokens
+    layers = [
+        [kind, {name: getattr(part, "dtype", part) for name, part in parts.items()}]
+        for kind, parts in stored.layers
+    ]
+    facts = {"identity": identity, "trimmable": stored.prefix.trimmable, "layers": layers}
+    # The arrays are evaluated, so any thread can read them.
+    arrays = map(np.ascontiguousarray, map(np.asarray, stored.arrays))
+    tensors = {str(at): array for at, array in enumerate(arrays)}
+    tensors["tokens"] = stored.prefix.key.tokens
     entry = json.dumps(facts)
     save_file(tensors, path, {"entry": entry, "check": _check(entry, tensors)})
 
 
-def read_head(path: Path) -> StoredPrefix:
-    """A file without its arrays. Raises whatever a missing, foreign or damaged file causes."""
-    entry, _ = _metadata(path)
+def read_prefix(path: Path, identity: str) -> Prefix:
+    """The prefix in a file. Raises whatever a missing, foreign or damaged file causes."""
+    facts, _, _ = _metadata(path, identity)
     with safe_open(path, "np") as file:
-        return _head(entry, file.get_tensor("tokens"))
+        return Prefix(PrefixKey(file.get_tensor("tokens")), facts["trimmable"])
 
 
-def read_entry(path: Path) -> StoredPrefix:
+def read_entry(path: Path, identity: str) -> StoredPrefix:
     """A whole file. It is not mapped: a disk that fails would kill the process.
 
-    Raises as `read_head` does.
+    Raises as `read_prefix` does.
     """
-    entry, check = _metadata(path)
+    facts, entry, check = _metadata(path, identity)
     tensors = load(path.read_bytes())
     if check != _check(entry, tensors):
         raise BadEntry("it is damaged")
-    head = _head(entry, tensors.pop("tokens"))
+    prefix = Prefix(PrefixKey(tensors.pop("tokens")), facts["trimmable"])
     arrays = [tensors[str(at)] for at in range(len(tensors))]
-    parts = [part for layer in head.layers for part in layer.parts.values()]
-    specs = [part for part in parts if isinstance(part, ArraySpec)]
-    if not all(spec.describes(array) for spec, array in zip(specs, arrays, strict=True)):
-        raise BadEntry("its arrays are not those that it describes")
-    return replace(head, arrays=arrays)
+    left = iter(arrays)
+    layers = [
+        Layer(kind, {name: _part(part, left) for name, part in parts.items()})
+        for kind, parts in facts["layers"]
+    ]
+    return StoredPrefix(prefix, layers, arrays)
 
 
-def _metadata(path: Path) -> tuple[str, str]:
-    """Links are not followed, and a pipe would never end."""
+def _metadata(path: Path, identity: str) -> tuple[dict[str, Any], str, str]:
+    """The facts, their text and the checksum. Links are not followed, and a pipe has no end."""
     if not stat.S_ISREG(path.lstat().st_mode):
         raise BadEntry("it is not a regular file")
     with safe_open(path, "np") as file:
-        facts = file.metadata()
-        return facts["entry"], facts["check"]
+        metadata = file.metadata()
+    facts: dict[str, Any] = json.loads(metadata["entry"])
+    if facts["identity"] != identity:
+        raise BadEntry("it has the KV of another model")
+    return facts, metadata["entry"], metadata["check"]
 
 
-def _head(entry: str, tokens: NDArray[np.int32]) -> StoredPrefix:
-    facts = json.loads(entry)
-    layers = [
-        Layer(kind, {name: _part(part) for name, part in parts.items()})
-        for kind, parts in facts["layers"]
-    ]
-    return StoredPrefix(facts["identity"], Prefix(PrefixKey(tokens), facts["trimmable"]), layers)
-
-
-def _part(part: Any) -> Any:
-    return ArraySpec(part[0], tuple(part[1])) if isinstance(part, list) else part
+def _part(part: Any, arrays: Iterator[NDArray[Any]]) -> Any:
+    """A part of a layer; the text of an array's type stands for the next array."""
+    if not isinstance(part, str):
+        return part
+    array = next(arrays)
+    if str(carrier(part)) != f"mlx.core.{array.dtype}":
+        raise BadEntry("its arrays are not those that it describes")
+    return ArraySpec(part, array.shape)
 
 
 def _check(entry: str, tensors: Mapping[str, NDArray[Any]]) -> str:

@@ -2,17 +2,15 @@
 
 A right checksum shows that a file is undamaged, not that its contents are valid, so its layers are
 compared with those of the loaded model before anything reaches MLX. Functions that use MLX arrays
-run on the engine thread, except `buffers`.
+run on the engine thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
 from numpy.typing import NDArray
 
@@ -36,32 +34,20 @@ class ArraySpec(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
 
-    def describes(self, array: NDArray[Any]) -> bool:
-        """Whether an array that was read can hold its data."""
-        carrier = _CARRIERS[getattr(mx, self.dtype).size]
-        return array.shape == self.shape and f"mlx.core.{array.dtype}" == str(carrier)
-
 
 class Layer(NamedTuple):
     """One cache (not a CacheList): the name of its class, and the leaves of its state by path."""
 
     kind: str
-    parts: dict[str, Any]  # of ArraySpec, int or None
+    parts: dict[str, Any]  # ArraySpec, int or None
 
 
 Layers = Sequence[Layer]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PackedRow:
-    """A row to be written to disk. `arrays` are evaluated, and nothing changes their buffers."""
-
-    layers: Layers
-    arrays: tuple[mx.array, ...]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
+def carrier(dtype: str) -> mx.Dtype:
+    """The type in which arrays of a type are stored."""
+    return _CARRIERS[getattr(mx, dtype).size]
 
 
 def learn_layout(model: Any) -> Layers | None:
@@ -75,8 +61,8 @@ def learn_layout(model: Any) -> Layers | None:
     return layers if all(map(_storable, layers)) else None
 
 
-def pack(row: kv.RowCache, *, copy: bool) -> PackedRow:
-    """Evaluated views of the used part of a row's buffers.
+def pack(row: kv.RowCache, *, copy: bool) -> tuple[Layers, list[mx.array]]:
+    """A row's layers, and evaluated views of the used parts of its buffers.
 
     copy: copy them to buffers of their own. On an NVIDIA GPU, a read by the host moves a buffer to
     other memory while kernels may be using it; with unified memory, views are safe and free.
@@ -87,12 +73,7 @@ def pack(row: kv.RowCache, *, copy: bool) -> PackedRow:
     if copy:
         carried = [array | mx.array(0, array.dtype) for array in carried]
     mx.eval(carried)
-    return PackedRow([_layer(cache) for cache in _stored(row)], tuple(carried))
-
-
-def buffers(packed: PackedRow) -> Arrays:
-    """The arrays' buffers. For any thread, because the arrays are evaluated."""
-    return [np.ascontiguousarray(np.asarray(array)) for array in packed.arrays]
+    return [_layer(cache) for cache in _stored(row)], carried
 
 
 def unpack(layers: Layers, arrays: Arrays, row: kv.RowCache) -> None:
@@ -174,7 +155,8 @@ def _leaves(cache: Any) -> dict[str, Any]:
 
 def _storable(layer: Layer) -> bool:
     return layer.kind in KINDS and all(
-        part is None or type(part) in (int, ArraySpec) for part in layer.parts.values()
+        part is None or type(part) is int or (type(part) is ArraySpec and hasattr(mx, part.dtype))
+        for part in layer.parts.values()
     )
 
 

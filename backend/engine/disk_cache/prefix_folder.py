@@ -25,10 +25,10 @@ from backend.engine.disk_cache.entry_file import (
     Prefix,
     StoredPrefix,
     read_entry,
-    read_head,
+    read_prefix,
     write_entry,
 )
-from backend.engine.disk_cache.layout import Layers, PackedRow, fits
+from backend.engine.disk_cache.layout import Layers, fits
 from backend.engine.planning.prefix_index import PrefixKey
 from common.wording import shown
 
@@ -78,23 +78,24 @@ class Folder:
     def read(self, entry: Entry, prompt: PrefixKey) -> StoredPrefix | None:
         """Read an entry for a prompt, and count it as used; None if it is damaged or gone."""
         try:
-            stored = read_entry(entry.path)
-            self._check(stored)
-            os.utime(entry.path)
+            stored = read_entry(entry.path, self._identity)
+            if not fits(self._layout, stored.layers, len(stored.prefix.key)):
+                raise BadEntry("it does not have this model's kind of KV")
+            _touch(entry.path)
             return replace(stored, length=stored.prefix.reusable(prompt))
         except Exception as fault:
             self._entries = {n: one for n, one in self._entries.items() if one is not entry}
             self._refuse(entry.path.name, fault)
             return None
 
-    def write(self, prefix: Prefix, packed: PackedRow) -> None:
+    def write(self, stored: StoredPrefix) -> None:
         """Write a prefix, and remove those that it replaces; an entry that covers it is used.
 
         Raises OSError, SafetensorError.
         """
-        entries = self.refresh()
+        prefix, entries = stored.prefix, self.refresh()
         if covering := next((one for one in entries if one.prefix.covers(prefix)), None):
-            os.utime(covering.path)
+            _touch(covering.path)
             return
         # Names with the same content are equal, whichever process writes.
         key = b"\1" if prefix.trimmable else b"\0"
@@ -103,8 +104,8 @@ class Folder:
         beside = self.path / _UNFINISHED / secrets.token_hex(8)
         beside.parent.mkdir(mode=0o700, exist_ok=True)
         try:
-            self.make_room(packed.nbytes)
-            write_entry(beside, self._identity, prefix, packed)
+            self.make_room(stored.nbytes)
+            write_entry(beside, self._identity, stored)
             for entry in entries:
                 if prefix.replaces(entry.prefix):
                     entry.path.unlink(missing_ok=True)
@@ -143,17 +144,10 @@ class Folder:
     def _look_at(self, name: str) -> Entry | None:
         path = self.path / name
         try:
-            head = read_head(path)
-            self._check(head)
-            return Entry(path, head.prefix, path.stat().st_size)
+            return Entry(path, read_prefix(path, self._identity), path.stat().st_size)
         except Exception as fault:
             self._refuse(name, fault)
             return None
-
-    def _check(self, head: StoredPrefix) -> None:
-        mine = head.identity == self._identity
-        if not mine or not fits(self._layout, head.layers, len(head.prefix.key)):
-            raise BadEntry("it has the KV of another model")
 
     def _refuse(self, name: str, fault: Exception) -> None:
         """Log why a file is not used, and remove it unless the fault may pass."""
@@ -180,6 +174,12 @@ def candidates(
         if length - in_memory >= max(least, _LEAST_SHARE * len(entry.prefix.key))
     ]
     return [entry for _, entry in sorted(serving, key=lambda pair: (-pair[0], pair[1].size))]
+
+
+def _touch(path: Path) -> None:
+    """Mark a file as used now, if its folder can be written to."""
+    with suppress(OSError):
+        os.utime(path)
 
 
 def reason(fault: Exception) -> str:

@@ -9,25 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 from safetensors import SafetensorError
 
-from backend.engine.disk_cache.entry_file import Prefix
-from backend.engine.disk_cache.layout import PackedRow
+from backend.engine.disk_cache.entry_file import StoredPrefix
 from backend.engine.disk_cache.prefix_folder import reason
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Save:
-    """A queued prefix. path: the request's own folder; None means the model's."""
-
-    prefix: Prefix
-    packed: PackedRow
-    path: Path | None
 
 
 class Writer:
@@ -36,20 +24,20 @@ class Writer:
     The thread keeps the writer alive, so a writer without an owner still finishes its work.
     """
 
-    def __init__(self, write: Callable[[Save], None], most: int) -> None:
+    def __init__(self, write: Callable[[StoredPrefix], None], most: int) -> None:
         self._write = write
         self._most = most
         self._changed = threading.Condition()
-        self._saves: list[Save] = []  # the first is being written
+        self._saves: list[StoredPrefix] = []  # the first is being written
         self._closing = self._failing = False
         self._thread: threading.Thread | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of KV that are queued or being written."""
-        return sum(save.packed.nbytes for save in self._saves)
+        return sum(save.nbytes for save in self._saves)
 
-    def put(self, save: Save) -> bool:
+    def put(self, save: StoredPrefix) -> bool:
         """Queue a save in place of those that it replaces; False if there is no room for it."""
         with self._changed:
             begun, queued = self._saves[:1], self._saves[1:]
@@ -58,8 +46,8 @@ class Writer:
                 for other in queued
                 if other.path != save.path or not save.prefix.replaces(other.prefix)
             ]
-            waiting = sum(other.packed.nbytes for other in staying)
-            if self._closing or (waiting and waiting + save.packed.nbytes > self._most):
+            waiting = sum(other.nbytes for other in staying)
+            if self._closing or (waiting and waiting + save.nbytes > self._most):
                 return False
             if self._thread is None:
                 thread = threading.Thread(target=self._main, name="disk", daemon=True)
@@ -98,7 +86,7 @@ class Writer:
             with self._changed:
                 self._saves = self._saves[1:]
 
-    def _next(self) -> Save | None:
+    def _next(self) -> StoredPrefix | None:
         """The next save; None if there is none, and the thread must then end."""
         with self._changed:
             if self._saves:

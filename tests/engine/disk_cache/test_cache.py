@@ -17,7 +17,12 @@ from backend.engine.commands import Submit
 from backend.engine.disk_cache import cache as cache_module
 from backend.engine.disk_cache import prefix_folder as folder_module
 from backend.engine.disk_cache.cache import LEAST_TOKENS, DiskCache
-from backend.engine.disk_cache.entry_file import StoredPrefix, write_entry
+from backend.engine.disk_cache.entry_file import (
+    Prefix,
+    StoredPrefix,
+    read_prefix,
+    write_entry,
+)
 from backend.engine.disk_cache.prefix_folder import Entry, Folder
 from backend.engine.disk_cache.use import DiskUse
 from backend.engine.engine import Engine
@@ -211,6 +216,24 @@ def test_a_requests_own_folder_serves_only_requests_that_name_it(tmp_path: Path)
     saved(again, model, second[:80], own)
     assert entries_in(own) == before, "what the folder serves already is not written again"
     assert not entries_in(tmp_path / "folder")
+
+
+def test_an_entry_of_a_requests_own_folder_is_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = model_of("full"), words(100)
+    disk = disk_cache(model, None)
+    saved(disk, model, tokens, tmp_path)
+    looked: list[Path] = []
+
+    def counted(path: Path, identity: str) -> Prefix:
+        looked.append(path)
+        return read_prefix(path, identity)
+
+    monkeypatch.setattr(folder_module, "read_prefix", counted)
+    for _ in range(3):
+        assert disk.find([*tokens, 1], path=tmp_path) is not None
+    assert len(looked) == 1
 
 
 def test_the_bytes_waiting_to_be_restored_are_limited(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ TOKENS = 100
 def accepted(kind: str, change: Callable[[list[int]], list[int]], tokens: int) -> bool:
     """Whether a cache with changed numbers is accepted."""
     layout = learn_layout(model_of(kind))
-    packed = pack(filled(model_of(kind), words(TOKENS)), copy=False)
+    layers, _ = pack(filled(model_of(kind), words(TOKENS)), copy=False)
     assert layout is not None
-    (name, parts), *rest = packed.layers
+    (name, parts), *rest = layers
     numbers = iter(change([part for part in parts.values() if type(part) is int]))
     changed = {path: next(numbers) if type(part) is int else part for path, part in parts.items()}
     return fits(layout, [Layer(name, changed), *rest], tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import threading
@@ -195,6 +196,20 @@ def test_the_last_used_entry_is_evicted_last(tmp_path: Path) -> None:
     saved(disk, model, words(64, 4))
     assert disk.find([*words(64, 3), 1]) is None
     assert disk.find([*words(64, 1), 1]) is not None
+
+
+def test_a_folder_that_can_only_be_read_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of("full")
+    disk = disk_cache(model, tmp_path)
+    saved(disk, model, words(64))
+
+    def refused(path: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refused)
+    assert disk.find([*words(64), 1]) is not None
 
 
 def test_entries_from_before_the_clock_was_set_back_are_evicted_first(tmp_path: Path) -> None:

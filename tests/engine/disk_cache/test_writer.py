@@ -23,10 +23,10 @@ from backend.engine.caching import kv
 from backend.engine.caching.layer_kv import LayerKV
 from backend.engine.disk_cache import prefix_folder as folder_module
 from backend.engine.disk_cache.cache import DiskCache
-from backend.engine.disk_cache.entry_file import Prefix, write_entry
-from backend.engine.disk_cache.layout import PackedRow, learn_layout
+from backend.engine.disk_cache.entry_file import Prefix, StoredPrefix, write_entry
+from backend.engine.disk_cache.layout import learn_layout
 from backend.engine.disk_cache.prefix_folder import Folder
-from backend.engine.disk_cache.writer import Save, Writer
+from backend.engine.disk_cache.writer import Writer
 from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.units import MIB
 from tests.engine.disk_cache.rows import (
@@ -49,7 +49,7 @@ class Gated(Writer):
         self.written: list[str] = []
         gate, begun, written = self.gate, self.begun, self.written
 
-        def write(save: Save) -> None:
+        def write(save: StoredPrefix) -> None:
             begun.set()
             assert gate.wait(PATIENCE)
             written.append(shown(save))
@@ -68,16 +68,18 @@ class Gated(Writer):
         return self.written[1:]
 
 
-def save_of(text: str, size: int = 10, path: Path | None = None, *, trimmable: bool = True) -> Save:
+def save_of(
+    text: str, size: int = 10, path: Path | None = None, *, trimmable: bool = True
+) -> StoredPrefix:
     prefix = Prefix(PrefixKey(list(text.encode())), trimmable)
-    return Save(prefix, PackedRow([], (mx.zeros(size, mx.uint8),)), path)
+    return StoredPrefix(prefix, [], [mx.zeros(size, mx.uint8)], path)
 
 
 def thread_of(writer: Writer) -> threading.Thread | None:
     return writer._thread
 
 
-def shown(save: Save) -> str:
+def shown(save: StoredPrefix) -> str:
     return bytes(save.prefix.key.tokens.tolist()).decode()
 
 
