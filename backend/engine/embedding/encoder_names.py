@@ -7,7 +7,7 @@ differently; a file may have any of these forms, whatever its config.json looks 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import mlx.core as mx
 
@@ -20,77 +20,49 @@ _LAYER = re.compile(r"^(?:encoder\.|transformer\.)?layers?\.(\d+)\.(.+)$")
 _UNREAD = re.compile(r"^(lm_head|cls|decoder|vocab_\w+)\.|(position_ids|token_type_ids|inv_freq)$")
 _HEAD = frozenset({"pooler", "head_norm", "score"})
 _LEAVES = {"gamma": "weight", "beta": "bias"}  # of norms, in files of earlier versions
-_JOINED = "attention.queries attention.keys attention.values"
-_OUTER = {
-    "embeddings.word_embeddings": "words",
-    "embeddings.tok_embeddings": "words",
-    "embeddings.token_type_embeddings": "segments",
-    "embeddings.position_embeddings": "places",
-    "embeddings.LayerNorm": "norm",
-    "embeddings.norm": "norm",
-    "emb_ln": "norm",
-    "encoder.relative_attention_bias": "nearness",
-    "pooler.dense": "pooler",
-    "head.dense": "pooler",
-    "head.norm": "head_norm",
-    "classifier.dense": "pooler",
-    "classifier.out_proj": "score",
-    "classifier": "score",
-}
-# Several names mean the rows of one matrix, divided equally.
-_INNER = {
-    "mixer.Wqkv": _JOINED,
-    "attn.Wqkv": _JOINED,
-    "attention.qkv_proj": _JOINED,
-    "attention.self.query": "attention.queries",
-    "attention.self.key": "attention.keys",
-    "attention.self.value": "attention.values",
-    "self_attn.q_proj": "attention.queries",
-    "self_attn.k_proj": "attention.keys",
-    "self_attn.v_proj": "attention.values",
-    "attention.attn.q": "attention.queries",
-    "attention.attn.k": "attention.keys",
-    "attention.attn.v": "attention.values",
-    "attention.q_lin": "attention.queries",
-    "attention.k_lin": "attention.keys",
-    "attention.v_lin": "attention.values",
-    "attention.output.dense": "attention.out",
-    "attention.attn.o": "attention.out",
-    "attention.o_proj": "attention.out",
-    "attention.out_lin": "attention.out",
-    "attn.Wo": "attention.out",
-    "attn.out_proj": "attention.out",
-    "mixer.out_proj": "attention.out",
-    "self_attn.o_proj": "attention.out",
-    "attention.output.LayerNorm": "attention_norm",
-    "attention.LayerNorm": "attention_norm",
-    "attn_ln": "attention_norm",
-    "attn_norm": "attention_norm",
-    "norm1": "attention_norm",
-    "post_attention_layernorm": "attention_norm",
-    "sa_layer_norm": "attention_norm",
-    "mlp_ln": "mlp_norm",
-    "norm2": "mlp_norm",
-    "output.LayerNorm": "mlp_norm",
-    "output_layer_norm": "mlp_norm",
-    "post_mlp_layernorm": "mlp_norm",
-    "ffn.lin1": "mlp.up",
-    "intermediate.dense": "mlp.up",
-    "mlp.fc1": "mlp.up",
-    "mlp.fc11": "mlp.up",
-    "mlp.up_proj": "mlp.up",
-    "mlp.fc12": "mlp.gate",
-    "mlp.gate_proj": "mlp.gate",
-    "mlp.up_gate_proj": "mlp.up mlp.gate",
-    "mlp.Wi": "mlp.gate mlp.up",
-    "ffn.lin2": "mlp.down",
-    "mlp.Wo": "mlp.down",
-    "mlp.down_proj": "mlp.down",
-    "mlp.fc2": "mlp.down",
-    "output.dense": "mlp.down",
-    "mlp.router.layer": "mlp.router",
-    "mlp.experts": "mlp",
-}
+
+
+def _by_name(names: Mapping[str, str]) -> Mapping[str, str]:
+    return {one: own for own, listed in names.items() for one in listed.split()}
+
+
+# The network's layers → their names in checkpoints, without what `_PREFIX` and `_LAYER` match.
+_OUTER = _by_name({
+    "words": "embeddings.word_embeddings embeddings.tok_embeddings",
+    "segments": "embeddings.token_type_embeddings",
+    "places": "embeddings.position_embeddings",
+    "norm": "embeddings.LayerNorm embeddings.norm emb_ln",
+    "nearness": "encoder.relative_attention_bias",
+    "pooler": "pooler.dense head.dense classifier.dense",
+    "head_norm": "head.norm",
+    "score": "classifier classifier.out_proj",
+})  # fmt: skip
+# Several layers are those whose rows one matrix has below one another.
+_INNER = _by_name({
+    "attention.queries attention.keys attention.values":
+        "mixer.Wqkv attn.Wqkv attention.qkv_proj",
+    "attention.queries":
+        "attention.self.query self_attn.q_proj attention.attn.q attention.q_lin",
+    "attention.keys":
+        "attention.self.key self_attn.k_proj attention.attn.k attention.k_lin",
+    "attention.values":
+        "attention.self.value self_attn.v_proj attention.attn.v attention.v_lin",
+    "attention.out":
+        "attention.output.dense attention.attn.o attention.o_proj attention.out_lin attn.Wo"
+        " attn.out_proj mixer.out_proj self_attn.o_proj",
+    "attention_norm":
+        "attention.output.LayerNorm attention.LayerNorm attn_ln attn_norm norm1 sa_layer_norm"
+        " post_attention_layernorm",
+    "mlp_norm":
+        "mlp_ln norm2 output.LayerNorm output_layer_norm post_mlp_layernorm",
+    "mlp.up": "ffn.lin1 intermediate.dense mlp.fc1 mlp.fc11 mlp.up_proj",
+    "mlp.gate": "mlp.fc12 mlp.gate_proj",
+    "mlp.up mlp.gate": "mlp.up_gate_proj",
+    "mlp.gate mlp.up": "mlp.Wi",
+    "mlp.down": "ffn.lin2 mlp.Wo mlp.down_proj mlp.fc2 output.dense",
+    "mlp.router": "mlp.router.layer",
+    "mlp": "mlp.experts",
+})  # fmt: skip
 # A matrix to which Jina's code adds adapters, and these, which `task_adapters` reads.
 _ADAPTED, _ADAPTER = ".parametrizations.weight.original", ".parametrizations.weight.0."
 
