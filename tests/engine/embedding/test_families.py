@@ -53,6 +53,20 @@ async def test_vectors_equal_the_references(family: str, tmp_path: Path) -> None
     np.testing.assert_allclose([one.values for one in together], alone * 5, atol=1e-5)
 
 
+async def test_norms_may_have_the_names_of_earlier_files(tmp_path: Path) -> None:
+    folder = write("bert", tmp_path)
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    earlier = {
+        name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): value
+        for name, value in weights.items()
+    }
+    assert earlier.keys() != weights.keys()
+    mx.save_safetensors(str(folder / "model.safetensors"), earlier, {"format": "pt"})
+    async with serving(folder) as engine:
+        vectors = [(await embed(engine, text)).values for text in TEXTS]
+    np.testing.assert_allclose(vectors, SAID["bert"], atol=1e-5)
+
+
 @pytest.mark.parametrize("family", MLX_VLM_EMBEDDERS)
 async def test_states_equal_those_of_mlx_vlm(family: str, tmp_path: Path) -> None:
     """No other reference computes these families."""
