@@ -23,7 +23,7 @@ LAYERS = {
         {ENGINE}.errors {ENGINE}.events {ENGINE}.request {ENGINE}.generation {ENGINE}.outbox
         {ENGINE}.units {ENGINE}.setting_rule {ENGINE}.settings {ENGINE}.threads
         {ENGINE}.blas_threads {ENGINE}.engine_state {ENGINE}.gauges {ENGINE}.heartbeat
-        {ENGINE}.step_limits {ENGINE}.token_text {ENGINE}.repetition
+        {ENGINE}.step_limits {ENGINE}.token_text {ENGINE}.repetition {ENGINE}.patching
         {ENGINE}.constraints.spec {ENGINE}.disk_cache.use {ENGINE}.embedding.encoding
         {ENGINE}.executing.score_plan {ENGINE}.media.limits {ENGINE}.vision.media_plan
     """,

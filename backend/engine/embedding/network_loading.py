@@ -23,6 +23,7 @@ from backend.engine.embedding.task_adapters import is_jina_v4
 from backend.engine.errors import ModelRejected
 from backend.engine.loading.earlier_fields import earlier_fields
 from backend.engine.loading.weights import mlx_lm_classes
+from backend.engine.patching import patch
 from common.model_kind import ModelKind
 
 Weights = dict[str, mx.array]
@@ -148,8 +149,7 @@ def _mend_gemma(model: Any) -> None:
         return inner
 
     for layer in model.layers:
-        kind = type(layer.mlp)
-        layer.mlp.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+        patch(layer.mlp, __call__=call)
 
 
 def _of_jina_v4(name: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from backend.engine.patching import patch
+
 _OF_GROUPS = "mlx_lm.models.gemma2"
 _CUT = ("mlx_vlm.models.qwen3_vl_moe.language", "mlx_vlm.models.qwen3_omni_moe.language")
 
@@ -23,9 +25,9 @@ def fit_row_masks(model: Any) -> None:
         attention = getattr(layer, "self_attn", None)
         kind: Any = type(attention)
         if kind.__module__ == _OF_GROUPS and getattr(attention, "repeats", 1) > 1:
-            attention.__class__ = type(kind.__name__, (kind,), {"__call__": _grouped(kind)})
+            patch(attention, __call__=_grouped(kind))
         elif kind.__module__ in _CUT:
-            attention.__class__ = type(kind.__name__, (kind,), {"__call__": _uncut(kind)})
+            patch(attention, __call__=_uncut(kind))
 
 
 def _grouped(kind: Any) -> Any:

@@ -17,6 +17,7 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 
 from backend.engine.caching import kv
+from backend.engine.patching import patch
 
 FIRST_TOKENS = (1, 2, 3)
 _TOLERANCE = 1 / 16  # of the largest logit: different kernels round differently
@@ -127,7 +128,7 @@ class LogitsHead:
                 states = _at(states, self._places)
             return own(of, states)
 
-        layer.__class__ = type(kind.__name__, (kind,), {name: narrowed})
+        patch(layer, **{name: narrowed})
         self.project = lambda states: own(layer, states)
 
 

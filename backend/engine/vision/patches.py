@@ -36,15 +36,11 @@ import numpy as np
 from mlx_vlm.models.base import create_attention_mask
 from PIL import Image
 
+from backend.engine.patching import patch
+
 _SCAN = "mlx_vlm.models.qwen3_5.gated_delta"
 _ANGLES = 1024  # tokens; the tables of rotations grow by so many
 _SHORT = 16  # tokens; with 32, the scan was faster on a CPU
-
-
-def patch(part: Any, **methods: Any) -> None:
-    """Replace methods of one object, but not of others of its class."""
-    kind = type(part)
-    part.__class__ = type(kind.__name__, (kind,), methods)
 
 
 @contextmanager

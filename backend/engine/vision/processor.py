@@ -29,10 +29,11 @@ from backend.engine.loading.tokenizer import despite_checks, remember_no_words
 from backend.engine.media.items import SOUND_RATE, Picture, Sound, Video
 from backend.engine.media.picture import picture_of
 from backend.engine.media.sound import resampled
+from backend.engine.patching import patch
 from backend.engine.vision.families import family_of
 from backend.engine.vision.features import Recent, frozen
 from backend.engine.vision.media_plan import AUDIO, IMAGE, VIDEO, MediaItem
-from backend.engine.vision.patches import patch, replaced
+from backend.engine.vision.patches import replaced
 
 _log = logging.getLogger(__name__)
 
