@@ -14,7 +14,7 @@ import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.loading.serving_trial import ServingTrial, plain_pass
-from backend.engine.loading.solitary import why_alone
+from backend.engine.loading.serving_verdict import why_alone
 from backend.engine.model import EngineModel
 from backend.engine.request import Sampling
 from tests.engine.loads import at_once

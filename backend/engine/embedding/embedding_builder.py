@@ -1,4 +1,4 @@
-"""Builds an embedding, reranking or token classification model from mlx-vlm's networks."""
+"""Builds an embedding, reranking or token classification model."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ from backend.engine.embedding.sentence_files import (
 from backend.engine.embedding.task_adapters import task_adapter
 from backend.engine.errors import EngineError, ModelRejected
 from backend.engine.load_request import LoadOrder
+from backend.engine.loading.adapters import require_addable
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
@@ -78,6 +79,7 @@ def build(order: LoadOrder) -> Stages[Built]:
         task := task_adapter(checkpoint.path, checkpoint.name, checkpoint.config, settings.task)
     ):
         adapters = (*adapters, task)
+        require_addable(adapters)
     yield "engine"
     here = devices.detect()
     devices.prepare(here)

@@ -84,13 +84,18 @@ def find_adapters(
         if any(other.weights == adapter.weights for other in adapters):
             raise InvalidRequest(f"adapter {shown(adapter.name)} is named twice")
         adapters.append(adapter)
+    require_addable(adapters)
+    return tuple(adapters)
+
+
+def require_addable(adapters: Sequence[Adapter]) -> None:
+    """Raise InvalidRequest for several adapters of which one cannot be added to others."""
     for adapter in adapters:
         if adapter.kind != "lora" and len(adapters) > 1:
             raise InvalidRequest(
                 f"adapter {shown(adapter.name)} is of the kind {adapter.kind}, which cannot be"
                 " added to others: name it alone"
             )
-    return tuple(adapters)
 
 
 def adapters_digest(adapters: Sequence[Adapter]) -> str:

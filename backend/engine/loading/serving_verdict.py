@@ -54,6 +54,9 @@ WAYS: Mapping[str, Mapping[str, Any]] = {
     "in turn": _ALONE,
     "in turn, not stored": {**_ALONE, **_NO_STORE},
 }
+# Families that answer wrongly in a batch, but only at lengths too long for the trial.
+_BLOCKS = "its attention cuts blocks of the batch's padded KV, so a row would see other blocks"
+_ALONE_WHEN_LONG = {"minimax_m3": _BLOCKS, "minimax_m3_vl": _BLOCKS}
 _UNTRIED = " or could not be tried"
 _NOT_DRAFTING = (
     "its answers with draft tokens differ from those without%s, so it is served without drafting"
@@ -77,6 +80,11 @@ class Verdict:
     @property
     def value(self) -> Value:
         return asdict(self)
+
+
+def why_alone(model_type: str) -> str:
+    """Why requests of a model type must be served one at a time; '' if they need not be."""
+    return _ALONE_WHEN_LONG.get(model_type, "")
 
 
 def family_verdict(order: LoadOrder, device: Device, *, drafts: bool) -> Verdict | None:

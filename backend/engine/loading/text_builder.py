@@ -27,8 +27,8 @@ from backend.engine.loading.serving_verdict import (
     family_verdict,
     kept_verdict,
     restrict,
+    why_alone,
 )
-from backend.engine.loading.solitary import why_alone
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.traits import measure, measure_passes
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model

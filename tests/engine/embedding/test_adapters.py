@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from backend.engine.errors import ModelRejected
+from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.adapters import CONFIG, WEIGHTS, AdapterRequest
 from backend.engine.loading.peft import WEIGHTS as PEFT_WEIGHTS
+from tests.engine.embedding import rotary_checkpoints as rotary
 from tests.engine.embedding import tiny_checkpoints as tiny
 from tests.engine.embedding.engine_calls import embed, serving
-from tests.engine.embedding.tiny_checkpoints import HIDDEN, TEXTS
+from tests.engine.embedding.tiny_checkpoints import HIDDEN, TEXTS, WIDE
 
 RANK, ALPHA, SCALE = 4, 2.0, 0.5
 # Family → the checkpoint's name of a layer.
@@ -94,3 +95,19 @@ async def test_adapters_of_mlx_lm_are_refused_by_encoders(tmp_path: Path) -> Non
     save_file({key: part.astype(np.float32) for key, part in parts.items()}, adapter / WEIGHTS)
     with pytest.raises(ModelRejected, match="the model has no layer 'a'"):
         await vectors(folder, AdapterRequest(str(adapter)))
+
+
+async def test_magnitudes_are_not_added_to_the_adapter_of_a_task(tmp_path: Path) -> None:
+    folder, adapter = rotary.write("jina_v3", tmp_path / "base"), tmp_path / "adapter"
+    layer = "roberta.encoder.layers.0.mlp.fc1"
+    write_adapter(adapter, layer, WIDE)
+    held = load_file(adapter / PEFT_WEIGHTS)
+    held[f"base_model.model.{layer}.lora_magnitude_vector"] = np.ones(WIDE, np.float32)
+    save_file(held, adapter / PEFT_WEIGHTS)
+    stated = json.loads((adapter / CONFIG).read_text()) | {"use_dora": True}
+    (adapter / CONFIG).write_text(json.dumps(stated))
+    assert (await vectors(folder, AdapterRequest(str(adapter)))).shape[1] == HIDDEN
+    task, asked = {"task": "separation"}, (AdapterRequest(str(adapter)),)
+    with pytest.raises(InvalidRequest, match="of the kind dora, which cannot be added to others"):
+        async with serving(folder, adapters=asked, settings=task):
+            pass
