@@ -46,7 +46,8 @@ def patches(path: Path) -> bool:
         if (getattr(node, "module", None) or alias.name).split(".")[0] in PACKAGES
     }
     targets = [target for node in nodes if isinstance(node, ast.Assign) for target in node.targets]
-    return any(
+    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+    return any(isinstance(call, ast.Name) and call.id == "patch" for call in calls) or any(
         isinstance(target, ast.Attribute)
         and (target.attr == "__class__" or root_of(target) in modules)
         for target in targets
@@ -80,5 +81,6 @@ def test_rows_name_tests_that_exist(test: str) -> None:
 def test_every_patch_is_listed() -> None:
     listed = {module for module, *_ in ROWS}
     patched = {str(path.relative_to(ROOT).with_suffix("")) for path in filter(patches, FILES)}
+    patched -= {"backend/engine/patching"}  # only its callers patch something
     assert len(patched) > 5
     assert patched <= listed

@@ -141,7 +141,7 @@ def _without_head(own: Any, prepare: Callable[[Weights], Weights], ranks: bool) 
 
 
 def _mend_gemma(model: Any) -> None:
-    """Give Gemma the approximate GELU of the reference, where mlx-lm 0.32.2 has the exact one."""
+    """Give Gemma the approximate GELU of the reference, where mlx-lm has the exact one."""
     from mlx.nn.layers.activations import gelu_approx
 
     def call(mlp: Any, states: mx.array) -> mx.array:

@@ -141,7 +141,7 @@ def both_ways(model: Any) -> Hidden:
 def _gemma3(model: Any, rows: PaddedRows, *, causal: bool) -> mx.array:
     """Hidden states of Gemma 3, whose local layers attend within a window in both directions.
 
-    mlx-lm 0.32.2 scales embeddings by a factor in bfloat16.
+    mlx-lm scales embeddings by a factor in bfloat16.
     """
     config, inner = model.args, model.model
     states = inner.embed_tokens(rows.ids) * config.hidden_size**0.5
