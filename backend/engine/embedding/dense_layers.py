@@ -9,7 +9,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from backend.engine.errors import ModelRejected
+from backend.engine.embedding.sentence_files import SentenceFiles
 from common.wording import shown
 
 _ACTIVATIONS: Mapping[str, Callable[[mx.array], mx.array]] = {
@@ -29,26 +29,52 @@ class DenseLayer:
     activation: str
 
 
-def dense_layer(folder: str, stated: Mapping[str, Any], name: str) -> DenseLayer:
+def dense_layers(files: SentenceFiles, config: Mapping[str, Any]) -> tuple[DenseLayer, ...]:
+    """A checkpoint's Dense layers. Raises ModelRejected.
+
+    Conversions of EmbeddingGemma may have the weights of its two layers and not describe them.
+    """
+    usual: list[DenseLayer] = []
+    if config["model_type"] == "gemma3_text":
+        sizes = (config["hidden_size"], 4 * config["hidden_size"])
+        usual = [
+            DenseLayer("2_Dense", *sizes, bias=False, activation="Identity"),
+            DenseLayer("3_Dense", *sizes[::-1], bias=False, activation="Identity"),
+        ]
+    if (steps := files.steps) is None:
+        return tuple(usual)
+    found: list[DenseLayer] = []
+    for folder in (folder for kind, folder in steps if kind == "Dense"):
+        held = files.path / folder
+        if (held / "pytorch_model.bin").exists() and not (held / "model.safetensors").exists():
+            raise files.rejected(
+                f"the weights of its Dense layer in {shown(folder)} are in pytorch_model.bin, which"
+                " needs PyTorch; use a version that has model.safetensors there"
+            )
+        undescribed = files.value(f"{folder}/config.json") is None and len(found) < len(usual)
+        found.append(usual[len(found)] if undescribed else _layer(files, folder))
+    return tuple(found)
+
+
+def _layer(files: SentenceFiles, folder: str) -> DenseLayer:
     """The layer that a folder's config.json describes. Raises ModelRejected."""
+    stated = files.object(f"{folder}/config.json")
     activation = str(stated.get("activation_function", "Identity")).rpartition(".")[2]
     if activation not in _ACTIVATIONS:
-        raise ModelRejected.because(
-            name,
+        raise files.rejected(
             f"the Dense layer in {shown(folder)} has the activation {shown(activation)}, but only"
-            f" {' and '.join(_ACTIVATIONS)} are supported",
+            f" {' and '.join(_ACTIVATIONS)} are supported"
         )
     source = stated.get("module_input_name", "sentence_embedding")
     if source != "sentence_embedding" or stated.get("use_residual"):
-        raise ModelRejected.because(
-            name,
-            f"the Dense layer in {shown(folder)} takes or gives more than the pooled vector, which"
-            " is not supported",
+        raise files.rejected(
+            f"the Dense layer in {shown(folder)} reads or returns more than the pooled vector,"
+            " which is not supported"
         )
     inputs, outputs = stated.get("in_features"), stated.get("out_features")
     if type(inputs) is not int or type(outputs) is not int or min(inputs, outputs) < 1:
-        raise ModelRejected.because(
-            name, f"the config.json in {shown(folder)} does not state in_features and out_features"
+        raise files.rejected(
+            f"the config.json in {shown(folder)} does not state in_features and out_features"
         )
     return DenseLayer(folder, inputs, outputs, stated.get("bias", True) is True, activation)
 

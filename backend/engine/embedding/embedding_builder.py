@@ -15,7 +15,7 @@ from backend.engine import device as devices
 from backend.engine.device import Device
 from backend.engine.embedding import networks
 from backend.engine.embedding.batch_plan import ActivationCost
-from backend.engine.embedding.dense_layers import applied
+from backend.engine.embedding.dense_layers import applied, dense_layers
 from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder, Run
 from backend.engine.embedding.kind import (
     ANSWERING_RERANKERS,
@@ -27,7 +27,6 @@ from backend.engine.embedding.kind import (
 from backend.engine.embedding.label_reader import LabelReader
 from backend.engine.embedding.network_loading import open_causal, open_encoder, open_of_vlm
 from backend.engine.embedding.pooling_rule import (
-    dense_layers,
     pooling_of_checkpoint,
     pooling_of_text_model,
 )
@@ -42,13 +41,12 @@ from backend.engine.embedding.row_encoding import (
 from backend.engine.embedding.sentence_files import (
     Answers,
     Messages,
+    SentenceFiles,
     answers_of,
     messages_of,
     prompts_of,
-    read_json,
     scores_are_raw,
     sequence_limit,
-    transformer_config,
 )
 from backend.engine.embedding.task_adapters import task_adapter
 from backend.engine.errors import EngineError, ModelRejected
@@ -157,9 +155,9 @@ def _opener(order: LoadOrder) -> OpenModel | None:
 
     None for rerankers that answer with a token, which mlx-lm opens whole.
     """
-    path, kind, config = order.checkpoint.path, order.checkpoint.kind, order.checkpoint.config
-    name, module = order.checkpoint.name, module_of(kind, config)
-    dense = dense_layers(path, name, config) if kind is ModelKind.EMBEDDING else ()
+    name, kind, config = order.checkpoint.name, order.checkpoint.kind, order.checkpoint.config
+    module = module_of(kind, config)
+    dense = dense_layers(_files(order.checkpoint), config) if kind is ModelKind.EMBEDDING else ()
     if module == OURS:
         return partial(open_encoder, name, config, kind, dense)
     if module:
@@ -169,8 +167,12 @@ def _opener(order: LoadOrder) -> OpenModel | None:
     return partial(open_causal, name, config, kind, dense)
 
 
+def _files(checkpoint: Checkpoint) -> SentenceFiles:
+    return SentenceFiles(checkpoint.path, checkpoint.name)
+
+
 def _limits(checkpoint: Checkpoint, loaded: LoadedModel, requested: int) -> Limits:
-    stated = sequence_limit(checkpoint.path, checkpoint.name, checkpoint.config)
+    stated = sequence_limit(_files(checkpoint), checkpoint.config)
     own = min(loaded.context_size, stated) if stated else loaded.context_size
     return Limits(served_context(own, requested), int(_part(loaded.config)["vocab_size"]))
 
@@ -189,15 +191,15 @@ def _read_kind(
 def _embedding(
     checkpoint: Checkpoint, loaded: LoadedModel, settings: Settings, limits: Limits
 ) -> tuple[Run, TextReader]:
-    path, name, config = checkpoint.path, checkpoint.name, checkpoint.config
-    rule = pooling_of_checkpoint(path, name, config, settings)
-    dense = applied(dense_layers(path, name, config), loaded.model)
+    files, name, config = _files(checkpoint), checkpoint.name, checkpoint.config
+    rule = pooling_of_checkpoint(files, config, settings)
+    dense = applied(dense_layers(files, config), loaded.model)
     module = module_of(checkpoint.kind, config)
     if not module and networks.inner_model(loaded.model) is None:
         raise ModelRejected.because(name, "it does not expose the vectors of its tokens")
     hidden = networks.encoder(loaded.model, module, config)
     run = networks.embedder(hidden, dense, rule, _pad_token(loaded))
-    transformer, prompts = transformer_config(path, name), prompts_of(path, name, settings)
+    transformer, prompts = files.transformer, prompts_of(files, settings)
     encode: EncodeRow
     if (messages := messages_of(transformer)) is not None:
         encode = _chat(loaded, _own_tokenizer(loaded), messages).encode_text
@@ -224,18 +226,18 @@ def _embedding(
 def _reranking(
     checkpoint: Checkpoint, loaded: LoadedModel, settings: Settings, limits: Limits
 ) -> tuple[Run, PairReader]:
-    path, name, config = checkpoint.path, checkpoint.name, checkpoint.config
+    files, name, config = _files(checkpoint), checkpoint.name, checkpoint.config
     tokenizer, pad = _own_tokenizer(loaded), _pad_token(loaded)
-    prompt = prompts_of(path, name, settings).default
-    raw = scores_are_raw(path, name, config)
+    prompt = prompts_of(files, settings).default
+    raw = scores_are_raw(files, config)
     if module_of(checkpoint.kind, config) or has_score(config):
         segments = "token_type_ids" in loaded.tokenizer.model_input_names
         run = networks.classifier(loaded.model, pad, raw=raw)
         encode = pair_encoder(tokenizer, segments=segments, prompt=prompt)
         return run, PairReader(encode, limits, settings.truncate)
     yes, no = (tokenizer.token_to_id(word) for word in ("yes", "no"))
-    compared = answers_of(path, name)
-    chat = _chat(loaded, tokenizer, messages_of(transformer_config(path, name)))
+    compared = answers_of(files)
+    chat = _chat(loaded, tokenizer, messages_of(files.transformer))
     if compared is not None and chat.renders_pairs:
         encode = chat.pairs(prompt)
     elif config["model_type"] in ANSWERING_RERANKERS and compared in (None, Answers(yes, no)):
@@ -371,8 +373,8 @@ def _end_token(checkpoint: Checkpoint, loaded: LoadedModel) -> int | None:
 
     transformers 5 ignores this where it has a class of its own for the model's tokenizer.
     """
-    stated = read_json(checkpoint.path / "tokenizer_config.json", checkpoint.name)
-    adds = isinstance(stated, dict) and stated.get("add_eos_token") is True
+    stated = _files(checkpoint).object("tokenizer_config.json")
+    adds = stated.get("add_eos_token") is True
     return _id_or_none(loaded.tokenizer.eos_token_id) if adds else None
 
 

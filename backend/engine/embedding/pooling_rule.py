@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, cast
 
-from backend.engine.embedding.dense_layers import DenseLayer, dense_layer
 from backend.engine.embedding.kind import FAMILIES, is_causal
-from backend.engine.embedding.sentence_files import read_json
+from backend.engine.embedding.sentence_files import SentenceFiles
 from backend.engine.embedding.task_adapters import is_jina_v4
 from backend.engine.errors import ModelRejected
 from backend.engine.settings import Settings
@@ -57,89 +55,45 @@ def pooling_of_text_model(settings: Settings) -> PoolingRule:
 
 
 def pooling_of_checkpoint(
-    path: Path, name: str, config: Mapping[str, Any], settings: Settings
+    files: SentenceFiles, config: Mapping[str, Any], settings: Settings
 ) -> PoolingRule:
     """The rule of an embedding checkpoint, overridden by the user's options.
 
     Raises ModelRejected for steps that are not supported.
     """
-    modules = read_json(path / "modules.json", name)
     # The code of jina-embeddings-v4 pools and scales in its first step.
     own, model_type = is_jina_v4(config), str(config["model_type"])
     generates = model_type not in FAMILIES[ModelKind.EMBEDDING] and is_causal(config)
     family: Mode = "last" if generates and not own else _FAMILY.get(model_type, "mean")
-    if not isinstance(modules, list):
-        stated = _mode(read_json(path / "1_Pooling" / "config.json", name), name)
-        return _overridden(PoolingRule(stated or family, True), settings)
+    if (steps := files.steps) is None:
+        return _overridden(PoolingRule(_mode(files, "1_Pooling") or family, True), settings)
     mode, normalize, pooled = family, own, False
-    for module in modules:
-        kind = str(module.get("type", "")).rpartition(".")[2]
-        folder = Path(str(module.get("path", ""))).name
+    for kind, folder in steps:
         if kind == "Pooling":
-            found = _mode(read_json(path / folder / "config.json", name), name)
+            found = _mode(files, folder)
             if found is None and not settings.pooling:
-                raise _unpooled(name, f"{folder}/config.json, which its modules.json names")
+                raise _unpooled(files, f"{folder}/config.json, which its modules.json names")
             mode = found or mode
         elif kind == "Normalize":
             normalize = True
         elif kind not in ("Transformer", "Dense"):
-            raise ModelRejected.because(
-                name, f"the step {shown(kind)} in its modules.json is not supported"
-            )
+            raise files.rejected(f"the step {shown(kind)} in its modules.json is not supported")
         if kind == "Dense" and (normalize or not pooled):
-            raise ModelRejected.because(
-                name,
+            raise files.rejected(
                 "its modules.json has a Dense layer before pooling or after normalisation, which"
-                " is not supported",
+                " is not supported"
             )
         pooled = pooled or kind == "Pooling"
     if not (pooled or own or settings.pooling):
-        raise _unpooled(name, "the step Pooling in modules.json")
+        raise _unpooled(files, "the step Pooling in modules.json")
     return _overridden(PoolingRule(mode, normalize), settings)
 
 
-def _unpooled(name: str, missing: str) -> ModelRejected:
-    return ModelRejected.because(
-        name,
+def _unpooled(files: SentenceFiles, missing: str) -> ModelRejected:
+    return files.rejected(
         f"it lacks {missing}, so how its vectors are pooled is unknown: copy the file from the"
-        " model that it was made from, or set the option pooling",
+        " model that it was made from, or set the option pooling"
     )
-
-
-def dense_layers(path: Path, name: str, config: Mapping[str, Any]) -> tuple[DenseLayer, ...]:
-    """A checkpoint's Dense layers. Raises ModelRejected.
-
-    Conversions of EmbeddingGemma may have the weights of its two layers and not describe them.
-    """
-    modules = read_json(path / "modules.json", name)
-    usual: list[DenseLayer] = []
-    if config["model_type"] == "gemma3_text":
-        sizes = (config["hidden_size"], 4 * config["hidden_size"])
-        usual = [
-            DenseLayer("2_Dense", *sizes, bias=False, activation="Identity"),
-            DenseLayer("3_Dense", *sizes[::-1], bias=False, activation="Identity"),
-        ]
-    if not isinstance(modules, list):
-        return tuple(usual)
-    found: list[DenseLayer] = []
-    for module in modules:
-        if not str(module.get("type", "")).endswith(".Dense"):
-            continue
-        folder = Path(str(module.get("path", ""))).name
-        stated = read_json(path / folder / "config.json", name)
-        if (path / folder / "pytorch_model.bin").exists() and not (
-            path / folder / "model.safetensors"
-        ).exists():
-            raise ModelRejected.because(
-                name,
-                f"the weights of its Dense layer in {shown(folder)} are in pytorch_model.bin, which"
-                " needs PyTorch; use a version that has model.safetensors there",
-            )
-        if stated is None and len(found) < len(usual):
-            found.append(usual[len(found)])
-        else:
-            found.append(dense_layer(folder, stated if isinstance(stated, dict) else {}, name))
-    return tuple(found)
 
 
 def _overridden(rule: PoolingRule, settings: Settings) -> PoolingRule:
@@ -154,8 +108,9 @@ def _overridden(rule: PoolingRule, settings: Settings) -> PoolingRule:
     return PoolingRule(mode, normalize)
 
 
-def _mode(stated: Any, name: str) -> Mode | None:
+def _mode(files: SentenceFiles, folder: str) -> Mode | None:
     """Read a Pooling step's configuration; None if there is none. Its own default is the mean."""
+    stated = files.value(f"{folder}/config.json")
     if not isinstance(stated, dict):
         return None
     named = stated.get("pooling_mode")
@@ -165,10 +120,10 @@ def _mode(stated: Any, name: str) -> Mode | None:
         names = named if isinstance(named, list) else [named]
         unknown = [word for word in names if word not in _NAMES]
         if unknown:
-            raise ModelRejected.because(name, f"its pooling {shown(unknown[0])} is not supported")
+            raise files.rejected(f"its pooling {shown(unknown[0])} is not supported")
         chosen = [_NAMES[word] for word in names]
     if len(chosen) > 1:
-        raise ModelRejected.because(
-            name, f"it concatenates several poolings ({', '.join(chosen)}), which is not supported"
+        raise files.rejected(
+            f"it concatenates several poolings ({', '.join(chosen)}), which is not supported"
         )
     return chosen[0] if chosen else "mean"

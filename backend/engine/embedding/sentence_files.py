@@ -18,6 +18,7 @@ _TRANSFORMER = tuple(
     f"sentence_{family}_config.json"
     for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+_STATED = "config_sentence_transformers.json"
 # The last parts of the names of PyTorch's functions, in the two places where a score's is stated.
 _RAW, _LOGISTIC = "Identity", "Sigmoid"
 # Families of mlx-lm whose layers attend further than the reference's, in texts beyond the window.
@@ -55,46 +56,66 @@ class Messages:
     parts: bool
 
 
-def read_json(file: Path, name: str) -> Any:
-    """Return the JSON in a file; None if there is no such file. Raises ModelRejected."""
-    try:
-        return json.loads(file.read_bytes())
-    except FileNotFoundError:
-        return None
-    except (ValueError, RecursionError):
-        raise ModelRejected.because(
-            name, f"{file.parent.name}/{file.name} is not valid JSON"
-        ) from None
+@dataclass(frozen=True, slots=True)
+class SentenceFiles:
+    """The JSON files of a checkpoint's folder. name: the model's, for messages."""
+
+    path: Path
+    name: str
+
+    def rejected(self, reason: str) -> ModelRejected:
+        """The error for a checkpoint that is not served."""
+        return ModelRejected.because(self.name, reason)
+
+    def value(self, file: str) -> Any:
+        """The JSON in a file; None if there is no such file. Raises ModelRejected."""
+        try:
+            return json.loads((self.path / file).read_bytes())
+        except FileNotFoundError:
+            return None
+        except (ValueError, RecursionError):
+            raise self.rejected(f"{file} is not valid JSON") from None
+
+    def object(self, file: str) -> Mapping[str, Any]:
+        """The JSON object in a file; empty if there is none. Raises ModelRejected."""
+        value = self.value(file)
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def steps(self) -> list[tuple[str, str]] | None:
+        """The kind and the folder of each step of modules.json; None without it."""
+        modules = self.value("modules.json")
+        if not isinstance(modules, list):
+            return None
+        return [
+            (str(one.get("type", "")).rpartition(".")[2], Path(str(one.get("path", ""))).name)
+            for one in modules
+        ]
+
+    @property
+    def transformer(self) -> Mapping[str, Any]:
+        """The configuration of the Transformer step; empty without one."""
+        return next(filter(None, map(self.object, _TRANSFORMER)), {})
 
 
-def transformer_config(path: Path, name: str) -> Mapping[str, Any]:
-    """Return the configuration of the Transformer step; empty without one. Raises ModelRejected."""
-    for file in _TRANSFORMER:
-        if isinstance(stated := read_json(path / file, name), dict):
-            return stated
-    return {}
-
-
-def prompts_of(path: Path, name: str, settings: Settings) -> Prompts:
+def prompts_of(files: SentenceFiles, settings: Settings) -> Prompts:
     """Return the checkpoint's prompts. Raises ModelRejected, and InvalidRequest for prompt_name."""
-    stated = read_json(path / "config_sentence_transformers.json", name)
-    stated = stated if isinstance(stated, dict) else {}
+    stated = files.object(_STATED)
     named = stated.get("prompts") or {}
     if not isinstance(named, dict) or not all(isinstance(text, str) for text in named.values()):
-        raise ModelRejected.because(
-            name, "prompts in its config_sentence_transformers.json is not a map of texts"
-        )
+        raise files.rejected(f"prompts in its {_STATED} is not a map of texts")
     if settings.prompt_name and settings.prompt_name not in named:
         raise InvalidRequest(unknown_prompt(settings.prompt_name, named))
     default = settings.prompt_name or stated.get("default_prompt_name")
     if default is not None and default not in named:
-        raise ModelRejected.because(
-            name,
-            f"default_prompt_name in its config_sentence_transformers.json is {shown(default)},"
-            " which is not among its prompts",
+        raise files.rejected(
+            f"default_prompt_name in its {_STATED} is {shown(default)}, which is not among its"
+            " prompts"
         )
-    pooling = [read_json(file, name) for file in path.glob("*Pooling/config.json")]
-    left_out = any(isinstance(one, dict) and one.get("include_prompt") is False for one in pooling)
+    left_out = any(
+        files.object(f"{folder.name}/config.json").get("include_prompt") is False
+        for folder in files.path.glob("*Pooling")
+    )
     return Prompts(named.get(default, ""), named, pooled=not left_out)
 
 
@@ -105,20 +126,18 @@ def unknown_prompt(wanted: str, named: Mapping[str, str]) -> str:
     return f"prompt_name is {shown(wanted)}, but {there}: send one of these, or leave it out"
 
 
-def answers_of(path: Path, name: str) -> Answers | None:
+def answers_of(files: SentenceFiles) -> Answers | None:
     """Return the tokens that the step LogitScore compares; None without it.
 
     Raises ModelRejected.
     """
-    for file in path.glob("*LogitScore/config.json"):
-        stated = read_json(file, name)
-        stated = stated if isinstance(stated, dict) else {}
+    for file in files.path.glob("*LogitScore/config.json"):
+        stated = files.object(f"{file.parent.name}/{file.name}")
         yes, no = stated.get("true_token_id"), stated.get("false_token_id")
         if type(yes) is not int or type(no) not in (int, type(None)):
-            raise ModelRejected.because(
-                name,
+            raise files.rejected(
                 f"its LogitScore step compares the tokens {shown(yes)} and {shown(no)}, which are"
-                " not token ids",
+                " not token ids"
             )
         return Answers(yes, no)
     return None
@@ -141,15 +160,14 @@ def messages_of(stated: Mapping[str, Any]) -> Messages | None:
     return Messages(arguments, parts=message.get("format", "structured") != "flat")
 
 
-def scores_are_raw(path: Path, name: str, config: Mapping[str, Any]) -> bool:
+def scores_are_raw(files: SentenceFiles, config: Mapping[str, Any]) -> bool:
     """Whether a reranker's scores are its logits; otherwise the logistic function is applied.
 
     Raises ModelRejected for another function.
     """
-    stated = read_json(path / "config_sentence_transformers.json", name)
     legacy = config.get("sentence_transformers")
     for function in (
-        stated.get("activation_fn") if isinstance(stated, dict) else None,
+        files.object(_STATED).get("activation_fn"),
         legacy.get("activation_fn") if isinstance(legacy, dict) else None,
         config.get("sbert_ce_default_activation_function"),
     ):
@@ -157,28 +175,25 @@ def scores_are_raw(path: Path, name: str, config: Mapping[str, Any]) -> bool:
             continue
         last = str(function).rpartition(".")[2]
         if last not in (_RAW, _LOGISTIC):
-            raise ModelRejected.because(
-                name,
+            raise files.rejected(
                 f"the function of its scores (activation_fn) is {shown(function)}, but only"
-                f" {_LOGISTIC} and {_RAW} are supported",
+                f" {_LOGISTIC} and {_RAW} are supported"
             )
         return last == _RAW
     return False
 
 
-def sequence_limit(path: Path, name: str, config: Mapping[str, Any]) -> int:
+def sequence_limit(files: SentenceFiles, config: Mapping[str, Any]) -> int:
     """The checkpoint's maximum sequence length in tokens; 0 if it states none."""
     limits: list[int] = []
     if family_of(config):
-        limits.append(shape_of(name, config).longest)
+        limits.append(shape_of(files.name, config).longest)
     elif config["model_type"] in _WITHOUT_WINDOW and type(config.get("sliding_window")) is int:
         limits.append(config["sliding_window"])
-    tokenizer = read_json(path / "tokenizer_config.json", name)
-    for source, key in (
-        (transformer_config(path, name), "max_seq_length"),
-        (tokenizer, "model_max_length"),
+    for limit in (
+        files.transformer.get("max_seq_length"),
+        files.object("tokenizer_config.json").get("model_max_length"),
     ):
-        limit = source.get(key) if isinstance(source, dict) else None
         if type(limit) is int and 0 < limit < 1 << 30:
             limits.append(limit)
             break
