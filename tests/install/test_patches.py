@@ -20,6 +20,8 @@ FILES = [
     for part in ("backend", "common", "gateway", "cli", "scripts")
     for path in sorted((ROOT / part).rglob("*.py"))
 ]
+# Which models answer correctly was found with these versions, as the generated file says.
+GENERATED = ROOT / "backend" / "engine" / "loading" / "family_verdicts.py"
 
 
 def locked(library: str) -> Iterator[tuple[str, str]]:
@@ -85,3 +87,17 @@ def test_every_patch_is_listed() -> None:
     patched = {str(path.relative_to(ROOT).with_suffix("")) for path in filter(patches, FILES)}
     assert len(patched) > 12
     assert patched <= listed
+
+
+def test_comments_name_no_version() -> None:
+    """A comment with a version is wrong after every update; the list is checked at once."""
+    library = "|".join((*VERSIONS, "MLX", "gRPC"))
+    named = re.compile(rf"(?<![\w-])({library}) v?\d+\.\d")
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in FILES
+        if path != GENERATED
+        for line in path.read_text("utf-8").splitlines()
+        if named.search(line)
+    ]
+    assert found == []

@@ -10,9 +10,9 @@ pay. Rows with images get no guesses.
 
 What happens to wrong guesses depends on the layer:
 
-- Attention: the row's KV is truncated.
-- Sliding windows: a window stores what the first token of a pass sees until the next pass, so wrong
-  guesses are cut off its end.
+- Attention: the length of the row becomes shorter, and later tokens overwrite the wrong ones.
+- Sliding windows: the tokens of a pass replace the oldest ones only when the window is used again,
+  so wrong guesses are taken back until then.
 - Recurrent states are known only after the last token of a pass. The row returns to the state
   before the pass, and its right tokens are fed again together with the next one. Storing the state
   of every position would take megabytes per token.
