@@ -172,7 +172,7 @@ class LayerKV:
         return tokens
 
     def release(self) -> None:
-        """Release the columns after the longest sequence, if they are a large part."""
+        """Cut the buffers after the longest sequence, and free that part if it is large."""
         used = self.held(self.lengths.longest)
         parts = self.parts
         self.parts = tuple(part[:, :, :used] for part in parts)
@@ -265,7 +265,7 @@ def _places(
 def visible(positions: mx.array, now: mx.array, window: int | None) -> mx.array:
     """The mask of tokens at the positions `now`, [rows, new], as [rows, 1, new, columns].
 
-    positions: [rows or 1, columns], of the token in each column; negative if there is none.
+    positions: [rows or 1, columns], of the token in each column.
     """
     there, here = positions[:, None, None], now[:, None, :, None]
     mask: mx.array = there <= here
