@@ -15,6 +15,7 @@ _NONE = dict.fromkeys((0x0E, 0x0F))
 _WORD_BEGINS = re.compile("(?<=[a-z])(?=[A-Z])")
 _PLACE = re.compile(r"\{([0-9]{1,3})\}|\{\{|\}\}")
 _MARKED = re.compile(f"{_BEGIN}([^{_BEGIN}{_END}]*){_END}")
+_MARKED_OR_BRACE = re.compile(f"{_MARKED.pattern}|[{{}}]")
 
 
 def named(name: str) -> str:
@@ -44,8 +45,11 @@ def written(message: str, name_of: Callable[[str], str] = str) -> str:
 
 def template_of(message: str, fields: Sequence[str]) -> str:
     """The message with `{0}` for the first of `fields`, and so on; other braces are doubled."""
-    plain = message.replace("{", "{{").replace("}", "}}")
-    return written(plain, lambda name: f"{{{fields.index(name)}}}")
+
+    def write(found: re.Match[str]) -> str:
+        return 2 * found[0] if found[1] is None else f"{{{fields.index(found[1])}}}"
+
+    return _MARKED_OR_BRACE.sub(write, message)
 
 
 def from_template(template: str, fields: Sequence[str]) -> str:

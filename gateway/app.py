@@ -10,8 +10,7 @@ import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import APIRouter, FastAPI
-from fastapi.routing import APIRoute
+from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
 from common.version import VERSION
@@ -79,27 +78,10 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
     for prefix, router in itertools.product(PREFIXES, ROUTERS):
         app.include_router(router, prefix=prefix, include_in_schema=prefix == "/v1")
     # The middleware added last is the outermost.
-    app.add_middleware(BodyMiddleware, settings=settings, paths=_with_body())
+    app.add_middleware(BodyMiddleware, settings=settings)
     app.add_middleware(KeyMiddleware, keys=settings.api_keys)
     app.add_middleware(OriginMiddleware, settings=settings)
     app.add_middleware(
         AccessMiddleware, traffic=traffic, metrics=gateway.metrics, strict=settings.strict
     )
     return app
-
-
-def _with_body() -> frozenset[tuple[str, str]]:
-    """The methods and paths that accept a JSON object."""
-    bare = {each for router in ROUTERS for each in _with_body_of(router)}
-    prefixed = {(method, prefix + path) for prefix in PREFIXES for method, path in bare}
-    return frozenset(prefixed.union(_with_body_of(ollama.router), _with_body_of(lm_studio.router)))
-
-
-def _with_body_of(router: APIRouter) -> list[tuple[str, str]]:
-    return [
-        (method, route.path)
-        for route in router.routes
-        if isinstance(route, APIRoute)
-        for method in route.methods or ()
-        if method == "POST" or route.body_field is not None
-    ]

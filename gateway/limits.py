@@ -46,18 +46,15 @@ _HIGH, _LOW = _HALF % b"89abAB", _HALF % b"c-fC-F"
 # Half of a surrogate pair; before it, backslashes of which each escapes another.
 _HALVES = re.compile(rb"((?<!\\)(?:\\\\)*)(?:(%b%b)|%b|%b)" % (_HIGH, _LOW, _HIGH, _LOW))
 T = TypeVar("T")
-PARSED = "gateway.json"  # the key in a scope that has the parsed body
+_BODY = "gateway.body"  # the key in a scope that has the body
 
 
 class BodyMiddleware:
     """Reads the body, or refuses it; then runs the request until its client leaves."""
 
-    def __init__(
-        self, app: ASGIApp, settings: GatewaySettings, paths: frozenset[tuple[str, str]]
-    ) -> None:
+    def __init__(self, app: ASGIApp, settings: GatewaySettings) -> None:
         self._app = app
         self._settings = settings
-        self._paths = paths  # (method, path) of a JSON object; the router refuses others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,30 +62,32 @@ class BodyMiddleware:
             return
         try:
             _require_plain(Headers(scope=scope))
-            body = await read_body(Headers(scope=scope), receive, self._settings.max_body_bytes)
-            if (scope["method"], scope["path"]) in self._paths:
-                parsed = await parse(Headers(scope=scope), body)
-                exchange.current().model = str(parsed.get("model") or "")[:200]
-                scope[PARSED] = parsed
-                MutableHeaders(scope=scope)["content-type"] = "application/json"  # for FastAPI
+            limit = self._settings.max_body_bytes
+            scope[_BODY] = await read_body(Headers(scope=scope), receive, limit)
         except ApiError as refusal:
             await response_of(refusal, scope)(scope, receive, send)
             return
-        del body  # free it, because it may be large and the request may take long
         await run_until_left(self._app, scope, receive, send, self._settings.request_timeout)
 
 
 class JsonRoute(APIRoute):
-    """A route that receives the body already parsed, because parsing twice takes twice as long."""
+    """A route that parses its body: FastAPI would accept NaN as a number, and any nesting."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """FastAPI's own way to extend routes."""
         handle = super().get_route_handler()
 
         async def with_body(request: Request) -> Response:
-            if PARSED in request.scope:
+            # Free the body, because it may be large and the request may take long.
+            body = request.scope.pop(_BODY)
+            if "POST" in (self.methods or ()) or self.body_field is not None:
+                parsed = await parse(Headers(scope=request.scope), body)
+                exchange.current().model = str(parsed.get("model") or "")[:200]
+                MutableHeaders(scope=request.scope)["content-type"] = "application/json"
                 # FastAPI accepts an object that is valid already.
-                request._json = await apart(self._checked, request.scope.pop(PARSED))
+                request._json = await apart(self._checked, parsed)
+                del parsed
+            del body
             return await handle(request)
 
         return with_body
