@@ -256,15 +256,11 @@ class CallTags:
         if reading.tools.meant(name) not in reading.tools:
             return None
         half = replace(self, call=self.call[1:])
-        return (
-            half
-            if not bare
-            else replace(
-                half,
-                call_close=self.call_close[2:],
-                parameter=self.parameter[1:],
-                parameter_close=self.parameter_close[2:],
-            )
+        if not bare:
+            return half
+        close, parameter_close = self.call_close[2:], self.parameter_close[2:]
+        return replace(
+            half, call_close=close, parameter=self.parameter[1:], parameter_close=parameter_close
         )
 
     def _space_before_call(self, reading: Reading) -> Wait[int | None]:
