@@ -53,7 +53,10 @@ def _read_elements(reading: Reading) -> Wait[None]:
         name = (yield from cursor.run(_ELEMENT_TEXT)).strip()
         yield from cursor.expect("</name>")
         yield from cursor.space()
-        element = yield from cursor.accept("<arguments>", "<parameters>")
+        element = yield from cursor.accept(*_ARGUMENTS)
+        if not (element or function):
+            yield from cursor.drop_cut(_ARGUMENTS)
+            raise cursor.unreadable()
         close = f"</{element[1:]}"
         reading.begin(name)
         arguments = "{}"
@@ -69,6 +72,7 @@ def _read_elements(reading: Reading) -> Wait[None]:
 
 
 _ELEMENT, _ELEMENT_TEXT = "<function>", re.compile(r"[^<>]*")
+_ARGUMENTS = ("<arguments>", "<parameters>")
 MARKED_CALLS = CallSyntax((*_TAGS.openers, _NAMED_TAGS.call), _read_marked, _TAGS.closers)
 FUNCTION_CALLS = CallSyntax((_TAGS.call,), _TAGS.read, (_TAGS.call_close,))
 """Calls without the block around them; Llama 3.1 writes them for custom tools, with JSON inside."""
