@@ -73,7 +73,11 @@ _DSML = tuple(
 _MISSPELT = tuple(
     replace(_DSML[1], opening=f"<｜DSML｜{block}>") for block in ("toolcalls", "tool")
 )
-_DSML_CALLS = (*(tagged(shape.tags) for shape in (*_DSML, *_MISSPELT)), *_V3_CALLS)
+_BARE_DSML = invoked("", "function_calls", flags=("true", "false"))
+_DSML_CALLS = (
+    *(tagged(shape.tags) for shape in (*_DSML, *_MISSPELT, _BARE_DSML)),
+    *_V3_CALLS,
+)
 _DEEPSEEK_INLINE = tuple(
     f"<｜tool▁{word}▁{end}｜>" for word in ("outputs", "output") for end in ("begin", "end")
 )
@@ -81,6 +85,12 @@ _MINIMAX = invoked("", "minimax:tool_call", lines="paired")
 _MINIMAX_CALLS = (
     *_MINIMAX.syntaxes,
     CallSyntax(("invoke name=",), _MINIMAX.tags.read, begins=begins_line),
+    CallSyntax(
+        ("<minimax:toolcall>", "<tool_call>"),
+        _MINIMAX.tags.read,
+        ("</minimax:toolcall>", "</tool_call>"),
+        begins_line,
+    ),
     json_block("<tool_calls>", "</tool_calls>"),  # MiniMax M1
 )
 _XLAM_CALLS = (

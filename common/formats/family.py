@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
+from common.formats.cursor import Wait
 from common.formats.harmony import Harmony
 from common.formats.json_calls import read_bare_calls
-from common.formats.reading import CallSyntax, Tags, begins_line, no_content_yet
+from common.formats.reading import CallSyntax, Reading, Tags, begins_line, no_content_yet
 from common.formats.shapes import JsonShape, Shape, TagShape
 from common.formats.tagged_calls import forms
 from common.formats.tagged_text import TaggedText
@@ -76,6 +77,10 @@ def _unmarked(shape: Shape | None, calls: Sequence[CallSyntax]) -> Iterator[Call
         return
     openers = [opener for syntax in calls for opener in syntax.openers]
     if calls and not any(opener == "{" or "[" in opener[1:-1] for opener in openers):
-        read = partial(read_bare_calls, closers=calls[0].closers)
         listed = ("[",) if "[" in shape.opening else ()
-        yield CallSyntax(("{", *listed), read, begins=no_content_yet)
+        yield CallSyntax(("{", *listed), _bare(calls[0].closers), begins=no_content_yet)
+
+
+@cache  # so that syntaxes with the same closing markers are equal
+def _bare(closers: tuple[str, ...]) -> Callable[[Reading], Wait[None]]:
+    return partial(read_bare_calls, closers=closers)

@@ -6,8 +6,8 @@ Where a delimiter is missing, what can only follow a value shows where the strin
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from common.formats.cursor import Cursor, Markers, Wait
 from common.formats.json_text import NUMBER, Send, escaped
@@ -28,7 +28,7 @@ class Place:
     """Where a value in a notation with fences is, which shows where it ends if a fence is missing.
 
     depth: how many brackets are open. listed: whether the value is an item of a list. free: whether
-    it is declared as a string. keys: the declared members.
+    it is declared as a string. keys: the declared members, and whether each may be a string.
     """
 
     fence: str
@@ -36,7 +36,7 @@ class Place:
     depth: int = 1
     listed: bool = False
     free: bool = False
-    keys: Collection[str] = ()
+    keys: Mapping[str, bool] = field(default_factory=dict)
 
     def ends_call(self, cursor: Cursor) -> Wait[bool]:
         """Whether the call ends here, or the answer does."""
@@ -224,10 +224,10 @@ def _missing_end(cursor: Cursor, place: Place) -> Wait[tuple[int, int]]:
         if head == ",":
             cursor.take(1)
             yield from cursor.space()
-            if (yield from at_key(cursor)):
-                cursor.take(1)
+            key = yield from cursor.run(_WORD_RUN)
+            if key and (yield from cursor.accept(":", "=")):
                 yield from cursor.space()
-                if (yield from cursor.at([place.fence])):
+                if place.keys.get(key) is False or (yield from cursor.at([place.fence])):
                     return 0, 1
             yield from _expect_more(cursor, (place.fence,))
             return -1, 1

@@ -34,8 +34,8 @@ def _read_marked(reading: Reading) -> Wait[None]:
     with cursor.ahead():
         yield from cursor.accept(_TAGS.block)
         yield from cursor.space()
-        found = yield from cursor.at([_NAMED_TAGS.call, _ELEMENT])
-    if found == _ELEMENT:
+        found = yield from cursor.at([_NAMED_TAGS.call, _ELEMENT, "<name>"])
+    if found in (_ELEMENT, "<name>"):
         yield from _read_elements(reading)
     else:
         yield from (_NAMED_TAGS if found else _TAGS).read(reading)
@@ -46,13 +46,17 @@ def _read_elements(reading: Reading) -> Wait[None]:
     cursor = reading.cursor
     yield from cursor.accept(_TAGS.block)
     yield from cursor.space()
-    while (yield from cursor.accept(_ELEMENT)):
+    while (yield from cursor.at([_ELEMENT, "<name>"])):
+        function = yield from cursor.accept(_ELEMENT)
         yield from cursor.space()
         yield from cursor.expect("<name>")
         name = (yield from cursor.run(_ELEMENT_TEXT)).strip()
         yield from cursor.expect("</name>")
         yield from cursor.space()
-        element = yield from cursor.accept("<arguments>", "<parameters>")
+        element = yield from cursor.accept(*_ARGUMENTS)
+        if not (element or function):
+            yield from cursor.drop_cut(_ARGUMENTS)
+            raise cursor.unreadable()
         close = f"</{element[1:]}"
         reading.begin(name)
         arguments = "{}"
@@ -60,13 +64,15 @@ def _read_elements(reading: Reading) -> Wait[None]:
             arguments = yield from read_arguments(reading, (close, _TAGS.call_close))
         yield from cursor.accept_after_space(close)
         yield from cursor.space()
-        yield from cursor.expect(_TAGS.call_close)
+        if function:
+            yield from cursor.expect(_TAGS.call_close)
         reading.call(Call(name, arguments))
         yield from cursor.space()
     yield from cursor.accept_after_space(BLOCK_CLOSE)
 
 
 _ELEMENT, _ELEMENT_TEXT = "<function>", re.compile(r"[^<>]*")
+_ARGUMENTS = ("<arguments>", "<parameters>")
 MARKED_CALLS = CallSyntax((*_TAGS.openers, _NAMED_TAGS.call), _read_marked, _TAGS.closers)
 FUNCTION_CALLS = CallSyntax((_TAGS.call,), _TAGS.read, (_TAGS.call_close,))
 """Calls without the block around them; Llama 3.1 writes them for custom tools, with JSON inside."""

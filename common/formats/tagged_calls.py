@@ -256,15 +256,11 @@ class CallTags:
         if reading.tools.meant(name) not in reading.tools:
             return None
         half = replace(self, call=self.call[1:])
-        return (
-            half
-            if not bare
-            else replace(
-                half,
-                call_close=self.call_close[2:],
-                parameter=self.parameter[1:],
-                parameter_close=self.parameter_close[2:],
-            )
+        if not bare:
+            return half
+        close, parameter_close = self.call_close[2:], self.parameter_close[2:]
+        return replace(
+            half, call_close=close, parameter=self.parameter[1:], parameter_close=parameter_close
         )
 
     def _space_before_call(self, reading: Reading) -> Wait[int | None]:
@@ -329,7 +325,7 @@ class CallTags:
         reading.begin(name, identity)
         while not closed:
             yield from self._gap(cursor)
-            if (yield from self._accept_close(cursor, self.call_close)):
+            if (yield from self._accept_close(cursor)):
                 break
             if (yield from self._opens_parameter(cursor)):
                 yield from self._read_parameter(reading, name, arguments)
@@ -355,18 +351,17 @@ class CallTags:
             yield from self._gap(reading.cursor)
         return arguments
 
-    def _accept_close(self, cursor: Cursor, tag: str) -> Wait[bool]:
-        """Read a closing tag, whose last bracket may be missing; returns whether it came."""
-        half = tag.removesuffix(">")
-        if (yield from cursor.accept(*(form for form in forms(tag) if form != half))):
-            return True
-        with cursor.ahead():
-            comes = yield from cursor.accept(half)
-            head = yield from cursor.peek()
-            cut = not head and not cursor.stopped
-        found = bool(comes) and half != tag and not cut and head in ("", "\n", "\r", "<")
-        cursor.take(len(half) if found else 0)
-        return found
+    def _accept_close(self, cursor: Cursor) -> Wait[bool]:
+        """Read a call's closing tag, of which a bracket may be missing; returns whether it came."""
+        half = self.call_close.removesuffix(">")
+        found = yield from cursor.at((half, *forms(self.call_close)))
+        if found == half != self.call_close:
+            with cursor.ahead():
+                cursor.take(len(found))
+                head = yield from cursor.peek()
+            if head not in ("", "\n", "\r", "<") or not (head or cursor.stopped):
+                return False
+        return bool(cursor.take(len(found)))
 
     def _gap(self, cursor: Cursor) -> Wait[None]:
         """Read what may be between two tags."""

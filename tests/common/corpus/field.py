@@ -127,6 +127,11 @@ GEMMA = [
     _values("no delimiter before a key", f"text:{_Q}a }}],path:{_Q}b{_Q}", text="a }]", path="b"),
     _values("no delimiters", "text:\n\n# A, b: {c}\n", text="\n\n# A, b: {c}\n"),
     _values("no delimiters, a comma", "text:Hello, world,path:b", text="Hello, world", path="b"),
+    Case(
+        "no last delimiter before a number",
+        _gemma(f"code:{_Q}ls,berths:3", "book_cabin"),
+        calls=[("book_cabin", {"code": "ls", "berths": 3})],
+    ),
     _values(
         "quotes as delimiters",
         f"text:{_Q}f({_Q}{_Q}{_Q} a {_Q}{_Q}{_Q}).b(){_Q},path:[{_Q}c{_Q}]",
@@ -236,6 +241,7 @@ QWEN = [
         "Hm.",
         calls=[A_FERRY],
     ),
+    Case("elements without a function", f"<tool_call>\n{_ELEMENTS}\n</tool_call>", calls=[A_FERRY]),
     Case(
         "elements of something else",
         "<function><b>f</b></function>",
@@ -330,6 +336,21 @@ MINICPM = [
         calls=[A_FERRY],
     )
 ]
+MINIMAX += [
+    Case(f"a block {name}", _LINES.replace("minimax:tool_call", name), calls=[A_FERRY])
+    for name in ("minimax:toolcall", "tool_call")
+]
+_INVOKED = (
+    '<invoke name="ferry_times">\n'
+    '<parameter name="harbour" string="true">Ærø</parameter>\n</invoke>'
+)
+DSML = [
+    Case(
+        "no token of the family",
+        f"<function_calls>\n{_INVOKED}\n</function_calls>",
+        calls=[A_FERRY],
+    ),
+]
 HARMONY = [
     Case(
         f"the recipient {name}",
@@ -410,6 +431,7 @@ REPORTED: dict[tuple[str, str | None, str], list[Case]] = {
     ("hermes", "qwen3", ""): [*NAMES_JSON, *QWEN, *TOOL_CODE],
     ("qwen3_coder", "qwen3", ""): [*NAMES_XML, *QWEN, *HALF_TAGS],
     ("deepseek_v31", None, ""): DEEPSEEK,
+    ("deepseek_v32", None, ""): DSML,
     ("phi4", None, ""): PHI4,
     ("pythonic", None, ""): NAMES_PYTHON,
     ("glm45", "glm45", ""): [*NAMES_GLM, *GLM, *HALF_PAIRS],
