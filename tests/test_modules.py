@@ -13,10 +13,9 @@ PARTS = ("backend", "cli", "common", "gateway")
 # Modules, and packages, that a test file covers without importing them: it runs a process, or calls
 # another module. A file also covers what it imports, and test_NAME.py covers a module NAME.
 COVERED = {
-    "acceptance/test_chat.py": "backend/rpc/model_metadata backend/rpc/replies",
-    "acceptance/test_embedding.py": "backend/rpc/input_switches",
+    "acceptance/test_chat.py": "backend/rpc/replies",
+    "acceptance/test_embedding.py": "backend/rpc/text_readings",
     "acceptance/test_hanging.py": "backend/rpc/watchdog",
-    "acceptance/test_rerank.py": "backend/rpc/token_classify",
     "acceptance/test_score.py": "backend/rpc/scores",
     "cli/test_agents.py": "cli/launching",
     "cli/test_command_line.py": """
@@ -28,7 +27,7 @@ COVERED = {
     "common/test_chat_corpus.py": "common/formats",
     "common/test_gbnf_language.py": "common/gbnf",
     "common/test_pdf_text.py": "common/pdf_process",
-    "engine/caching/test_kv.py": "backend/engine/caching/window",
+    "engine/caching/test_kv.py": "backend/engine/caching/flat_places",
     "engine/constraints/test_calls.py": "common/call_grammar common/null_keywords",
     "engine/constraints/test_grammars.py": """
         backend/engine/constraints/recent backend/engine/constraints/special_tokens
