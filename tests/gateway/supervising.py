@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -60,7 +61,9 @@ def children() -> list[psutil.Process]:
 
 
 def is_warden(process: psutil.Process) -> bool:
-    return "warden_process.py" in " ".join(process.cmdline())
+    with contextlib.suppress(psutil.Error):  # it has just ended
+        return "warden_process.py" in " ".join(process.cmdline())
+    return False
 
 
 def warden() -> psutil.Process:
