@@ -32,7 +32,7 @@ class ModelOption:
 MODEL_OPTIONS = (
     ModelOption(
         *("--context-size", "context_size", "TOKENS"),
-        "Maximum tokens of prompt and answer together. [default: the model's maximum]",
+        "Maximum tokens of prompt and answer together. [default: as many as memory holds]",
         int,
     ),
     ModelOption(

@@ -21,7 +21,7 @@ class LoadRequest:
 
     model, model_file, model_path: the request's three references to the model, verbatim
         (`backend.engine.loading.model_reference` resolves them).
-    context_size: tokens of prompt plus output; 0 means the model's own maximum.
+    context_size: tokens of prompt plus output; 0 means as many as memory holds for one request.
     cache_type_key, cache_type_value: llama.cpp's names for the kind of KV cache.
     adapters: in the order of the request; their effects add up.
     draft_model: the host's reference to a draft model; empty means none.

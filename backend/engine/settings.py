@@ -246,7 +246,7 @@ class Settings:
     revision: str = text("", "Branch, tag or commit of a hub repository; empty means main.")
     context: str = text(
         "",
-        "`max` gives the model's own maximum as context, whatever context_size is: LocalAI sends"
+        "`max` gives the context that 0 would give, whatever context_size is: LocalAI sends"
         " 4096 for a model file without one. max_model_len still limits it.",
         ("", "max"),
     )

@@ -137,7 +137,8 @@ MODEL_OPTIONS = FieldTable(
         "Model": "what to load: hub id, hub URL, or path",
         "ModelFile": "loaded if it exists",
         "ModelPath": "folder in which Model is searched",
-        "ContextSize": "tokens of prompt plus output; 0 means the model's own maximum",
+        "ContextSize": "tokens of prompt plus output; 0 means as many as memory holds for one"
+        " request, at most the model's own maximum",
         "MaxModelLen": "the same limit; the smaller one applies",
         "DType": "type of the weights: float32, float16, bfloat16 or auto",
         "TrustRemoteCode": "allows Python code in the checkpoint to run",

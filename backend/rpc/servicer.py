@@ -58,7 +58,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
     async def Health(self, _: pb.HealthMessage, _context: Context) -> pb.Reply:
         return pb.Reply(message=b"OK")
 
-    async def LoadModel(self, request: pb.ModelOptions, _context: Context) -> pb.Result:
+    async def LoadModel(self, request: pb.ModelOptions, context: Context) -> pb.Result:
         note(model=request.Model)
         wanted, warnings = load_request(request)
         for warning in warnings:
@@ -74,6 +74,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
                 elif after is not before:
                     self._last_load.remember(request)
         note(type=facts.model_type, context=facts.context_size)
+        context.set_trailing_metadata(((trailers.CONTEXT_SIZE, str(facts.context_size)),))
         words = f"loaded {facts.name} ({facts.model_type}, context {facts.context_size} tokens)"
         if facts.division:
             words += f" on {facts.division}"

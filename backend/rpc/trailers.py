@@ -19,6 +19,7 @@ CACHED_TOKENS = "mlx-cached-tokens"
 REASONING_TOKENS = "mlx-reasoning-tokens"
 STOP_SEQUENCE = "mlx-stop-sequence-bin"
 ENDED_BY = "mlx-ended-by"
+CONTEXT_SIZE = "mlx-context-size"  # of LoadModel: tokens of prompt and answer
 TRUNCATED_TOKENS = "mlx-truncated-tokens"  # of Embedding and Rerank; absent for none
 DRAFT_WIDTH = "mlx-draft-width"
 DRAFTED = "mlx-draft-tokens"

@@ -130,7 +130,11 @@ class ModelConfig(Strict):
     )
 
     context_size: int = about(
-        "Maximum tokens of prompt and answer together; 0: the model's maximum.", 0, ge=0, lt=1 << 31
+        "Maximum tokens of prompt and answer together; 0: as many as memory holds for one request,"
+        " at most the model's maximum.",
+        0,
+        ge=0,
+        lt=1 << 31,
     )
     max_model_len: int = about("As context_size; the smaller applies.", 0, ge=0, lt=1 << 31)
     options: list[str] = about("`key:value`, see [options.md](options.md).", [])

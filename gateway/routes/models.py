@@ -134,7 +134,7 @@ async def read_props(gateway: GatewayDep, model: str | None = None) -> dict[str,
     """llama.cpp's description of its model, in which programs look for the context size."""
     config = gateway.supervisor.resolve(model)
     able = gateway.supervisor.checkpoints.abilities(config)
-    context = gateway.supervisor.checkpoints.context_size(config)
+    context = gateway.supervisor.context_size(config)
     return {
         "default_generation_settings": {"n_ctx": context or 0},
         **dict.fromkeys(("model_alias", "model_path"), config.name),
@@ -149,7 +149,7 @@ async def read_slots(gateway: GatewayDep, model: str | None = None) -> list[dict
     """llama.cpp's list of the answers that a model can generate at a time."""
     config = gateway.supervisor.resolve(model)
     now = next(each for each in gateway.supervisor.status() if each.name == config.name)
-    context = gateway.supervisor.checkpoints.context_size(config)
+    context = gateway.supervisor.context_size(config)
     return [
         {"id": at, "n_ctx": context or 0, "is_processing": at < now.leases}
         for at in range(slots(config) or now.leases)
@@ -198,7 +198,7 @@ def _card(
     able = gateway.supervisor.checkpoints.abilities(model)
     senses = {"image": "vision", "video": "vision", "audio": "audio"}
     given = ["text"] * ("completion" in able)
-    context = gateway.supervisor.checkpoints.context_size(model)
+    context = gateway.supervisor.context_size(model)
     taken = ["text", *(kind for kind, sense in senses.items() if sense in able)]
     return ModelCard(
         capabilities=for_anthropic(able),

@@ -125,7 +125,7 @@ async def running(gateway: GatewayDep) -> dict[str, Any]:
                 "size": now.memory_bytes,
                 "size_vram": now.memory_bytes if has_graphics() else 0,
                 "expires_at": _time(_NEVER if now.leaves_at is None else now.leaves_at),
-                "context_length": gateway.supervisor.checkpoints.context_size(configs[now.name]),
+                "context_length": gateway.supervisor.context_size(configs[now.name]),
             }
             for now in gateway.supervisor.status()
             if now.state is State.READY and now.name in configs
@@ -137,7 +137,7 @@ async def running(gateway: GatewayDep) -> dict[str, Any]:
 async def show(body: ShowRequest, gateway: GatewayDep) -> dict[str, Any]:
     """What is known of a model without loading it."""
     model = gateway.supervisor.resolve(body.model or body.name)
-    limit = gateway.supervisor.checkpoints.context_size(model)
+    limit = gateway.supervisor.context_size(model)
     known = {"mlx.context_length": limit} if limit else {}
     able = gateway.supervisor.checkpoints.abilities(model)
     return {

@@ -139,7 +139,7 @@ async def compact(body: PromptRequest, gateway: GatewayDep, store: StoreDep) -> 
         return "".join(texts), used
 
     config = gateway.supervisor.resolve(body.model)
-    room = compaction.room(gateway.supervisor.checkpoints.context_size(config))
+    room = compaction.room(gateway.supervisor.context_size(config))
     return JSONResponse(await compaction.compact(items, room, count, summarise))
 
 

@@ -56,7 +56,7 @@ async def read_status(gateway: GatewayDep) -> Status:
                 slots=slots(config) if config else None,
                 tokens_per_second=counts.get("tokens_per_second", 0.0),
                 memory_bytes=status.memory_bytes,
-                context_size=supervisor.checkpoints.context_size(config) if config else None,
+                context_size=supervisor.context_size(config) if config else None,
                 download_mib=status.download[0] if status.download else None,
                 download_of_mib=status.download[1] if status.download else None,
                 error=without_folders(status.error),

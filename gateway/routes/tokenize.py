@@ -80,7 +80,7 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeRespon
     return TokenizeResponse(
         tokens=tokens,
         count=len(found),
-        max_model_len=gateway.supervisor.checkpoints.context_size(config),
+        max_model_len=gateway.supervisor.context_size(config),
         token_strs=pieces if body.return_token_strs else None,
     )
 

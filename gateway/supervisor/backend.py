@@ -72,10 +72,13 @@ class Backend:
         if self.process.exited.done():
             raise LoadFailed(self.process.exited.result())
 
-    async def load(self, model: pb.ModelOptions) -> None:
-        """LoadModel. Raises LoadFailed, which says how the process ended if it has."""
+    async def load(self, model: pb.ModelOptions) -> int:
+        """LoadModel. Returns the context in tokens; 0 if the backend does not report it.
+
+        Raises LoadFailed, which says how the process ended if it has.
+        """
         try:
-            await self.connection.load(model)
+            return await self.connection.load(model)
         except ConnectionError:
             await self.raise_if_ended(_PROBE_LIMIT)
             raise LoadFailed("the connection to the backend was lost during the load") from None

@@ -14,6 +14,7 @@ from gateway.supervisor.failures import LoadFailed
 from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
+_CONTEXT_SIZE = "mlx-context-size"
 _CLOSE_GRACE = 5.0  # seconds for calls to end with the status that the backend gives them
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -83,10 +84,14 @@ class Connection:
             return False
         return reply.message == b"OK"
 
-    async def load(self, model: pb.ModelOptions) -> None:
-        """LoadModel, without a limit. Raises LoadFailed; ConnectionError if the backend is gone."""
+    async def load(self, model: pb.ModelOptions) -> int:
+        """LoadModel, without a time limit. Returns the context in tokens; 0 if it is unknown.
+
+        Raises LoadFailed; ConnectionError if the backend is gone.
+        """
+        call = self.stub.LoadModel(model)
         try:
-            result: pb.Result = await self.stub.LoadModel(model)
+            result: pb.Result = await call
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise ConnectionError from None
@@ -94,6 +99,8 @@ class Connection:
             raise LoadFailed(reason) from None
         if not result.success:
             raise LoadFailed(result.message or "LoadModel failed without saying why")
+        tokens = str(dict(await call.trailing_metadata() or ()).get(_CONTEXT_SIZE, ""))
+        return int(tokens) if tokens.isdecimal() else 0
 
     async def memory(self, limit: float) -> int:
         """Bytes that the backend uses; 0 if it does not report them."""

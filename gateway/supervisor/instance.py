@@ -57,6 +57,7 @@ class ModelInstance:
         self.last_used = time.monotonic()
         self.failures = policy.Failures()
         self.memory = 0  # bytes
+        self.context_size = 0  # tokens; 0 before the first load, or if it is unknown
         self.backend: Backend | None = None
         self.state = State.STOPPED
         self.work: asyncio.Future[ApiError | None] | None = None
@@ -192,7 +193,7 @@ class ModelInstance:
         try:
             self.state = State.LOADING
             _log.info("%s: loading %s", self.key, self.config.parameters.model)
-            await backend.load(self._request)
+            self.context_size = await backend.load(self._request)
             self.memory = await backend.connection.memory(_STATUS_LIMIT)
         except BaseException:
             self.backend = None

@@ -92,6 +92,12 @@ class Supervisor:
             *(ModelStatus(name, State.BROKEN, error=sentence) for name, sentence in broken),
         ]
 
+    def context_size(self, model: ModelConfig) -> int | None:
+        """Tokens of prompt and answer: as its backend reported, else by file and checkpoint."""
+        instance = self._instances.get(Key(model.name))
+        reported = instance.context_size if instance else 0
+        return reported or self.checkpoints.context_size(model)
+
     def _stopped(self, model: ModelConfig) -> ModelStatus:
         if self.checkpoints.is_missing(model):
             sentence = f"model {shown(model.parameters.model)} does not exist"

@@ -31,6 +31,7 @@ from backend.engine.loading.stages import Stages
 from backend.engine.loading.traits import measure, measure_passes
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
 from backend.engine.model import Built, EngineModel
+from backend.engine.planning.charges import longest_alone
 from backend.engine.planning.pace import Pace
 from backend.engine.prompting.chat import chat_format
 from backend.engine.prompting.prompts import PromptBuilder
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_LEAST_CONTEXT = 512  # tokens; a model that cannot hold them refuses requests one by one
 _FEW_WORDS = 16  # minimum; with fewer words, the vocabulary's first tokens are used instead
 _WORDS = "The quick brown fox jumps over the lazy dog, and 12 boxing wizards pack my jug quickly."
 
@@ -148,6 +150,11 @@ def build(
         stored = min(plan.prompt_cache, traits.room // 2)
         plan = replace(plan, limit=taken + room, prompt_cache=stored)
         ranks.leader.shards = traits.shards
+    if not request.context_size:
+        draft = drafting.cost if drafting else None
+        room = plan.limit - taken
+        fits = longest_alone(traits.cost, traits.passes, draft, room, context_size)
+        context_size = _fitting(loaded.name, context_size, fits, room)
 
     yield "files"
     prompts = PromptBuilder(loaded.tokenizer, context_size, vocabulary, trims=trims)
@@ -284,6 +291,21 @@ def build(
     )
     device.apply(plan)
     return engine, new_encoder, served
+
+
+def _fitting(name: str, own: int, fits: int, room: int) -> int:
+    """The context where none is configured. own: the model's. fits: tokens that memory holds."""
+    context_size = min(own, max(fits, _LEAST_CONTEXT))
+    if context_size < own:
+        _log.warning(
+            "model %s: the context is %d of its %d tokens, because %d MiB are left for their KV:"
+            " quantise the KV (kv_bits), or raise memory_limit_mib",
+            shown(name),
+            context_size,
+            own,
+            room // MIB,
+        )
+    return context_size
 
 
 def _try(

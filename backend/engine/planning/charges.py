@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Sequence
 
 from backend.engine.planning.guess_width import MOST_AGAIN
-from backend.engine.planning.plan import GROWTH_STEP, Limits
+from backend.engine.planning.pace import SMALLEST_STEP
+from backend.engine.planning.plan import GROWTH_STEP, CacheCost, Limits, PassCost
 from backend.engine.planning.sequence_state import SequenceState
 from backend.engine.planning.sequence_table import SequenceTable
+
+
+def longest_alone(
+    cost: CacheCost, passes: PassCost, draft: CacheCost | None, room: int, most: int
+) -> int:
+    """Return how many tokens, at most `most`, one sequence may have in `room` bytes.
+
+    No other sequence runs then, and its prefill passes are as short as they may be.
+    """
+    window = max((size for _, size in cost.windowed), default=0)
+
+    def needed(tokens: int) -> int:
+        kv = cost.of(tokens) + (draft.of(tokens) if draft else 0)
+        masked = min(tokens, window and window + SMALLEST_STEP)
+        prefill = passes.of(SMALLEST_STEP, tokens, masked) + SMALLEST_STEP * passes.per_choice
+        return kv + passes.chosen(1, tokens) + prefill
+
+    return bisect_right(range(1, most + 1), room, key=needed)
 
 
 class Charges:
