@@ -165,8 +165,8 @@ def test_a_broken_template_is_named(model: Path) -> None:
             "does not generate text, and its model type 'electra' is not among the supported ones",
         ),
         (
-            {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
-            "it was converted to give a score instead of an answer; load the original, such as",
+            {"architectures": ["LlamaForSequenceClassification"], "num_labels": 4},
+            "it classifies texts into 4 classes; of sequence classifiers, only rerankers",
         ),
         ({"model_type": "t5", "is_encoder_decoder": True}, "it is an encoder-decoder model"),
         (
