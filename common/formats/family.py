@@ -68,11 +68,14 @@ def _without_a_bracket(syntax: CallSyntax) -> CallSyntax:
     """
     openers = [form for opener in syntax.openers if syntax.marked for form in forms(opener)]
     found = (form for form in openers if form not in syntax.openers and not form[0].isalnum())
-    return replace(syntax, openers=tuple(found), begins=begins_line, by_name=False)
+    return replace(syntax, openers=tuple(found), begins=begins_line, by_name=False, broken=True)
 
 
 def _unmarked(shape: Shape | None, calls: Sequence[CallSyntax]) -> Iterator[CallSyntax]:
-    """Calls as JSON objects without the marker before them."""
+    """Calls as JSON without the marker before them, at the beginning of the answer.
+
+    There are none if another syntax begins with a brace, or if markers contain brackets.
+    """
     if not isinstance(shape, JsonShape | TagShape):
         return
     openers = [opener for syntax in calls for opener in syntax.openers]

@@ -176,6 +176,8 @@ class CallSyntax:
     """Whether an opener counts at its position, judging by the text before it."""
     by_name: bool = False
     """Tool names are openers too, because models sometimes omit the marker before them."""
+    broken: bool = False
+    """The openers lack a bracket, so that they are no markers of the family."""
 
     @property
     def marked(self) -> bool:

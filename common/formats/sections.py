@@ -113,6 +113,7 @@ class Section:
         return length if marker == self.call else 0 if brace and marker == brace else None
 
     def _read_call(self, reading: Reading) -> Wait[Call]:
+        """Read the text with the name, and the arguments, from behind the call's marker."""
         cursor = reading.cursor
         if self.tags:
             yield from cursor.until(Markers([self.tags.call, self.call_close]), _nothing)

@@ -74,7 +74,7 @@ class TaggedText:
 
     @property
     def openers(self) -> tuple[str, ...]:
-        return tuple(opener for syntax in self.calls for opener in syntax.openers)
+        return tuple(o for syntax in self.calls if not syntax.broken for o in syntax.openers)
 
     @property
     def closers(self) -> tuple[str, ...]:
@@ -97,7 +97,8 @@ class TaggedText:
                 cursor.rest()
                 answer.edge()
             elif not (yield from self._block(reading, marker)):
-                reading.opener_is_text = reading.opener_is_text or marker in self.openers
+                opens = any(marker in syntax.openers for syntax in self.calls)
+                reading.opener_is_text = reading.opener_is_text or opens
                 answer.write(cursor.take(len(marker)))
 
     def _is_cut(self, reading: Reading) -> bool:
