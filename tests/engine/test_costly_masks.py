@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Collection, Sequence
 from itertools import pairwise
@@ -153,7 +152,7 @@ def test_postponed_rows_get_the_same_tokens_as_alone(
     drafting = Drafting(2, lambda: [Guesses()]) if guessed else None
     model = engine_model(kv_model("attention"), slots=8, drafting=drafting)
     plain = engine_model(kv_model("attention"), slots=8)
-    assert check_schedule(model, random.Random(seed), plain)["rows preempted"]
+    assert check_schedule(model, seed, plain)["rows preempted"]
 
 
 @pytest.mark.parametrize("cache", [64 * MIB, 0])

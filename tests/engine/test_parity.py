@@ -114,11 +114,7 @@ def test_every_row_gets_the_same_tokens_as_alone(kind: str) -> None:
     ]
     seen: Counter[str] = Counter()
     for seed in range(SCHEDULES[kind]):
-        try:
-            seen += check_schedule(models[seed % 2], random.Random(seed), models[0])
-        except Exception as fault:
-            fault.add_note(f"seed {seed}")
-            raise
+        seen += check_schedule(models[seed % 2], seed, models[0])
     for what in ("rows served from the prefix cache", "rows preempted", "passes shared"):
         assert seen[what] > SCHEDULES[kind], f"hardly any {what}: {seen}"
     # A few schedules may have no such pass.
@@ -143,16 +139,29 @@ def test_on_a_cpu_every_step_of_a_slow_model_has_its_token(monkeypatch: pytest.M
 
 def check_schedule(
     model: EngineModel,
-    dice: random.Random,
+    seed: int,
     reference: EngineModel | None = None,
     learn: Callable[[list[int]], None] = lambda _: None,
 ) -> Counter[str]:
-    """Play one schedule; returns how often each special case occurred.
+    """Play one schedule; returns how often each special case occurred. A failure names the seed.
 
     reference: computes the answer of every row alone; by default the same model. learn: is called
     with each prompt and its answer beforehand. Half of the schedules run in the order of a GPU; in
     half of them, rows that were left stay in the passes even if no prompt is being prefilled.
     """
+    try:
+        return _play(model, random.Random(seed), reference or model, learn)
+    except BaseException as fault:
+        fault.add_note(f"seed {seed}")
+        raise
+
+
+def _play(
+    model: EngineModel,
+    dice: random.Random,
+    reference: EngineModel,
+    learn: Callable[[list[int]], None],
+) -> Counter[str]:
     waits = dice.random() < 0.5
     common = [dice.randrange(1, VOCABULARY) for _ in range(60)]
     gaps = common[0] % 2 == 0 and model.leader is None  # other ranks would not know of it
@@ -187,7 +196,7 @@ def check_schedule(
                 for _ in range(min(dice.choice([1, 1, 4]), MOST_ROWS - len(requests))):
                     ticket = len(requests) + 1
                     requests[ticket] = _request(dice, common, requests, rounds)
-                    lonely = Rounds(reference or model)
+                    lonely = Rounds(reference)
                     requests[ticket].play(lonely, 1)
                     lonely.drain()
                     answers[ticket] = lonely.received[1]

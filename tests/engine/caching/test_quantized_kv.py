@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import random
 import threading
 from collections import Counter
 from functools import cache
@@ -104,7 +103,7 @@ def test_every_row_gets_the_same_tokens_as_alone(kind: CacheKind, schedules: int
     schedules = schedules if TEST_LONG else (schedules + 1) // 2
     seen: Counter[str] = Counter()
     for seed in range(schedules):
-        seen += check_schedule(model, random.Random(seed))
+        seen += check_schedule(model, seed)
     assert seen["rows served from the prefix cache"] > schedules
     assert seen["rows preempted"] > 0
 
@@ -214,7 +213,7 @@ def test_rows_of_a_quantised_hybrid_get_the_same_tokens_as_alone() -> None:
     model = engine_model(model_of(EIGHT, "hybrid", **HYBRID))
     seen: Counter[str] = Counter()
     for seed in range(20 if TEST_LONG else 6):
-        seen += check_schedule(model, random.Random(seed))
+        seen += check_schedule(model, seed)
     assert seen["rows served from the prefix cache"] > 0
 
 
