@@ -43,7 +43,7 @@ def asked(tokens: int) -> pb.PredictOptions:
 def test_the_longest_prompt_that_memory_holds_is_served(
     backend: Backend, options: tuple[str, ...]
 ) -> None:
-    context = load(backend, "memory_limit_mib:14", *options)
+    context = load(backend, "memory_limit_mib:8", *options)
     assert 512 < context < OWN
     assert any("tokens, because" in line for line in backend.log)
     reply = backend.stub.Predict(asked(context - 1), timeout=WAIT)
