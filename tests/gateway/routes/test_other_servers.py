@@ -43,6 +43,24 @@ def test_the_context_of_a_checkpoint_is_known_without_one_in_the_file(
     assert shown["parameters"] == f"num_ctx {own}"
 
 
+def test_the_context_of_a_loaded_model_is_what_memory_holds() -> None:
+    scarce = GatewayProcess({"tiny": tiny(context_size=0, options=["memory_limit_mib:8"])})
+    try:
+        (card,) = get(scarce, "/v1/models")["data"]
+        own = card["context_length"]
+        chat(scarce, max_tokens=2)
+        (card,) = get(scarce, "/v1/models")["data"]
+        context = card["context_length"]
+        assert 0 < context < own
+        assert get(scarce, "/props")["default_generation_settings"]["n_ctx"] == context
+        long = {"model": "tiny", "messages": user_message("word " * own)}
+        refused = scarce.client.post("/v1/chat/completions", json=long)
+        assert refused.status_code == 400
+        assert f"> {context}" in refused.json()["error"]["message"]
+    finally:
+        scarce.close()
+
+
 def test_a_smaller_context_in_the_file_counts(gateway: GatewayProcess) -> None:
     card = get(gateway, "/v1/models/tiny")
     assert card["context_length"] == card["max_model_len"] == 1024
