@@ -56,7 +56,7 @@ def test_the_context_of_a_loaded_model_is_what_memory_holds() -> None:
         long = {"model": "tiny", "messages": user_message("word " * own)}
         refused = scarce.client.post("/v1/chat/completions", json=long)
         assert refused.status_code == 400
-        assert f"> {context}" in refused.json()["error"]["message"]
+        assert f"length is {context} tokens" in refused.json()["error"]["message"]
     finally:
         scarce.close()
 
