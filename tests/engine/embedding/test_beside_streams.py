@@ -28,6 +28,7 @@ from backend.engine.embedding.pooling_rule import PoolingRule
 from backend.engine.events import Finished, TextDelta
 from backend.engine.model import EngineModel
 from backend.engine.outbox import Publication
+from backend.engine.planning import text_turn
 from backend.engine.planning.pace import Pace
 from backend.engine.request import GenerationRequest, RawPrompt
 from backend.engine.served_model import ServedModel
@@ -37,7 +38,6 @@ from tests.engine.rounds import MIB, alone, engine_model
 from tests.polling import until
 
 pytestmark = pytest.mark.usefixtures("each_order")
-ENDLESS = 1 << 30
 STREAM, TEXT, NEWCOMER = 1, 2, 3
 _COST = ActivationCost(4, 1024, 4)
 
@@ -120,7 +120,12 @@ def _longest_text(room: int) -> Encode:
     return Encode(1, TEXT, [Piece(words(length, 1))])
 
 
-def test_a_text_that_needs_all_memory_stops_neither_the_stream_nor_newcomers() -> None:
+def test_a_text_that_needs_all_memory_stops_neither_the_stream_nor_newcomers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The text gets its turn before the stream ends, however long earlier passes took."""
+    monkeypatch.setattr(text_turn, "_COST_FACTOR", 0.0)
+    monkeypatch.setattr(text_turn, "_LEAST_WAIT", 0.05)
     model = engine_model(kv_model("attention"), memory_limit=4 * MIB, prompt_cache_bytes=0)
     with serving(model) as (worker, outcomes):
         worker.send(_submit(STREAM, words(900, 2), 5000))
