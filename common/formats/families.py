@@ -102,7 +102,7 @@ _XLAM_CALLS = (
 _FUNCTION_GEMMA = FencedShape("<start_function_call>", "<escape>", "<end_function_call>")
 # mlx-lm's name for LFM2's format is vLLM's for Llama's, so both are read.
 _LLAMA_CALLS = (
-    python_block("<|python_tag|>", offered=True),
+    replace(python_block("<|python_tag|>", offered=True), closers=("<|python_end|>",)),
     python_block("<|python_start|>", "<|python_end|>"),
     qwen.FUNCTION_CALLS,
     python_block("<|tool_call_start|>", "<|tool_call_end|>"),
