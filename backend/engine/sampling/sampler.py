@@ -192,8 +192,8 @@ class _Draw:
             count = _STEPS if self._next else 1
             seeds = [row.seed for row in self._rows] * count
             keys = row_keys(seeds, [step + later for later in range(count) for step in steps])
-            noise = _noise(mx.array(keys), -(-vocabulary // _BLOCK))
-            self._random = {"noise": mx.unflatten(noise, 0, (count, -1))}
+            noise = _noise(mx.array(keys), -(-vocabulary // _BLOCK), count)
+            self._random = dict(zip(("of_blocks", "inside_blocks"), noise, strict=True))
             if "xtc" in self._columns:
                 self._random["uniform"] = mx.array(row_uniforms(keys).reshape(count, -1, 1))
             self._at, self._made = 0, count
@@ -203,11 +203,16 @@ class _Draw:
 
 
 @mx.compile
-def _noise(keys: mx.array, blocks: int) -> mx.array:
-    """Gumbel noise for each block and for each index in a block, [keys, blocks + _BLOCK]."""
+def _noise(keys: mx.array, blocks: int, steps: int) -> tuple[mx.array, mx.array]:
+    """Gumbel noise for each block, and for each index in a block.
+
+    keys: of several steps, [steps * rows, 2] uint32. Returns [steps, rows, blocks] and
+    [steps, rows, 1, _BLOCK].
+    """
     shape = (blocks + _BLOCK,)
     noise = mx.vmap(lambda key: mx.random.gumbel(shape=shape, key=key))(keys)
-    return mx.maximum(noise, _LEAST_NOISE)
+    noise = mx.unflatten(mx.maximum(noise, _LEAST_NOISE), 0, (steps, -1))
+    return noise[..., :blocks], noise[..., None, blocks:]
 
 
 @mx.compile
@@ -217,20 +222,21 @@ def _draw(logits: mx.array, reach: int, columns: dict[str, mx.array]) -> list[mx
     weights = likelihood(kept.logits, columns["temperature"])
     if kept.ids is not None:
         weights = mx.put_along_axis(mx.zeros(logits.shape), kept.ids, weights, axis=-1)
-    tokens = _drawn(weights, columns["noise"])
+    tokens = _drawn(weights, columns["of_blocks"], columns["inside_blocks"])
     return [tokens] if kept.complete is None else [tokens, kept.complete]
 
 
-def _drawn(weights: mx.array, noise: mx.array) -> mx.array:
+def _drawn(weights: mx.array, of_blocks: mx.array, inside_blocks: mx.array) -> mx.array:
     """Sample one token per row by weight, [rows] uint32.
 
-    weights: [rows, vocabulary] float32, not all 0. noise: of the rows' keys, as from `_noise`.
+    weights: [rows, vocabulary] float32, not all 0. of_blocks, inside_blocks: noise, [rows, blocks]
+    and [rows, 1, _BLOCK].
     """
     blocks = in_blocks(weights, _BLOCK, 0)
-    count = blocks.shape[1]
-    block = mx.argmax(mx.log(mx.sum(blocks, axis=-1)) + noise[:, :count], axis=-1)
-    inside = mx.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    return block * _BLOCK + mx.argmax(mx.log(inside) + noise[:, count:], axis=-1)
+    block = mx.argmax(mx.log(mx.sum(blocks, axis=-1)) + of_blocks, axis=-1, keepdims=True)
+    inside = mx.take_along_axis(blocks, mx.expand_dims(block, 2), axis=1)
+    place = mx.argmax(mx.log(inside) + inside_blocks, axis=-1)
+    return mx.flatten(block * _BLOCK + place)
 
 
 def _draws(rows: Sequence[Sampling], vocabulary: int) -> list[tuple[Subset, _Draw]]:
