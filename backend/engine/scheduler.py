@@ -96,7 +96,9 @@ class Scheduler:
         self._latest_seconds = 0.0  # that were predicted of the latest step
         self._outputs: dict[int, Output] = {}
         self._events: list[PlannerEvent] = []
-        self._generated: dict[int, list[int]] = {}  # tokens since the latest plan
+        # What the planner need not know at every step: tokens, and times of decode steps.
+        self._generated: dict[int, list[int]] = {}
+        self._decoded: list[PlannerEvent] = []
         self._retried: set[int] = set()
         self._unstarted: set[int] = set()  # sequences that will generate nothing
         self._watched: set[int] = set()  # sequences whose owners requested prompt progress
@@ -228,6 +230,7 @@ class Scheduler:
         self._outputs.clear()
         self._events.clear()
         self._generated.clear()
+        self._decoded.clear()
         self._retried.clear()
         self._unstarted.clear()
         self._watched.clear()
@@ -237,10 +240,13 @@ class Scheduler:
 
     def step(self) -> None:
         """Run one step: every decoding sequence gets a token, and prefill gets its share."""
-        plan = self.planner.plan(self._now(), self._take_events())
-        if plan is not self._plan:
+        plan = self._next_plan()
+        if again := plan is self._plan:
+            expected = 2 * self._latest_seconds if self.planner.pace.known else None
+        else:
             self._plan, self._step_name = plan, str(plan)
-        self._gauges.heartbeat.begin(self._step_name, expected=self._expected_seconds(plan))
+            expected = self._expected_seconds(plan)
+        self._gauges.heartbeat.begin(self._step_name, expected=expected)
         if self._model.disk is not None and plan == StepPlan(plan.number):
             # no sequence can continue until the writes are done
             self._model.disk.drain(_WRITE_WAIT)
@@ -261,7 +267,8 @@ class Scheduler:
         self._learn(events, began)
         if early := self.executor.take_early():
             self._deliver(early)
-        self._flush()
+        if early or not again:  # otherwise no time has passed since the last flush
+            self._flush()
         self._fail_broken()
         if self._unstarted:
             self._finish_unstarted()
@@ -293,23 +300,31 @@ class Scheduler:
     def _now(self) -> float:
         return time.monotonic()
 
-    def _take_events(self) -> list[PlannerEvent]:
-        events, self._events = self._events, []
-        if self._generated:
-            events.insert(0, Generated(self._generated))
-            self._generated = {}
-        return events
+    def _next_plan(self) -> StepPlan:
+        """The plan of the next step; the planner is asked only if the latest may no longer hold."""
+        longest = max(map(len, self._generated.values()), default=0)
+        if not self._events and self.planner.lasts(longest):
+            return self._plan
+        events: list[PlannerEvent] = [Generated(self._generated)] if self._generated else []
+        events += self._decoded
+        events += self._events
+        self._generated, self._decoded, self._events = {}, [], []
+        return self.planner.plan(self._now(), events)
 
     def _learn(self, events: list[PlannerEvent], began: float) -> None:
         """Keep the events for the next plan. began: when the step that led to them was launched."""
         for event in events:
+            if isinstance(event, DecodeTimed):
+                self._decoded.append(event)
+                continue
             if isinstance(event, Started) and (output := self._outputs.get(event.sequence)):
                 output.started(event.reused, began)
-        self._events += events
+            self._events.append(event)
 
     def _deliver(self, sampled: Sequence[Sampled]) -> None:
         """Publish the events for these tokens."""
         now, ends, outputs = time.perf_counter(), self._model.end_tokens, self._outputs
+        count = 0
         for one in sampled:
             number = one.sequence.number
             if (output := outputs.get(number)) is None:
@@ -323,10 +338,11 @@ class Scheduler:
             except Exception as fault:
                 self._fail(number, "text", fault)
                 continue
-            self._gauges.tokens_generated += len(output.generated) - before
+            count += len(output.generated) - before
             self._generated.setdefault(number, []).append(one.token)
             if events:
                 self._publish_all(number, output, events)
+        self._gauges.tokens_generated += count
 
     def _publish_all(self, number: int, output: Output, events: Sequence[Undelivered]) -> None:
         for event in events:

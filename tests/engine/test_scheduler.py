@@ -46,6 +46,38 @@ def test_cancel_frees_the_slot_in_every_state() -> None:
     assert rounds.scheduler.executor.row_bytes == 0
 
 
+def test_the_planner_is_hardly_asked_while_rows_only_decode_and_learns_all_their_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rounds = Rounds(engine_model(random_model("full"), end_tokens=frozenset()))
+    for ticket in (1, 2, 3):
+        rounds.submit(ticket, [ticket, 2, 3], 200)
+    while len(rounds.tickets("decode")) < 3:
+        rounds.step()
+    for _ in range(3):
+        rounds.step()
+    plans: list[float] = []
+    planner = rounds.scheduler.planner
+    plan = planner.plan
+
+    def counting(now: float, events: list[PlannerEvent]) -> StepPlan:
+        plans.append(now)
+        return plan(now, events)
+
+    monkeypatch.setattr(planner, "plan", counting)
+    for _ in range(100):
+        rounds.step()
+    assert len(plans) <= 1  # the rows may need more KV
+    plans.clear()
+    rounds.scheduler.cancel(1)
+    rounds.step()
+    assert len(plans) == 1
+    for ticket in (2, 3):
+        learnt = planner.sequences.by_number[ticket].generated
+        assert learnt == rounds.received[ticket].tokens[: len(learnt)]
+        assert len(learnt) > 100
+
+
 def test_reported_times_contain_the_launch_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = Rounds(engine_model(random_model("full")))
     seconds = [1.0]

@@ -264,7 +264,7 @@ def sampled_of(chosen: Chosen, tokens: Sequence[int]) -> list[Sampled]:
     pairs = zip(chosen.sequences, tokens, strict=True)
     if not (logprobs or chosen.faults):
         return [
-            Sampled(one, token, over=one.constraint is not None and one.constraint.ended)
+            Sampled(one, token, None, None, one.constraint is not None and one.constraint.ended)
             for one, token in pairs
         ]
     return [

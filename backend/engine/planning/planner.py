@@ -110,6 +110,14 @@ class Planner:
     def busy(self) -> bool:
         return bool(self.sequences.by_number or self._leaving or self.entries.busy)
 
+    def lasts(self, tokens: int) -> bool:
+        """Whether the latest plan holds for the next step too, if sequences only generated tokens.
+
+        tokens: maximum number per sequence since the planner last learned of any. A step may then
+        be run without a call of `plan`, and the events of several steps be given to it together.
+        """
+        return tokens <= self._lasts and self._latest_limits is self.limits
+
     def plan(self, now: float, events: Iterable[PlannerEvent]) -> StepPlan:
         """Learn from the events since the last plan, and decide the next step.
 

@@ -24,6 +24,7 @@ _NEVER = float("-inf")
 _EVERY_RANK = (1 << 31) - 1
 _LEAST_REACH = 64
 _NUCLEUS_REACH = 1024
+_LEAST_SHARE = 1e-30
 _LOG2_E = 1.4426950408889634
 
 
@@ -70,7 +71,9 @@ def columns(rows: Sequence[Sampling]) -> dict[str, mx.array]:
     found = {
         "top_k": _column(rows, "top_k", 0, _EVERY_RANK),
         "typical_p": _column(rows, "typical_p", 1),
-        "top_p": _column(rows, "top_p", 1),
+        # A tiny top_p keeps the best token. A row without top_p keeps all tokens, whatever their
+        # probabilities add up to.
+        "top_p": _column(rows, "top_p", 1, float("inf"), least=_LEAST_SHARE),
         "min_p": _column(rows, "min_p", 0),
         "xtc": _column(rows, "xtc_probability", 0),
     }
@@ -113,25 +116,34 @@ def filtered(logits: mx.array, reach: int, columns: Mapping[str, mx.array]) -> C
     return Candidates(left, ids, complete)
 
 
-def likelihood(logits: mx.array, temperature: mx.array | float = 1.0) -> mx.array:
+def likelihood(logits: mx.array, temperature: mx.array | None = None) -> mx.array:
     """Each token's probability relative to that of the row's best token, in the logits' shape.
 
     It is computed as a power of 2 because MLX's exp takes three times as long on an x86 CPU. With a
     tiny temperature the exponent becomes -infinity, which leaves only the best token.
     """
     below = logits - mx.max(logits, axis=-1, keepdims=True)
-    return mx.power(2.0, below / temperature * _LOG2_E)
+    if temperature is not None:
+        below = below / temperature
+    return mx.power(2.0, below * _LOG2_E)
 
 
 def _column(
-    rows: Sequence[Sampling], name: str, off: float, instead: float | None = None
+    rows: Sequence[Sampling],
+    name: str,
+    off: float,
+    instead: float | None = None,
+    least: float = 0.0,
 ) -> mx.array | None:
-    """A setting of every row, shape [rows, 1], or None where it is off for all of them."""
+    """A setting of every row, shape [rows, 1], or None where it is off for all of them.
+
+    instead: replaces the value `off`. least: replaces smaller values, if `instead` is given.
+    """
     values = [getattr(row, name) for row in rows]
     if all(value == off for value in values):
         return None
     if instead is not None:
-        values = [instead if value == off else value for value in values]
+        values = [instead if value == off else max(value, least) for value in values]
     return mx.array(values)[:, None]
 
 
@@ -171,17 +183,15 @@ def _nucleus(left: mx.array, most: mx.array, total: mx.array | None, *, in_order
     weight = likelihood(rising)
     upto = mx.cumsum(weight, axis=-1, reverse=True)
     before = upto - weight
-    # The first token is always kept, even if rounding or a tiny top_p would remove it. A row
-    # without top_p keeps all tokens, whatever their probabilities add up to.
-    wanted = most * (upto[:, :1] if total is None else total)
-    kept = (before < wanted) | (before <= 0) | (most >= 1)
+    # Before the first token, nothing adds up: it is kept whatever rounding does.
+    kept = before < most * (upto[:, :1] if total is None else total)
     if in_order:
         return kept[:, ::-1]
     count = mx.sum(kept, axis=-1, keepdims=True)
     worst = mx.take_along_axis(rising, rising.shape[-1] - count, axis=-1)
     above, equal = left > worst, left == worst
     room = count - mx.sum(above, axis=-1, keepdims=True)
-    return above | (equal & (mx.cumsum(equal, axis=-1) <= room))
+    return mx.where(equal, mx.cumsum(equal, axis=-1) <= room, above)
 
 
 def _excluded(logits: mx.array, threshold: mx.array) -> mx.array:

@@ -40,7 +40,7 @@ _BLOCK = 256
 # Less than any noise except that of the uniform number 0, which is -inf and would exclude even the
 # only candidate.
 _LEAST_NOISE = -4.0
-_STEPS = 16  # steps whose random keys are copied to the device together
+_STEPS = 16  # steps whose noise is made together
 UNFIT = (1 << 32) - 1  # stands for a token that was chosen from logits that are not all finite
 
 
@@ -101,7 +101,8 @@ class BatchSampler:
     @property
     def nbytes(self) -> int:
         """Bytes that are kept between steps."""
-        return self._penalties.nbytes if self._penalties is not None else 0
+        nbytes = sum(draw.nbytes for _, draw in self._draws)
+        return nbytes + (self._penalties.nbytes if self._penalties is not None else 0)
 
     def __call__(
         self,
@@ -161,12 +162,19 @@ class _Draw:
         self._columns = columns(rows) | {
             "temperature": mx.array([[row.temperature] for row in rows])
         }
-        self._random: list[dict[str, mx.array]] = []  # of the next steps, in reverse
+        self._random: dict[str, mx.array] = {}  # of several steps, on the first axis
+        self._at = self._made = 0  # the place of the next step's in it, and of the end
         self._next: list[int] = []  # the next steps of the rows
 
-    def __call__(self, logits: mx.array, steps: Sequence[int]) -> mx.array:
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the random numbers."""
+        return sum(values.nbytes for values in self._random.values())
+
+    def __call__(self, logits: mx.array, steps: list[int]) -> mx.array:
         """One token per row, [rows] uint32. logits: [rows, vocabulary] float32."""
-        tokens, *complete = _draw(logits, self._reach, self._columns | self._random_of(steps))
+        random = self._random_of(steps, logits.shape[-1])
+        tokens, *complete = _draw(logits, self._reach, self._columns | random)
         if not complete:
             return tokens
         mx.async_eval(tokens, complete)
@@ -177,22 +185,34 @@ class _Draw:
         again = _Draw([self._rows[at] for at in short.places], logits.shape[-1])
         return short.put(tokens, again(short.of(logits), [steps[at] for at in short.places]))
 
-    def _random_of(self, steps: Sequence[int]) -> dict[str, mx.array]:
-        """The keys and, for XTC, the random numbers of a step; later steps' are made with them."""
-        if not self._random or list(steps) != self._next:
+    def _random_of(self, steps: list[int], vocabulary: int) -> dict[str, mx.array]:
+        """The noise and, for XTC, the random numbers of a step; later steps' are made with them."""
+        if self._at == self._made or steps != self._next:
             # Some samplers are used once.
             count = _STEPS if self._next else 1
             seeds = [row.seed for row in self._rows] * count
             keys = row_keys(seeds, [step + later for later in range(count) for step in steps])
-            random = {"keys": mx.array(keys.reshape(count, -1, 2))}
+            noise = _noise(mx.array(keys), -(-vocabulary // _BLOCK), count)
+            self._random = dict(zip(("of_blocks", "inside_blocks"), noise, strict=True))
             if "xtc" in self._columns:
-                random["uniform"] = mx.array(row_uniforms(keys).reshape(count, -1, 1))
-            self._random = [
-                {name: values[later] for name, values in random.items()}
-                for later in reversed(range(count))
-            ]
+                self._random["uniform"] = mx.array(row_uniforms(keys).reshape(count, -1, 1))
+            self._at, self._made = 0, count
         self._next = [step + 1 for step in steps]
-        return self._random.pop()
+        self._at += 1
+        return {name: values[self._at - 1] for name, values in self._random.items()}
+
+
+@mx.compile
+def _noise(keys: mx.array, blocks: int, steps: int) -> tuple[mx.array, mx.array]:
+    """Gumbel noise for each block, and for each index in a block.
+
+    keys: of several steps, [steps * rows, 2] uint32. Returns [steps, rows, blocks] and
+    [steps, rows, 1, _BLOCK].
+    """
+    shape = (blocks + _BLOCK,)
+    noise = mx.vmap(lambda key: mx.random.gumbel(shape=shape, key=key))(keys)
+    noise = mx.unflatten(mx.maximum(noise, _LEAST_NOISE), 0, (steps, -1))
+    return noise[..., :blocks], noise[..., None, blocks:]
 
 
 @mx.compile
@@ -202,22 +222,21 @@ def _draw(logits: mx.array, reach: int, columns: dict[str, mx.array]) -> list[mx
     weights = likelihood(kept.logits, columns["temperature"])
     if kept.ids is not None:
         weights = mx.put_along_axis(mx.zeros(logits.shape), kept.ids, weights, axis=-1)
-    tokens = drawn(weights, columns["keys"])
+    tokens = _drawn(weights, columns["of_blocks"], columns["inside_blocks"])
     return [tokens] if kept.complete is None else [tokens, kept.complete]
 
 
-def drawn(weights: mx.array, keys: mx.array) -> mx.array:
+def _drawn(weights: mx.array, of_blocks: mx.array, inside_blocks: mx.array) -> mx.array:
     """Sample one token per row by weight, [rows] uint32.
 
-    weights: [rows, vocabulary] float32, not all 0. keys: [rows, 2] uint32.
+    weights: [rows, vocabulary] float32, not all 0. of_blocks, inside_blocks: noise, [rows, blocks]
+    and [rows, 1, _BLOCK].
     """
     blocks = in_blocks(weights, _BLOCK, 0)
-    count = blocks.shape[1]
-    noise = mx.vmap(lambda key: mx.random.gumbel(shape=(count + _BLOCK,), key=key))(keys)
-    noise = mx.maximum(noise, _LEAST_NOISE)
-    block = mx.argmax(mx.log(mx.sum(blocks, axis=-1)) + noise[:, :count], axis=-1)
-    inside = mx.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    return block * _BLOCK + mx.argmax(mx.log(inside) + noise[:, count:], axis=-1)
+    block = mx.argmax(mx.log(mx.sum(blocks, axis=-1)) + of_blocks, axis=-1, keepdims=True)
+    inside = mx.take_along_axis(blocks, mx.expand_dims(block, 2), axis=1)
+    place = mx.argmax(mx.log(inside) + inside_blocks, axis=-1)
+    return mx.flatten(block * _BLOCK + place)
 
 
 def _draws(rows: Sequence[Sampling], vocabulary: int) -> list[tuple[Subset, _Draw]]:

@@ -220,6 +220,21 @@ def test_a_row_chooses_the_same_tokens_alone_and_in_a_batch(
             tokens.append(token)
 
 
+def test_later_steps_of_a_sampler_draw_the_same_tokens_as_new_samplers() -> None:
+    rows = [
+        Sampling(temperature=1.0, seed=3),
+        Sampling(temperature=2.0, xtc_probability=0.5, xtc_threshold=0.05, seed=4),
+    ]
+    flat = np.zeros((2, VOCABULARY), dtype=np.float32)
+    fed = mx.array([0, 0], dtype=mx.uint32)
+    sampler = BatchSampler(rows, [NOTHING] * 2, VOCABULARY)
+    # more than are made together, and then a return to an earlier step
+    steps = [[at, 7 + at] for at in [*range(40), 5]]
+    found = [np.array(sampler(mx.array(flat), fed, step)).tolist() for step in steps]
+    assert found == [_sample(rows, step, flat) for step in steps]
+    assert len(set(map(tuple, found))) > 20
+
+
 def test_seed_zero_is_a_seed_and_steps_and_seeds_differ() -> None:
     keys = row_keys([0, 0, 1, -1, 2**63], [0, 1, 0, 0, 0])
     assert len({tuple(key) for key in keys.tolist()}) == 5
