@@ -241,7 +241,7 @@ def _plain(folder: Path, running: ExitStack) -> Side:
         nonlocal peak
         answer = ask(json.dumps(asks))
         peak = answer["peak"]
-        return [Run(**one) for one in answer["runs"]]
+        return [Run(**run) for run in answer["runs"]]
 
     return Side(serve, lambda: peak)
 

@@ -85,7 +85,7 @@ def _turns(stub: backend_pb2_grpc.BackendStub, name: str, folder: Path) -> Figur
             tools=json.loads(recorded.TOOLS),
             add_generation_prompt=True,
         )
-        known = max((common_prefix(prompt, one) for one in earlier), default=0)
+        known = max((common_prefix(prompt, tokens) for tokens in earlier), default=0)
         read = _read(stub, messages, len(prompt))
         turns.append((read, len(prompt) - min(known, len(prompt) - 1)))
         earlier.append(prompt)

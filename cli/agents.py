@@ -1,7 +1,7 @@
 """The coding agents that `mlx-backend launch` starts, and what each must know of a model.
 
 An agent that assumes a larger context window than the model has never shortens its conversation in
-time, so every agent is told the window where it has a setting for it. docs/agents.md is generated
+time, so every agent that has a setting for the window gets the model's. docs/agents.md is generated
 from this table: `python -m cli.agents`.
 """
 

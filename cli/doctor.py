@@ -70,9 +70,9 @@ class Finding:
 class Answer:
     """One greedy answer.
 
-    tokens: empty if the request asked for no log-probabilities. best: for each token, the
-    log-probabilities of the likeliest tokens at its position. prefill, decode: seconds, as the
-    backend reports them.
+    tokens: empty if the request asked for no log-probabilities.
+    best: for each token, the log-probabilities of the likeliest tokens at its position.
+    prefill, decode: seconds, as the backend reports them.
     """
 
     tokens: list[str]
@@ -315,7 +315,10 @@ def ask(stub: BackendStub, prompt: str, tokens: int = TOKENS, **fields: Any) -> 
     trailers = dict(rpc.trailing_metadata())
     return Answer(
         [entry["token"] for entry in entries],
-        [{one["token"]: one["logprob"] for one in entry["top_logprobs"]} for entry in entries],
+        [
+            {token["token"]: token["logprob"] for token in entry["top_logprobs"]}
+            for entry in entries
+        ],
         reply.message.decode(errors="replace"),
         reply.tokens,
         reply.prompt_tokens,

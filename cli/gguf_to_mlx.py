@@ -1,6 +1,6 @@
 """Converts a llama-architecture GGUF file with a byte-level BPE tokenizer to a model directory.
 
-GGUF keeps weights, tokenizer and chat template in one file; MLX models are directories in the
+GGUF stores weights, tokenizer and chat template in one file; MLX models are directories in the
 layout of the Hugging Face hub. MLX reads the file itself. What remains is to convert the quantised
 weights to dense float16, and to undo llama.cpp's reordering of the query and key projections.
 """

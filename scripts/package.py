@@ -154,7 +154,7 @@ def compile_all(package: Path, origins: Mapping[Path, Path]) -> None:
     """
     for source in package.rglob("*.py"):
         path, text = str(source.relative_to(package)), source.read_bytes()
-        folder = next((one for one in source.parents if one in origins), None)
+        folder = next((parent for parent in source.parents if parent in origins), None)
         code = (
             compiled_before(text, origins[folder] / source.relative_to(folder)) if folder else None
         )

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 class Submit:
     """Start a generation. epoch: the number of the load whose model must serve it.
 
-    stored: a prefix of the prompt that was read from disk. plan: for a Score, the continuations to
-    score; nothing is generated then. media: the images and sounds in the prompt. key: the prompt in
-    the form that caches compare, built in advance on a prompt thread. places: prompt lengths that
-    later prompts are likely to share.
+    stored: a prefix of the prompt that was read from disk.
+    plan: for a Score, the continuations to score; nothing is generated then.
+    media: the images and sounds in the prompt.
+    key: the prompt in the form that caches compare, built in advance on a prompt thread.
+    places: prompt lengths that later prompts are likely to share.
     """
 
     epoch: int

@@ -104,7 +104,8 @@ def starts_layers_early(device: Device) -> bool:
 class MemoryPlan:
     """Bounds in bytes for one loaded model.
 
-    limit: what MLX may use in all. wired: memory that the system must not page out (Metal; else 0).
+    limit: what MLX may use in all.
+    wired: memory that the system must not page out (Metal; else 0).
     buffer_cache: freed buffers that MLX may keep for reuse; None leaves MLX's own bound.
     prompt_cache: KV of earlier prompts.
     """

@@ -30,9 +30,10 @@ class EngineStatus:
 class GuessReport:
     """The current state of drafting.
 
-    width: guesses that a step may check for each sequence. proposed, accepted: guesses since the
-    load. gain: measured tokens per second, relative to plain steps. guessers: their names, for
-    logs.
+    width: guesses that a step may check for each sequence.
+    proposed, accepted: guesses since the load.
+    gain: measured tokens per second, relative to plain steps.
+    guessers: their names, for logs.
     """
 
     width: int = 0

@@ -54,7 +54,9 @@ class PromptTooLong(InvalidRequest):
     Agents compact a conversation only after an error whose words they know, so the message contains
     those of Anthropic and of OpenAI. tests/gateway/test_full_context.py lists what agents look for.
 
-    tokens: of the prompt. most: tokens that it may have. context: tokens of prompt and answer.
+    tokens: of the prompt.
+    most: tokens that it may have.
+    context: tokens of prompt and answer.
     note: what the message says about `tokens`.
     """
 

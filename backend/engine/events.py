@@ -16,7 +16,8 @@ class Usage:
     prompt_tokens: the whole prompt, including the cached part.
     cached_tokens: how many of them came from stored KV.
     completion_tokens: generated tokens, without the end-of-sequence token.
-    prefill_ms: from the sequence's admission to its first token. decode_ms: since then.
+    prefill_ms: from the sequence's admission to its first token.
+    decode_ms: since then.
     """
 
     prompt_tokens: int = 0
@@ -74,8 +75,9 @@ class TextDelta:
 class GrowingText:
     """Text of an answer that waits to be delivered; until then, later pieces are added to it.
 
-    usage: returns the running totals. pieces: each with the completion tokens up to then. logprobs:
-    as in TextDelta.
+    usage: returns the running totals.
+    pieces: each with the completion tokens up to then.
+    logprobs: as in TextDelta.
     """
 
     usage: Callable[[], Usage]
@@ -93,10 +95,11 @@ class GrowingText:
 class Finished:
     """The last event of a successful generation.
 
-    stop_sequence: the stop string that ended the text; '' if something else did. logprobs: one
-    entry per completion token if requested, else None. prompt_logprobs: the same for the prompt.
-    scores: for a Score, the scored tokens of each candidate. repeated: whether the repetition guard
-    ended the answer.
+    stop_sequence: the stop string that ended the text; '' if something else did.
+    logprobs: one entry per completion token if requested, else None.
+    prompt_logprobs: the same for the prompt.
+    scores: for a Score, the scored tokens of each candidate.
+    repeated: whether the repetition guard ended the answer.
     """
 
     reason: FinishReason

@@ -1,4 +1,4 @@
-"""Counters that the engine thread keeps for Status and GetMetrics."""
+"""Counters that the engine thread maintains for Status and GetMetrics."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from backend.engine.heartbeat import Heartbeat
 class Gauges:
     """Plain numbers, written on the engine thread and read on any.
 
-    The totals count from the start of the thread. tokens_per_second: of the latest
-    decode step, without the time of prefill.
-    preemptions: sequences that were preempted to free memory. unstored: answers whose KV was larger
-    than the whole prompt cache. guessing: what drafting does, if the model drafts. heartbeat: the
-    record of the current step.
+    The totals count from the start of the thread.
+
+    tokens_per_second: of the latest decode step, without the time of prefill.
+    preemptions: sequences that were preempted to free memory.
+    unstored: answers whose KV was larger than the whole prompt cache.
+    guessing: what drafting does, if the model drafts.
+    heartbeat: the record of the current step.
     """
 
     tokens_generated: int = 0

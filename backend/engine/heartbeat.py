@@ -49,7 +49,8 @@ class Heartbeat:
     def begin(self, step: str, *, expected: float | None = 0.0, loads: bool = False) -> None:
         """Record that a step begins, and that the one before it has ended.
 
-        step: its name, for messages. expected: its predicted seconds, as in `StepLimits.begin`.
+        step: its name, for messages.
+        expected: its predicted seconds, as in `StepLimits.begin`.
         loads: whether it is a stage of a load.
         """
         limit = self.limits.begin(step, math.inf if loads else expected, self.ticks)

@@ -52,7 +52,8 @@ class LoadRequest:
 class LoadOrder:
     """A load request after all checks that do not need the weights.
 
-    epoch: the number of the load. started: time.perf_counter() when the checkpoint was found.
+    epoch: the number of the load.
+    started: time.perf_counter() when the checkpoint was found.
     ranks: the ranks that divide the model, if any.
     """
 

@@ -28,19 +28,27 @@ if TYPE_CHECKING:
 class EngineModel:
     """A loaded model and the figures that scheduling depends on.
 
-    head: computes the logits of selected tokens. vocabulary: number of logits. new_text: creates a
-    sequence's decoder; its argument is whether the text continues the prompt's text. slots: maximum
-    number of sequences that decode together. batches: whether the caches can be batched. trims:
-    whether all caches can be truncated. together: whether prompts of different lengths can share a
-    prefill pass. reads_whole: whether all tokens of a prompt attend to each other. memory_limit:
-    bytes that MLX may use in all, including weights_bytes. drafting: speculative decoding, if the
-    model drafts. disk: the prompt cache on disk. media: encodes images and sounds.
-    stream_interval_ms: how long text may be collected before it is sent. blas: the number of
-    OpenBLAS threads on a CPU. repetition_guard: tokens of repetition after which an answer ends; 0
-    means never. pace: how long prefill passes take; all schedulers of the model share it, so that
-    the load's own prompts measure it. None: each has one. leader: the connections to the other
-    ranks, if ranks divide the model. spread: replaces tokens by those that rank 0 chose, inside the
-    graph. later: work of the load that the first answers do not need, for when nothing is running.
+    head: computes the logits of selected tokens.
+    vocabulary: number of logits.
+    new_text: creates a sequence's decoder; its argument is whether the text continues the prompt's
+        text.
+    slots: maximum number of sequences that decode together.
+    batches: whether the caches can be batched.
+    trims: whether all caches can be truncated.
+    together: whether prompts of different lengths can share a prefill pass.
+    reads_whole: whether all tokens of a prompt attend to each other.
+    memory_limit: bytes that MLX may use in all, including weights_bytes.
+    drafting: speculative decoding, if the model drafts.
+    disk: the prompt cache on disk.
+    media: encodes images and sounds.
+    stream_interval_ms: how long text may be collected before it is sent.
+    blas: the number of OpenBLAS threads on a CPU.
+    repetition_guard: tokens of repetition after which an answer ends; 0 means never.
+    pace: how long prefill passes take; all schedulers of the model share it, so that the load's own
+        prompts measure it. None: each has one.
+    leader: the connections to the other ranks, if ranks divide the model.
+    broadcast: replaces tokens by those that rank 0 chose, inside the graph.
+    later: work of the load that the first answers do not need, for when nothing is running.
     """
 
     model: Any
@@ -69,7 +77,7 @@ class EngineModel:
     passes: PassCost = field(default_factory=PassCost)
     pace: Pace | None = None
     leader: Leader | None = None
-    spread: Callable[[mx.array], mx.array] | None = None
+    broadcast: Callable[[mx.array], mx.array] | None = None
     later: Stages[None] | None = None
 
 

@@ -86,16 +86,21 @@ class Attachments:
 class Sampling:
     """How the next token is sampled; the fields are in the order in which they apply.
 
-    logit_bias: (token id, value added to its logit). repetition: llama.cpp's multiplicative penalty
-    on tokens among the last `window` of prompt and output (a positive logit is divided, another one
-    multiplied); 1 is off. window: at least 1; WHOLE covers everything. frequency, presence:
-    OpenAI's additive penalties, subtracted per occurrence and once per token that occurs in the
-    output; 0 is off. frequency_window, presence_window: number of recent tokens of prompt and
-    output that they cover instead, as in mlx-lm; 0: the whole output, and none of the prompt.
-    temperature: 0 takes the best token, and then the fields below have no effect. top_k: 0 is off.
-    typical_p, top_p: in (0, 1]; 1 is off. min_p: in [0, 1]; 0 is off. xtc_probability: probability
-    per token, in [0, 1], that of all tokens with a probability of at least `xtc_threshold` only the
-    least likely stays; 0 is off. seed: 64-bit; the row's random stream depends on it alone.
+    logit_bias: (token id, value added to its logit).
+    repetition: llama.cpp's multiplicative penalty on tokens among the last `window` of prompt and
+        output (a positive logit is divided, another one multiplied); 1 is off.
+    window: at least 1; WHOLE covers everything.
+    frequency, presence: OpenAI's additive penalties, subtracted per occurrence and once per token
+        that occurs in the output; 0 is off.
+    frequency_window, presence_window: number of recent tokens of prompt and output that they cover
+        instead, as in mlx-lm; 0: the whole output, and none of the prompt.
+    temperature: 0 selects the best token, and then the fields below have no effect.
+    top_k: 0 is off.
+    typical_p, top_p: in (0, 1]; 1 is off.
+    min_p: in [0, 1]; 0 is off.
+    xtc_probability: probability per token, in [0, 1], that of all tokens with a probability of at
+        least `xtc_threshold` only the least likely stays; 0 is off.
+    seed: 64-bit; the row's random stream depends on it alone.
     """
 
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -125,17 +130,19 @@ class Extras:
     """Settings without a field in the protocol. A model has defaults for the first six.
 
     grammar_type: how the text of a grammar is parsed; auto distinguishes JSON schemas from GBNF.
-    thinking_budget: maximum tokens of reasoning; -1: no limit. grammar_or_calls: the grammar
-    applies to content, and offered tools may be called instead. stream_logprobs: log-probabilities
-    are sent with the pieces of a stream, not at its end. stream_progress: a stream reports prompt
-    progress. stop_token_ids: tokens that end the answer. prompt_token_ids: the raw prompt in
-    tokens; None: the prompt is text or messages. infill: the text after the gap, and other files;
-    without the raw prompt before it. prompt_logprobs: also return the log-probabilities of the
-    prompt's tokens. prompt_only: prefill the prompt and generate nothing. count_only: only count
-    the prompt's tokens.
-    continue_final_message: the answer continues the last message. presence_window,
-    frequency_window: as in `Sampling`. image_messages, audio_messages, video_messages: as in
-    `Attachments`.
+    thinking_budget: maximum tokens of reasoning; -1: no limit.
+    grammar_or_calls: the grammar applies to content, and offered tools may be called instead.
+    stream_logprobs: log-probabilities are sent with the pieces of a stream, not at its end.
+    stream_progress: a stream reports prompt progress.
+    stop_token_ids: tokens that end the answer.
+    prompt_token_ids: the raw prompt in tokens; None: the prompt is text or messages.
+    infill: the text after the gap, and other files; without the raw prompt before it.
+    prompt_logprobs: also return the log-probabilities of the prompt's tokens.
+    prompt_only: prefill the prompt and generate nothing.
+    count_only: only count the prompt's tokens.
+    continue_final_message: the answer continues the last message.
+    presence_window, frequency_window: as in `Sampling`.
+    image_messages, audio_messages, video_messages: as in `Attachments`.
     """
 
     min_tokens: int = 0
@@ -165,19 +172,24 @@ class Extras:
 class GenerationRequest:
     """One generation.
 
-    max_tokens: None means up to the end of the context. stop: non-empty strings; the first one that
-    appears ends the text before it. min_tokens: the end of sequence cannot be sampled before this
-    many tokens. ignore_eos: it cannot be sampled at all. stop_tokens: tokens that end the answer
-    before them, from min_tokens on. logprobs: how many alternatives to return with each token's
-    log-probability; None: no log-probabilities. stream_logprobs: whether they are sent piece by
-    piece. stream_progress: whether `Progress` is sent before the first text.
-    prompt_logprobs: the same as `logprobs` for the tokens of the prompt. prompt_only: the prompt is
-    prefilled, and nothing is generated. count_only: nothing is computed; the prompt's tokens are
-    counted, and may be more than fit. constraint: a grammar that the output must match.
-    thinking_budget: maximum tokens of reasoning; None: no limit. n_draft: maximum number of guesses
-    at a time, if the model drafts; None leaves it to the model's settings. disk: how the prompt
-    cache on disk is used. attachments: media of the prompt; None if there are none, or once they
-    are in the prompt.
+    max_tokens: None means up to the end of the context.
+    stop: non-empty strings; the first one that appears ends the text before it.
+    min_tokens: the end of sequence cannot be sampled before this many tokens.
+    ignore_eos: it cannot be sampled at all.
+    stop_tokens: tokens that end the answer before them, from min_tokens on.
+    logprobs: how many alternatives to return with each token's log-probability; None: no
+        log-probabilities.
+    stream_logprobs: whether they are sent piece by piece.
+    stream_progress: whether `Progress` is sent before the first text.
+    prompt_logprobs: the same as `logprobs` for the tokens of the prompt.
+    prompt_only: the prompt is prefilled, and nothing is generated.
+    count_only: nothing is computed; the prompt's tokens are counted, and may be more than fit.
+    constraint: a grammar that the output must match.
+    thinking_budget: maximum tokens of reasoning; None: no limit.
+    n_draft: maximum number of guesses at a time, if the model drafts; None leaves it to the model's
+        settings.
+    disk: how the prompt cache on disk is used.
+    attachments: media of the prompt; None if there are none, or once they are in the prompt.
     """
 
     request_id: str

@@ -73,8 +73,9 @@ _TIDY_EVERY = 512  # steps between two returns of freed buffers to the system
 class Scheduler:
     """The planner, the executor and the answers of one loaded model.
 
-    publish: sends an event or an error to a sequence's owner. flush: delivers what was published,
-    before a step that takes time. report: logs a fault with its exception.
+    publish: sends an event or an error to a sequence's owner.
+    flush: delivers what was published, before a step that takes time.
+    report: logs a fault with its exception.
     """
 
     def __init__(
@@ -289,7 +290,7 @@ class Scheduler:
         before, self._latest_seconds = self._latest_seconds, 0.0
         sequences = self.executor.sequences
         parts = [sequences[part.sequence] for group in plan.prefill for part in group]
-        if parts and any(one.media is not None for one in parts):
+        if parts and any(sequence.media is not None for sequence in parts):
             self._latest_seconds = math.inf
         elif self.planner.pace.known:
             self._latest_seconds = self.planner.pace.step_seconds(plan)
@@ -325,21 +326,21 @@ class Scheduler:
         """Publish the events for these tokens."""
         now, ends, outputs = time.perf_counter(), self._model.end_tokens, self._outputs
         count = 0
-        for one in sampled:
-            number = one.sequence.number
+        for sample in sampled:
+            number = sample.sequence.number
             if (output := outputs.get(number)) is None:
                 continue
-            if one.fault is not None:
-                self._fail(number, "grammar", one.fault)
+            if sample.fault is not None:
+                self._fail(number, "grammar", sample.fault)
                 continue
             before = len(output.generated)
             try:
-                events = output.take(one.token, ends, one.logprob, over=one.over, at=now)
+                events = output.take(sample.token, ends, sample.logprob, over=sample.over, at=now)
             except Exception as fault:
                 self._fail(number, "text", fault)
                 continue
             count += len(output.generated) - before
-            self._generated.setdefault(number, []).append(one.token)
+            self._generated.setdefault(number, []).append(sample.token)
             if events:
                 self._publish_all(number, output, events)
         self._gauges.tokens_generated += count

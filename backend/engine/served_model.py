@@ -24,15 +24,21 @@ if TYPE_CHECKING:
 class ServedModel:
     """What is needed to validate, prepare and answer requests. It contains no MLX object.
 
-    chat_format: the format of answers. call_format: the format of answers to requests with tools,
-    if it is another one. vocabulary_size: number of logits. token_bytes: returns the bytes of a
-    token. new_text: creates a decoder; its argument is whether the text continues earlier text.
-    kind: the kind of requests that the model answers. media: which of image, video and audio it
-    accepts. reads_whole: whether all tokens of a prompt attend to each other. media_marker: the
-    marker for them in a raw prompt. epoch: the number of the load. capacity: maximum number of
-    running and waiting requests. default_max_tokens: for requests that set no limit; 0 means up to
-    the end of the context. template_words: the `REASONING_WORDS` that the chat template uses.
-    constraints: for models that generate text. reader: for requests other than generation.
+    chat_format: the format of answers.
+    call_format: the format of answers to requests with tools, if it is another one.
+    vocabulary_size: number of logits.
+    token_bytes: returns the bytes of a token.
+    new_text: creates a decoder; its argument is whether the text continues earlier text.
+    kind: the kind of requests that the model answers.
+    media: which of image, video and audio it accepts.
+    reads_whole: whether all tokens of a prompt attend to each other.
+    media_marker: the marker for them in a raw prompt.
+    epoch: the number of the load.
+    capacity: maximum number of running and waiting requests.
+    default_max_tokens: for requests that set no limit; 0 means up to the end of the context.
+    template_words: the `REASONING_WORDS` that the chat template uses.
+    constraints: for models that generate text.
+    reader: for requests other than generation.
     division: how ranks divide the model, for logs; '' if they do not.
     """
 

@@ -178,7 +178,7 @@ class Settings:
     load_trial: bool | None = flag(
         None,
         "Whether a load ends with a few test requests, alone and batched, that are compared with"
-        " plain forward passes of the model; a model that fails in a batch is then served one"
+        " reference forward passes of the model; a model that fails in a batch is then served one"
         " request at a time. auto means only the first load of a checkpoint, whose verdict is kept,"
         " and on a CPU no model of a family that was tested, unless it drafts or quantises its KV.",
     )

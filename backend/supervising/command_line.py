@@ -26,8 +26,9 @@ _OPTIONS = ("--ranks", "--hostfile", "--rank", "--backend", "--control", "--rank
 class Plan:
     """What to start: `count` ranks on this machine, or the one rank of `place`.
 
-    hostfile: its path, if the user gives one. rest: the arguments for rank 0 itself. restarts:
-    whether the ranks are started again after one is lost.
+    hostfile: its path, if the user gives one.
+    rest: the arguments for rank 0 itself.
+    restarts: whether the ranks are started again after one is lost.
     """
 
     rest: tuple[str, ...]

@@ -7,7 +7,7 @@ Anthropic's have no field in chat requests:
 - A system message after the beginning becomes a user message: many chat templates refuse it there,
   and the model has to answer one at the end. The next turn's prompt then begins with this turn's.
 - The answer continues the last message if it is the assistant's.
-- If all tools are Anthropic's own, as for a web search of Claude Code, the model is told.
+- If all tools are Anthropic's own, as for a web search of Claude Code, a message says so.
 - `thinking: adaptive`, or none at all, leaves it to the model and its settings.
 """
 

@@ -1,4 +1,4 @@
-"""Score on the real process and the real tokenizer, against a plain forward pass of its own."""
+"""Score on the real process and the real tokenizer, against a reference forward pass of its own."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_metadata_assigns_an_image_to_an_earlier_message(sighted: Backend) -> No
     [
         (chat(ONE, Images=["aGk="]), "Images[0] "),
         (seen("red", "red", "red", "red"), "Images has 4 items, but a prompt may have 3"),
-        (chat(ONE, Audios=["aGk="]), "Audios has 1 items, but this model takes no audio"),
+        (chat(ONE, Audios=["aGk="]), "Audios has 1 items, but this model accepts no audio"),
         (chat(ONE, Videos=["aGk="]), "Videos[0] is not in a known video format"),
         (chat(ONE, Images=["/etc/hostname"]), "Images[0] "),
         (chat(ONE, Images=["http://127.0.0.1/x.png"]), "Images[0] "),

@@ -1,4 +1,4 @@
-"""`lm-eval` on `/v1/completions`: its scores equal those of a plain forward pass."""
+"""`lm-eval` on `/v1/completions`: its scores equal those of a reference forward pass."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The trial: a model that fails in a batch or from stored KV is served another way.
 
-The references are plain forward passes of mlx-lm's models.
+The references are forward passes of mlx-lm's models.
 """
 
 from __future__ import annotations

@@ -47,8 +47,10 @@ _REGEX_PLACE = re.compile(r"regex parse error:\n(.*)\n( *)\^.*\nerror: (.*)")
 class ConstraintCompiler:
     """Compiles constraints for one tokenizer. Several prompt threads may use it at once.
 
-    tokenizer: mlx-lm's TokenizerWrapper. vocabulary_size: width of the model's logits. end_tokens:
-    ids that end an answer. chat_format: the model's format of reasoning and calls.
+    tokenizer: mlx-lm's TokenizerWrapper.
+    vocabulary_size: width of the model's logits.
+    end_tokens: ids that end an answer.
+    chat_format: the model's format of reasoning and calls.
     """
 
     def __init__(

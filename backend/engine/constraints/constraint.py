@@ -39,11 +39,11 @@ _CAUSES = {
     "regex for integer range": _RANGE,
     "number out of range": _RANGE,
 }
-"""Phrases of llguidance's errors for which the grammar is to blame, and the client's sentence."""
+"""Phrases of llguidance's errors that the grammar causes, and the message for the client."""
 
 
 def cause_in(error: str) -> str | None:
-    """The sentence for an error of llguidance that the grammar causes; None for other errors."""
+    """Return the message for an error of llguidance that the grammar causes, else None."""
     return next((why for phrase, why in _CAUSES.items() if phrase in error), None)
 
 
@@ -99,11 +99,13 @@ class Compiled:
 class Constraint:
     """The constraint of one row. Created on a prompt thread, then used only by the engine thread.
 
-    matcher: llguidance's matcher, at the start of the answer. known: mask of the ids that both the
-    model and the tokenizer have. ends: mask of the end tokens. Both masks are read-only and shared
-    between rows. scratch_words: length of the matcher's own mask, at least that of `known`. source:
-    the compiled grammar that the matcher was copied from; its memory counts as used while the row
-    exists. allowance: seconds of processor time that the grammar may still take.
+    matcher: llguidance's matcher, at the start of the answer.
+    known: mask of the ids that both the model and the tokenizer have.
+    ends: mask of the end tokens. Both masks are read-only and shared between rows.
+    scratch_words: length of the matcher's own mask, at least that of `known`.
+    source: the compiled grammar that the matcher was copied from; its memory counts as used while
+        the row exists.
+    allowance: seconds of processor time that the grammar may still take.
     """
 
     matcher: LLMatcher

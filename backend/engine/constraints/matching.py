@@ -31,8 +31,10 @@ Result = TypeVar("Result")
 class TokenizerSource:
     """The input for llguidance's tokenizer.
 
-    definition: the text of a tokenizer.json. size: total number of tokens. ends: the end tokens; if
-    there are none, the last of the `size` ids is one that the model does not have.
+    definition: the text of a tokenizer.json.
+    size: total number of tokens.
+    ends: the end tokens; if there are none, the last of the `size` ids is one that the model does
+        not have.
     """
 
     definition: str

@@ -26,9 +26,10 @@ def setting_of(
 ) -> str:
     """A Lark grammar whose `start` includes `@body`, or '' if the answer is only the body.
 
-    prompt_tail: the end of the prompt's text, which shows whether reasoning is open. thinking: the
-    request's setting; None means the model's own default. calls: the body is a call, so the
-    reasoning must not contain one. optional: text may come before the calls, or instead of them.
+    prompt_tail: the end of the prompt's text, which shows whether reasoning is open.
+    thinking: the request's setting; None means the model's own default.
+    calls: the body is a call, so the reasoning must not contain one.
+    optional: text may come before the calls, or instead of them.
     formed: changes `optional`: only `@answer` may replace the calls, and no text may precede them.
     """
     tags = chat_format.grammar.tags

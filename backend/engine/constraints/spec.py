@@ -14,10 +14,12 @@ Kind = Literal["gbnf", "json_schema", "lark", "regex", "calls"]
 class ConstraintSpec:
     """One constraint. `text` is the grammar, schema or expression, and '' for calls.
 
-    The other fields are for calls. tools: the OpenAI tool objects that may be called, only one if
-    the request names it. parallel: whether several calls are allowed. optional: whether text may
-    come before the calls or instead of them. answer: the constraint on an answer without calls; no
-    text may then come before calls.
+    The other fields are for calls.
+
+    tools: the OpenAI tool objects that may be called, only one if the request names it.
+    parallel: whether several calls are allowed.
+    optional: whether text may come before the calls or instead of them.
+    answer: the constraint on an answer without calls; no text may then come before calls.
     """
 
     kind: Kind

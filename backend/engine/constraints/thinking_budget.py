@@ -48,10 +48,12 @@ def openings(
 class ThinkingBudget:
     """A limit on reasoning. Created on a prompt thread, then used only by the engine thread.
 
-    most: maximum number of reasoning tokens in the whole answer. new_parser, new_text: create the
-    parser and the decoder for the answer. encode: turns text, which may contain control tokens,
-    into tokens. forbidden: what `openings` returns; once the budget has ended the reasoning, none
-    of these tokens may open it again. rule: another constraint on the answer.
+    most: maximum number of reasoning tokens in the whole answer.
+    new_parser, new_text: create the parser and the decoder for the answer.
+    encode: turns text, which may contain control tokens, into tokens.
+    forbidden: what `openings` returns; once the budget has ended the reasoning, none of these
+        tokens may open it again.
+    rule: another constraint on the answer.
     """
 
     def __init__(

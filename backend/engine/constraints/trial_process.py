@@ -1,7 +1,7 @@
 """The program that tries grammars before the backend compiles them; see `trial`.
 
 Over its own socket it receives one more socket for each grammar, and forks. The fork reads JSON
-objects from that socket, one a line, and answers each with another. If a grammar exceeds a limit,
+objects from that socket, one per line, and answers each with another. If a grammar exceeds a limit,
 the fork ends instead: by SIGSEGV (stack), by SIGPROF (time), or with the exit code TOO_LARGE
 (memory); its parent then writes how it ended. The program exits when its own socket is closed, so
 it never outlives the backend.
@@ -61,7 +61,7 @@ def main() -> None:
     waker.setblocking(False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
-    arrivals = select.poll()  # `select.select` takes no descriptor above 1023
+    arrivals = select.poll()  # `select.select` accepts no descriptor above 1023
     for source in (channel, ended):
         arrivals.register(source, select.POLLIN)
     replies: dict[int, socket.socket] = {}

@@ -41,10 +41,13 @@ _SEARCH_SECONDS = 60.0  # how long a request waits for the disk; it computes its
 class DiskCache:
     """The KV of earlier prompts in files.
 
-    It keeps no reference to the model, and to rows only until they are written. layout: the model's
-    (`learn_layout`). identity: `model_digest`. folder: shared by all requests; None means that only
-    folders named by requests are used. max_bytes: maximum size of the files in a folder. copy: see
-    `layout.pack`.
+    It keeps no reference to the model, and to rows only until they are written.
+
+    layout: the model's (`learn_layout`).
+    identity: `model_digest`.
+    folder: shared by all requests; None means that only folders named by requests are used.
+    max_bytes: maximum size of the files in a folder.
+    copy: see `layout.pack`.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class DiskCache:
     @property
     def read_bytes(self) -> int:
         """Bytes of KV that was read and waits to be restored. For any thread."""
-        return sum(stored.nbytes for one in self._read if (stored := one()))
+        return sum(stored.nbytes for reference in self._read if (stored := reference()))
 
     def has_files(self, path: Path | None) -> bool:
         """Whether `find` can return anything. path: as for `find`."""
@@ -94,10 +97,11 @@ class DiskCache:
     ) -> StoredPrefix | None:
         """The longest prefix of a prompt in an intact file of this model. For prompt threads.
 
-        path: the request's own folder, used in addition to the model's. in_memory: tokens whose KV
-        is already in memory. room: free bytes of memory, of which files that were read already have
-        taken some. `candidates` says which files are worth reading. If the disk does not answer,
-        the search is abandoned, and until it ends there is no other.
+        path: the request's own folder, used in addition to the model's.
+        in_memory: tokens whose KV is already in memory.
+        room: free bytes of memory, of which files that were read already have taken some.
+            `candidates` says which files are worth reading. If the disk does not answer, the search
+            is abandoned, and until it ends there is no other.
         """
         found: list[StoredPrefix | None] = []
 
@@ -129,7 +133,10 @@ class DiskCache:
             most = min(most, self._max_waiting - waiting)
         for entry in candidates(entries, prompt, in_memory, LEAST_TOKENS, most):
             if stored := entries[entry].read(entry, prompt):
-                self._read = [*(one for one in self._read if one()), weakref.ref(stored)]
+                self._read = [
+                    *(reference for reference in self._read if reference()),
+                    weakref.ref(stored),
+                ]
                 _log.debug("the disk cache has %d of %d tokens", stored.length, len(prompt))
                 return stored
         return None

@@ -54,7 +54,8 @@ class Prefix:
 class StoredPrefix:
     """A prefix with its KV: packed for its file, or read from it.
 
-    arrays: of unsigned integers. path: the folder that a request names; None means the model's.
+    arrays: of unsigned integers.
+    path: the folder that a request names; None means the model's.
     length: the tokens of a prompt whose prefill it can replace.
     """
 

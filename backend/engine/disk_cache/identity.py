@@ -33,7 +33,7 @@ def model_digest(checkpoint: Path, **facts: str) -> str:
     the digest of the adapters in use, and `device`, on which MLX computes.
 
     A sample of every tensor is included, because a merge or fine-tune may change only some tensors
-    and keeps names and sizes. Reading everything would take as long as loading the model.
+    and preserves names and sizes. Reading everything would take as long as loading the model.
     """
     digest = hashlib.blake2b(digest_size=16)
     software = [_FORMAT, VERSION, *map(version, _PACKAGES)]

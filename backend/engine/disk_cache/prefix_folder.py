@@ -84,7 +84,7 @@ class Folder:
             _touch(entry.path)
             return replace(stored, length=stored.prefix.reusable(prompt))
         except Exception as fault:
-            self._entries = {n: one for n, one in self._entries.items() if one is not entry}
+            self._entries = {n: known for n, known in self._entries.items() if known is not entry}
             self._refuse(entry.path.name, fault)
             return None
 
@@ -94,7 +94,9 @@ class Folder:
         Raises OSError, SafetensorError.
         """
         prefix, entries = stored.prefix, self.refresh()
-        if covering := next((one for one in entries if one.prefix.covers(prefix)), None):
+        if covering := next(
+            (candidate for candidate in entries if candidate.prefix.covers(prefix)), None
+        ):
             _touch(covering.path)
             return
         # Names with the same content are equal, whichever process writes.
@@ -167,7 +169,7 @@ def candidates(
     Each saves at least `least` tokens beyond the `in_memory` ones, and so many of its own that
     reading takes less time than computing. most_bytes: maximum size of a file.
     """
-    spared = [(one.prefix.reusable(prompt), one) for one in entries if one.size <= most_bytes]
+    spared = [(file.prefix.reusable(prompt), file) for file in entries if file.size <= most_bytes]
     serving = [
         (length, entry)
         for length, entry in spared

@@ -15,7 +15,8 @@ class DiskUse:
     """How one request uses the disk.
 
     path: the folder named by PromptCachePath; None means that of the model's settings, if any.
-    answer: store the answer's KV too (PromptCacheAll). read_only: store nothing (PromptCacheRO).
+    answer: store the answer's KV too (PromptCacheAll).
+    read_only: store nothing (PromptCacheRO).
     """
 
     path: Path | None = None

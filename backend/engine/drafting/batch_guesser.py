@@ -18,7 +18,8 @@ NEAR = 32  # tokens that a sequence may be behind and still be fed together with
 class Choices:
     """How the states of a model or head become tokens.
 
-    project: from states [..., size] to logits [..., n]. vocabulary: how many of these are tokens.
+    project: from states [..., size] to logits [..., n].
+    vocabulary: how many of these are tokens.
     tokens: the main model's ids of those, [vocabulary]; None if they are the same.
     """
 
@@ -58,8 +59,8 @@ class BatchGuesser:
 
     def forget(self, sequences: Collection[int]) -> None:
         gone = set(sequences)
-        places = [at for at, one in enumerate(self._sequences) if one in gone]
-        self._sequences = [one for one in self._sequences if one not in gone]
+        places = [at for at, number in enumerate(self._sequences) if number in gone]
+        self._sequences = [number for number in self._sequences if number not in gone]
         self._cache.leave(places)
 
     def _join(self, rows: Mapping[int, kv.RowCache]) -> None:
@@ -122,7 +123,7 @@ class BatchGuesser:
 
 def padded(states: Sequence[mx.array | None], width: int) -> mx.array:
     """States of several sequences, each [tokens, size] or None, as [sequences, width, size]."""
-    like = next(one for one in states if one is not None)
+    like = next(row for row in states if row is not None)
     return mx.stack(
         [
             mx.zeros((width, like.shape[-1]), like.dtype)

@@ -51,11 +51,13 @@ _PAUSE = 0.25  # share of stall_ms that catching up with a long prompt may add t
 class Drafting:
     """How a loaded model drafts.
 
-    most: guesses at a time if a request does not set NDraft. new_guessers: creates the guessers of
-    a batch, the cheapest first. weights_bytes: of the draft model or head. cost: bytes per
-    sequence of its KV and of hidden states that wait for it; None if it has neither. states: the
-    source of a head's hidden states; None if no guesser reads them. names: the guessers' names, for
-    logs.
+    most: guesses at a time if a request does not set NDraft.
+    new_guessers: creates the guessers of a batch, the cheapest first.
+    weights_bytes: of the draft model or head.
+    cost: bytes per sequence of its KV and of hidden states that wait for it; None if it has
+        neither.
+    states: the source of a head's hidden states; None if no guesser reads them.
+    names: the guessers' names, for logs.
     """
 
     most: int
@@ -79,8 +81,13 @@ def load_drafting(
 ) -> Stages[Drafting | None]:
     """Load the draft model or the head. Returns None if drafting is not requested.
 
-    Begins and ends on `engine`. checkpoint: of the draft model; own: of the main model.
-    context_size: tokens that the main model is served with. Raises ModelRejected, InvalidRequest.
+    Begins and ends on `engine`.
+
+    checkpoint: of the draft model.
+    own: of the main model.
+    context_size: tokens that the main model is served with.
+
+    Raises ModelRejected, InvalidRequest.
     """
     requested_by = {
         f"{named('DraftModel')} is set": checkpoint is not None,

@@ -21,9 +21,10 @@ from common.prefixes import common_prefix
 class DraftModel:
     """A loaded draft model.
 
-    vocabulary: width of its logits. main_vocabulary: width of the main model's logits; padding may
-    make them differ. longest: the draft model's own context, in tokens. cost: of its KV per
-    sequence.
+    vocabulary: width of its logits.
+    main_vocabulary: width of the main model's logits; padding may make them differ.
+    longest: the draft model's own context, in tokens.
+    cost: of its KV per sequence.
     """
 
     name: str
@@ -66,7 +67,9 @@ class ModelGuesser(BatchGuesser):
 
     @property
     def nbytes(self) -> int:
-        return super().nbytes + sum(kv.nbytes(one.row or []) for one in self._known.values())
+        return super().nbytes + sum(
+            kv.nbytes(sequence.row or []) for sequence in self._known.values()
+        )
 
     def forget(self, sequences: Collection[int]) -> None:
         super().forget(sequences)
@@ -74,86 +77,92 @@ class ModelGuesser(BatchGuesser):
             self._known.pop(sequence, None)
 
     def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
-        able = {one.sequence: one for one in requests if self._can_follow(one)}
-        self.forget([one.sequence for one in requests if one.sequence not in able])
+        able = {request.sequence: request for request in requests if self._can_follow(request)}
+        self.forget([request.sequence for request in requests if request.sequence not in able])
         self._drop_wrong_guesses(able)
         self._catch_up(able)
         found = self._guess(able)
-        return [found.get(one.sequence) if one.sequence in able else [] for one in requests]
+        return [
+            found.get(request.sequence) if request.sequence in able else [] for request in requests
+        ]
 
-    def _can_follow(self, one: GuessRequest) -> bool:
+    def _can_follow(self, request: GuessRequest) -> bool:
         """Whether the draft model knows all these token ids and has room for one more token."""
-        known = self._known.get(one.sequence)
-        new = one.tokens[known.cached if known else 0 :]
+        known = self._known.get(request.sequence)
+        new = request.tokens[known.cached if known else 0 :]
         return (
-            len(one.tokens) < self._draft.longest and max(new, default=0) < self._draft.vocabulary
+            len(request.tokens) < self._draft.longest
+            and max(new, default=0) < self._draft.vocabulary
         )
 
     def _drop_wrong_guesses(self, requests: dict[int, GuessRequest]) -> None:
-        """Keep the KV of right guesses and drop that of wrong ones.
+        """Truncate the KV to the right draft tokens.
 
         At least the last token is left to be fed.
         """
         dropped = [0] * len(self._sequences)
         for at, number in enumerate(self._sequences):
             if number in requests:
-                one, tokens = self._known[number], requests[number].tokens
-                right = common_prefix(one.guessed, tokens[one.cached :])
-                kept = min(one.cached + right, len(tokens) - 1)
-                dropped[at] = one.cached + len(one.guessed) - kept
-                one.cached, one.guessed = kept, []
+                sequence, tokens = self._known[number], requests[number].tokens
+                right = common_prefix(sequence.guessed, tokens[sequence.cached :])
+                kept = min(sequence.cached + right, len(tokens) - 1)
+                dropped[at] = sequence.cached + len(sequence.guessed) - kept
+                sequence.cached, sequence.guessed = kept, []
         self._cache.drop(dropped)
 
     def _catch_up(self, requests: dict[int, GuessRequest]) -> None:
         """Prefill a chunk of one sequence that is behind; those that have caught up join."""
         for number, request in requests.items():
-            one = self._known.get(number)
-            if one is None:
+            sequence = self._known.get(number)
+            if sequence is None:
                 self._known[number] = _DraftSequence(kv.new_row(self._head))
-            elif one.row is None and len(request.tokens) - one.cached > NEAR:
+            elif sequence.row is None and len(request.tokens) - sequence.cached > NEAR:
                 del self._known[number]
-                one.row = self._take_out(number)
-                self._known[number] = one  # the last in the queue of those behind
+                sequence.row = self._take_out(number)
+                self._known[number] = sequence  # the last in the queue of those behind
         behind = {
-            number: one
-            for number, one in self._known.items()
-            if one.row is not None and number in requests
+            number: sequence
+            for number, sequence in self._known.items()
+            if sequence.row is not None and number in requests
         }
-        for number, one in behind.items():
-            self._feed(one, requests[number].tokens)
+        for number, sequence in behind.items():
+            self._feed(sequence, requests[number].tokens)
             break
         ready: dict[int, kv.RowCache] = {}
-        for number, one in behind.items():
-            if one.row is not None and len(requests[number].tokens) - one.cached <= NEAR:
-                ready[number], one.row = one.row, None
+        for number, sequence in behind.items():
+            if sequence.row is not None and len(requests[number].tokens) - sequence.cached <= NEAR:
+                ready[number], sequence.row = sequence.row, None
         if ready:
             self._join(ready)
 
-    def _feed(self, one: _DraftSequence, tokens: Sequence[int]) -> None:
-        chunk = tokens[one.cached : -1][: self._pace.tokens(running=True)]
+    def _feed(self, sequence: _DraftSequence, tokens: Sequence[int]) -> None:
+        chunk = tokens[sequence.cached : -1][: self._pace.tokens(running=True)]
         if chunk:
             started = time.perf_counter()
-            self._head(mx.array([chunk]), cache=one.row)
-            kv.evaluate(one.row or [])
+            self._head(mx.array([chunk]), cache=sequence.row)
+            kv.evaluate(sequence.row or [])
             self._pace.measured(len(chunk), time.perf_counter() - started)
-            one.cached += len(chunk)
+            sequence.cached += len(chunk)
 
     def _guess(self, requests: dict[int, GuessRequest]) -> dict[int, list[int]]:
         """The guesses for the sequences in the batch."""
         able = {number: requests[number] for number in self._sequences if number in requests}
         batch = [self._known[number] for number in self._sequences]
-        most = {n: min(one.most, self._draft.longest - len(one.tokens)) for n, one in able.items()}
+        most = {
+            n: min(sequence.most, self._draft.longest - len(sequence.tokens))
+            for n, sequence in able.items()
+        }
         first = [
-            list(able[number].tokens[one.cached :]) if number in able else []
-            for number, one in zip(self._sequences, batch, strict=True)
+            list(able[number].tokens[sequence.cached :]) if number in able else []
+            for number, sequence in zip(self._sequences, batch, strict=True)
         ]
 
         def run(fed: Sequence[Sequence[int]]) -> mx.array:
-            for one, own in zip(batch, fed, strict=True):
+            for sequence, own in zip(batch, fed, strict=True):
                 if fed is first:
-                    one.cached += len(own)
+                    sequence.cached += len(own)
                 else:
-                    one.guessed += own
+                    sequence.guessed += own
             return self._run(fed)
 
         return self._guess_in_turn(first, most, run)

@@ -28,9 +28,10 @@ _EMPTY = 4  # consecutive attempts without a guess, which cost less, before a pa
 class GuessRequest:
     """A sequence for which guesses are requested.
 
-    tokens: prompt and output; between calls they only grow, by any number. most: maximum
-    number of guesses, at least 1. states: the hidden states from which the model chose the latest
-    of the tokens, for a guesser that reads them; None if it cannot.
+    tokens: prompt and output; between calls they only grow, by any number.
+    most: maximum number of guesses, at least 1.
+    states: the hidden states from which the model chose the latest of the tokens, for a guesser
+        that reads them; None if it cannot.
     """
 
     sequence: int
@@ -45,7 +46,7 @@ class Guesser(Protocol):
     def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
         """Guesses for each sequence; [] for none, None if the guesser has yet to catch up.
 
-        Takes bounded time however long the sequences are.
+        The time is bounded however long the sequences are.
         """
         ...
 
@@ -55,7 +56,7 @@ class Guesser(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of MLX arrays that it keeps from step to step."""
+        """Return the bytes of MLX arrays that the guesser stores between steps."""
         ...
 
 
@@ -120,17 +121,17 @@ class LookupGuesser:
         self._indices: dict[int, NgramIndex] = {}
 
     def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
-        return [self._guesses(one) for one in requests]
+        return [self._guesses(request) for request in requests]
 
     def forget(self, sequences: Collection[int]) -> None:
         for sequence in sequences:
             self._indices.pop(sequence, None)
 
-    def _guesses(self, one: GuessRequest) -> list[int]:
-        index = self._indices.setdefault(one.sequence, NgramIndex())
-        index.extend(one.tokens)
-        place = index.follow(one.tokens)
-        return [] if place is None else continued(one.tokens, place, one.most)
+    def _guesses(self, request: GuessRequest) -> list[int]:
+        index = self._indices.setdefault(request.sequence, NgramIndex())
+        index.extend(request.tokens)
+        place = index.follow(request.tokens)
+        return [] if place is None else continued(request.tokens, place, request.most)
 
 
 class NgramIndex:

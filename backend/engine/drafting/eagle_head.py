@@ -2,7 +2,7 @@
 
 From a token's embedding and the states in front of three of the model's layers it predicts the
 token after, and continues from its own states. The layers are mlx-vlm's
-(`speculative.drafters.eagle3`). Its drafter around them keeps one KV for all its sequences and
+(`speculative.drafters.eagle3`). Its drafter around them stores one KV for all its sequences and
 samples guesses itself, so only `fc`, `layers`, `norm` and `lm_head` are used, which no release
 promises to keep.
 """
@@ -100,8 +100,12 @@ def open_eagle(
 ) -> tuple[EagleHead, Choices]:
     """The head for a model, its weights still lazy, and how its states become tokens.
 
-    weights: of the checkpoint. size: of the model's states. vocabulary: of the model. projection:
-    the model's. Raises HeadError.
+    weights: of the checkpoint.
+    size: of the model's states.
+    vocabulary: of the model.
+    projection: the model's.
+
+    Raises HeadError.
     """
     from mlx_vlm.speculative.drafters.eagle3 import Eagle3DraftModel, ModelConfig
 

@@ -37,7 +37,7 @@ class LayerStates:
                 patch(layers[place], partial(self._pass, place))
             with self.watched() as seen:
                 model(mx.array([_TRIAL]), cache=kv.new_row(model))
-            shapes = [one.shape for one in seen]
+            shapes = [hidden.shape for hidden in seen]
             self.found = shapes == [(1, len(_TRIAL), size * len(places))]
 
     @contextmanager

@@ -35,11 +35,13 @@ class _Family:
     """How checkpoints of a family name the parts of a head.
 
     tensors: a pattern for the names of the head's tensors; its group is the part's name, `layers`
-    the number of the model's own layers. projection, of_token, of_state, norm: parts besides the
-    layer. layer: prefix of the layer's parts in a model that consists of the head's layers.
-    changes: what to change in the configuration to build such a model. depth: the configuration's
-    entry with the number of layers per head; '' means one. centred: whether norms are published
-    without the 1 that mlx-lm adds at load. state_first: as in `PredictionHead`.
+        the number of the model's own layers.
+    projection, of_token, of_state, norm: parts besides the layer.
+    layer: prefix of the layer's parts in a model that consists of the head's layers.
+    changes: what to change in the configuration to build such a model.
+    depth: the configuration's entry with the number of layers per head; '' means one.
+    centred: whether norms are published without the 1 that mlx-lm adds at load.
+    state_first: as in `PredictionHead`.
     """
 
     tensors: str
@@ -114,7 +116,8 @@ _FAMILIES = {
 class PredictionHead(Module):
     """The head of a model. Its KV is what `make_cache` returns.
 
-    body: an mlx-lm model that consists of the head's layers only. embedding: the model's own.
+    body: an mlx-lm model that consists of the head's layers only.
+    embedding: the model's own.
     state_first: whether the projection takes the state before the token, not after it.
     """
 

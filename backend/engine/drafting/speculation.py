@@ -42,7 +42,7 @@ class Speculation:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the guessers keep from step to step."""
+        """Return the bytes that the guessers store between steps."""
         return sum(each.guesser.nbytes for each in self._guessers)
 
     def ready(self, sequences: Sequence[Known]) -> bool:
@@ -51,21 +51,21 @@ class Speculation:
         sequences: without those latest tokens.
         """
         return any(
-            self._most_for(one, behind)
-            and each.lengths[one.number].ready(len(one.history) + len(behind) + 1)
-            for one, behind in sequences
+            self._most_for(sequence, behind)
+            and each.lengths[sequence.number].ready(len(sequence.history) + len(behind) + 1)
+            for sequence, behind in sequences
             for each in self._guessers
         )
 
     def propose(self, known: Sequence[Known], width: int) -> list[list[int]]:
         """Up to `width` guesses for each sequence, after its last known token."""
-        sequences = [one for one, _ in known]
+        sequences = [sequence for sequence, _ in known]
         guesses: list[list[int]] = [[] for _ in known]
         wanting = {
-            at: GuessRequest(one.number, [*one.history, *behind], most, one.states)
-            for at, (one, behind) in enumerate(known)
-            if (most := min(width, self._most_for(one, behind[:-1])))
-            and behind[-1] not in self._ends(one)
+            at: GuessRequest(sequence.number, [*sequence.history, *behind], most, sequence.states)
+            for at, (sequence, behind) in enumerate(known)
+            if (most := min(width, self._most_for(sequence, behind[:-1])))
+            and behind[-1] not in self._ends(sequence)
         }
         behind: set[int] = set()
         for each in list(self._guessers):
@@ -88,14 +88,14 @@ class Speculation:
         self.behind = len(behind & wanting.keys())
         return guesses
 
-    def record(self, one: ExecutorSequence, proposed: int, accepted: int) -> None:
+    def record(self, sequence: ExecutorSequence, proposed: int, accepted: int) -> None:
         """Record that the first `accepted` of a sequence's `proposed` guesses were right."""
         if proposed:
-            self._asked[one.number].record(proposed, accepted)
+            self._asked[sequence.number].record(proposed, accepted)
 
     def leave(self, sequences: Sequence[ExecutorSequence]) -> None:
         """Drop what is stored for sequences that have left the batch."""
-        gone = [one.number for one in sequences]
+        gone = [sequence.number for sequence in sequences]
         for each in self._guessers:
             each.guesser.forget(gone)
             for number in gone:
@@ -103,21 +103,21 @@ class Speculation:
         for number in gone:
             self._asked.pop(number, None)
 
-    def _ends(self, one: ExecutorSequence) -> Collection[int]:
-        request = one.request
+    def _ends(self, sequence: ExecutorSequence) -> Collection[int]:
+        request = sequence.request
         return request.stop_tokens.union(() if request.ignore_eos else self._end_tokens)
 
-    def _most_for(self, one: ExecutorSequence, again: Sequence[int]) -> int:
+    def _most_for(self, sequence: ExecutorSequence, again: Sequence[int]) -> int:
         """How many guesses fit into the sequence's limit and the pass.
 
         again: tokens that have to be fed once more. Each wrong guess adds to them, so their number
         is limited.
         """
-        if one.media is not None or len(again) > MOST_AGAIN:
+        if sequence.media is not None or len(again) > MOST_AGAIN:
             return 0
-        requested = one.request.n_draft
+        requested = sequence.request.n_draft
         most = self._most if requested is None else requested
-        return max(min(most, one.limit - one.delivered - 2), 0)
+        return max(min(most, sequence.limit - sequence.delivered - 2), 0)
 
 
 class _TrackedGuesser:
@@ -133,9 +133,9 @@ class _TrackedGuesser:
         None for those that the guesser has yet to catch up with.
         """
         guess_requests = {
-            at: replace(one, most=most)
-            for at, one in wanting.items()
-            if (most := self.lengths[one.sequence].begin(len(one.tokens), one.most))
+            at: replace(sequence, most=most)
+            for at, sequence in wanting.items()
+            if (most := self.lengths[sequence.sequence].begin(len(sequence.tokens), sequence.most))
         }
         if not guess_requests:
             return {}

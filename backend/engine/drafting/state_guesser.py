@@ -1,4 +1,4 @@
-"""Guessers that read the hidden states of the model and keep KV of them."""
+"""Guessers that read the model's hidden states and store KV of them."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class StateGuesser(BatchGuesser, ABC):
     def propose(self, requests: Sequence[GuessRequest]) -> list[list[int] | None]:
         able: dict[int, GuessRequest] = {}
         unread: dict[int, mx.array] = {}
-        for one in requests:
-            states = one.states.take() if one.states is not None else None
+        for request in requests:
+            states = request.states.take() if request.states is not None else None
             if states is not None:
-                able[one.sequence], unread[one.sequence] = one, states
+                able[request.sequence], unread[request.sequence] = request, states
         if not able:
             return [None for _ in requests]
         self._drop_guesses()
@@ -36,16 +36,16 @@ class StateGuesser(BatchGuesser, ABC):
             if number not in self._sequences or states.shape[0] > NEAR:
                 unread[number] = self._catch_up(able[number], states)
         found = self._guess(able, [unread.get(number) for number in self._sequences])
-        return [found.get(one.sequence) for one in requests]
+        return [found.get(request.sequence) for request in requests]
 
-    def _catch_up(self, one: GuessRequest, states: mx.array) -> mx.array:
+    def _catch_up(self, request: GuessRequest, states: mx.array) -> mx.array:
         """Read all but the last state of a sequence, which then joins; returns the last one."""
-        known = one.sequence in self._sequences
-        row = self._take_out(one.sequence) if known else kv.new_row(self._head)
+        known = request.sequence in self._sequences
+        row = self._take_out(request.sequence) if known else kv.new_row(self._head)
         count = states.shape[0]
         if count > 1:
-            self._read(one.tokens[-count:-1], states[:-1], row)
-        self._join({one.sequence: row})
+            self._read(request.tokens[-count:-1], states[:-1], row)
+        self._join({request.sequence: row})
         return states[-1:]
 
     def _drop_guesses(self) -> None:
@@ -105,7 +105,7 @@ class HeadGuesser(StateGuesser):
             latest = self._run(fed, states)
             return latest
 
-        return self._guess_in_turn(first, {n: one.most for n, one in able.items()}, run)
+        return self._guess_in_turn(first, {n: sequence.most for n, sequence in able.items()}, run)
 
 
 class BlockGuesser(StateGuesser):
@@ -128,7 +128,7 @@ class BlockGuesser(StateGuesser):
         self._cache.drop([width - count for count in counts])
         # As many as in training: a shorter block would get worse guesses.
         size = self._head.longest
-        last = [able[one].tokens[-1] if one in able else 0 for one in self._sequences]
+        last = [able[n].tokens[-1] if n in able else 0 for n in self._sequences]
         best, shares = self._choices.best(self._head.fill(last, size, self._cache.layers))
         found: dict[int, list[int]] = {}
         for number, own, sure in zip(self._sequences, best, shares, strict=True):

@@ -46,8 +46,8 @@ FAMILIES: Mapping[ModelKind, frozenset[str]] = {
 # The kinds that text models of mlx-lm serve: pooled, or by the token with which they answer.
 _OF_TEXT_MODELS = (ModelKind.EMBEDDING, ModelKind.RERANK)
 _BOTH_WAYS = "modeling_qwen.Qwen2Model"
-# Rerankers whose prompt is known where their files do not state it; they are told from generating
-# models by the load request.
+# Rerankers whose prompt is known where their files do not state it; only the load request
+# distinguishes them from generating models.
 ANSWERING_RERANKERS = frozenset({"qwen3"})
 
 

@@ -70,10 +70,12 @@ class _Fed:
 class _Checked:
     """A launched step that checks guesses.
 
-    last_tokens: of the sequences. proposed: number of guesses per sequence. guesses: those that the
-    sequence's grammar allows. choices: the token sampled after the last token and after each guess,
-    for all sequences one after the other. fed: what each sequence was fed, its last token and
-    guesses at the end.
+    last_tokens: of the sequences.
+    proposed: number of guesses per sequence.
+    guesses: those that the sequence's grammar allows.
+    choices: the token sampled after the last token and after each guess, for all sequences one
+        after the other.
+    fed: what each sequence was fed, its last token and guesses at the end.
     """
 
     chosen: Chosen
@@ -128,20 +130,24 @@ class DecodeBatch(Rows):
         Raises what MLX raises; the batch is then unchanged.
         """
         parts = [] if self._chosen is None else [self._chosen]
-        parts += {id(one.first): one.first for one in joining if one.first is not None}.values()
+        parts += {
+            id(sequence.first): sequence.first for sequence in joining if sequence.first is not None
+        }.values()
         chosen = combined(parts)
         if not self._engine_model.together:
             self._feed_again()
-        order = self.cache.absorb(group.cache, [group.sequences.index(one) for one in joining])
-        group.sequences = [one for one in group.sequences if one not in joining]
+        order = self.cache.absorb(
+            group.cache, [group.sequences.index(sequence) for sequence in joining]
+        )
+        group.sequences = [sequence for sequence in group.sequences if sequence not in joining]
         self._kept.hand_out(self._states())
-        members = [*self._known(), *((one, []) for one in joining)]
+        members = [*self._known(), *((sequence, []) for sequence in joining)]
         self.sequences = [members[place][0] for place in order]
         self._again = [members[place][1] for place in order]
         self._chosen = chosen.select(self.sequences)
         self._chooser = None
-        for one in joining:
-            one.rows, one.first, one.media_prefill = self, None, None
+        for sequence in joining:
+            sequence.rows, sequence.first, sequence.media_prefill = self, None, None
 
     def allow(self, rows: int, *, gaps: bool) -> None:
         """Set `rows` and `gaps` of the `BatchCache`."""
@@ -172,13 +178,15 @@ class DecodeBatch(Rows):
         if isinstance(fed, _Checked):
             return self._settle(fed)
         tokens = fed.chosen.read()
-        for one, again, token in zip(self.sequences, fed.again, tokens, strict=True):
+        for sequence, again, token in zip(self.sequences, fed.again, tokens, strict=True):
             if fed.ran:
                 if again:
-                    one.history += again
-                one.history.append(token)
-            elif not one.first_delivered:  # without a pass, the grammar gets its token only here
-                accept(one, token, fed.chosen.faults)
+                    sequence.history += again
+                sequence.history.append(token)
+            elif (
+                not sequence.first_delivered
+            ):  # without a pass, the grammar gets its token only here
+                accept(sequence, token, fed.chosen.faults)
         return _delivered(sampled_of(fed.chosen, tokens))
 
     def read_early(self) -> list[Sampled]:
@@ -189,34 +197,34 @@ class DecodeBatch(Rows):
         if self.ahead is None or self._chosen is None:
             return []
         tokens = self._chosen.read()
-        for one, token in zip(self.sequences, tokens, strict=True):
-            if not one.postponed:
-                accept(one, token, self._chosen.faults)
-                one.first_delivered = True
+        for sequence, token in zip(self.sequences, tokens, strict=True):
+            if not sequence.postponed:
+                accept(sequence, token, self._chosen.faults)
+                sequence.first_delivered = True
         sampled = sampled_of(self._chosen, tokens)
-        return [one for one in sampled if not one.sequence.postponed]
+        return [sample for sample in sampled if not sample.sequence.postponed]
 
-    def remove_before_read(self, one: ExecutorSequence) -> list[Sampled]:
+    def remove_before_read(self, sequence: ExecutorSequence) -> list[Sampled]:
         """Remove a sequence whose latest token has not been read; returns that token.
 
         Its grammar gets the token now, because the token will be prefilled with the others. The
         token of a postponed sequence was chosen without its grammar, and is dropped.
         """
-        if one.postponed:
-            self.leave([one])
+        if sequence.postponed:
+            self.leave([sequence])
             return []
         assert self._chosen is not None
         tokens = self._chosen.read()
-        at = self.sequences.index(one)
-        if not one.first_delivered:
-            accept(one, tokens[at], self._chosen.faults)
+        at = self.sequences.index(sequence)
+        if not sequence.first_delivered:
+            accept(sequence, tokens[at], self._chosen.faults)
         sampled = sampled_of(self._chosen, tokens)[at]
-        self.leave([one])
+        self.leave([sequence])
         return _delivered([sampled])
 
-    def take(self, one: ExecutorSequence) -> kv.RowCache:
+    def take(self, sequence: ExecutorSequence) -> kv.RowCache:
         """The KV of a sequence that will leave; a copy unless the sequence is alone."""
-        return self.cache.layers if len(self.sequences) == 1 else self.extract(one)
+        return self.cache.layers if len(self.sequences) == 1 else self.extract(sequence)
 
     def leave(self, leaving: Sequence[ExecutorSequence]) -> None:
         """Remove sequences; their tokens that were not read are dropped."""
@@ -227,7 +235,7 @@ class DecodeBatch(Rows):
             self._speculation.leave(leaving)
         super().leave(leaving)
         stay = set(map(id, self.sequences))
-        self._again = [again for one, again in known if id(one) in stay]
+        self._again = [again for sequence, again in known if id(sequence) in stay]
         self._chosen = self._chosen.select(self.sequences) if self._chosen and stay else None
 
     def _launch(self, before_start: Callable[[], None]) -> None:
@@ -237,7 +245,7 @@ class DecodeBatch(Rows):
         if not step.ran:
             return
         if self._chooser is None:
-            pasts = [_past(one, again) for one, again in self._known()]
+            pasts = [_past(sequence, again) for sequence, again in self._known()]
             self._chooser = Chooser(self.sequences, pasts, self._engine_model)
         if any(self._again):
             logits = self._run_again(chosen.tokens)
@@ -250,7 +258,7 @@ class DecodeBatch(Rows):
         elif self._passed is not None:
             self._kept.add(self._passed, self._states())
             self._passed = None
-        steps = [one.delivered + 1 for one in self.sequences]
+        steps = [sequence.delivered + 1 for sequence in self.sequences]
         self._chosen = self._chooser(logits, chosen, steps, new=True)
         self.ahead = self._chosen.tokens
 
@@ -279,7 +287,7 @@ class DecodeBatch(Rows):
             self._passed = None
 
     def _states(self) -> list[UnreadStates]:
-        return [one.states for one in self.sequences]
+        return [sequence.states for sequence in self.sequences]
 
     def _known(self) -> list[tuple[ExecutorSequence, list[int]]]:
         """The sequences, each with its tokens after `history` that have to be fed again."""
@@ -302,9 +310,9 @@ class DecodeBatch(Rows):
     def _feed_again(self) -> None:
         """Feed a lone sequence its tokens again, for models that cannot skip padding."""
         if any(self._again):
-            (again,), (one,) = self._again, self.sequences
+            (again,), (sequence,) = self._again, self.sequences
             self._model(mx.array([again]), cache=self.cache.layers)
-            one.history += again
+            sequence.history += again
             self._again = [[]]
 
     def _guess(self, width: int) -> bool:
@@ -315,8 +323,8 @@ class DecodeBatch(Rows):
         assert self._chosen is not None
         last_tokens = self._chosen.read()
         known = [
-            (one, [*own, token])
-            for (one, own), token in zip(self._known(), last_tokens, strict=True)
+            (sequence, [*own, token])
+            for (sequence, own), token in zip(self._known(), last_tokens, strict=True)
         ]
         self._kept.hand_out(self._states())
         guesses = self._speculation.propose(known, width)
@@ -368,27 +376,27 @@ class DecodeBatch(Rows):
         size = words(self._engine_model.vocabulary)
         masks: list[np.ndarray] = []
         left: list[Sequence[int]] = []
-        for one, token, own in self._rows(last_tokens, guesses):
-            rule = one.constraint
+        for sequence, token, own in self._rows(last_tokens, guesses):
+            rule = sequence.constraint
             if rule is None:
                 left.append(own)
                 continue
             allowed = np.full((1 + len(own), size), 0xFFFFFFFF, dtype=np.uint32)
             possible = 0
-            with masking(one):
-                if not one.first_delivered:
-                    accept(one, token, faults)
-                if id(one) not in faults and not rule.ended:
-                    one.postponed = spent > most
-                if not (id(one) in faults or rule.ended or one.postponed):
+            with masking(sequence):
+                if not sequence.first_delivered:
+                    accept(sequence, token, faults)
+                if id(sequence) not in faults and not rule.ended:
+                    sequence.postponed = spent > most
+                if not (id(sequence) in faults or rule.ended or sequence.postponed):
                     try:
                         rule.fill(allowed[0])
                     except Exception as fault:
-                        faults[id(one)] = fault
+                        faults[id(sequence)] = fault
                         allowed[0] = 0xFFFFFFFF
                     else:
                         possible = _looked_ahead(rule, own, allowed[1:])
-            spent += one.mask_seconds
+            spent += sequence.mask_seconds
             left.append(own[:possible])
             masks.append(allowed[: 1 + possible])
         return np.concatenate(masks) if masks else None, left
@@ -409,17 +417,19 @@ class DecodeBatch(Rows):
         latest: list[int] = []
         start = 0
         rows = self._rows(checked.last_tokens, checked.guesses)
-        for (one, _, guesses), proposed in zip(rows, checked.proposed, strict=True):
+        for (sequence, _, guesses), proposed in zip(rows, checked.proposed, strict=True):
             choices = every[start : start + 1 + len(guesses)]
             count = accepted_count(guesses, choices)
-            one.delivered += count
-            one.first_delivered = not one.postponed
+            sequence.delivered += count
+            sequence.first_delivered = not sequence.postponed
             faults: dict[int, Exception] = {}
-            for at, choice in enumerate([] if one.postponed else choices[: count + 1], start):
-                accept(one, choice, faults)
-                fault = unfit.get(at) or faults.get(id(one))
-                sampled.append(Sampled(one, choice, logprobs.get(at), fault, grammar_ended(one)))
-            self._speculation.record(one, proposed, count)
+            for at, choice in enumerate([] if sequence.postponed else choices[: count + 1], start):
+                accept(sequence, choice, faults)
+                fault = unfit.get(at) or faults.get(id(sequence))
+                sampled.append(
+                    Sampled(sequence, choice, logprobs.get(at), fault, grammar_ended(sequence))
+                )
+            self._speculation.record(sequence, proposed, count)
             right.append(count)
             latest.append(choices[count])
             start += len(choices)
@@ -432,14 +442,14 @@ class DecodeBatch(Rows):
             [(len(own) - 1 - count, len(own)) for own, count in zip(known, right, strict=True)]
         )
         kept = self.cache.end(list(map(len, known)))
-        for one, own, count in zip(self.sequences, known, kept, strict=True):
-            one.history += own[:count]
+        for sequence, own, count in zip(self.sequences, known, kept, strict=True):
+            sequence.history += own[:count]
         self._again = [own[count:] for own, count in zip(known, kept, strict=True)]
         return sampled
 
     def _last_for_all(self) -> bool:
         """Whether every sequence ends with its last token, so that no forward pass is needed."""
-        return all(one.delivered + 1 >= one.limit for one in self.sequences)
+        return all(sequence.delivered + 1 >= sequence.limit for sequence in self.sequences)
 
 
 def _looked_ahead(rule: AnswerRule, guesses: Sequence[int], allowed: np.ndarray) -> int:
@@ -454,11 +464,11 @@ def _looked_ahead(rule: AnswerRule, guesses: Sequence[int], allowed: np.ndarray)
 def _delivered(sampled: Sequence[Sampled]) -> list[Sampled]:
     """Count the tokens; returns those that were not delivered yet, and faults."""
     new: list[Sampled] = []
-    for one in sampled:
-        sequence = one.sequence
+    for sample in sampled:
+        sequence = sample.sequence
         sequence.delivered += 1
-        if not sequence.first_delivered or one.fault is not None:
-            new.append(one)
+        if not sequence.first_delivered or sample.fault is not None:
+            new.append(sample)
         sequence.first_delivered = False
     return new
 
@@ -467,7 +477,7 @@ def _padded(rows: Sequence[Sequence[int]], width: int) -> list[list[int]]:
     return [[*tokens, *[0] * (width - len(tokens))] for tokens in rows]
 
 
-def _past(one: ExecutorSequence, tokens: Sequence[int]) -> Past:
+def _past(sequence: ExecutorSequence, tokens: Sequence[int]) -> Past:
     """A sequence's tokens for the penalties, with tokens that follow."""
-    known = [*one.history, *tokens] if one.request.sampling.remembers else ()
-    return Past(known, len(one.prompt), one.longest)
+    known = [*sequence.history, *tokens] if sequence.request.sampling.remembers else ()
+    return Past(known, len(sequence.prompt), sequence.longest)

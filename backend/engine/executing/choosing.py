@@ -57,8 +57,9 @@ class _Logprobs:
 class Chosen:
     """The next token of each sequence, being computed.
 
-    tokens: [sequences] uint32, for the next pass. checked: the same tokens for the host, with UNFIT
-    where logits are not finite. faults: errors of grammars and logits, by `id` of the sequence.
+    tokens: [sequences] uint32, for the next pass.
+    checked: the same tokens for the host, with UNFIT where logits are not finite.
+    faults: errors of grammars and logits, by `id` of the sequence.
     known: the tokens, once they have been read.
     """
 
@@ -71,7 +72,7 @@ class Chosen:
 
     @property
     def arrays(self) -> list[mx.array]:
-        return [self.tokens, self.checked, *(one.computed for one in self.logprobs)]
+        return [self.tokens, self.checked, *(logprobs.computed for logprobs in self.logprobs)]
 
     def read(self) -> Sequence[int]:
         """Wait for the tokens, and note sequences whose logits are not finite in `faults`."""
@@ -86,8 +87,8 @@ class Chosen:
 
         Started now, because a read would otherwise wait for the whole pass that computes them.
         """
-        places = {id(one): at for at, one in enumerate(self.sequences)}
-        order = mx.array([places[id(one)] for one in sequences])
+        places = {id(sequence): at for at, sequence in enumerate(self.sequences)}
+        order = mx.array([places[id(sequence)] for sequence in sequences])
         tokens, checked = self.tokens[order], self.checked[order]
         mx.async_eval(tokens, checked)
         return Chosen(sequences, tokens, checked, self.logprobs, self.faults)
@@ -98,10 +99,10 @@ def combined(parts: Sequence[Chosen]) -> Chosen:
     if len(parts) == 1:
         return parts[0]
     return Chosen(
-        [one for part in parts for one in part.sequences],
+        [sequence for part in parts for sequence in part.sequences],
         mx.concatenate([part.tokens for part in parts]),
         mx.concatenate([part.checked for part in parts]),
-        [one for part in parts for one in part.logprobs],
+        [logprobs for part in parts for logprobs in part.logprobs],
         {at: fault for part in parts for at, fault in part.faults.items()},
     )
 
@@ -121,11 +122,13 @@ class Chooser:
         *,
         spent: float | None = None,
     ) -> None:
-        requests = [one.request for one in sequences]
+        requests = [sequence.request for sequence in sequences]
         self._sequences = list(sequences)
         self._vocabulary = model.vocabulary
-        self._spread = model.spread
-        self._constrained = [at for at, one in enumerate(sequences) if one.constraint is not None]
+        self._broadcast = model.broadcast
+        self._constrained = [
+            at for at, sequence in enumerate(sequences) if sequence.constraint is not None
+        ]
         self._spent = spent or 0.0
         self._most_seconds = most_grammar_seconds(sequences, model, delays=spent is not None)
         self._sampler = BatchSampler(
@@ -146,9 +149,11 @@ class Chooser:
     def __call__(self, logits: mx.array, fed: Chosen, steps: Sequence[int], *, new: bool) -> Chosen:
         """Sample the next tokens.
 
-        logits: [sequences, vocabulary]. fed: the tokens that led to them; its `faults` collect the
-        errors of grammars. steps: tokens generated so far, per sequence. new: whether the grammars
-        have not seen `fed` yet; they then read it while the logits are computed.
+        logits: [sequences, vocabulary].
+        fed: the tokens that led to them; its `faults` collect the errors of grammars.
+        steps: tokens generated so far, per sequence.
+        new: whether the grammars have not seen `fed` yet; they then read it while the logits are
+            computed.
         """
         allowed: np.ndarray | None = None
         if self._constrained:
@@ -161,8 +166,8 @@ class Chooser:
     ) -> Chosen:
         """As `__call__`; `allowed`: masks of the constrained sequences, [constrained, words]."""
         tokens = self._sampler(logits, fed, steps, allowed)
-        if self._spread is not None:
-            tokens = self._spread(tokens)
+        if self._broadcast is not None:
+            tokens = self._broadcast(tokens)
         logprobs = []
         if self._logprobs:
             computed = self._logprobs(logits, tokens)
@@ -186,20 +191,22 @@ class Chooser:
         shape = (len(self._constrained), words(self._vocabulary))
         allowed = np.full(shape, 0xFFFFFFFF, dtype=np.uint32)
         for mask, at in zip(allowed, self._constrained, strict=True):
-            one = self._sequences[at]
-            assert one.constraint is not None
-            with masking(one):
+            sequence = self._sequences[at]
+            assert sequence.constraint is not None
+            with masking(sequence):
                 try:
-                    if tokens is not None and not (one.first_delivered or one.constraint.ended):
-                        one.constraint.accept(tokens[at])
-                    if not one.constraint.ended:
-                        one.postponed = spent > self._most_seconds
-                        if not one.postponed:
-                            one.constraint.fill(mask)
+                    if tokens is not None and not (
+                        sequence.first_delivered or sequence.constraint.ended
+                    ):
+                        sequence.constraint.accept(tokens[at])
+                    if not sequence.constraint.ended:
+                        sequence.postponed = spent > self._most_seconds
+                        if not sequence.postponed:
+                            sequence.constraint.fill(mask)
                 except Exception as fault:
-                    faults[id(one)] = fault
+                    faults[id(sequence)] = fault
                     mask[:] = 0xFFFFFFFF
-            spent += one.mask_seconds
+            spent += sequence.mask_seconds
         return allowed if (allowed != 0xFFFFFFFF).any() else None
 
 
@@ -214,21 +221,24 @@ def first_tokens(
 
     logits: [sequences, vocabulary]. spent: as for `Chooser`.
     """
-    pasts = [Past(one.history[:-1], len(one.prompt), one.longest) for one in sequences]
-    last = mx.array([one.history[-1] for one in sequences], dtype=mx.uint32)
+    pasts = [
+        Past(sequence.history[:-1], len(sequence.prompt), sequence.longest)
+        for sequence in sequences
+    ]
+    last = mx.array([sequence.history[-1] for sequence in sequences], dtype=mx.uint32)
     fed = Chosen(sequences, last, last, [])
-    steps = [one.delivered for one in sequences]
+    steps = [sequence.delivered for sequence in sequences]
     chosen = Chooser(sequences, pasts, model, spent=spent)(logits, fed, steps, new=False)
     chosen.faults = fed.faults
     return chosen
 
 
 @contextmanager
-def masking(one: ExecutorSequence) -> Iterator[None]:
+def masking(sequence: ExecutorSequence) -> Iterator[None]:
     """Add the processor time of the block to that of the sequence's grammar."""
     started = time.thread_time()
     yield
-    one.mask_seconds += time.thread_time() - started
+    sequence.mask_seconds += time.thread_time() - started
 
 
 def most_grammar_seconds(
@@ -239,17 +249,17 @@ def most_grammar_seconds(
     Infinite where postponing gains nothing, because every sequence has a grammar, or where the KV
     could not be stored. delays: whether other sequences wait for these grammars.
     """
-    gains = delays or any(one.constraint is None for one in sequences)
+    gains = delays or any(sequence.constraint is None for sequence in sequences)
     return _MOST_STALLS * model.stall_ms / 1e3 if gains and model.prompt_cache_bytes else math.inf
 
 
-def accept(one: ExecutorSequence, token: int, faults: dict[int, Exception]) -> None:
+def accept(sequence: ExecutorSequence, token: int, faults: dict[int, Exception]) -> None:
     """Pass a token to the sequence's grammar, if it has one. faults: collects its exceptions."""
-    if one.constraint is not None and not one.constraint.ended:
+    if sequence.constraint is not None and not sequence.constraint.ended:
         try:
-            one.constraint.accept(token)
+            sequence.constraint.accept(token)
         except Exception as refusal:
-            faults[id(one)] = refusal
+            faults[id(sequence)] = refusal
 
 
 def sampled_of(chosen: Chosen, tokens: Sequence[int]) -> list[Sampled]:
@@ -257,19 +267,33 @@ def sampled_of(chosen: Chosen, tokens: Sequence[int]) -> list[Sampled]:
     logprobs: dict[int, TokenLogprob] = {}
     for part in chosen.logprobs:
         # Some of these sequences may have left since.
-        by_sequence = {id(one): token for one, token in zip(chosen.sequences, tokens, strict=True)}
-        own = [by_sequence.get(id(one), 0) for one in part.sequences]
+        by_sequence = {
+            id(sequence): token for sequence, token in zip(chosen.sequences, tokens, strict=True)
+        }
+        own = [by_sequence.get(id(sequence), 0) for sequence in part.sequences]
         for at, entry in part.batch.read(part.computed, own).items():
             logprobs[id(part.sequences[at])] = entry
     pairs = zip(chosen.sequences, tokens, strict=True)
     if not (logprobs or chosen.faults):
         return [
-            Sampled(one, token, None, None, one.constraint is not None and one.constraint.ended)
-            for one, token in pairs
+            Sampled(
+                sequence,
+                token,
+                None,
+                None,
+                sequence.constraint is not None and sequence.constraint.ended,
+            )
+            for sequence, token in pairs
         ]
     return [
-        Sampled(one, token, logprobs.get(id(one)), chosen.faults.get(id(one)), grammar_ended(one))
-        for one, token in pairs
+        Sampled(
+            sequence,
+            token,
+            logprobs.get(id(sequence)),
+            chosen.faults.get(id(sequence)),
+            grammar_ended(sequence),
+        )
+        for sequence, token in pairs
     ]
 
 
@@ -285,6 +309,6 @@ def fitting(checked: mx.array) -> tuple[list[int], list[int]]:
     return tokens, unfit
 
 
-def grammar_ended(one: ExecutorSequence) -> bool:
+def grammar_ended(sequence: ExecutorSequence) -> bool:
     """Whether the sequence's grammar is complete."""
-    return one.constraint is not None and one.constraint.ended
+    return sequence.constraint is not None and sequence.constraint.ended

@@ -53,7 +53,7 @@ class Executor:
     def __init__(self, model: EngineModel, clock: Callable[[], float] = time.perf_counter) -> None:
         self._model = model
         self._times = StepTimes(clock)
-        heavy = model.weights_bytes >= HEAVY_BYTES and model.spread is None
+        heavy = model.weights_bytes >= HEAVY_BYTES and model.broadcast is None
         self._reads_early = self._times.in_order and heavy
         self._files = PrefixFiles(model)
         self._passes = PrefillPasses(model, self._files, self._times)
@@ -76,11 +76,11 @@ class Executor:
     def row_bytes(self) -> int:
         """Bytes of KV of the sequences that are prefilled, scored or decoded, with snapshots."""
         nbytes = sum(rows.cache.nbytes for rows in self._rows())
-        for one in self.sequences.values():
-            nbytes += one.scoring.nbytes if one.scoring is not None else 0
+        for sequence in self.sequences.values():
+            nbytes += sequence.scoring.nbytes if sequence.scoring is not None else 0
             nbytes += sum(
-                kv.snapshot_bytes(kept, latest=at == len(one.history))
-                for at, kept in one.snapshots.items()
+                kv.snapshot_bytes(kept, latest=at == len(sequence.history))
+                for at, kept in sequence.snapshots.items()
                 if not self._entries.has_snapshot(kept)
             )
         return nbytes
@@ -98,7 +98,7 @@ class Executor:
     @property
     def draft_bytes(self) -> int:
         """Bytes of the KV of guessers, and of the hidden states that they have not read."""
-        unread = sum(one.states.nbytes for one in self.sequences.values())
+        unread = sum(sequence.states.nbytes for sequence in self.sequences.values())
         return unread + sum(batch.draft_bytes for batch in self._batches.values())
 
     @property
@@ -106,7 +106,9 @@ class Executor:
         """Bytes of the features of images and sounds, remembered or waiting for their pass."""
         if self._model.media is None:
             return 0
-        own = [one.media_prefill for one in self.sequences.values() if one.media_prefill]
+        own = [
+            sequence.media_prefill for sequence in self.sequences.values() if sequence.media_prefill
+        ]
         return self._model.media.features.nbytes + sum(prefill.nbytes for prefill in own)
 
     def add(self, sequence: ExecutorSequence) -> None:
@@ -152,9 +154,9 @@ class Executor:
             self._start(start, events)
         joins: dict[int, list[ExecutorSequence]] = {}
         for join in plan.join:
-            one = self.sequences[join.sequence]
-            if one.first is not None:
-                joins.setdefault(join.batch, []).append(one)
+            sequence = self.sequences[join.sequence]
+            if sequence.first is not None:
+                joins.setdefault(join.batch, []).append(sequence)
         for number, joining in joins.items():
             self._join(number, joining, plan)
         self._settle_groups()
@@ -162,44 +164,49 @@ class Executor:
     def _delaying_seconds(self) -> float | None:
         """Processor time of this step's grammars; None if no sequence decodes without a grammar."""
         running = self.sequences.values()
-        if not any(one.constraint is None and isinstance(one.rows, DecodeBatch) for one in running):
+        if not any(
+            sequence.constraint is None and isinstance(sequence.rows, DecodeBatch)
+            for sequence in running
+        ):
             return None
-        return sum(one.mask_seconds for one in running)
+        return sum(sequence.mask_seconds for sequence in running)
 
     def _start(self, start: Start, events: list[PlannerEvent]) -> None:
-        one = self.sequences[start.sequence]
-        one.tokens = start.tokens
-        one.prompt_logprobs.clear()
-        if one.scoring is not None:
-            one.scoring.restart(width=start.width - 1)
-        generated = start.tokens[len(one.prompt) :]
-        one.delivered = len(generated)
-        if one.constraint is not None:
+        sequence = self.sequences[start.sequence]
+        sequence.tokens = start.tokens
+        sequence.prompt_logprobs.clear()
+        if sequence.scoring is not None:
+            sequence.scoring.restart(width=start.width - 1)
+        generated = start.tokens[len(sequence.prompt) :]
+        sequence.delivered = len(generated)
+        if sequence.constraint is not None:
             try:
-                one.constraint.restart(generated)
+                sequence.constraint.restart(generated)
             except Exception as fault:
                 # The next plan ends it. Until then it runs, because other ranks do not know of the
                 # fault.
-                self.failures.append(Failure((one.number,), GRAMMAR, fault))
+                self.failures.append(Failure((sequence.number,), GRAMMAR, fault))
         try:
-            row, reused = self._fill(one, start)
+            row, reused = self._fill(sequence, start)
             if self._model.media is not None:
-                one.media_prefill = self._model.media.begin(one.media, one.prompt, row)
-            one.rows = Rows(kv.BatchCache([row]), [one])
+                sequence.media_prefill = self._model.media.begin(
+                    sequence.media, sequence.prompt, row
+                )
+            sequence.rows = Rows(kv.BatchCache([row]), [sequence])
         except Exception as fault:
-            self._failed([one], "prefix reuse", fault)
+            self._failed([sequence], "prefix reuse", fault)
             return
-        one.history = list(start.tokens[:reused])
-        events.append(Started(one.number, reused))
-        whole = reused == len(one.prompt) - 1
-        if whole and one.request.disk.path and self._files.want_prompt(one):
-            self._save(one, one.history, row)
+        sequence.history = list(start.tokens[:reused])
+        events.append(Started(sequence.number, reused))
+        whole = reused == len(sequence.prompt) - 1
+        if whole and sequence.request.disk.path and self._files.want_prompt(sequence):
+            self._save(sequence, sequence.history, row)
 
-    def _fill(self, one: ExecutorSequence, start: Start) -> tuple[kv.RowCache, int]:
+    def _fill(self, sequence: ExecutorSequence, start: Start) -> tuple[kv.RowCache, int]:
         """The KV that a sequence starts with, and how many tokens are in it."""
         source = start.source
-        one.snapshots = {}
-        stored, one.stored = one.stored, None
+        sequence.snapshots = {}
+        stored, sequence.stored = sequence.stored, None
         if source is not None and source.kind == "disk" and self._model.disk is not None:
             assert stored is not None
             restored = self._model.disk.restore(stored, kv.new_row(self._model.model))
@@ -210,17 +217,17 @@ class Executor:
             if source.move:
                 self._entries.take(source.number)
             row = entry.cache if source.move else kv.clone(entry.cache)
-            return self._rewound(one, row, len(entry.tokens), start, entry.snapshots)
+            return self._rewound(sequence, row, len(entry.tokens), start, entry.snapshots)
         elif source is not None and source.kind == "sequence":
             other = self.sequences[source.number]
             if other.rows is not None:
                 row = other.rows.extract(other)
-                return self._rewound(one, row, len(other.history), start, other.snapshots)
+                return self._rewound(sequence, row, len(other.history), start, other.snapshots)
         return kv.new_row(self._model.model), 0
 
     def _rewound(
         self,
-        one: ExecutorSequence,
+        sequence: ExecutorSequence,
         row: kv.RowCache,
         length: int,
         start: Start,
@@ -236,16 +243,16 @@ class Executor:
             return kv.new_row(self._model.model), 0
         for at in start.snapshots:
             if at in snapshots:
-                one.snapshots[at] = snapshots[at]
+                sequence.snapshots[at] = snapshots[at]
             elif kv.rewind(shorter := kv.clone(row), wanted - at, None):
-                one.snapshots[at] = kv.snapshot(shorter)
-                mx.async_eval(kv.states(one.snapshots[at]))
+                sequence.snapshots[at] = kv.snapshot(shorter)
+                mx.async_eval(kv.states(sequence.snapshots[at]))
         return row, wanted
 
     def _join(self, number: int, joining: list[ExecutorSequence], plan: StepPlan) -> None:
-        for group in {id(one.rows): one.rows for one in joining}.values():
+        for group in {id(sequence.rows): sequence.rows for sequence in joining}.values():
             assert group is not None
-            members = [one for one in group.sequences if one in joining]
+            members = [sequence for sequence in group.sequences if sequence in joining]
             try:
                 batch = self._batches.get(number) or DecodeBatch(self._model)
                 self._allow(batch, number, plan)
@@ -272,7 +279,11 @@ class Executor:
     def _rows(self) -> list[Rows]:
         """Where the KV of the sequences is."""
         return list(
-            {id(one.rows): one.rows for one in self.sequences.values() if one.rows}.values()
+            {
+                id(sequence.rows): sequence.rows
+                for sequence in self.sequences.values()
+                if sequence.rows
+            }.values()
         )
 
     def _decode(self, number: int, plan: StepPlan) -> None:
@@ -300,14 +311,16 @@ class Executor:
         named = [(self.sequences[part.sequence], part) for part in group]
         # Sequences that failed in this step, or received less than planned, are planned again.
         parts = [
-            (one, part) for one, part in named if _prefills(one) and len(one.history) == part.start
+            (sequence, part)
+            for sequence, part in named
+            if _prefills(sequence) and len(sequence.history) == part.start
         ]
         if not parts:
             return
         try:
             self._passes.launch(parts, events)
         except Exception as fault:
-            self._failed([one for one, _ in parts], "prefill", fault)
+            self._failed([sequence for sequence, _ in parts], "prefill", fault)
 
     # Reading a step.
 
@@ -339,7 +352,7 @@ class Executor:
         seconds = self._times.since_same_step(steady)
         for batch in batches:
             if batch.sequences and batch.reported:
-                longest = max(len(one.history) for one in batch.sequences)
+                longest = max(len(sequence.history) for sequence in batch.sequences)
                 self._guessed.append(
                     Guessed(
                         len(batch.sequences),
@@ -363,10 +376,10 @@ class Executor:
             self._passes.grammar_seconds = self._delaying_seconds()
             self._prefill(group, events)
         events += map(DecodeTimed, self._times.take_decoded())
-        for one in self.sequences.values():
-            if one.mask_seconds or one.postponed:
-                events.append(Masked(one.number, one.mask_seconds, one.postponed))
-                one.mask_seconds = 0.0
+        for sequence in self.sequences.values():
+            if sequence.mask_seconds or sequence.postponed:
+                events.append(Masked(sequence.number, sequence.mask_seconds, sequence.postponed))
+                sequence.mask_seconds = 0.0
         for launched in self._passes.due(idle=idle):
             self._finish_pass(launched, events)
         for score in self._scores:
@@ -382,19 +395,21 @@ class Executor:
             launched.wait()
             self._early += launched.read_first()
         except Exception as fault:
-            # Sequences that have joined a batch meanwhile have spread the failure to all of it.
-            for rows in {id(one.rows): one.rows for one in launched.sequences}.values():
+            # Sequences that joined a batch meanwhile have passed the failure on to all its rows.
+            for rows in {
+                id(sequence.rows): sequence.rows for sequence in launched.sequences
+            }.values():
                 if isinstance(rows, DecodeBatch):
                     self._break(rows, fault)
             self._failed(filter(_prefills, launched.sequences), "prefill", fault)
             return
-        for one in launched.sequences if launched.logits is not None else ():
-            if any(math.isnan(each.logprob) for each in one.prompt_logprobs):
-                self.failures.append(Failure((one.number,), "prefill", NotFinite()))
+        for sequence in launched.sequences if launched.logits is not None else ():
+            if any(math.isnan(each.logprob) for each in sequence.prompt_logprobs):
+                self.failures.append(Failure((sequence.number,), "prefill", NotFinite()))
         events += self._passes.ended(launched)
         self.prompt_tokens += launched.read
-        for one, tokens, row in launched.saves:
-            self._save(one, tokens, row)
+        for sequence, tokens, row in launched.saves:
+            self._save(sequence, tokens, row)
 
     def take_early(self) -> list[Sampled]:
         """The tokens that were read outside a decode step since the last call."""
@@ -402,24 +417,29 @@ class Executor:
         return early
 
     def _score(self, score: Score, events: list[PlannerEvent]) -> None:
-        one = self.sequences.get(score.sequence)
-        if one is None or one.scoring is None or one.rows is None or one.scoring.done:
+        sequence = self.sequences.get(score.sequence)
+        if (
+            sequence is None
+            or sequence.scoring is None
+            or sequence.rows is None
+            or sequence.scoring.done
+        ):
             return
         self._passes.wait_for_earlier()
         began = self._times.clock()
         try:
-            ran, read = one.scoring.step(
+            ran, read = sequence.scoring.step(
                 self._model.model,
                 self._model.vocabulary,
-                Rows.gathered([one]).cache.layers,
+                Rows.gathered([sequence]).cache.layers,
                 score.budget,
             )
         except Exception as fault:
-            self._failed([one], "scoring", fault)
+            self._failed([sequence], "scoring", fault)
             return
-        if len(one.history) < len(one.prompt):
-            one.history.append(one.prompt[-1])
-            events.append(Prefilled(one.number, len(one.prompt)))
+        if len(sequence.history) < len(sequence.prompt):
+            sequence.history.append(sequence.prompt[-1])
+            events.append(Prefilled(sequence.number, len(sequence.prompt)))
         events.append(PrefillTimed(ran, self._times.waited(began)))
         self.prompt_tokens += read
 
@@ -429,14 +449,14 @@ class Executor:
         """Remove sequences; those in the same rows leave together."""
         leaving: dict[int, tuple[Rows, list[ExecutorSequence]]] = {}
         for leave in leaves:
-            one = self.sequences.pop(leave.sequence, None)
-            if one is None:
+            sequence = self.sequences.pop(leave.sequence, None)
+            if sequence is None:
                 continue
-            if leave.entry is not None or self._files.want_answer(one):
-                self._keep(one, leave.entry)
-            self._passes.forget(one)  # a failure of its passes must not affect it any more
-            if one.rows is not None:
-                leaving.setdefault(id(one.rows), (one.rows, []))[1].append(one)
+            if leave.entry is not None or self._files.want_answer(sequence):
+                self._keep(sequence, leave.entry)
+            self._passes.forget(sequence)  # a failure of its passes must not affect it any more
+            if sequence.rows is not None:
+                leaving.setdefault(id(sequence.rows), (sequence.rows, []))[1].append(sequence)
         for rows, gone in leaving.values():
             try:
                 rows.leave(gone)
@@ -444,51 +464,56 @@ class Executor:
                 self._break(rows, fault)
         self._batches = {n: batch for n, batch in self._batches.items() if batch.sequences}
 
-    def _keep(self, one: ExecutorSequence, number: int | None) -> None:
+    def _keep(self, sequence: ExecutorSequence, number: int | None) -> None:
         """Store a leaving sequence's KV as an entry, unless its last step has lost the KV."""
         try:
-            if one.rows is None:
+            if sequence.rows is None:
                 self._entries.lose(number)
                 return
-            entry = KeptEntry(one.rows.take(one), one.history, len(one.prompt), dict(one.snapshots))
+            entry = KeptEntry(
+                sequence.rows.take(sequence),
+                sequence.history,
+                len(sequence.prompt),
+                dict(sequence.snapshots),
+            )
         except Exception as fault:
             self.failures.append(Failure((), "prompt cache", fault))
             self._entries.lose(number)
             return
-        if self._files.want_answer(one):
-            self._save(one, entry.tokens, entry.cache)
+        if self._files.want_answer(sequence):
+            self._save(sequence, entry.tokens, entry.cache)
         if number is not None:
             self._entries.add(number, entry)
 
-    def _preempt(self, one: ExecutorSequence, entry: int | None) -> None:
+    def _preempt(self, sequence: ExecutorSequence, entry: int | None) -> None:
         """Store or drop the KV of a sequence. It keeps its tokens, and is started again later."""
-        batch = one.rows
+        batch = sequence.rows
         if entry is not None:
-            self._keep(one, entry)
+            self._keep(sequence, entry)
         if isinstance(batch, DecodeBatch):
             try:
-                self._early += batch.remove_before_read(one)
+                self._early += batch.remove_before_read(sequence)
             except Exception as fault:
                 self._break(batch, fault)
             if not batch.sequences:
                 self._batches = {n: b for n, b in self._batches.items() if b is not batch}
-        self._reset(one)
+        self._reset(sequence)
 
-    def _reset(self, one: ExecutorSequence) -> None:
+    def _reset(self, sequence: ExecutorSequence) -> None:
         """Return a sequence to the state without KV."""
-        self._passes.forget(one)
-        if one.rows is not None and one in one.rows.sequences:
-            one.rows.leave([one])
-        one.rows = one.media_prefill = one.first = None
-        one.first_delivered = one.postponed = False
-        one.history, one.snapshots = [], {}
-        one.states.clear()
+        self._passes.forget(sequence)
+        if sequence.rows is not None and sequence in sequence.rows.sequences:
+            sequence.rows.leave([sequence])
+        sequence.rows = sequence.media_prefill = sequence.first = None
+        sequence.first_delivered = sequence.postponed = False
+        sequence.history, sequence.snapshots = [], {}
+        sequence.states.clear()
 
     def _failed(self, sequences: Iterable[ExecutorSequence], where: str, fault: Exception) -> None:
         broken = list(sequences)
-        for one in broken:
-            self._reset(one)
-        self.failures.append(Failure(tuple(one.number for one in broken), where, fault))
+        for sequence in broken:
+            self._reset(sequence)
+        self.failures.append(Failure(tuple(sequence.number for sequence in broken), where, fault))
 
     def in_flight(self, sequence: ExecutorSequence) -> bool:
         """Whether a prefill pass of the sequence has been launched and not waited for."""
@@ -527,14 +552,14 @@ class Executor:
         self._other = other
         return [other]
 
-    def _save(self, one: ExecutorSequence, tokens: Sequence[int], cache: kv.RowCache) -> None:
+    def _save(self, sequence: ExecutorSequence, tokens: Sequence[int], cache: kv.RowCache) -> None:
         """Hand a copy of the KV to the disk thread. If that fails, no file is written."""
         try:
-            self._files.save(one, tokens, cache)
+            self._files.save(sequence, tokens, cache)
         except Exception as fault:
             self.failures.append(Failure((), "prompt cache on disk", fault))
 
 
-def _prefills(one: ExecutorSequence) -> bool:
+def _prefills(sequence: ExecutorSequence) -> bool:
     """Whether the sequence has KV and does not decode."""
-    return one.rows is not None and not isinstance(one.rows, DecodeBatch)
+    return sequence.rows is not None and not isinstance(sequence.rows, DecodeBatch)

@@ -25,13 +25,16 @@ if TYPE_CHECKING:
 class ExecutorSequence:
     """A sequence of one request.
 
-    history: the tokens in its KV, in order. delivered: number of generated tokens that were
-    read. finished: whether it ended by itself, so that its answer may be saved to disk. rows: where
-    its KV is; a `DecodeBatch` once it decodes. first: the first tokens of all sequences
-    whose prompts the same pass completed; first_delivered: whether this sequence's was read, and
-    passed to its grammar, before it joined a batch. mask_seconds: processor time that its
-    grammar took since the latest plan. postponed: whether its latest token was chosen without its
-    grammar, for lack of time. states: those of its latest tokens, if a guesser reads them.
+    history: the tokens in its KV, in order.
+    delivered: number of generated tokens that were read.
+    finished: whether it ended by itself, so that its answer may be saved to disk.
+    rows: where its KV is; a `DecodeBatch` once it decodes.
+    first: the first tokens of all sequences whose prompts the same pass completed.
+    first_delivered: whether this sequence's was read, and passed to its grammar, before it joined a
+        batch.
+    mask_seconds: processor time that its grammar took since the latest plan.
+    postponed: whether its latest token was chosen without its grammar, for lack of time.
+    states: those of its latest tokens, if a guesser reads them.
     """
 
     number: int

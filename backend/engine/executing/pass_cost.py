@@ -110,9 +110,10 @@ def pass_cost(
 ) -> PassCost:
     """The memory cost of the model's passes. Raises what the model raises on its first tokens.
 
-    first: its row gets more tokens. all_logits: whether the last pass of a prompt computes the
-    logits of all its tokens, not of one. bounded: the model is ordinary (`FirstPass`), and an upper
-    bound of `per_pair` is enough, which takes no pass after a long KV.
+    first: its row gets more tokens.
+    all_logits: whether the last pass of a prompt computes the logits of all its tokens, not of one.
+    bounded: the model is ordinary (`FirstPass`), and an upper bound of `per_pair` is enough, which
+        takes no pass after a long KV.
     """
     first = first or FirstPass(model)
     row = first.row
@@ -205,7 +206,7 @@ def _mask_bytes(forms: Iterable[_Attention]) -> int:
 
 
 def _lengthen(row: kv.RowCache, tokens: int) -> None:
-    """Append zeros to the layers that keep keys and values, with room for the next pass."""
+    """Append zeros to the layers that store keys and values, with room for the next pass."""
     for layer in kv.leaves(row):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is not None and values is not None:

@@ -32,13 +32,17 @@ from backend.engine.planning.plan import PlannerEvent, Prefill, Prefilled, Prefi
 class PrefillPass:
     """A prefill pass that was launched but not waited for.
 
-    tokens: number of tokens that it computes, including padding; read: of these, tokens of prompts.
-    behind: tokens before them, in the longest prompt. at: time when it was started; done: time when
-    it was computed, if that happened within the launch. ahead: whether it was started before the
-    pass before it had ended. last: whether it completes a prompt. seconds: how long the device took
-    for it; negative until that is known. marks: small arrays that are available when it is done.
-    chosen: the first tokens of the sequences whose prompts it completes. saves: what is written to
-    disk when it is done.
+    tokens: number of tokens that it computes, including padding.
+    read: of these, tokens of prompts.
+    behind: tokens before them, in the longest prompt.
+    at: time when it was started.
+    done: time when it was computed, if that happened within the launch.
+    ahead: whether it was started before the pass before it had ended.
+    last: whether it completes a prompt.
+    seconds: how long the device took for it; negative until that is known.
+    marks: small arrays that are available when it is done.
+    chosen: the first tokens of the sequences whose prompts it completes.
+    saves: what is written to disk when it is done.
     """
 
     tokens: int
@@ -60,10 +64,12 @@ class PrefillPass:
         """Wait until it is computed. Raises what MLX raises."""
         mx.eval(self.marks)
         if self.logits is not None:
-            (one,) = self.sequences
-            alternatives = one.request.prompt_logprobs
+            (sequence,) = self.sequences
+            alternatives = sequence.request.prompt_logprobs
             assert alternatives is not None
-            one.prompt_logprobs += prompt_logprobs.read(self.logits, self.following, alternatives)
+            sequence.prompt_logprobs += prompt_logprobs.read(
+                self.logits, self.following, alternatives
+            )
 
     def read_first(self) -> list[Sampled]:
         """The first tokens of sequences that wait to join their batch.
@@ -72,16 +78,18 @@ class PrefillPass:
         postponed sequences were chosen without their grammars, and are dropped.
         """
         chosen = self.chosen
-        if chosen is None or all(one.first is not chosen for one in self.sequences):
+        if chosen is None or all(sequence.first is not chosen for sequence in self.sequences):
             return []
         tokens = chosen.read()
-        for one, token in zip(chosen.sequences, tokens, strict=True):
-            if one.first is chosen and not one.postponed:
-                accept(one, token, chosen.faults)
-                one.first_delivered = True
+        for sequence, token in zip(chosen.sequences, tokens, strict=True):
+            if sequence.first is chosen and not sequence.postponed:
+                accept(sequence, token, chosen.faults)
+                sequence.first_delivered = True
         sampled = sampled_of(chosen, tokens)
         return [
-            one for one in sampled if one.sequence.first is chosen and not one.sequence.postponed
+            sample
+            for sample in sampled
+            if sample.sequence.first is chosen and not sample.sequence.postponed
         ]
 
 
@@ -100,16 +108,16 @@ class PrefillPasses:
     @property
     def logit_bytes(self) -> int:
         """Bytes of logits that have not been read yet."""
-        logits = [one.logits for one in self._in_flight() if one.logits is not None]
-        return sum(one.nbytes for one in logits)
+        logits = [launched.logits for launched in self._in_flight() if launched.logits is not None]
+        return sum(array.nbytes for array in logits)
 
     def launch(
         self, parts: Sequence[tuple[ExecutorSequence, Prefill]], events: list[PlannerEvent]
     ) -> None:
         """Start a pass. Raises what MLX raises: the KV of all its sequences is then undefined."""
-        one, part = parts[0]
-        if one.media_prefill is not None or one.request.prompt_logprobs is not None:
-            self._alone(one, part, events)
+        sequence, part = parts[0]
+        if sequence.media_prefill is not None or sequence.request.prompt_logprobs is not None:
+            self._alone(sequence, part, events)
         else:
             self._together(parts, events)
 
@@ -156,9 +164,9 @@ class PrefillPasses:
         if self._earlier and self._earlier[0].ahead:
             return []
         passes, self._untimed = self._untimed, []
-        tokens = sum(one.tokens for one in passes)
-        seconds = sum(one.seconds for one in passes) / len(passes)
-        behind = sum(one.tokens * one.behind for one in passes) // tokens
+        tokens = sum(timed.tokens for timed in passes)
+        seconds = sum(timed.seconds for timed in passes) / len(passes)
+        behind = sum(timed.tokens * timed.behind for timed in passes) // tokens
         return [PrefillTimed(tokens // len(passes), seconds, behind)] * len(passes)
 
     def time(self, launched: PrefillPass) -> None:
@@ -166,14 +174,16 @@ class PrefillPasses:
         if launched.seconds < 0:
             launched.seconds = self._times.finished(launched.at, launched.done)
 
-    def forget(self, one: ExecutorSequence) -> None:
+    def forget(self, sequence: ExecutorSequence) -> None:
         """Ignore the sequence in all passes in flight."""
         for launched in self._in_flight():
-            launched.sequences = tuple(other for other in launched.sequences if other is not one)
+            launched.sequences = tuple(
+                other for other in launched.sequences if other is not sequence
+            )
 
-    def has(self, one: ExecutorSequence) -> bool:
+    def has(self, sequence: ExecutorSequence) -> bool:
         """Whether a pass of the sequence is in flight."""
-        return any(one in launched.sequences for launched in self._in_flight())
+        return any(sequence in launched.sequences for launched in self._in_flight())
 
     def clear(self) -> None:
         self._earlier, self._launched, self._untimed = [], [], []
@@ -181,23 +191,25 @@ class PrefillPasses:
     def _in_flight(self) -> list[PrefillPass]:
         return [*self._earlier, *self._launched]
 
-    def _alone(self, one: ExecutorSequence, part: Prefill, events: list[PlannerEvent]) -> None:
+    def _alone(self, sequence: ExecutorSequence, part: Prefill, events: list[PlannerEvent]) -> None:
         """Run a pass of a prompt with images or sounds, or with requested log-probabilities."""
-        group = Rows.gathered([one])
+        group = Rows.gathered([sequence])
         row = group.cache.layers
-        group.cache.expect(len(one.tokens) + 1)
-        start, end = part.start, self._end(one, part)
-        alternatives = one.request.prompt_logprobs
+        group.cache.expect(len(sequence.tokens) + 1)
+        start, end = part.start, self._end(sequence, part)
+        alternatives = sequence.request.prompt_logprobs
         if alternatives is not None:
             end = min(end, start + prompt_logprobs.longest_chunk(self._model.vocabulary))
-            end = end if one.media_prefill is None else one.media_prefill.uncut(start, end)
-        media = one.media_prefill if start < len(one.prompt) else None
+            end = (
+                end if sequence.media_prefill is None else sequence.media_prefill.uncut(start, end)
+            )
+        media = sequence.media_prefill if start < len(sequence.prompt) else None
         self.wait_for_earlier()
         if media is not None:
             if media.get_features(start, end):
                 return  # Encoding an image or a sound is a pass of its own: it cannot be cut.
-            end = min(end, len(one.prompt))
-        tokens = one.tokens[start:end]
+            end = min(end, len(sequence.prompt))
+        tokens = sequence.tokens[start:end]
 
         def run() -> mx.array:
             if media is not None:
@@ -205,33 +217,33 @@ class PrefillPasses:
             logits: mx.array = self._model.model(mx.array([tokens]), cache=row)
             return logits
 
-        launched = PrefillPass(len(tokens), len(tokens), start, (one,), self._times.clock())
+        launched = PrefillPass(len(tokens), len(tokens), start, (sequence,), self._times.clock())
         run = self._keeping_states(run, [len(tokens)], launched)
         last: mx.array | None = None
         if alternatives is not None:
             logits = run()
             last = logits[:, -1]
-            if start < len(one.prompt) - 1:
-                launched.following = one.prompt[start + 1 : end + 1]
+            if start < len(sequence.prompt) - 1:
+                launched.following = sequence.prompt[start + 1 : end + 1]
                 launched.logits = logits[0, : len(launched.following)]
-        elif end == len(one.tokens):
+        elif end == len(sequence.tokens):
             last = self._model.head.last(run, [len(tokens)])
         else:
             run()
-        one.history += tokens
-        self._finish_launch(launched, group, [(one, part, end)], last, events)
+        sequence.history += tokens
+        self._finish_launch(launched, group, [(sequence, part, end)], last, events)
 
     def _together(
         self, parts: Sequence[tuple[ExecutorSequence, Prefill]], events: list[PlannerEvent]
     ) -> None:
         """Run a pass of one prompt, or of several, each padded to the longest."""
         began = self._times.clock()
-        group = Rows.gathered([one for one, _ in parts])
-        group.cache.expect(max(len(one.tokens) for one, _ in parts) + 1)
+        group = Rows.gathered([sequence for sequence, _ in parts])
+        group.cache.expect(max(len(sequence.tokens) for sequence, _ in parts) + 1)
         planned = {part.sequence: part for _, part in parts}
-        ordered = [(one, planned[one.number]) for one in group.sequences]
-        ends = [(one, part, self._end(one, part)) for one, part in ordered]
-        texts = [one.tokens[part.start : end] for one, part, end in ends]
+        ordered = [(sequence, planned[sequence.number]) for sequence in group.sequences]
+        ends = [(sequence, part, self._end(sequence, part)) for sequence, part in ordered]
+        texts = [sequence.tokens[part.start : end] for sequence, part, end in ends]
         counts = [len(text) for text in texts]
         width = max(counts)
         padded = mx.array([[*text, *[0] * (width - len(text))] for text in texts])
@@ -245,21 +257,21 @@ class PrefillPasses:
         together = tuple(group.sequences)
         launched = PrefillPass(width * len(ends), sum(counts), behind, together, began)
         run = self._keeping_states(run, counts, launched)
-        whole = [at for at, (one, _, end) in enumerate(ends) if end == len(one.tokens)]
+        whole = [at for at, (sequence, _, end) in enumerate(ends) if end == len(sequence.tokens)]
         last: mx.array | None = None
         if whole:
             last = self._model.head.last(run, counts)
             last = last if len(whole) == len(ends) else last[mx.array(whole)]
         else:
             run()
-        for (one, _, _), text in zip(ends, texts, strict=True):
-            one.history += text
+        for (sequence, _, _), text in zip(ends, texts, strict=True):
+            sequence.history += text
         self._finish_launch(launched, group, ends, last, events)
 
     def _keeping_states(
         self, run: Callable[[], mx.array], counts: list[int], launched: PrefillPass
     ) -> Callable[[], mx.array]:
-        """`run`, which also keeps the hidden states that guessers read.
+        """`run`, which also stores the hidden states that guessers read.
 
         It copies those of the prompts' latest tokens, because a pass has many more.
         """
@@ -274,28 +286,30 @@ class PrefillPasses:
             passed = latest(seen, len(sequences))
             if passed is None:
                 return logits
-            for row, (one, count) in enumerate(zip(sequences, counts, strict=True)):
-                after = len(one.tokens) - len(one.history) - count
-                if one.media is None and after < MOST_STATES:
+            for row, (sequence, count) in enumerate(zip(sequences, counts, strict=True)):
+                after = len(sequence.tokens) - len(sequence.history) - count
+                if sequence.media is None and after < MOST_STATES:
                     kept = mx.contiguous(passed[row, max(count - MOST_STATES, 0) : count])
-                    one.states.add(kept)
+                    sequence.states.add(kept)
                     launched.marks.append(kept)
             return logits
 
         return watched
 
-    def _end(self, one: ExecutorSequence, part: Prefill) -> int:
+    def _end(self, sequence: ExecutorSequence, part: Prefill) -> int:
         """Where the next chunk ends.
 
         Before the prompt's last token if a prompt cache file needs the KV without that token. After
         the prompt if the prompt needs a pass of its own and tokens of its answer follow, as they do
         after a preemption.
         """
-        if self._model.reads_whole and part.start < len(one.prompt):
-            return min(part.end, len(one.prompt))
-        last = len(one.prompt) - 1
+        if self._model.reads_whole and part.start < len(sequence.prompt):
+            return min(part.end, len(sequence.prompt))
+        last = len(sequence.prompt) - 1
         early = (
-            part.start < last < part.end and not self._model.trims and self._files.want_prompt(one)
+            part.start < last < part.end
+            and not self._model.trims
+            and self._files.want_prompt(sequence)
         )
         return last if early else part.end
 
@@ -317,27 +331,27 @@ class PrefillPasses:
                 self.wait_for_earlier()
             launched.at = self._times.clock()
         # The last token of a prompt without an answer is not always prefilled.
-        launched.last = any(end >= len(one.tokens) - 1 for one, _, end in ends)
-        whole = [one for one, _, end in ends if end == len(one.tokens)]
+        launched.last = any(end >= len(sequence.tokens) - 1 for sequence, _, end in ends)
+        whole = [sequence for sequence, _, end in ends if end == len(sequence.tokens)]
         if last is not None and whole:
             chosen = first_tokens(whole, last, self._model, spent=self.grammar_seconds)
             launched.marks += chosen.arrays
             launched.chosen = chosen
-            for one in whole:
-                one.first = chosen
+            for sequence in whole:
+                sequence.first = chosen
         snapshots: list[kv.Snapshot] = []
         group.cache.own_states()
-        for at, (one, part, end) in enumerate(ends):
+        for at, (sequence, part, end) in enumerate(ends):
             kept = part.snapshot and end == part.end
             if kept:
-                one.snapshots[end] = group.cache.snapshot(at)
-                snapshots.append(one.snapshots[end])
-            last_token = len(one.prompt) - 1
-            if part.start < last_token <= end and self._files.want_prompt(one):
-                row = group.extract(one)
+                sequence.snapshots[end] = group.cache.snapshot(at)
+                snapshots.append(sequence.snapshots[end])
+            last_token = len(sequence.prompt) - 1
+            if part.start < last_token <= end and self._files.want_prompt(sequence):
+                row = group.extract(sequence)
                 kv.trim(row, end - last_token)
-                launched.saves.append((one, one.tokens[:last_token], row))
-            events.append(Prefilled(one.number, end, kept))
+                launched.saves.append((sequence, sequence.tokens[:last_token], row))
+            events.append(Prefilled(sequence.number, end, kept))
         launched.marks.append(group.cache.marker(snapshots))
         mx.async_eval(launched.marks)
         if launched.logits is not None:

@@ -15,27 +15,31 @@ class PrefixFiles:
     def __init__(self, model: EngineModel) -> None:
         self._model = model
 
-    def want_answer(self, one: ExecutorSequence) -> bool:
-        return one.finished and one.request.disk.saves_answer and self._may_hold(one)
+    def want_answer(self, sequence: ExecutorSequence) -> bool:
+        return sequence.finished and sequence.request.disk.saves_answer and self._may_hold(sequence)
 
-    def want_prompt(self, one: ExecutorSequence) -> bool:
+    def want_prompt(self, sequence: ExecutorSequence) -> bool:
         """Whether the prompt is saved without its last token, which a repeated request computes."""
-        if one.scoring is not None or not self._may_hold(one):
+        if sequence.scoring is not None or not self._may_hold(sequence):
             return False
-        return one.request.disk.saves_prompt(trimmable=self._model.trims)
+        return sequence.request.disk.saves_prompt(trimmable=self._model.trims)
 
-    def save(self, one: ExecutorSequence, tokens: Sequence[int], cache: kv.RowCache) -> None:
+    def save(self, sequence: ExecutorSequence, tokens: Sequence[int], cache: kv.RowCache) -> None:
         """Pass a copy of the KV to the disk thread."""
         assert self._model.disk is not None
         kv.evaluate(cache)
         copied, trimmable = kv.clone(cache), kv.can_trim(cache)
-        path = one.request.disk.path
+        path = sequence.request.disk.path
         self._model.disk.save(list(tokens), copied, trimmable=trimmable, path=path)
 
-    def _may_hold(self, one: ExecutorSequence) -> bool:
+    def _may_hold(self, sequence: ExecutorSequence) -> bool:
         """Whether the sequence's KV can be in a file: not if it has images.
 
         Checked before copying.
         """
         disk = self._model.disk
-        return disk is not None and one.media is None and disk.has_files(one.request.disk.path)
+        return (
+            disk is not None
+            and sequence.media is None
+            and disk.has_files(sequence.request.disk.path)
+        )

@@ -26,29 +26,29 @@ class Rows:
 
         Raises what MLX raises; the present rows are then unchanged.
         """
-        homes = [one.rows for one in sequences if one.rows is not None]
+        homes = [sequence.rows for sequence in sequences if sequence.rows is not None]
         if len(homes[0].sequences) == len(sequences) == homes.count(homes[0]):
             return homes[0]
         gathered = cls(kv.BatchCache(), sequences)
         members = [
-            home.cache.member(home.sequences.index(one))
-            for one, home in zip(sequences, homes, strict=True)
+            home.cache.member(home.sequences.index(sequence))
+            for sequence, home in zip(sequences, homes, strict=True)
         ]
         if len(sequences) == 1:
             members = [(homes[0].extract(sequences[0]), 0)]
         gathered.cache.join(members)
-        for one, home in zip(sequences, homes, strict=True):
-            home.leave([one])
-            one.rows = gathered
+        for sequence, home in zip(sequences, homes, strict=True):
+            home.leave([sequence])
+            sequence.rows = gathered
         return gathered
 
-    def extract(self, one: ExecutorSequence) -> kv.RowCache:
+    def extract(self, sequence: ExecutorSequence) -> kv.RowCache:
         """A copy of the KV of a sequence, in buffers of its own; `history` has its tokens."""
-        return self.cache.extract(self.sequences.index(one))
+        return self.cache.extract(self.sequences.index(sequence))
 
-    def take(self, one: ExecutorSequence) -> kv.RowCache:
+    def take(self, sequence: ExecutorSequence) -> kv.RowCache:
         """The KV of a sequence that will leave, in buffers that are no larger than needed."""
-        return self.extract(one)
+        return self.extract(sequence)
 
     def settle(self) -> None:
         """Copy the remaining sequences after a leave, so that the larger arrays are freed."""
@@ -57,5 +57,5 @@ class Rows:
 
     def leave(self, leaving: Sequence[ExecutorSequence]) -> None:
         gone = set(map(id, leaving))
-        self.cache.leave([at for at, one in enumerate(self.sequences) if id(one) in gone])
-        self.sequences = [one for one in self.sequences if id(one) not in gone]
+        self.cache.leave([at for at, sequence in enumerate(self.sequences) if id(sequence) in gone])
+        self.sequences = [sequence for sequence in self.sequences if id(sequence) not in gone]

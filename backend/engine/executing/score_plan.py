@@ -52,7 +52,7 @@ class ScorePlan:
     @property
     def longest(self) -> int:
         """Tokens of the longest continuation."""
-        return max((len(one.tokens) for one in self.continuations), default=0)
+        return max((len(continuation.tokens) for continuation in self.continuations), default=0)
 
 
 def require_bounded(request: ScoreRequest) -> None:
@@ -105,7 +105,7 @@ def plan(
     continuations = [Continuation()] * len(texts)
     for place in scored:
         continuations[place] = Continuation(tuple(texts[place][start:]), shared[place] - start)
-    total = sum(len(one.tokens) for one in continuations)
+    total = sum(len(continuation.tokens) for continuation in continuations)
     if total > MOST_TOKENS:
         raise InvalidRequest(
             f"{named('candidates')} have {total} tokens together: send at most {MOST_TOKENS} at a"

@@ -38,7 +38,9 @@ class Scoring:
 
     def __init__(self, plan: ScorePlan, *, side_by_side: bool) -> None:
         self._plan = plan
-        longer = [at for at, one in enumerate(plan.continuations) if len(one.tokens) > 1]
+        longer = [
+            at for at, continuation in enumerate(plan.continuations) if len(continuation.tokens) > 1
+        ]
         self.width = min(max(len(longer), 1), WIDEST) if side_by_side else 1
         self._longer = sorted(longer, key=lambda at: -len(plan.continuations[at].tokens))
         self.restart()
@@ -67,8 +69,14 @@ class Scoring:
     def results(self) -> tuple[tuple[TokenLogprob, ...], ...]:
         """Per candidate, its tokens with their log-probabilities (natural)."""
         return tuple(
-            tuple(map(TokenLogprob, one.tokens[one.scored_from :], values[one.scored_from :]))
-            for one, values in zip(self._plan.continuations, self._values, strict=True)
+            tuple(
+                map(
+                    TokenLogprob,
+                    continuation.tokens[continuation.scored_from :],
+                    values[continuation.scored_from :],
+                )
+            )
+            for continuation, values in zip(self._plan.continuations, self._values, strict=True)
         )
 
     def step(self, model: Any, vocabulary: int, row: kv.RowCache, budget: int) -> tuple[int, int]:
@@ -86,7 +94,10 @@ class Scoring:
 
     def _begin(self, model: Any, row: kv.RowCache) -> None:
         logits = model(mx.array([self._plan.prefix[-1:]]), cache=row)[0, -1]
-        firsts = [one.tokens[0] if one.tokens else 0 for one in self._plan.continuations]
+        firsts = [
+            continuation.tokens[0] if continuation.tokens else 0
+            for continuation in self._plan.continuations
+        ]
         values = _values(logits)[mx.array(firsts)]
         mx.eval(values)
         kv.evaluate(row)

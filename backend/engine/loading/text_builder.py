@@ -36,7 +36,7 @@ from backend.engine.planning.pace import Pace
 from backend.engine.prompting.chat import chat_format
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.prompting.tool_support import call_format
-from backend.engine.ranks.group import spread
+from backend.engine.ranks.group import broadcast
 from backend.engine.served_model import ServedModel
 from backend.engine.token_text import TokenTexts
 from backend.engine.units import MIB
@@ -221,7 +221,7 @@ def build(
         repetition_guard=settings.repetition_guard,
         blas=blas,
         leader=ranks.leader if ranks else None,
-        spread=spread if ranks else None,
+        broadcast=broadcast if ranks else None,
     )
     verdicts = known.get("verdicts", {})
     if settings.load_trial is not False:

@@ -147,14 +147,14 @@ def _load(
     from mlx_lm.utils import load_model as open_text_model
 
     from backend.engine.loading.dense import unread_layer
-    from backend.engine.ranks.likeness import likeness, require_alike
+    from backend.engine.ranks.fingerprint import fingerprint, require_alike
     from backend.engine.ranks.sharding import keep_heads, keep_layers, way_of
 
     tokenizer = load_tokenizer(checkpoint, settings)
     yield "engine"
     reports: Sequence[Value] = ()
     if member is not None:
-        own = likeness(checkpoint, type_ or "") | {"memory": memory_limit(device, settings)}
+        own = fingerprint(checkpoint, type_ or "") | {"memory": memory_limit(device, settings)}
         reports = member.agree(own)
         if member.place.rank == 0:  # the others would log the same again
             require_alike(checkpoint.name, member.place, reports)

@@ -1,7 +1,7 @@
 """Decodes a request's media within limits; the entry point of this package.
 
 Runs on a prompt thread and does not use MLX. An item that cannot be decoded ends the request with
-an error that names it. No item is ever dropped, because an answer about a picture that the model
+an error that names it. No item is ever dropped, because an answer about an image that the model
 has not seen is worse than no answer.
 """
 
@@ -33,7 +33,7 @@ def decode(
     videos: Sequence[str] = (),
     used: Callable[[], int | None] = lambda: None,
 ) -> Media:
-    """Every item of a request, decoded. Raises InvalidRequest, which names the item.
+    """Decode every item of a request. Raises InvalidRequest, which names the item.
 
     used: as for `decode_picture`.
     """

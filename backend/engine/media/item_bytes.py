@@ -28,7 +28,7 @@ _HEADER = 64  # characters of base64 that are enough to recognise a file format
 
 
 def item_bytes(text: str, most: int, *, allow_paths: bool) -> bytes:
-    """The bytes of an item, at most `most`. Raises BadItem."""
+    """Read the bytes of an item, at most `most`. Raises BadItem."""
     start = text[:_LONGEST_PATH].lstrip()
     if not start:
         raise BadItem("is empty: send base64 or a data URI")

@@ -15,7 +15,7 @@ SOUND_RATE = 16_000
 class Picture:
     """One image: upright, RGB, with transparency replaced by white.
 
-    digest: SHA-256 of size and pixels, so equal pictures from different files have equal digests.
+    digest: SHA-256 of size and pixels, so equal images from different files have equal digests.
     """
 
     pixels: Image
@@ -38,7 +38,8 @@ class Video:
     """Frames of one video, all of the same size.
 
     places: the index of each frame in the video, which has `count` frames at `rate` per second.
-    digest: SHA-256 of frames and places. cost: processor time that decoding took, in seconds.
+    digest: SHA-256 of frames and places.
+    cost: processor time that decoding took, in seconds.
     """
 
     frames: tuple[Picture, ...]

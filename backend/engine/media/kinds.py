@@ -58,7 +58,7 @@ _BRANDS = {
 
 
 def kind_of(content: bytes) -> str | None:
-    """The common name of a file's format; None if it is unknown."""
+    """Return the common name of a file's format; None if it is unknown."""
     for name, beginnings in _BEGINNINGS.items():
         if content.startswith(beginnings):
             return name
@@ -73,7 +73,7 @@ def kind_of(content: bytes) -> str | None:
 
 
 def require_format(content: bytes, noun: str, decoded: Sequence[str]) -> str:
-    """The format of a file if it is one of `decoded`. Raises BadItem.
+    """Return the format of a file if it is one of `decoded`. Raises BadItem.
 
     noun: what the file should be, such as `image`.
     """

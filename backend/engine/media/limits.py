@@ -23,12 +23,15 @@ VIDEO_MEMORY: Final = 1024 * MIB
 class MediaLimits:
     """The limits of one loaded model, for each request.
 
-    images, videos, audios: number of items. item_bytes: size of one item's file. image_pixels:
-    pixels of one image, of one stored video frame, and of all frames used of one video together;
-    all images and videos of a request together may have `PICTURES_IN_ALL` times as many.
-    video_frames: frames used of one video. video_seconds: length of one video. audio_seconds:
-    length of all sounds of a request together. allow_paths: whether an item may be the path of a
-    file on this machine.
+    images, videos, audios: number of items.
+    item_bytes: size of one item's file.
+    image_pixels: pixels of one image, of one stored video frame, and of all frames used of one
+        video together; all images and videos of a request together may have `PICTURES_IN_ALL` times
+        as many.
+    video_frames: frames used of one video.
+    video_seconds: length of one video.
+    audio_seconds: length of all sounds of a request together.
+    allow_paths: whether an item may be the path of a file on this machine.
     """
 
     images: int = DEFAULT_COUNT
@@ -43,7 +46,7 @@ class MediaLimits:
 
 
 def shape_problem(width: int, height: int) -> str:
-    """Why a picture or frame of this size in pixels is refused; "" if it is not."""
+    """Why an image or frame of this size in pixels is refused; "" if it is not."""
     size = f"is {width} x {height} pixels"
     if min(width, height) < 1:
         return f"{size}: it has no content"

@@ -1,4 +1,4 @@
-"""Decodes an image file to a picture: upright, RGB, within limits, from untrusted bytes.
+"""Decodes an image file to pixels: upright, RGB, within limits, from untrusted bytes.
 
 Pillow may use only the format that the first bytes show, so none of its plugins that start other
 programs can run. All limits are checked against the header, before pixels take memory. A JPEG is
@@ -43,11 +43,14 @@ warnings.filterwarnings("ignore", module=r"PIL\..*")
 def decode_picture(
     content: bytes, most: int, allowed: int, used: Callable[[], int | None] = lambda: None
 ) -> Picture:
-    """The picture in a file.
+    """Decode the image in a file.
 
-    most: pixels that are left for it in this request. allowed: pixels that any one image may have.
+    most: pixels that are left for it in this request.
+    allowed: pixels that any one image may have.
     used: returns the pixels to which the model's processor scales a large image down, or None if
-    that is unknown. Raises BadItem.
+        that is unknown.
+
+    Raises BadItem.
     """
     name = require_format(content, "image", FORMATS)
     try:
@@ -63,7 +66,7 @@ def decode_picture(
 
 
 def picture_of(pixels: Image.Image) -> Picture:
-    """The picture for an RGB image."""
+    """Return the pixels of an RGB image."""
     width, height = pixels.size
     digest = hashlib.sha256(f"{width}x{height}:".encode())
     rows = max(_STRIP // (3 * width), 1)

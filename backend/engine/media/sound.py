@@ -1,4 +1,4 @@
-"""Decodes a sound file to samples: one channel, 16 kHz, float32, within limits.
+"""Decodes an audio file to samples: one channel, 16 kHz, float32, within limits.
 
 The container is recognised by its bytes. Samples are read in blocks and mixed down immediately, so
 a small file with hours of silence costs no more than the allowed seconds.
@@ -22,7 +22,7 @@ _BLOCK = 1 << 16
 
 
 def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
-    """The sound in a file.
+    """Decode the audio in a file.
 
     most: seconds that are left for it in this request. allowed: seconds that all sounds of a
     request may have together. Raises BadItem.

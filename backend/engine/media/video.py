@@ -44,7 +44,7 @@ _CAUSES = {-signal.SIGXCPU: _SLOW, -signal.SIGKILL: _LARGE, TOO_LARGE: _LARGE}
 def decode_video(
     content: bytes, most: int, limits: MediaLimits, cpu_seconds: float = VIDEO_CPU_SECONDS
 ) -> Video:
-    """The frames of a file.
+    """Decode the frames of a file.
 
     most: pixels that the frames may have together; larger frames are scaled down. cpu_seconds: the
     rest of the request's VIDEO_CPU_SECONDS. Raises BadItem, also if decoding crashes or exceeds a

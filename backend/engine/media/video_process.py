@@ -48,9 +48,12 @@ _WHOLE = 0.9
 class Task:
     """The limits for decoding a video.
 
-    kind: one of FORMATS. frames: maximum number of frames to return. pixels: maximum of one stored
-    frame. kept_pixels: maximum of all returned frames together, which are scaled down to it.
-    seconds: maximum length of the video. cpu_seconds: maximum processor time.
+    kind: one of FORMATS.
+    frames: maximum number of frames to return.
+    pixels: maximum of one stored frame.
+    kept_pixels: maximum of all returned frames together, which are scaled down to it.
+    seconds: maximum length of the video.
+    cpu_seconds: maximum processor time.
     """
 
     kind: str
@@ -65,8 +68,9 @@ class Task:
 class Found:
     """A decoded video.
 
-    width, height: of the returned frames. places: the index of each of them in the video, which has
-    `count` frames at `rate` per second. cost: processor time of decoding, in seconds.
+    width, height: of the returned frames.
+    places: the index of each of them in the video, which has `count` frames at `rate` per second.
+    cost: processor time of decoding, in seconds.
     """
 
     width: int

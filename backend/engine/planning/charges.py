@@ -42,18 +42,18 @@ class Charges:
         """Bytes that the admitted sequences are charged for."""
         admitted = sequences.admitted.values()
         used = sum(map(self.rectangle, (*sequences.groups(), *sequences.batches().values())))
-        used += sum(one.arrived.beside for one in admitted)
+        used += sum(sequence.arrived.beside for sequence in admitted)
         return used + self.snapshots(admitted) + self.least_pass(sequences.of("prefill"))
 
-    def newcomer(self, one: SequenceState, *, alone: bool) -> int:
+    def newcomer(self, sequence: SequenceState, *, alone: bool) -> int:
         """Bytes needed to admit one more sequence.
 
         These are its own, those of its smallest pass and, unless it would be alone, those of a copy
         while it joins a batch.
         """
-        copied = 0 if alone else self._cost.of(one.total)
-        own = one.width * self.row(one.charged) + one.arrived.beside
-        return own + copied + self.smallest_pass(one)
+        copied = 0 if alone else self._cost.of(sequence.total)
+        own = sequence.width * self.row(sequence.charged) + sequence.arrived.beside
+        return own + copied + self.smallest_pass(sequence)
 
     def row(self, tokens: int) -> int:
         """Bytes of one row of `tokens` tokens.
@@ -65,12 +65,14 @@ class Charges:
 
     def rectangle(self, members: Collection[SequenceState]) -> int:
         """Bytes of sequences that share arrays: each takes as much as the longest."""
-        return sum(one.width for one in members) * self.row(max(one.charged for one in members))
+        return sum(sequence.width for sequence in members) * self.row(
+            max(sequence.charged for sequence in members)
+        )
 
     def growth(self, batches: Iterable[Collection[SequenceState]]) -> tuple[int, int]:
         """The tokens that every sequence may add without more KV, and the bytes that this adds."""
-        charged = [[one.charged for one in members] for members in batches]
-        tokens = min(-one % GROWTH_STEP for lengths in charged for one in lengths)
+        charged = [[sequence.charged for sequence in members] for members in batches]
+        tokens = min(-length % GROWTH_STEP for lengths in charged for length in lengths)
         growth = 0
         for lengths in charged:
             longest = max(lengths)
@@ -79,20 +81,23 @@ class Charges:
 
     def spare_rows(self, members: Collection[SequenceState], rows: int) -> int:
         """Bytes of rows that no sequence uses, in the rectangle of these sequences."""
-        return rows * self._cost.of(max(one.charged for one in members))
+        return rows * self._cost.of(max(sequence.charged for sequence in members))
 
     def snapshots(self, admitted: Collection[SequenceState]) -> int:
         """Bytes of the snapshots that these sequences have or will take."""
         if self._trims:
             return 0
         return sum(
-            (len(one.snapshots) + one.wanted_snapshots) * self._cost.snapshot(one.prompt)
-            for one in admitted
+            (len(sequence.snapshots) + sequence.wanted_snapshots)
+            * self._cost.snapshot(sequence.prompt)
+            for sequence in admitted
         )
 
-    def entry(self, one: SequenceState, filled: int) -> int:
+    def entry(self, sequence: SequenceState, filled: int) -> int:
         """Bytes of an entry of a sequence's first `filled` tokens, with its snapshots."""
-        return self._cost.of(filled) + len(one.snapshots) * self._cost.snapshot(one.prompt)
+        return self._cost.of(filled) + len(sequence.snapshots) * self._cost.snapshot(
+            sequence.prompt
+        )
 
     # Passes.
 
@@ -100,28 +105,30 @@ class Charges:
         """Bytes that let every one of these sequences in prefill proceed, one at a time."""
         return max(map(self.smallest_pass, filling), default=0)
 
-    def smallest_pass(self, one: SequenceState) -> int:
-        tokens = max(min(one.least, one.target - one.filled), one.fewest)
-        return self.prefill_pass(one, tokens, one.charged if one.arrived.scores else one.total)
+    def smallest_pass(self, sequence: SequenceState) -> int:
+        tokens = max(min(sequence.least, sequence.target - sequence.filled), sequence.fewest)
+        return self.prefill_pass(
+            sequence, tokens, sequence.charged if sequence.arrived.scores else sequence.total
+        )
 
-    def prefill_pass(self, one: SequenceState, tokens: int, seen: int, rows: int = 1) -> int:
+    def prefill_pass(self, sequence: SequenceState, tokens: int, seen: int, rows: int = 1) -> int:
         """Bytes of a pass of `rows` rows like this one, over `tokens` tokens of each.
 
         An image or a sound is encoded in a pass of its own; the pass that needs its features waits
         for that.
         """
         # Rows of different lengths, and long sequences in a sliding window, need an array as mask.
-        several = rows > 1 or one.arrived.scores
+        several = rows > 1 or sequence.arrived.scores
         masked = seen if several else min(seen, self._window and self._window + tokens)
         nbytes = self._passes.of(rows * tokens, seen, masked)
-        if one.arrived.scores or one.arrived.fresh:
+        if sequence.arrived.scores or sequence.arrived.fresh:
             nbytes += rows * tokens * self._passes.per_choice
-        reads = any(one.filled < stop for _, stop in one.arrived.spans)
-        return max(nbytes, one.arrived.encodes if reads else 0)
+        reads = any(sequence.filled < stop for _, stop in sequence.arrived.spans)
+        return max(nbytes, sequence.arrived.encodes if reads else 0)
 
     def shared_pass(self, members: Sequence[SequenceState], tokens: int, seen: int) -> int:
         """Bytes of a pass, and of the padding that it adds to the KV of its members."""
-        padding = self.rectangle(members) - sum(self.rectangle([one]) for one in members)
+        padding = self.rectangle(members) - sum(self.rectangle([sequence]) for sequence in members)
         return self.prefill_pass(members[0], tokens, seen, len(members)) + padding
 
     def guesses(self, rows: int, width: int, longest: int) -> int:
@@ -134,13 +141,17 @@ class Charges:
         fed = width + (MOST_AGAIN if state else 0)
         return self._passes.chosen(rows * fed, longest) + 2 * rows * state
 
-    def fitting(self, one: SequenceState, tokens: int, left: int) -> int:
+    def fitting(self, sequence: SequenceState, tokens: int, left: int) -> int:
         """How many of the tokens a pass of at most `left` bytes can process; 0 if none."""
-        least = one.fewest
+        least = sequence.fewest
         tokens = max(tokens, least)
-        seen = one.charged if one.arrived.scores else min(one.filled + tokens, one.target)
-        if self.prefill_pass(one, least, seen) > left:
+        seen = (
+            sequence.charged
+            if sequence.arrived.scores
+            else min(sequence.filled + tokens, sequence.target)
+        )
+        if self.prefill_pass(sequence, least, seen) > left:
             return 0
-        while self.prefill_pass(one, tokens, seen) > left:
+        while self.prefill_pass(sequence, tokens, seen) > left:
             tokens = max(tokens // 2, least)
         return tokens

@@ -122,10 +122,12 @@ class GuessWidth:
     ) -> None:
         """Record a finished step.
 
-        width: as chosen. proposed: guesses of all sequences. right: for each sequence, how many
-        guesses were right. seconds: since the previous step if that had the same sequences; 0 if
-        unknown. behind: sequences without guesses because their guesser has yet to catch up with a
-        long prompt; that says nothing about the guesses to come.
+        width: as chosen.
+        proposed: guesses of all sequences.
+        right: for each sequence, how many guesses were right.
+        seconds: since the previous step if that had the same sequences; 0 if unknown.
+        behind: sequences without guesses because their guesser has yet to catch up with a long
+            prompt; that says nothing about the guesses to come.
         """
         known = self._known(rows, longest)
         changed, self._latest = width != self._latest, width

@@ -21,7 +21,8 @@ GROWTH_STEP = 256  # tokens by which mlx-lm's KV caches grow (`KVCache.step`)
 class CacheCost:
     """Bytes of KV that one sequence needs.
 
-    per_token: bytes per token, in layers that keep every token. fixed: bytes of recurrent state.
+    per_token: bytes per token, in layers that store every token.
+    fixed: bytes of recurrent state.
     windowed: (bytes per token, maximum tokens) of layers with a sliding window.
     """
 
@@ -46,12 +47,15 @@ class PassCost:
 
     An upper bound may be replaced by what was measured, while no sequence is charged (`become`).
 
-    per_token: for every token in it, including padding. per_pair: for every token and each token
-    that it attends to: attention scores, if MLX has no fused kernel. per_mask: for every such pair,
-    in addition, if the mask is an array: MLX's CUDA kernels need it as a number for every attention
-    head. per_choice: for every token whose logits are computed. per_filter: in addition, if filters
-    look at the whole vocabulary. per_small: for every pair, if the pass has several tokens, but at
-    most most_small in all: attention by plain operations (`small_attention`).
+    per_token: for every token in it, including padding.
+    per_pair: for every token and each token that it attends to: attention scores, if MLX has no
+        fused kernel.
+    per_mask: for every such pair, in addition, if the mask is an array: MLX's CUDA kernels need it
+        as a number for every attention head.
+    per_choice: for every token whose logits are computed.
+    per_filter: in addition, if filters look at the whole vocabulary.
+    per_small: for every pair, if the pass has several tokens, but at most most_small in all:
+        attention by plain operations (`small_attention`).
     """
 
     per_token: int = 0
@@ -73,8 +77,8 @@ class PassCost:
 
     def become(self, other: PassCost) -> None:
         """Take the values of another cost, wherever this one is used."""
-        for one in fields(self):
-            setattr(self, one.name, getattr(other, one.name))
+        for attribute in fields(self):
+            setattr(self, attribute.name, getattr(other, attribute.name))
 
     def chosen(self, rows: int, seen: int) -> int:
         """Bytes of a decode step of `rows` rows, whose lengths may differ."""
@@ -85,14 +89,18 @@ class PassCost:
 class Limits:
     """What a loaded model allows the planner.
 
-    cost: of one sequence's KV. passes: temporary memory of forward passes. slots: maximum number of
-    admitted sequences. room: bytes left after the weights. prompt_cache: bytes of these for stored
-    entries. max_entries: maximum number of stored entries; 0 means no limit. prefill_chunk: maximum
-    number of tokens of one prefill pass. stall_ms: longest pause of running streams that a prefill
-    pass may cause. together: whether prompts of different lengths can share a prefill pass. trims:
-    whether every layer's cache can be truncated to any length. guesses: maximum number of guesses
-    that a decode step checks for a sequence. draft: cost of the KV of a draft model, in addition to
-    the model's own.
+    cost: of one sequence's KV.
+    passes: temporary memory of forward passes.
+    slots: maximum number of admitted sequences.
+    room: bytes left after the weights.
+    prompt_cache: bytes of these for stored entries.
+    max_entries: maximum number of stored entries; 0 means no limit.
+    prefill_chunk: maximum number of tokens of one prefill pass.
+    stall_ms: longest pause of running streams that a prefill pass may cause.
+    together: whether prompts of different lengths can share a prefill pass.
+    trims: whether every layer's cache can be truncated to any length.
+    guesses: maximum number of guesses that a decode step checks for a sequence.
+    draft: cost of the KV of a draft model, in addition to the model's own.
     """
 
     cost: CacheCost
@@ -116,16 +124,22 @@ class Limits:
 class Arrived:
     """A new sequence.
 
-    key: the prompt in the form that caches compare. tokens: the prompt's token ids. limit: maximum
-    number of tokens to generate. spans: ranges of the prompt inside which no cache may be cut
-    (images, sounds). whole: whether a prefill pass must not cut them either. places: prompt lengths
-    that later prompts are likely to share. on_disk: how many tokens of the prompt a file holds.
-    width: rows of KV that it may need at once. fresh: the whole prompt must be computed, whatever
-    is stored. alone: its prefill cannot share a pass. joins: whether tokens are generated after the
-    prompt. scores: whether continuations are scored instead. keep: whether its KV is worth storing
-    when it ends. encodes: bytes that encoding the largest of its images and sounds takes. beside:
-    bytes that it needs in addition to KV for as long as it is admitted. guesses: maximum number of
-    guesses that a decode step may check for it.
+    key: the prompt in the form that caches compare.
+    tokens: the prompt's token ids.
+    limit: maximum number of tokens to generate.
+    spans: ranges of the prompt inside which no cache may be cut (images, sounds).
+    whole: whether a prefill pass must not cut them either.
+    places: prompt lengths that later prompts are likely to share.
+    on_disk: how many tokens of the prompt a file holds.
+    width: rows of KV that it may need at once.
+    fresh: the whole prompt must be computed, whatever is stored.
+    alone: its prefill cannot share a pass.
+    joins: whether tokens are generated after the prompt.
+    scores: whether continuations are scored instead.
+    keep: whether its KV is worth storing when it ends.
+    encodes: bytes that encoding the largest of its images and sounds takes.
+    beside: bytes that it needs in addition to KV for as long as it is admitted.
+    guesses: maximum number of guesses that a decode step may check for it.
     """
 
     sequence: int
@@ -190,8 +204,11 @@ class Lost:
 class Stored:
     """An entry was stored.
 
-    entry: its number. length: its tokens. after: those of them that follow the prompt. nbytes:
-    bytes that it holds. places: lengths at which it can be used; None means any.
+    entry: its number.
+    length: its tokens.
+    after: those of them that follow the prompt.
+    nbytes: bytes that it holds.
+    places: lengths at which it can be used; None means any.
     """
 
     entry: int
@@ -243,10 +260,14 @@ class Masked:
 class Guessed:
     """A decode step of a batch that the plan's `guess` lists has ended.
 
-    rows: number of sequences. longest: tokens of the longest. width: as planned. proposed: guesses
-    of all sequences. right: of each sequence, the guesses that were right. seconds: since the
-    previous step, if that had the same sequences and nothing else ran; 0 if unknown. behind:
-    sequences without guesses because their guesser has yet to catch up.
+    rows: number of sequences.
+    longest: tokens of the longest.
+    width: as planned.
+    proposed: guesses of all sequences.
+    right: of each sequence, the guesses that were right.
+    seconds: since the previous step, if that had the same sequences and nothing else ran; 0 if
+        unknown.
+    behind: sequences without guesses because their guesser has yet to catch up.
     """
 
     rows: int
@@ -262,9 +283,11 @@ class Guessed:
 class OtherBytes:
     """Bytes besides the weights that neither sequences nor stored entries hold.
 
-    nbytes: memory that will be free soon: KV on its way to the disk. features: features of earlier
-    images and sounds, which are evicted when sequences need the memory. files: KV that was read
-    from disk for sequences that wait; it is free when they start, or when a plan gives it up.
+    nbytes: memory that will be free soon: KV on its way to the disk.
+    features: features of earlier images and sounds, which are evicted when sequences need the
+        memory.
+    files: KV that was read from disk for sequences that wait; it is free when they start, or when a
+        plan gives it up.
     texts: the working memory for which a batch of texts to embed waits; 0 if none waits.
     """
 
@@ -317,9 +340,10 @@ class Source:
 class Start:
     """Give a sequence its KV.
 
-    tokens: its prompt, and what it had generated before a preemption. width: rows of KV that it may
-    use at once. snapshots: the lengths within the source at which it has snapshots, copied from the
-    source or taken now.
+    tokens: its prompt, and what it had generated before a preemption.
+    width: rows of KV that it may use at once.
+    snapshots: the lengths within the source at which it has snapshots, copied from the source or
+        taken now.
     """
 
     sequence: int
@@ -387,13 +411,15 @@ class StepPlan:
 
     A step that only decodes may have the plan of the one before it, number included.
 
-    features: bytes that features of images and sounds may keep; None means no change. unread:
-    waiting sequences that lose the KV that was read from disk for them. preempt: sequences that
-    lose their KV and start again later. prefill: the passes, each with the sequences
-    computed in it. decode: how many sequences decode in each batch, by its number. guess: by batch,
-    the maximum number of guesses to check for each sequence; batches not listed check none, and
-    their steps are not reported as `Guessed`. rows: by batch, how many rows its KV may have, with
-    spare ones into which sequences can join; exactly those of its sequences for batches not listed.
+    features: bytes that features of images and sounds may keep; None means no change.
+    unread: waiting sequences that lose the KV that was read from disk for them.
+    preempt: sequences that lose their KV and start again later.
+    prefill: the passes, each with the sequences computed in it.
+    decode: how many sequences decode in each batch, by its number.
+    guess: by batch, the maximum number of guesses to check for each sequence; batches not listed
+        check none, and their steps are not reported as `Guessed`.
+    rows: by batch, how many rows its KV may have, with unused ones into which sequences can join;
+        exactly those of its sequences for batches not listed.
     ahead: whether the passes may start before those of the step before have ended.
     """
 

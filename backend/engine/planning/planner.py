@@ -51,7 +51,7 @@ _PATIENCE = 10.0
 # A disk counts as one that never finishes writing after this many seconds, and at this speed.
 _DISK_PATIENCE = 60.0
 _DISK_SPEED = 10 << 20  # bytes per second
-# maximum share of a batch's bytes that may be padding, and of its rows that may be spare
+# maximum share of a batch's bytes that may be padding, and of its rows that may be unused
 _WASTE = 0.25
 _MOST_BATCHES = 4
 _MOST_SNAPSHOTS = 16
@@ -233,8 +233,8 @@ class Planner:
         match event:
             case Generated(tokens):
                 for number, own in tokens.items():
-                    if one := self.sequences.by_number.get(number):
-                        one.generated += own
+                    if sequence := self.sequences.by_number.get(number):
+                        sequence.generated += own
             case Arrived():
                 self.sequences.by_number[event.sequence] = SequenceState(
                     event, now, event.width, on_disk=event.on_disk
@@ -243,23 +243,23 @@ class Planner:
                 if event.on_disk:
                     self._files = self._read  # given up while its file was being read
             case Started(number, reused):
-                if one := self.sequences.by_number.get(number):
+                if sequence := self.sequences.by_number.get(number):
                     # Less than planned, because a file has disappeared. The executor has left out
                     # the rest of the plan for this sequence, so it is planned again.
-                    one.filled = reused
-                    one.snapshots = {place for place in one.snapshots if place <= reused}
+                    sequence.filled = reused
+                    sequence.snapshots = {place for place in sequence.snapshots if place <= reused}
             case Prefilled(number, filled, snapshot):
-                if one := self.sequences.by_number.get(number):
-                    one.filled = filled
+                if sequence := self.sequences.by_number.get(number):
+                    sequence.filled = filled
                     if snapshot:
-                        one.snapshots.add(filled)
+                        sequence.snapshots.add(filled)
             case Ended(number, failed):
-                if one := self.sequences.by_number.get(number):
-                    self._ended(one, failed=failed)
+                if sequence := self.sequences.by_number.get(number):
+                    self._ended(sequence, failed=failed)
             case Lost(number):
-                if one := self.sequences.by_number.get(number):
-                    self.sequences.preempt(one, self._steps)
-                    one.lost = True
+                if sequence := self.sequences.by_number.get(number):
+                    self.sequences.preempt(sequence, self._steps)
+                    sequence.lost = True
             case Stored():
                 self.entries.stored(event)
             case NotStored(entry):
@@ -273,8 +273,8 @@ class Planner:
                 self._turns.decoded(seconds)
             case Masked(number, seconds, postponed):
                 self.masks.masked(seconds)
-                if one := self.sequences.by_number.get(number):
-                    one.mask_seconds, one.postponed = seconds, postponed
+                if sequence := self.sequences.by_number.get(number):
+                    sequence.mask_seconds, sequence.postponed = seconds, postponed
             case Guessed(rows, longest, width, proposed, right, seconds, behind):
                 self.widths.learn(rows, longest, width, proposed, right, seconds, behind)
             case OtherBytes(nbytes, features, files, texts):
@@ -286,11 +286,11 @@ class Planner:
             case MemoryShort():
                 self.entries.clear()
 
-    def _ended(self, one: SequenceState, *, failed: bool) -> None:
-        filled = 0 if failed else one.storable
-        entry = self.entries.number_for(one, filled) if filled else None
-        self.sequences.remove(one.number)
-        self._leaving.append(Leave(one.number, entry))
+    def _ended(self, sequence: SequenceState, *, failed: bool) -> None:
+        filled = 0 if failed else sequence.storable
+        entry = self.entries.number_for(sequence, filled) if filled else None
+        self.sequences.remove(sequence.number)
+        self._leaving.append(Leave(sequence.number, entry))
 
     # Memory.
 
@@ -307,10 +307,10 @@ class Planner:
         Only their start would free it, so they could wait for ever. starting: a sequence that keeps
         its own, because it is about to start.
         """
-        for one in self.sequences.of("waiting"):
-            if one.on_disk and one is not starting:
-                one.on_disk = 0
-                self._unread.append(one.number)
+        for sequence in self.sequences.of("waiting"):
+            if sequence.on_disk and sequence is not starting:
+                sequence.on_disk = 0
+                self._unread.append(sequence.number)
         self._files = 0
 
     def _make_room(self) -> tuple[list[Leave], list[Refusal], int]:
@@ -328,58 +328,64 @@ class Planner:
         if self._files and self._used() > self._room:
             self._drop_files()
         while (used := self._used()) > self._room and (admitted := self.sequences.admitted):
-            one = next(reversed(admitted.values()))
+            sequence = next(reversed(admitted.values()))
             if len(admitted) == 1:
                 soon_free = used <= self.limits.room - self._claim
-                if soon_free and not (self._disk_hangs and one.state == "prefill"):
+                if soon_free and not (self._disk_hangs and sequence.state == "prefill"):
                     break
-                if one.least > 1:
-                    one.least = 1
+                if sequence.least > 1:
+                    sequence.least = 1
                     continue
                 if soon_free:
-                    refused.append(self._refuse(one, used))
+                    refused.append(self._refuse(sequence, used))
                     continue
                 if used - self._charges.snapshots(admitted.values()) > self.limits.room:
-                    refused.append(self._refuse(one, used))
+                    refused.append(self._refuse(sequence, used))
                     continue
-            computed.append((one, one.storable))
-            self.sequences.preempt(one, self._steps)
+            computed.append((sequence, sequence.storable))
+            self.sequences.preempt(sequence, self._steps)
             self.preemptions += 1
         preempted: list[Leave] = []
         left = self._room - used - self.entries.storing_bytes
-        for one, filled in reversed(computed):
-            size = self._charges.entry(one, filled)
-            entry = self.entries.number_for(one, filled) if filled and size <= left else None
+        for sequence, filled in reversed(computed):
+            size = self._charges.entry(sequence, filled)
+            entry = self.entries.number_for(sequence, filled) if filled and size <= left else None
             left -= size if entry is not None else 0
-            preempted.append(Leave(one.number, entry))
+            preempted.append(Leave(sequence.number, entry))
         self._shrink(left)
         return preempted, refused, used
 
     def _pause_costly_grammars(self) -> list[Leave]:
         """Preempt the sequences whose grammars are too costly for the others.
 
-        A preempted sequence keeps its KV as an entry. It starts again once the decode steps of the
-        others have made up for the time that its grammar took.
+        The KV of a preempted sequence is stored as an entry. The sequence starts again once the
+        decode steps of the others have made up for the time that its grammar took.
         """
         if not self.limits.prompt_cache:
             return []
         decoding = self.sequences.of("decode")
-        resting = [one for one in self.sequences.admitted.values() if one.postponed]
-        seconds = {one.number: one.mask_seconds for one in decoding if not one.postponed}
+        resting = [sequence for sequence in self.sequences.admitted.values() if sequence.postponed]
+        seconds = {
+            sequence.number: sequence.mask_seconds
+            for sequence in decoding
+            if not sequence.postponed
+        }
         resting += [self.sequences.by_number[number] for number in self.masks.too_costly(seconds)]
         leaving: list[Leave] = []
-        for one in resting:
-            filled = one.storable
+        for sequence in resting:
+            filled = sequence.storable
             leaving.append(
-                Leave(one.number, self.entries.number_for(one, filled) if filled else None)
+                Leave(
+                    sequence.number, self.entries.number_for(sequence, filled) if filled else None
+                )
             )
-            self.sequences.preempt(one, self._steps)
-            one.resting = True
+            self.sequences.preempt(sequence, self._steps)
+            sequence.resting = True
         return leaving
 
-    def _is_paused(self, one: SequenceState) -> bool:
+    def _is_paused(self, sequence: SequenceState) -> bool:
         """Whether it must wait until decode steps of others have made up for its grammar's time."""
-        return one.resting and self.masks.owed > 0 and bool(self.sequences.of("decode"))
+        return sequence.resting and self.masks.owed > 0 and bool(self.sequences.of("decode"))
 
     def _refuse_unfit(self) -> list[Refusal]:
         """Refuse new sequences that would not fit even alone, in the smallest passes.
@@ -388,19 +394,19 @@ class Planner:
         """
         refused: list[Refusal] = []
         arrived, self._arrived = self._arrived, []
-        for one in filter(None, map(self.sequences.by_number.get, arrived)):
-            one.width, one.least = min(one.width, 2), 1
-            needed = self._charges.newcomer(one, alone=True)
-            one.width, one.least = one.arrived.width, SMALLEST_STEP
+        for sequence in filter(None, map(self.sequences.by_number.get, arrived)):
+            sequence.width, sequence.least = min(sequence.width, 2), 1
+            needed = self._charges.newcomer(sequence, alone=True)
+            sequence.width, sequence.least = sequence.arrived.width, SMALLEST_STEP
             if needed > self.limits.room:
-                refused.append(self._refuse(one, needed))
+                refused.append(self._refuse(sequence, needed))
         return refused
 
-    def _refuse(self, one: SequenceState, needed: int) -> Refusal:
-        self.sequences.remove(one.number)
-        self._leaving.append(Leave(one.number))
+    def _refuse(self, sequence: SequenceState, needed: int) -> Refusal:
+        self.sequences.remove(sequence.number)
+        self._leaving.append(Leave(sequence.number))
         writing = 0 if needed > self.limits.room else self._other
-        return Refusal(one.number, needed, self.limits.room, one.total, writing)
+        return Refusal(sequence.number, needed, self.limits.room, sequence.total, writing)
 
     def _shrink(self, room: int, *pinned: int) -> None:
         """Limit entries and features to `room` bytes together. pinned: entries that must stay."""
@@ -429,54 +435,54 @@ class Planner:
             # not even the shortest fits, including the copy while it joins a batch
             return starts, refused
         waiting = [
-            one
-            for one in self.sequences.of("waiting")
-            if one.preempted_in != self._steps and not self._is_paused(one)
+            sequence
+            for sequence in self.sequences.of("waiting")
+            if sequence.preempted_in != self._steps and not self._is_paused(sequence)
         ]
-        urgent = {one.number: self._urgency(one, now) for one in waiting}
-        waiting.sort(key=lambda one: (urgent[one.number], one.number))
+        urgent = {sequence.number: self._urgency(sequence, now) for sequence in waiting}
+        waiting.sort(key=lambda sequence: (urgent[sequence.number], sequence.number))
         if self._waits_for_slots(waiting, slots):
             return starts, refused
-        for one in waiting:
+        for sequence in waiting:
             if len(starts) + expecting >= slots:
                 break
-            if self._is_paused(one):
+            if self._is_paused(sequence):
                 continue  # another one has just started
-            if one.lost and any(other.lost for other in self.sequences.of("prefill")):
+            if sequence.lost and any(other.lost for other in self.sequences.of("prefill")):
                 continue  # together, they would need the memory that was not there
             # Memory is checked first because that is quick: in a long queue, most do not fit.
-            one.width = one.arrived.width
-            needed = used + self._charges.newcomer(one, alone=not self.sequences.admitted)
-            if needed > self._room and one.width <= 2 and (self.sequences.admitted or storing):
-                if now - one.since > _PATIENCE:
+            sequence.width = sequence.arrived.width
+            needed = used + self._charges.newcomer(sequence, alone=not self.sequences.admitted)
+            if needed > self._room and sequence.width <= 2 and (self.sequences.admitted or storing):
+                if now - sequence.since > _PATIENCE:
                     break
                 continue
-            source = self._sources.choose(one)
-            if self._sources.expects(one, source, self._room - used):
+            source = self._sources.choose(sequence)
+            if self._sources.expects(sequence, source, self._room - used):
                 expecting += 1
                 used = self._used() + storing  # the sequence may now need a snapshot
                 continue
-            while needed > self._room and one.width > 2:
-                one.width = 1 + (one.width - 1) // 2
-                needed = used + self._charges.newcomer(one, alone=not self.sequences.admitted)
+            while needed > self._room and sequence.width > 2:
+                sequence.width = 1 + (sequence.width - 1) // 2
+                needed = used + self._charges.newcomer(sequence, alone=not self.sequences.admitted)
             if needed > self._room and not (self.sequences.admitted or storing):
-                one.least = 1
-                needed = used + self._charges.newcomer(one, alone=not self.sequences.admitted)
+                sequence.least = 1
+                needed = used + self._charges.newcomer(sequence, alone=not self.sequences.admitted)
             if needed > self._room and not (self.sequences.admitted or storing):
-                self._drop_files(one)
+                self._drop_files(sequence)
             if needed > self._room:
                 if not (self.sequences.admitted or storing):
                     if needed > self.limits.room or self._disk_hangs:
-                        refused.append(self._refuse(one, needed))
-                elif now - one.since > _PATIENCE:
+                        refused.append(self._refuse(sequence, needed))
+                elif now - sequence.since > _PATIENCE:
                     break
                 continue
             if self.entries.copied_bytes > max(self._room - needed, 0):
                 break
-            starts.append(self._start(one, source, self._room - needed))
-            if one.resting:
-                one.resting = False
-                self.masks.masked(one.mask_seconds)
+            starts.append(self._start(sequence, source, self._room - needed))
+            if sequence.resting:
+                sequence.resting = False
+                self.masks.masked(sequence.mask_seconds)
             used = self._used() + storing
         return starts, refused
 
@@ -494,19 +500,19 @@ class Planner:
             return False
         if len(running) < len(self.sequences.admitted):
             return False  # a prompt that is being prefilled can share its pass now
-        steps = min(one.arrived.limit - len(one.generated) for one in running)
+        steps = min(sequence.arrived.limit - len(sequence.generated) for sequence in running)
         if steps * self._step_seconds * free / self.limits.slots >= self.pace.fixed_seconds:
             return False
         return all(
-            one.target - self._sources.match(one).length < self.pace.width
-            for one in waiting[: free + 1]
+            sequence.target - self._sources.match(sequence).length < self.pace.width
+            for sequence in waiting[: free + 1]
         )
 
-    def _urgency(self, one: SequenceState, now: float) -> float:
-        left = one.target - self._sources.match(one).length
-        return self.pace.urgency(left, now - one.since)
+    def _urgency(self, sequence: SequenceState, now: float) -> float:
+        left = sequence.target - self._sources.match(sequence).length
+        return self.pace.urgency(left, now - sequence.since)
 
-    def _start(self, one: SequenceState, source: Source | None, left: int) -> Start:
+    def _start(self, sequence: SequenceState, source: Source | None, left: int) -> Start:
         """Admit a sequence. left: bytes besides those of all admitted sequences."""
         if source is not None and source.kind == "entry":
             self._shrink(left, source.number)
@@ -519,19 +525,21 @@ class Planner:
                     source = None
         else:
             self._shrink(left)
-        one.filled = source.length if source else 0
+        sequence.filled = source.length if source else 0
         known = self._sources.places_in(source)
         if source is not None and source.kind == "entry":
             self.entries.serve(source)
         if not self.limits.trims:
-            self._choose_snapshots(one, known, left)
-        one.state, one.on_disk, one.known = "prefill", 0, one.total
-        self.sequences.admitted[one.number] = one
-        tokens = (*one.arrived.tokens, *one.generated)
-        return Start(one.number, tokens, source, one.width, tuple(sorted(one.snapshots)))
+            self._choose_snapshots(sequence, known, left)
+        sequence.state, sequence.on_disk, sequence.known = "prefill", 0, sequence.total
+        self.sequences.admitted[sequence.number] = sequence
+        tokens = (*sequence.arrived.tokens, *sequence.generated)
+        return Start(
+            sequence.number, tokens, source, sequence.width, tuple(sorted(sequence.snapshots))
+        )
 
     def _choose_snapshots(
-        self, one: SequenceState, known: Collection[int] | None, left: int
+        self, sequence: SequenceState, known: Collection[int] | None, left: int
     ) -> None:
         """Choose which snapshots to take, and which of the source's snapshots to keep.
 
@@ -540,46 +548,49 @@ class Planner:
         the KV of the prompt, which they may outweigh only by a few.
         """
         cost = self.limits.cost
-        size = max(cost.snapshot(one.prompt), 1)
-        fair = one.prompt * cost.per_token // size + _FEW_SNAPSHOTS
+        size = max(cost.snapshot(sequence.prompt), 1)
+        fair = sequence.prompt * cost.per_token // size + _FEW_SNAPSHOTS
         if not cost.per_token:
             fair = _MOST_SNAPSHOTS  # recurrent state only: nothing else could be stored
         share = max(self.limits.prompt_cache // _SNAPSHOT_SHARE // size, 1)
         spare = max(left - self.entries.copied_bytes, 0) // size
         most = min(fair, share, spare, _MOST_SNAPSHOTS)
-        one.places, one.snapshots = set(), set()
-        if self.limits.prompt_cache and one.arrived.keep:
-            last, shared = one.prompt - 1, self._sources.match(one).shared
-            expected = [*one.arrived.places[:1], last, shared, *one.arrived.places[1:]]
-            one.places, one.snapshots = snapshot_places(
-                expected, known, one.filled, last, most, one.uncut
+        sequence.places, sequence.snapshots = set(), set()
+        if self.limits.prompt_cache and sequence.arrived.keep:
+            last, shared = sequence.prompt - 1, self._sources.match(sequence).shared
+            expected = [*sequence.arrived.places[:1], last, shared, *sequence.arrived.places[1:]]
+            sequence.places, sequence.snapshots = snapshot_places(
+                expected, known, sequence.filled, last, most, sequence.uncut
             )
 
     # Prefill and decode.
 
     def _join(self) -> list[Join]:
         joins: list[Join] = []
-        for one in self.sequences.of("prefill"):
-            if one.arrived.joins and one.filled >= one.target:
-                one.batch = self._batch_for(one)
-                one.state = "decode"
-                joins.append(Join(one.number, one.batch))
+        for sequence in self.sequences.of("prefill"):
+            if sequence.arrived.joins and sequence.filled >= sequence.target:
+                sequence.batch = self._batch_for(sequence)
+                sequence.state = "decode"
+                joins.append(Join(sequence.number, sequence.batch))
         if joins:
             self._shrink(self._room - self._used())
         return joins
 
-    def _batch_for(self, one: SequenceState) -> int:
+    def _batch_for(self, sequence: SequenceState) -> int:
         """A batch in which padding stays small, or a new one.
 
         A batch is a rectangle: every sequence takes as much memory as the longest.
         """
         left = (
-            self._room - self._used() - self.entries.copied_bytes + self._charges.row(one.charged)
+            self._room
+            - self._used()
+            - self.entries.copied_bytes
+            + self._charges.row(sequence.charged)
         )
         padding: dict[int, float] = {}
         batches = self.sequences.batches()
         for number, members in batches.items():
-            lengths = [member.charged for member in (*members, one)]
+            lengths = [member.charged for member in (*members, sequence)]
             whole = len(lengths) * self._charges.row(max(lengths))
             if whole - len(members) * self._charges.row(max(lengths[:-1])) > left:
                 continue  # The padding would cause a preemption.
@@ -601,10 +612,10 @@ class Planner:
         for number, members in sorted(self.sequences.batches().items()):
             if len(members) > 1 and not self.limits.together:
                 continue  # the model cannot process several tokens of several sequences in one pass
-            most = min(max(one.arrived.guesses for one in members), self.limits.guesses)
+            most = min(max(sequence.arrived.guesses for sequence in members), self.limits.guesses)
             if not most or self.widths.skips_guesses(len(members)):
                 continue
-            longest = max(one.total for one in members)
+            longest = max(sequence.total for sequence in members)
             while most and self._charges.guesses(len(members), most, longest) > left:
                 most //= 2
             if most:
@@ -615,14 +626,14 @@ class Planner:
     def _rows(self, left: int, guess: Mapping[int, int]) -> dict[int, int]:
         """How many rows the KV of each batch may have, within the bytes `left`.
 
-        A sequence joins without a copy of the others if its batch has a spare row: one that another
-        sequence has left, or one that was allocated as spare. At most _WASTE of the rows are spare,
-        and no more than can be admitted. guess: the widths of the step.
+        A sequence joins without a copy of the others if its batch has an unused row: one that
+        another sequence has left, or one that was allocated in advance. At most _WASTE of the rows
+        are unused, and no more than can be admitted. guess: the widths of the step.
         """
         batches = self.sequences.batches()
         for number, width in guess.items():
             members = batches[number]
-            longest = max(one.total for one in members)
+            longest = max(sequence.total for sequence in members)
             left -= self._charges.guesses(len(members), width, longest) if width else 0
         depths: dict[int, int] = {}
         for number, members in sorted(batches.items()):

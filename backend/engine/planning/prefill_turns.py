@@ -43,9 +43,12 @@ class PrefillTurns:
     ) -> tuple[list[tuple[Prefill, ...]], list[Score], int]:
         """The prefill passes of this step, within the pause allowed for running streams.
 
-        filling: the sequences in prefill. room: bytes besides those of admitted sequences. running:
-        whether others decode. Also returns the temporary bytes of all passes together, because all
-        may be in MLX's queue at the same time.
+        filling: the sequences in prefill.
+        room: bytes besides those of admitted sequences.
+        running: whether others decode.
+
+        Also returns the temporary bytes of all passes together, because all may be in MLX's queue
+        at the same time.
         """
         if not running:
             self._owed_to_decode = 0.0
@@ -61,21 +64,21 @@ class PrefillTurns:
         scores: list[Score] = []
         left = room
         while order and seconds > 0:
-            one = order.pop(0)
-            budget = self._pace.fitting(seconds, one.filled)
-            if one.filled >= one.target:
-                if fitting := self._charges.fitting(one, budget, left):
-                    left -= self._charges.prefill_pass(one, fitting, one.charged)
-                    scores.append(Score(one.number, fitting))
+            sequence = order.pop(0)
+            budget = self._pace.fitting(seconds, sequence.filled)
+            if sequence.filled >= sequence.target:
+                if fitting := self._charges.fitting(sequence, budget, left):
+                    left -= self._charges.prefill_pass(sequence, fitting, sequence.charged)
+                    scores.append(Score(sequence.number, fitting))
                     self._scored = True
                 break
             most = budget // 2 if halved else budget
             halved = False
-            fitting = self._charges.fitting(one, max(most, SMALLEST_STEP), left)
-            least = min(self._pace.width, one.target - one.filled) if passes else 1
-            if fitting < least or (passes and self._pace.seconds(least, one.filled) > seconds):
+            fitting = self._charges.fitting(sequence, max(most, SMALLEST_STEP), left)
+            least = min(self._pace.width, sequence.target - sequence.filled) if passes else 1
+            if fitting < least or (passes and self._pace.seconds(least, sequence.filled) > seconds):
                 continue
-            group = self._group(one, fitting, order, budget, left)
+            group = self._group(sequence, fitting, order, budget, left)
             members = [member for member, _ in group]
             order = [other for other in order if other not in members]
             parts = [part for _, part in group]
@@ -89,13 +92,19 @@ class PrefillTurns:
 
     def _order(self, filling: Sequence[SequenceState], now: float) -> list[SequenceState]:
         """The sequences that this step may prefill, the most urgent first."""
-        able = [one for one in filling if one.filled < one.target]
+        able = [sequence for sequence in filling if sequence.filled < sequence.target]
         # How long scoring takes is unknown, so scoring and prompts take turns.
         if not (able and self._scored):
-            able += [one for one in filling if one.filled >= one.target and one.arrived.scores]
+            able += [
+                sequence
+                for sequence in filling
+                if sequence.filled >= sequence.target and sequence.arrived.scores
+            ]
 
-        def urgency(one: SequenceState) -> tuple[float, int]:
-            return self._pace.urgency(one.target - one.filled, now - one.since), one.number
+        def urgency(sequence: SequenceState) -> tuple[float, int]:
+            return self._pace.urgency(
+                sequence.target - sequence.filled, now - sequence.since
+            ), sequence.number
 
         return sorted(able, key=urgency)
 
@@ -105,8 +114,8 @@ class PrefillTurns:
         Otherwise a few remaining tokens would be prefilled much later, beside the others' decode
         steps.
         """
-        remaining = [one.target - one.filled for one in able]
-        behind = max(one.filled for one in able)
+        remaining = [sequence.target - sequence.filled for sequence in able]
+        behind = max(sequence.filled for sequence in able)
         whole = self._pace.tokens(running=False, behind=behind)
         most = min(round(_LAST_STEP * whole), self._longest)
         if whole < sum(remaining) <= most:
@@ -119,7 +128,7 @@ class PrefillTurns:
         Otherwise every new prompt would wait until the long one is done. Returns whether the first
         in order gets half.
         """
-        shortest = min(order, key=lambda one: one.target - one.filled, default=None)
+        shortest = min(order, key=lambda sequence: sequence.target - sequence.filled, default=None)
         if shortest is None or shortest is order[0]:
             return False
         order.remove(shortest)
@@ -140,7 +149,11 @@ class PrefillTurns:
         """The next chunk of a prompt, and chunks of others that share its pass.
 
         All take as long as the longest, so a chunk shares the pass only if its padding takes less
-        time than a pass of its own. tokens: of the first. budget: tokens of all. left: bytes.
+        time than a pass of its own.
+
+        tokens: of the first.
+        budget: tokens of all.
+        left: bytes.
         """
         group = [(first, stretch(first, tokens))]
         if not self._together or first.arrived.alone:
@@ -171,18 +184,18 @@ class PrefillTurns:
         return self._pace.seconds(_padded(parts), max(part.start for part in parts))
 
     def _bytes(self, group: Sequence[tuple[SequenceState, Prefill]]) -> int:
-        members = [one for one, _ in group]
+        members = [sequence for sequence, _ in group]
         longest = max(_size(part) for _, part in group)
         return self._charges.shared_pass(members, longest, max(part.end for _, part in group))
 
 
-def stretch(one: SequenceState, budget: int) -> Prefill:
+def stretch(sequence: SequenceState, budget: int) -> Prefill:
     """The next chunk of a prompt. It ends where a snapshot should be taken."""
-    end = min(one.filled + budget, one.target)
-    end = min([end, *(place for place in one.places if place > one.filled)])
-    if one.arrived.whole:
-        end = one.uncut(end)
-    return Prefill(one.number, one.filled, end, snapshot=end in one.places)
+    end = min(sequence.filled + budget, sequence.target)
+    end = min([end, *(place for place in sequence.places if place > sequence.filled)])
+    if sequence.arrived.whole:
+        end = sequence.uncut(end)
+    return Prefill(sequence.number, sequence.filled, end, snapshot=end in sequence.places)
 
 
 def _size(part: Prefill) -> int:

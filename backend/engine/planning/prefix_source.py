@@ -22,44 +22,46 @@ class PrefixSource:
         self._limits, self._sequences, self._entries = limits, sequences, entries
         self._pace = pace
 
-    def match(self, one: SequenceState) -> Match:
+    def match(self, sequence: SequenceState) -> Match:
         """The best entry for a prompt.
 
         It is searched once, and again when relevant entries change.
         """
-        if one.match is None:
-            one.match = self._entries.index.find(one.arrived.key)
-        return one.match
+        if sequence.match is None:
+            sequence.match = self._entries.index.find(sequence.arrived.key)
+        return sequence.match
 
-    def choose(self, one: SequenceState) -> Source | None:
+    def choose(self, sequence: SequenceState) -> Source | None:
         """The longest prefix whose KV exists: in an entry, another sequence or a file."""
-        if one.arrived.fresh or not (self._limits.prompt_cache or one.on_disk):
+        if sequence.arrived.fresh or not (self._limits.prompt_cache or sequence.on_disk):
             return None
         index = self._entries.index
         best: Source | None = None
-        match = self.match(one)
+        match = self.match(sequence)
         if match.entry is not None:
-            length = one.uncut(match.length)
+            length = sequence.uncut(match.length)
             if length == match.length or index.places(match.entry) is None:
-                move = length == index.length(match.entry) and self._only_user(one, match.entry)
+                move = length == index.length(match.entry) and self._only_user(
+                    sequence, match.entry
+                )
                 best = Source("entry", match.entry, length, move)
         for other in self._sequences.admitted.values() if self._limits.prompt_cache else ():
-            length = self._served_by(one, other)
+            length = self._served_by(sequence, other)
             if length > (best.length if best else 0):
                 best = Source("sequence", other.number, length)
-        if one.on_disk > (best.length if best else 0):
-            best = Source("disk", 0, one.on_disk)
+        if sequence.on_disk > (best.length if best else 0):
+            best = Source("disk", 0, sequence.on_disk)
         return best if best is not None and best.length > 0 else None
 
-    def expects(self, one: SequenceState, source: Source | None, free: int) -> bool:
+    def expects(self, sequence: SequenceState, source: Source | None, free: int) -> bool:
         """Whether to wait for a prefix that is being computed or stored for another sequence.
 
         free: bytes for a snapshot of it, where one is needed.
         """
-        if one.arrived.fresh or one.generated or not self._limits.prompt_cache:
+        if sequence.arrived.fresh or sequence.generated or not self._limits.prompt_cache:
             return False
         for other in self._sequences.of("prefill"):
-            length = min(_shared(one, other), other.target)
+            length = min(_shared(sequence, other), other.target)
             if other.filled >= length or other.width > 1:
                 continue
             own = source is not None and source.kind == "sequence" and source.number == other.number
@@ -73,7 +75,7 @@ class PrefixSource:
         known = source.length if source else 0
         # An entry is stored after one more step, so a few tokens are worth the wait.
         return any(
-            self._cut_back(other, min(_shared(one, other), filled)) >= known + LEAST_STORED
+            self._cut_back(other, min(_shared(sequence, other), filled)) >= known + LEAST_STORED
             for other, filled in self._entries.storing.values()
         )
 
@@ -88,25 +90,25 @@ class PrefixSource:
             return self._sequences.by_number[source.number].snapshots
         return self._entries.index.places(source.number)
 
-    def _only_user(self, one: SequenceState, entry: int) -> bool:
+    def _only_user(self, sequence: SequenceState, entry: int) -> bool:
         """Whether the entry may be moved: no other sequence needs it.
 
         The entry that continues it is stored later and replaces it.
         """
-        if not one.arrived.keep or self._entries.index.places(entry) is not None:
+        if not sequence.arrived.keep or self._entries.index.places(entry) is not None:
             return False
         return not any(
-            other is not one and self.match(other).entry == entry
+            other is not sequence and self.match(other).entry == entry
             for other in self._sequences.of("waiting")
         )
 
-    def _served_by(self, one: SequenceState, other: SequenceState) -> int:
+    def _served_by(self, sequence: SequenceState, other: SequenceState) -> int:
         """How many tokens of a running sequence's KV can be copied for another one."""
         if other.width > 1:
             return 0
         filled = other.filled if other.state == "prefill" else other.prompt
-        shared = self._cut_back(other, min(_shared(one, other), filled))
-        return one.uncut(shared) if self._limits.trims else shared
+        shared = self._cut_back(other, min(_shared(sequence, other), filled))
+        return sequence.uncut(shared) if self._limits.trims else shared
 
     def _cut_back(self, other: SequenceState, shared: int) -> int:
         """The length, of at most `shared` tokens, to which a sequence's KV can be truncated."""
@@ -115,13 +117,13 @@ class PrefixSource:
         return max((place for place in other.snapshots if place <= shared), default=0)
 
 
-def _shared(one: SequenceState, other: SequenceState) -> int:
+def _shared(sequence: SequenceState, other: SequenceState) -> int:
     """The length of the prefix that both prompts share.
 
     It never ends inside an image, and excludes the last token, whose pass gives the logits for
     sampling.
     """
-    if other.number not in one.shared:
-        length = min(one.arrived.key.shared(other.arrived.key), one.prompt - 1)
-        one.shared[other.number] = one.uncut(length)
-    return one.shared[other.number]
+    if other.number not in sequence.shared:
+        length = min(sequence.arrived.key.shared(other.arrived.key), sequence.prompt - 1)
+        sequence.shared[other.number] = sequence.uncut(length)
+    return sequence.shared[other.number]

@@ -16,15 +16,20 @@ AHEAD = 512  # tokens of output charged before they are generated
 class SequenceState:
     """The planner's data about one sequence.
 
-    state: `waiting`, `prefill` or `decode`. filled: tokens in its KV during prefill. least: tokens
-    of the smallest prefill pass for which memory is kept. places: prompt lengths at which a
-    snapshot should be taken; snapshots: those at which one was taken. on_disk: tokens that a file
-    provides when the sequence first starts. batch: number of the batch in which it decodes. group:
-    number of the group that shared its latest prefill pass; 0 if none did. known: tokens that it
-    had when it started, which are prefilled. mask_seconds: its grammar's time for the latest token;
-    postponed: whether there was no time for its next mask; resting: whether it was preempted
-    because of its grammar. lost: whether it has lost its KV to a failed allocation. prompt: number
-    of prompt tokens.
+    state: `waiting`, `prefill` or `decode`.
+    filled: tokens in its KV during prefill.
+    least: tokens of the smallest prefill pass for which memory is kept.
+    places: prompt lengths at which a snapshot should be taken.
+    snapshots: those at which one was taken.
+    on_disk: tokens that a file provides when the sequence first starts.
+    batch: number of the batch in which it decodes.
+    group: number of the group that shared its latest prefill pass; 0 if none did.
+    known: tokens that it had when it started, which are prefilled.
+    mask_seconds: its grammar's time for the latest token.
+    postponed: whether there was no time for its next mask.
+    resting: whether it was preempted because of its grammar.
+    lost: whether it has lost its KV to a failed allocation.
+    prompt: number of prompt tokens.
     """
 
     arrived: Arrived

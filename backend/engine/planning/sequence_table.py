@@ -20,26 +20,26 @@ class SequenceTable:
     def of(self, state: str) -> list[SequenceState]:
         """The sequences in a state: `waiting` ones by arrival, the others by admission."""
         among = self.by_number if state == "waiting" else self.admitted
-        return [one for one in among.values() if one.state == state]
+        return [sequence for sequence in among.values() if sequence.state == state]
 
     def groups(self) -> list[list[SequenceState]]:
         """The sequences in prefill, grouped by shared passes."""
         groups: dict[int, list[SequenceState]] = {}
-        for one in self.of("prefill"):
-            groups.setdefault(one.group or -one.number, []).append(one)
+        for sequence in self.of("prefill"):
+            groups.setdefault(sequence.group or -sequence.number, []).append(sequence)
         return list(groups.values())
 
     def batches(self) -> dict[int, list[SequenceState]]:
         """The decoding sequences, by the number of their batch."""
         batches: dict[int, list[SequenceState]] = {}
-        for one in self.of("decode"):
-            batches.setdefault(one.batch, []).append(one)
+        for sequence in self.of("decode"):
+            batches.setdefault(sequence.batch, []).append(sequence)
         return batches
 
-    def preempt(self, one: SequenceState, step: int) -> None:
+    def preempt(self, sequence: SequenceState, step: int) -> None:
         """Return a sequence to waiting; it loses its KV in this step."""
-        self.admitted.pop(one.number, None)
-        one.wait_again(step)
+        self.admitted.pop(sequence.number, None)
+        sequence.wait_again(step)
 
     def remove(self, number: int) -> SequenceState | None:
         """Remove a sequence; returns its data.

@@ -23,10 +23,14 @@ def snapshot_places(
 ) -> tuple[set[int], set[int]]:
     """The lengths at which to take snapshots, and the lengths at which the source's are kept.
 
-    The source is the KV from which the prefill starts. expected: lengths where prompts diverge, the
-    likeliest first. known: the lengths at which the source has snapshots; None if it can be
-    truncated anywhere. filled: tokens of the source. last: the longest useful length. most: maximum
-    number of snapshots. uncut: shortens a length that lies inside an image or a sound.
+    The source is the KV from which the prefill starts.
+
+    expected: lengths where prompts diverge, the likeliest first.
+    known: the lengths at which the source has snapshots; None if it can be truncated anywhere.
+    filled: tokens of the source.
+    last: the longest useful length.
+    most: maximum number of snapshots.
+    uncut: shortens a length that lies inside an image or a sound.
     """
     interval = max(-(-last // max(most - len(expected), 1)), _INTERVAL)
     chosen = [*expected, *range(interval, last - interval // 2, interval)]

@@ -40,32 +40,34 @@ class StoredEntries:
 
         No sequence is preempted for them, because entries are evicted first.
         """
-        return sum(self._charges.entry(one, filled) for one, filled in self.storing.values())
+        return sum(
+            self._charges.entry(sequence, filled) for sequence, filled in self.storing.values()
+        )
 
     @property
     def copied_bytes(self) -> int:
         return sum(map(self.index.size, self.copied))
 
-    def number_for(self, one: SequenceState, filled: int) -> int | None:
+    def number_for(self, sequence: SequenceState, filled: int) -> int | None:
         """A number for an entry with the sequence's KV, if that is worth storing."""
         if not self._limits.prompt_cache:
             return None
         if self._limits.cost.of(filled) > self._limits.prompt_cache:
             self.unstored += 1
             return None
-        if filled <= one.prompt:
-            key = one.arrived.key.prefix(filled)
+        if filled <= sequence.prompt:
+            key = sequence.arrived.key.prefix(filled)
             known = self.index.covers(key, trimmable=self._limits.trims)
             if known is not None:
                 self.index.touch(known)
                 return None
         self._entries += 1
-        self.storing[self._entries] = (one, filled)
+        self.storing[self._entries] = (sequence, filled)
         return self._entries
 
     def stored(self, event: Stored) -> None:
-        one, _ = self.storing.pop(event.entry)
-        key = one.arrived.key
+        sequence, _ = self.storing.pop(event.entry)
+        key = sequence.arrived.key
         key = key.prefix(event.length) if event.length <= len(key) else key.extended(event.after)
         if event.nbytes > self._limits.prompt_cache:
             self.unstored += 1
@@ -107,6 +109,6 @@ class StoredEntries:
     def _unmatch(self, entries: Collection[int]) -> None:
         """Search again for the prompts for which these entries were the best match."""
         gone = set(entries)
-        for one in self._sequences.of("waiting") if gone else ():
-            if one.match is not None and one.match.entry in gone:
-                one.match = None
+        for sequence in self._sequences.of("waiting") if gone else ():
+            if sequence.match is not None and sequence.match.entry in gone:
+                sequence.match = None

@@ -39,9 +39,9 @@ class TextTurn:
     def _seconds_lost(self, nbytes: int) -> float:
         """Seconds to compute again the newest sequences that hold this many bytes."""
         tokens = 0
-        for one in reversed(self._sequences.admitted.values()):
+        for sequence in reversed(self._sequences.admitted.values()):
             if nbytes <= 0:
                 break
-            nbytes -= one.width * self._charges.row(one.charged)
-            tokens += one.total
+            nbytes -= sequence.width * self._charges.row(sequence.charged)
+            tokens += sequence.total
         return tokens / (self._pace.tokens_per_second or float("inf"))

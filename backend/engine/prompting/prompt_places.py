@@ -81,8 +81,8 @@ class TokenPlaces:
         strings = sorted({known[tokens[place]] for place in at}, key=len, reverse=True)
         found = list(re.finditer("|".join(map(re.escape, strings)), text)) if strings else []
         # If they differ, the tokenizer does not simply split at control strings.
-        self._paired = [control[one[0]] for one in found] == [tokens[place] for place in at]
-        self._ends = [0, *(one.end() for one in found)]
+        self._paired = [control[match[0]] for match in found] == [tokens[place] for place in at]
+        self._ends = [0, *(match.end() for match in found)]
         self._lengths = [0, *(place + 1 for place in at)]
 
     def of(self, cuts: Iterable[int]) -> tuple[int, ...]:

@@ -74,9 +74,10 @@ _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 class BuiltPrompt:
     """A prompt in tokens.
 
-    tail: the end of its text, which shows whether reasoning is open. media: images and sounds among
-    the tokens, if any. places: for models that need snapshots, prompt lengths that later prompts
-    are likely to share, the likeliest first.
+    tail: the end of its text, which shows whether reasoning is open.
+    media: images and sounds among the tokens, if any.
+    places: for models that need snapshots, prompt lengths that later prompts are likely to share,
+        the likeliest first.
     """
 
     tokens: list[int]
@@ -134,9 +135,11 @@ class BrokenTemplate(InvalidRequest):
 class PromptBuilder:
     """Turns prompts into token ids for one loaded model.
 
-    tokenizer: mlx-lm's TokenizerWrapper. context_size: tokens of prompt and output together.
-    model_vocabulary: number of ids that the model has; a tokenizer may have more. trims: whether
-    the model's caches can be truncated to any length; if not, prompts are built with `places`.
+    tokenizer: mlx-lm's TokenizerWrapper.
+    context_size: tokens of prompt and output together.
+    model_vocabulary: number of ids that the model has; a tokenizer may have more.
+    trims: whether the model's caches can be truncated to any length; if not, prompts are built with
+        `places`.
     """
 
     def __init__(
@@ -222,7 +225,9 @@ class PromptBuilder:
             # Each step below copies the text, and the search for control strings blocks all other
             # threads, so messages that cannot fit are refused first. The prompt is at least as long
             # as what users and tools say, because templates strip only the space around it.
-            rendered = (one["content"] for one in prompt.messages if one["role"] in _SHOWN)
+            rendered = (
+                message["content"] for message in prompt.messages if message["role"] in _SHOWN
+            )
             self._require_short(sum(_trimmed_length(str(text)) for text in rendered), most)
             # A template writes its own BOS; adding the tokenizer's would double it.
             messages = prompt.messages
@@ -469,7 +474,9 @@ class PromptBuilder:
 
     def _encode(self, text: str, *, special: bool) -> list[int]:
         with tokenizing():
-            return [int(one) for one in self._tokenizer.encode(text, add_special_tokens=special)]
+            return [
+                int(token) for token in self._tokenizer.encode(text, add_special_tokens=special)
+            ]
 
     def _require_short(self, characters: int, most: int) -> None:
         # No token is longer than the longest piece of the vocabulary. This refuses a text that is

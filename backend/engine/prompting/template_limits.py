@@ -149,7 +149,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             grows = left.bit_length() * times + right.bit_length() > _MOST_BITS
         else:
             pairs = ((left, right), (right, left))
-            grows = any(isinstance(n, int) and n * _size(one) > _REPEATED for n, one in pairs)
+            grows = any(isinstance(n, int) and n * _size(value) > _REPEATED for n, value in pairs)
         if grows:
             raise CostlyTemplate(_GROWS)
         return _counted(super().call_binop(context, operator, left, right))
@@ -252,7 +252,7 @@ def _require_shallow(items: Any) -> None:
     """Raise CostlyTemplate if a generator reads from many others."""
     for _ in range(_DEEPEST):
         sources = items.gi_frame.f_locals.values() if items.gi_frame else ()
-        items = next((one for one in sources if isinstance(one, GeneratorType)), None)
+        items = next((source for source in sources if isinstance(source, GeneratorType)), None)
         if items is None:
             return
     raise CostlyTemplate("its filters are nested too deeply")
@@ -262,14 +262,14 @@ def _weighed(value: Any) -> Any:
     """Count the text of a list; it may contain another list many times."""
     waiting, size = [value], 0
     while waiting:
-        one = waiting.pop()
-        size += _ITEM + _size(one)
+        item = waiting.pop()
+        size += _ITEM + _size(item)
         if size > _LONGEST:
             raise CostlyTemplate(_GROWS)
-        if isinstance(one, dict):
-            waiting += one.values()
-        elif isinstance(one, list | tuple):
-            waiting += one
+        if isinstance(item, dict):
+            waiting += item.values()
+        elif isinstance(item, list | tuple):
+            waiting += item
     return value
 
 

@@ -22,7 +22,7 @@ from backend.engine.loading.traits import measure
 from backend.engine.loading.weights import load_model
 from backend.engine.mlx_lm_import import import_mlx_lm
 from backend.engine.model import EngineModel
-from backend.engine.ranks.group import spread
+from backend.engine.ranks.group import broadcast
 from backend.engine.ranks.member import Member
 from backend.engine.ranks.wire import Add, Clear, Open, Plain, Step
 from backend.engine.request import GenerationRequest, TokenPrompt
@@ -124,6 +124,6 @@ def _load(order: LoadOrder, member: Member) -> Stages[FollowedModel]:
             stall_ms=0,
             trims=traits.trims,
             blas=blas_threads(loaded.matrix_bytes) if here.kind == "cpu" else None,
-            spread=spread,
+            broadcast=broadcast,
         )
     )

@@ -42,7 +42,7 @@ def group() -> mx.distributed.Group:
     return mx.distributed.init()
 
 
-def spread(tokens: mx.array) -> mx.array:
+def broadcast(tokens: mx.array) -> mx.array:
     """Broadcast the tokens that rank 0 sampled, as part of the graph.
 
     tokens: integers of the same shape on every rank. The values of other ranks do not affect the

@@ -38,7 +38,7 @@ def hosts_of(path: str) -> list[tuple[str, int]]:
             raise Misuse(f"the hostfile {path} has the entry {entry!r}, which is not HOST:PORT")
         hosts.append(address)
     if len(hosts) < 2:
-        raise Misuse(f"the hostfile {path} names {len(hosts)} ranks: it takes two or more")
+        raise Misuse(f"the hostfile {path} names {len(hosts)} ranks: it must name two or more")
     return hosts
 
 
@@ -67,7 +67,7 @@ def place_in(
     if rank >= len(hosts):
         raise Misuse(f"--rank is {rank}, but the hostfile has ranks 0 to {len(hosts) - 1}")
     known: tuple[Transport, ...] = get_args(Transport)
-    found = next((one for one in known if one == transport), None)
+    found = next((backend for backend in known if backend == transport), None)
     if found is None:
         raise Misuse(f"--backend must be one of {', '.join(known)}, but it is {transport!r}")
     address = hosts[0][0], hosts[0][1] + _CONTROL_OFFSET

@@ -185,7 +185,9 @@ class Leader:
             yield "engine"
             with self._changed:
                 if complete := not self._missing():
-                    software = {rank: one.versions for rank, one in self._followers.items()}
+                    software = {
+                        rank: follower.versions for rank, follower in self._followers.items()
+                    }
                     require_same(self.place, software)
                     self._forming = True
             if not complete:
@@ -211,7 +213,7 @@ class Leader:
 
         def missing() -> str:
             self._require_whole()
-            return self._names(rank for rank, one in followers.items() if not one.ready)
+            return self._names(rank for rank, follower in followers.items() if not follower.ready)
 
         # When this time is up, the link also reports a silent rank and names the reason: give it
         # a moment longer to do so.
@@ -240,9 +242,9 @@ class Leader:
     ) -> Member:
         """Tell all ranks to load their parts of a model."""
         fields = {
-            one.name: getattr(request, one.name)
-            for one in dataclasses.fields(request)
-            if one.name != "adapters"
+            field.name: getattr(request, field.name)
+            for field in dataclasses.fields(request)
+            if field.name != "adapters"
         }
         self._set_timeout(timeout)
         with self._changed:

@@ -24,9 +24,11 @@ TIMEOUT = 10.0  # seconds of silence after which a rank counts as lost
 class Place:
     """The place of a process among `size` ranks.
 
-    control: host and port where rank 0 listens for the others. hosts: the name of each rank's host,
-    for messages. timeout: seconds of silence after which a rank counts as lost; a loaded model may
-    set another value. join_timeout: seconds for which a load waits for ranks that have not joined.
+    control: host and port where rank 0 listens for the others.
+    hosts: the name of each rank's host, for messages.
+    timeout: seconds of silence after which a rank counts as lost; a loaded model may set another
+        value.
+    join_timeout: seconds for which a load waits for ranks that have not joined.
     ports: of the ranks in the hostfile; none without a hostfile of the user's.
     """
 

@@ -32,9 +32,10 @@ _LOG2_E = 1.4426950408889634
 class Candidates:
     """The tokens that the filters kept.
 
-    logits: [rows, n] float32; -inf for removed tokens. ids: [rows, n], the token of each column;
-    None if the column is the token id. complete: [rows] bool, whether no token beyond the reach
-    would have been kept; None if that holds for all rows.
+    logits: [rows, n] float32; -inf for removed tokens.
+    ids: [rows, n], the token of each column; None if the column is the token id.
+    complete: [rows] bool, whether no token beyond the reach would have been kept; None if that
+        holds for all rows.
     """
 
     logits: mx.array

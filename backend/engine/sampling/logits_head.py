@@ -153,9 +153,9 @@ def _candidates(model: Any, vocabulary: int) -> Iterator[tuple[str, Any]]:
         and layer.weight.shape[0] >= vocabulary
         and not any(map(str.isdigit, path.split(".")))
     ]
-    yield from sorted(wide, key=lambda one: hasattr(one[1], "as_linear"))
+    yield from sorted(wide, key=lambda module: hasattr(module[1], "as_linear"))
 
 
-def _close(one: mx.array, other: mx.array) -> bool:
-    one, other = one.astype(mx.float32), other.astype(mx.float32)
-    return bool((mx.abs(one - other).max() <= mx.abs(other).max() * _TOLERANCE).item())
+def _close(array: mx.array, other: mx.array) -> bool:
+    array, other = array.astype(mx.float32), other.astype(mx.float32)
+    return bool((mx.abs(array - other).max() <= mx.abs(other).max() * _TOLERANCE).item())

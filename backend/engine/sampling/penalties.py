@@ -66,8 +66,10 @@ class BatchPenalties:
     def __call__(self, logits: mx.array, fed: mx.array, steps: Sequence[int]) -> mx.array:
         """The changed logits. Call it exactly once per step, because it records `fed`.
 
-        logits: [rows, vocabulary] float32. fed: [rows], the input tokens of this step. steps: per
-        row, the number of generated tokens including `fed`; 0 if `fed` is the prompt's last token.
+        logits: [rows, vocabulary] float32.
+        fed: [rows], the input tokens of this step.
+        steps: per row, the number of generated tokens including `fed`; 0 if `fed` is the prompt's
+            last token.
         """
         if self._biased:
             logits = self._biased.put(logits, self._biased.of(logits) + self._bias)

@@ -70,9 +70,11 @@ def _mixed(state: np.ndarray) -> np.ndarray:
 class BatchSampler:
     """Sampler for a fixed set of rows; build a new one when rows join or leave.
 
-    pasts: each row's earlier tokens, which penalties need. end_ids: the end-of-sequence tokens.
+    pasts: each row's earlier tokens, which penalties need.
+    end_ids: the end-of-sequence tokens.
     closed: per row, the number of generated tokens before which these cannot be sampled (minimum
-    length). constrained: the rows that have a mask.
+        length).
+    constrained: the rows that have a mask.
     """
 
     def __init__(
@@ -113,9 +115,10 @@ class BatchSampler:
     ) -> mx.array:
         """Next tokens, shape [rows] uint32.
 
-        logits: [rows, vocabulary], any float type. fed: [rows], the input tokens of this step.
-        steps: tokens generated so far, per row. allowed: masks of the constrained rows, in their
-        order, [constrained, words] uint32.
+        logits: [rows, vocabulary], any float type.
+        fed: [rows], the input tokens of this step.
+        steps: tokens generated so far, per row.
+        allowed: masks of the constrained rows, in their order, [constrained, words] uint32.
         """
         if not self._plain:
             logits = self._changed(logits, fed, steps, allowed)

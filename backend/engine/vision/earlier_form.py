@@ -107,7 +107,7 @@ def _complete(part: dict[str, Any], known: dict[str, Field[Any]], module: Module
 
 def _fields_of(module: ModuleType, name: str) -> dict[str, Field[Any]]:
     kind = getattr(module, name, None)
-    return {one.name: one for one in fields(kind)} if kind is not None else {}
+    return {field.name: field for field in fields(kind)} if kind is not None else {}
 
 
 def _default(field: Field[Any]) -> Any:

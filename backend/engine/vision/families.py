@@ -39,11 +39,11 @@ _DIFFUSION = (
     " after another; serve a model that does the same, such as Gemma 3 or Ling"
 )
 _POINTS = (
-    "each image adds its parts to the vocabulary, and mlx-vlm keeps them in the model for one"
+    "each image adds its parts to the vocabulary, and mlx-vlm stores them in the model for one"
     " request at a time; serve Molmo 2 instead"
 )
 _ONE_CACHE = (
-    "mlx-vlm keeps the KV of all its layers in one cache, which this backend can neither measure"
+    "mlx-vlm stores the KV of all its layers in one cache, which this backend can neither measure"
     " nor divide"
 )
 _DECIDES = "it chooses among given options and generates no text"

@@ -32,9 +32,10 @@ class UnusualFeaturesError(Exception):
 class Features:
     """Embeddings of tokens: of an item, or of a piece of text.
 
-    embeddings: [tokens, hidden]. visual: [tokens] bool, the tokens to which `deep` is added. deep:
-    for each layer that adds any, an array [visual tokens, hidden]. by_token: other inputs of
-    layers, [tokens, …], by the language model's names.
+    embeddings: [tokens, hidden].
+    visual: [tokens] bool, the tokens to which `deep` is added.
+    deep: for each layer that adds any, an array [visual tokens, hidden].
+    by_token: other inputs of layers, [tokens, …], by the language model's names.
     """
 
     embeddings: mx.array

@@ -32,13 +32,15 @@ Ends = Callable[[str, str], str]
 class Marker:
     """How one kind of item is written into a prompt.
 
-    core: the marker in the rendered prompt, from its first control token to its last. expands: the
-    text that the processor expands to one item's tokens. part: the content part for which the
-    template writes the marker; if None, `text` is put before the text of the message instead.
-    several: whether a prompt may contain more than one item of this kind. in_front: whether the
-    item is before the whole prompt, wherever its message is; neither template nor message has a
-    marker for it then. hoisted: whether the template writes a message's items before
-    all its texts; between two texts, `text` is written into them instead of the part.
+    core: the marker in the rendered prompt, from its first control token to its last.
+    expands: the text that the processor expands to one item's tokens.
+    part: the content part for which the template writes the marker; if None, `text` is put before
+        the text of the message instead.
+    several: whether a prompt may contain more than one item of this kind.
+    in_front: whether the item is before the whole prompt, wherever its message is; neither template
+        nor message has a marker for it then.
+    hoisted: whether the template writes a message's items before all its texts; between two texts,
+        `text` is written into them instead of the part.
     """
 
     core: str

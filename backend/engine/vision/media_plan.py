@@ -18,13 +18,16 @@ IMAGE, VIDEO, AUDIO = "image", "video", "audio"
 class MediaItem:
     """One image, video or sound as the model's processor prepared it.
 
-    kind: image, video or audio. digest: of its content (32 bytes). whole: its tokens, including
-    text that the processor writes around the item. first, count: the part of `whole` that goes into
-    a prompt. arrays: the encoder's inputs by the processor's names, with NumPy arrays in place of
-    MLX arrays. nbytes: of the arrays. encoded: the tokens for the encoder if they are not `whole`,
-    because one token stands for all embeddings of the item, or some are beyond the vocabulary.
+    kind: image, video or audio.
+    digest: of its content (32 bytes).
+    whole: its tokens, including text that the processor writes around the item.
+    first, count: the part of `whole` that goes into a prompt.
+    arrays: the encoder's inputs by the processor's names, with NumPy arrays in place of MLX arrays.
+    nbytes: of the arrays.
+    encoded: the tokens for the encoder if they are not `whole`, because one token stands for all
+        embeddings of the item, or some are beyond the vocabulary.
     bos: how many BOS tokens (0 or 1) the processor wrote; if one token stands for the item, `whole`
-    has none of them.
+        has none of them.
     """
 
     kind: str

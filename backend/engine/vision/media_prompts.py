@@ -32,9 +32,9 @@ PLACE = "<__media__>"
 _HERE = f"\ufdef{secrets.token_hex(16)}\ufdef"
 _FIELDS = {IMAGE: "Images", VIDEO: "Videos", AUDIO: "Audios"}
 _CANNOT = {
-    IMAGE: "this model takes no images: send none",
-    VIDEO: "this model takes neither videos nor images: send none",
-    AUDIO: "this model takes no audio: send none, or a transcript as text",
+    IMAGE: "this model accepts no images: send none",
+    VIDEO: "this model accepts neither videos nor images: send none",
+    AUDIO: "this model accepts no audio: send none, or a transcript as text",
 }
 # Text that Idefics 2's processor separates from an image before it by a space.
 _BARE = re.compile(r"[^\s<]")
@@ -120,13 +120,13 @@ class MediaPrompts:
             return
         if kind == VIDEO and not marker and IMAGE in self._form.markers:
             why = (
-                "this model's chat template takes only one image, and a video is sent as several:"
+                "this model's chat template accepts only one image, and a video is sent as several:"
                 " send one frame of it as an image"
             )
         elif not marker:
             why = _CANNOT[kind]
         elif count > 1 and not marker.several:
-            why = "this model's chat template takes only one: send one"
+            why = "this model's chat template accepts only one: send one"
         else:
             return
         raise InvalidRequest(f"{named(_FIELDS[kind])} has {count} items, but {why}")

@@ -211,6 +211,6 @@ def _measured(kind: type) -> type:
 def _accepted(call: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments among `given` that a function accepts."""
     parameters = inspect.signature(call).parameters
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(given)
     return {name: value for name, value in given.items() if name in parameters}

@@ -232,7 +232,9 @@ def opencv_replaced() -> Iterator[None]:
 def _resize(image: Any, dsize: tuple[int, int], *, interpolation: Any, **_: Any) -> Any:
     """Scale float32 [height, width, channels] to `dsize`, its width and height."""
     channels = (Image.fromarray(image[..., at]) for at in range(image.shape[-1]))
-    return np.stack([np.asarray(one.resize(dsize, interpolation)) for one in channels], axis=-1)
+    return np.stack(
+        [np.asarray(channel.resize(dsize, interpolation)) for channel in channels], axis=-1
+    )
 
 
 _OPENCV: Any = ModuleType("cv2")

@@ -132,11 +132,12 @@ def correct(processor: Any) -> None:
 class ItemProcessor:
     """Prepares items, one at a time, because the processor's tokenizer is not thread-safe.
 
-    markers: by kind, the text that the processor expands to one item. control: the control tokens;
-    text that the processor writes before the first and after the last of them does not belong to
-    the item. most_bytes: size of the cache of prepared items. width: number of embeddings that one
-    placeholder token stands for, if it is not one. vocabulary: number of logits; placeholder tokens
-    beyond it (Molmo 2) never reach a prompt.
+    markers: by kind, the text that the processor expands to one item.
+    control: the control tokens; text that the processor writes before the first and after the last
+        of them does not belong to the item.
+    most_bytes: size of the cache of prepared items.
+    width: number of embeddings that one placeholder token stands for, if it is not one.
+    vocabulary: number of logits; placeholder tokens beyond it (Molmo 2) never reach a prompt.
     """
 
     def __init__(
@@ -270,7 +271,7 @@ class ItemProcessor:
             tiles = arrays["pixel_values"].shape[1]
             arrays[_CROPS] = np.pad(crops, ((0, 0), (0, tiles - crops.shape[1]), (0, 0)))
         bos = self._bos(tokens, self._markers[kind])
-        if bos and len(bare := tuple(one for one in tokens if one != tokens[0])) == 1:
+        if bos and len(bare := tuple(n for n in tokens if n != tokens[0])) == 1:
             tokens = bare
         encoded: tuple[int, ...] = ()
         first, count = 0, len(tokens)
@@ -284,7 +285,7 @@ class ItemProcessor:
             first, count = places[0], places[-1] + 1 - places[0]
             if max(tokens) >= self._vocabulary:
                 encoded = tokens
-                tokens = tuple(one if one < self._vocabulary else _NOTHING for one in tokens)
+                tokens = tuple(n if n < self._vocabulary else _NOTHING for n in tokens)
         return MediaItem(
             kind, given.digest, tokens, first, count, arrays, _bytes(arrays), encoded, bos
         )

@@ -1,7 +1,7 @@
 """Builds a model that mlx-vlm implements: its text model, and its image and audio input if any.
 
-Before the model is served, a small picture goes from the chat template through the encoder, and a
-short clip and a short tone if the model accepts them. If the picture fails, the load fails with an
+Before the model is served, a small image goes from the chat template through the encoder, and a
+short clip and a short tone if the model accepts them. If the image fails, the load fails with an
 error. If the clip fails, videos are sent as images.
 """
 

@@ -1,4 +1,4 @@
-"""Scores equal a plain forward pass, and the prefix is prefilled once for all candidates."""
+"""Scores equal a reference forward pass, and the prefix is prefilled once for all candidates."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_a_load_that_times_out_says_why_a_rank_was_refused(ranks: Ranks) -> None
         (["a:5000", "b:5001"], "jaccl", "distributed_backend is jaccl, .+ use ring: leave"),
         (["a:5000", "b:5001", "c:5002"], "", "hostfile names 3 ranks, which are not the 2 of"),
         (["a:5000", "b:6001"], "", "hostfile names 2 ranks, which are not the 2 of"),
-        (["a:5000"], "", "option hostfile: .+ names 1 ranks: it takes two or more"),
+        (["a:5000"], "", "option hostfile: .+ names 1 ranks: it must name two or more"),
     ],
 )
 def test_a_later_load_may_not_name_other_ranks(

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens equal those of a plain forward pass over the same tokens."""
+"""Log-probabilities of tokens equal those of a reference forward pass over the same tokens."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ async def test_user_text_is_never_a_picture(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("attachments", "sentence"),
     [
-        (Attachments(audios=("aGk=",)), "Audios has 1 items, but this model takes no audio"),
+        (Attachments(audios=("aGk=",)), "Audios has 1 items, but this model accepts no audio"),
         (Attachments(("aGk=",)), r"Images\[0\] is not in a known image format"),
         (shown("red", image_messages=(1,)), "names message 1, which is not a user message"),
         (shown("red", image_messages=()), "has 0 entries, but Images has 1"),

@@ -9,7 +9,7 @@ import pytest
 
 from backend.engine.errors import ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint
-from backend.engine.ranks.likeness import likeness, require_alike
+from backend.engine.ranks.fingerprint import fingerprint, require_alike
 from backend.engine.ranks.place import Place
 from tests.engine.loading_models import write_model
 
@@ -19,7 +19,7 @@ PLACE = Place(0, 3, ("10.0.0.1", 6000), ("10.0.0.1", "10.0.0.2", "10.0.0.3"))
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = write_model(tmp_path_factory.mktemp("model"), shards=2)
-    return likeness(Checkpoint(path, "m", {}, 0), "float32")
+    return fingerprint(Checkpoint(path, "m", {}, 0), "float32")
 
 
 def test_equal_ranks_are_accepted(own: dict[str, Any]) -> None:
@@ -49,12 +49,12 @@ def test_a_rank_that_differs_is_named(
 @pytest.mark.parametrize("at", [0, 0.4, 0.999])
 def test_a_changed_byte_is_noticed(at: float, own: dict[str, Any], tmp_path: Path) -> None:
     path = write_model(tmp_path, shards=2)
-    assert likeness(Checkpoint(path, "m", {}, 0), "float32") == own
+    assert fingerprint(Checkpoint(path, "m", {}, 0), "float32") == own
     file = path / "model-00002-of-00002.safetensors"
     data = bytearray(file.read_bytes())
     data[int(at * len(data))] ^= 1
     file.write_bytes(data)
-    changed = likeness(Checkpoint(path, "m", {}, 0), "float32")
+    changed = fingerprint(Checkpoint(path, "m", {}, 0), "float32")
     assert changed["files"].keys() == own["files"].keys()
     assert {name for name, one in changed["files"].items() if one != own["files"][name]} == {
         file.name
@@ -68,6 +68,6 @@ def test_changed_code_of_the_checkpoint_is_noticed(tmp_path: Path) -> None:
     found = []
     for text in ("heads = 2", "heads = 4"):
         code.write_text(text)
-        found.append(likeness(checkpoint, "float32"))
+        found.append(fingerprint(checkpoint, "float32"))
     with pytest.raises(ModelRejected, match=r"its own\.py on rank 1 \(10\.0\.0\.2\) differs"):
         require_alike("m", PLACE, found)

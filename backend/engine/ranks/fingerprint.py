@@ -19,8 +19,11 @@ from backend.engine.ranks.place import Place
 _SAMPLE = 1 << 16  # bytes read at the beginning, the middle and the end of a file
 
 
-def likeness(checkpoint: Checkpoint, dtype: str) -> Value:
-    """What this rank reports for the comparison. dtype: the type to which it casts the weights."""
+def fingerprint(checkpoint: Checkpoint, dtype: str) -> Value:
+    """Return what this rank reports for the comparison.
+
+    dtype: the type to which this rank casts the weights.
+    """
     files = [checkpoint.path / "config.json", *sorted(checkpoint.path.glob(PATTERN))]
     if code := checkpoint.config.get("model_file"):
         files.append(checkpoint.path / code)
@@ -31,10 +34,12 @@ def likeness(checkpoint: Checkpoint, dtype: str) -> Value:
 
 
 def require_alike(name: str, place: Place, reports: Sequence[Value]) -> None:
-    """Compare the ranks' reports with that of rank 0. Raises ModelRejected for the first that
-    differs.
+    """Compare the ranks' reports with rank 0's.
 
-    name: of the model. reports: by rank, with the values of `likeness`.
+    name: the model's name, for errors.
+    reports: what `fingerprint` returned on each rank, by rank.
+
+    Raises ModelRejected for the first report that differs.
     """
     first = reports[0]
     for rank, other in enumerate(reports[1:], 1):
@@ -59,9 +64,10 @@ def _type(report: Value) -> str:
 
 
 def _digest(path: Path) -> str:
-    """A hash of the file's size and of parts of it, which takes no time even for large weights.
+    """Hash the size, the beginning, the middle and the end of a file.
 
-    The beginning has the names, the types and the places of all tensors.
+    Unlike a hash of the whole file, this takes no time even for large weights. The beginning has
+    the names, types and offsets of all tensors.
     """
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())
