@@ -70,13 +70,17 @@ class Charges:
         )
 
     def growth(self, batches: Iterable[Collection[SequenceState]]) -> tuple[int, int]:
-        """The tokens that every sequence may add without more KV, and the bytes that this adds."""
-        charged = [[sequence.charged for sequence in members] for members in batches]
-        tokens = min(-length % GROWTH_STEP for lengths in charged for length in lengths)
-        growth = 0
-        for lengths in charged:
-            longest = max(lengths)
-            growth += len(lengths) * (self.row(longest + tokens) - self.row(longest))
+        """The tokens that every sequence may add without more KV, and the bytes that this adds.
+
+        A batch is charged for its longest sequence, so the others may grow beyond their own steps.
+        """
+        longest = [
+            (max(sequence.charged for sequence in members), len(members)) for members in batches
+        ]
+        tokens = min(-length % GROWTH_STEP for length, _ in longest)
+        growth = sum(
+            rows * (self.row(length + tokens) - self.row(length)) for length, rows in longest
+        )
         return tokens, growth
 
     def spare_rows(self, members: Collection[SequenceState], rows: int) -> int:

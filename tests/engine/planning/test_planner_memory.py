@@ -338,3 +338,26 @@ def test_a_postponed_sequence_that_gave_up_its_memory_is_preempted_once() -> Non
     planner.limits = plenty
     assert [start.sequence for start in planner.plan(0.4, []).start] == [2]
     assert planner.plan(0.5, [Started(2, 0)]).preempt == ()
+
+
+def test_a_plan_holds_until_the_longest_of_a_batch_needs_more_kv() -> None:
+    """The others have as many columns as the longest anyway."""
+    planner = Planner(limits(1 << 20))
+    lengths = {number: 10 + 7 * number for number in range(1, 9)}
+    events: list[PlannerEvent] = [
+        replace(arrived(number, [number] * length), limit=4096)
+        for number, length in lengths.items()
+    ]
+    while len(planner.sequences.of("decode")) < 8:
+        plan = planner.plan(0.0, events)
+        events = [Started(start.sequence, 0) for start in plan.start]
+        events += [Prefilled(part.sequence, part.end) for group in plan.prefill for part in group]
+    assert len(plan.decode) == 1
+    most = limits(1 << 20).room
+    plans = set()
+    for _ in range(300):
+        plan = planner.plan(0.0, [Generated(dict.fromkeys(lengths, (1,)))])
+        plans.add(plan.number)
+        longest = max(one.charged for one in planner.sequences.of("decode"))
+        assert planner.unused <= most - 8 * CacheCost(1, 0).of(longest)
+    assert 2 <= len(plans) <= 4
