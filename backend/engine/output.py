@@ -115,12 +115,13 @@ class Output:
         request = self.sequence.request
         totals = self._totals
         totals.last_token_at = at
-        totals.first_token_at = totals.first_token_at or at
+        if not totals.first_token_at:
+            totals.first_token_at = at
         stopped = token in request.stop_tokens and len(self.generated) >= request.min_tokens
         if stopped or (token in end_tokens and not request.ignore_eos):
             return self._end("stop", self.stop.feed(self.text.finish()) + self.stop.finish())
         self.generated.append(token)
-        totals.completion_tokens += 1
+        totals.completion_tokens = count = len(self.generated)
         if logprob is not None:
             self.logprobs.append(logprob)
         shown = self.stop.feed(self.text.add(token))
@@ -132,7 +133,7 @@ class Output:
         if self.guard is not None and self.guard.repeats(token):
             shown += self.stop.feed(self.text.finish()) + self.stop.finish()
             return self._end("stop", shown, repeated=True)
-        if len(self.generated) >= self.sequence.limit:
+        if count >= self.sequence.limit:
             shown += self.stop.feed(self.text.finish())
             reason: FinishReason = "stop" if self.stop.stopped else "length"
             return self._end(reason, shown + self.stop.finish())
@@ -157,17 +158,15 @@ class Output:
     def _show(self, shown: str) -> Sequence[GrowingText]:
         if not shown:
             return ()
-        piece = shown, len(self.generated)
-        logprobs: list[TokenLogprob] = []
-        if self.logprobs:
-            logprobs = self.logprobs[self._shown_logprobs :]
-            self._shown_logprobs = len(self.logprobs)
+        new: Sequence[GrowingText] = ()
         if self._shown is None or self._shown.closed:
-            self._shown = GrowingText(self._totals.usage, [piece], logprobs)
-            return (self._shown,)
-        self._shown.pieces.append(piece)
-        self._shown.logprobs += logprobs
-        return ()
+            self._shown = GrowingText(self._totals.usage, [], [])
+            new = (self._shown,)
+        self._shown.pieces.append((shown, len(self.generated)))
+        if self.logprobs:
+            self._shown.logprobs += self.logprobs[self._shown_logprobs :]
+            self._shown_logprobs = len(self.logprobs)
+        return new
 
     def _of_prompt(self) -> PromptLogprobs | None:
         if self.sequence.request.prompt_logprobs is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -98,7 +99,7 @@ class Scheduler:
         self._outputs: dict[int, Output] = {}
         self._events: list[PlannerEvent] = []
         # What the planner need not know at every step: tokens, and times of decode steps.
-        self._generated: dict[int, list[int]] = {}
+        self._generated: defaultdict[int, list[int]] = defaultdict(list)
         self._decoded: list[PlannerEvent] = []
         self._retried: set[int] = set()
         self._unstarted: set[int] = set()  # sequences that will generate nothing
@@ -309,7 +310,7 @@ class Scheduler:
         events: list[PlannerEvent] = [Generated(self._generated)] if self._generated else []
         events += self._decoded
         events += self._events
-        self._generated, self._decoded, self._events = {}, [], []
+        self._generated, self._decoded, self._events = defaultdict(list), [], []
         return self.planner.plan(self._now(), events)
 
     def _learn(self, events: list[PlannerEvent], began: float) -> None:
@@ -340,7 +341,7 @@ class Scheduler:
                 self._fail(number, "text", fault)
                 continue
             count += len(output.generated) - before
-            self._generated.setdefault(number, []).append(sample.token)
+            self._generated[number].append(sample.token)
             if events:
                 self._publish_all(number, output, events)
         self._gauges.tokens_generated += count

@@ -180,7 +180,7 @@ class Prefilled:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """The tokens that a step has delivered, by the number of their sequence."""
+    """The tokens that one or several steps have delivered, by the number of their sequence."""
 
     tokens: Mapping[int, Sequence[int]]
 
