@@ -121,7 +121,7 @@ class DecodeBatch(Rows):
 
     @property
     def chooser_bytes(self) -> int:
-        """Bytes of biases and token counts, which are kept from step to step."""
+        """Bytes of biases, token counts and noise, which are kept from step to step."""
         return self._chooser.nbytes if self._chooser is not None else 0
 
     def join(self, group: Rows, joining: Sequence[ExecutorSequence]) -> None:

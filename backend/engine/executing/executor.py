@@ -91,7 +91,7 @@ class Executor:
 
     @property
     def logit_bytes(self) -> int:
-        """Bytes of logits that wait to be read, and of biases and penalties for the next step."""
+        """Bytes of logits that wait to be read, and of biases, penalties and noise."""
         changing = sum(batch.chooser_bytes for batch in self._batches.values())
         return self._passes.logit_bytes + changing
 
