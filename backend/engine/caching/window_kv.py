@@ -105,8 +105,9 @@ class WindowKV(LayerKV):
     ) -> mx.array | str | None:
         """The attention mask of `N` new tokens; None or "causal" if nothing has to be hidden."""
         window, lengths = window_size or self.max_size, self.lengths
-        if lengths.longest + N <= min(window, self.max_size):
-            return super().make_mask(N, return_array)
+        longest = lengths.longest + N
+        if longest <= self.max_size:  # each token's column is its position
+            return super().make_mask(N, return_array, window if longest > window else None)
         # A single token replaces the oldest one; several are in columns after the window.
         single = N == 1
         columns = self.held(lengths.longest + single)

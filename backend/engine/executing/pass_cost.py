@@ -186,7 +186,10 @@ def _peak_bytes(run: Callable[[], None]) -> int:
 
 
 def _mask_bytes(forms: Iterable[_Attention]) -> int:
-    """Peak bytes that an array as mask adds to attention of `_TOKENS` tokens to `_SEEN` tokens."""
+    """Peak bytes that an array as mask adds to attention of `_TOKENS` tokens to `_SEEN` tokens.
+
+    They include the array itself.
+    """
     most = 0
     for heads, kv_heads, size, value_size, dtype in set(forms):
         queries = mx.zeros((1, heads, _TOKENS, size), dtype)
@@ -201,7 +204,7 @@ def _mask_bytes(forms: Iterable[_Attention]) -> int:
             mx.eval(mx.fast.scaled_dot_product_attention(*parts, scale=1.0, mask=mask))
 
         plain, masked = (_peak_bytes(partial(run, mask)) for mask in ("causal", array))
-        most = max(most, masked - plain)
+        most = max(most, max(masked - plain, 0) + array.nbytes)
     return most
 
 

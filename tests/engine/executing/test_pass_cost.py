@@ -142,6 +142,33 @@ def test_masks_of_rows_with_different_lengths_are_charged(
     assert peak <= 1.5 * charged <= 18 * peak + MIB
 
 
+def _attention_of_metal(
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    *,
+    scale: float,
+    mask: mx.array | str | None = None,
+    sinks: None = None,
+) -> mx.array:
+    """Stand-in that reads a mask as it is, and computes something else."""
+    seen = mx.any(mask) if isinstance(mask, mx.array) else mx.array(True)
+    heads = queries.shape[1] // keys.shape[1]
+    return queries * scale + mx.repeat(values[:, :, :1], heads, axis=1) * seen
+
+
+def test_a_mask_is_charged_where_attention_reads_it_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", _attention_of_metal)
+    model = kv_model("attention", **HEADS)
+    batch = kv.BatchCache([_row(model, length) for length in (1300, 1290)])
+    (mask, *_) = (layer.make_mask(200) for layer in batch.layers)
+    passes = pass_cost(model, VOCABULARY)
+    alone, together = (_charge(passes, 200, rows, 1500) for rows in (1, 2))
+    assert mask.nbytes <= together - 2 * alone <= 4 * mask.nbytes
+
+
 @pytest.mark.parametrize("window", [60, 3000])
 def test_the_mask_of_a_long_prompt_in_a_window_is_charged(
     window: int, monkeypatch: pytest.MonkeyPatch
