@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-# Control characters, which no name and no quoted value contains.
+# Control characters; `repr` escapes them, and `unmarked` removes them from other quotations.
 _BEGIN, _END = "\x0e", "\x0f"
 _NONE = dict.fromkeys((0x0E, 0x0F))
 _WORD_BEGINS = re.compile("(?<=[a-z])(?=[A-Z])")
@@ -20,7 +20,12 @@ _MARKED_OR_BRACE = re.compile(f"{_MARKED.pattern}|[{{}}]")
 
 def named(name: str) -> str:
     """A field's name for use in a message."""
-    return _BEGIN + name.translate(_NONE) + _END
+    return _BEGIN + unmarked(name) + _END
+
+
+def unmarked(words: str) -> str:
+    """Words of a client or a library, for use in a message, where they must not mark a field."""
+    return words.translate(_NONE)
 
 
 def in_snake_case(name: str) -> str:

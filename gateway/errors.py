@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 
 from common import error_details
-from common.field_names import fields_in, renamed, written
+from common.field_names import fields_in, renamed, unmarked, written
 
 INVALID = "invalid_request_error"
 BACKEND_GONE = "backend_unavailable"  # the code for a process that died
@@ -158,7 +158,7 @@ def of_rpc(error: grpc.aio.AioRpcError, names: Names) -> ApiError:
         row = TOO_LARGE  # from gRPC itself: the message was never parsed
     refusal = ApiError(
         row.status,
-        row.message or without_folders(said or details) or _SILENT,
+        row.message or without_folders(said or unmarked(details)) or _SILENT,
         row.type,
         row.code,
         fields[0] if fields else None,

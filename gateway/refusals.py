@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match, Mount
 from starlette.types import Scope
 
-from common.field_names import named
+from common.field_names import named, unmarked
 from gateway.errors import ApiError, bad_field
 from gateway.problems import likeliest
 
@@ -71,15 +71,16 @@ def _refusal(request: Request, error: Exception) -> ApiError:
     if isinstance(error, RequestValidationError):
         return invalid(likeliest(error.errors()))
     assert isinstance(error, HTTPException)
+    path = unmarked(request.url.path)
     if error.status_code == 404:
         return ApiError(
             404,
-            f"there is nothing at {request.url.path[:200]}: GET /openapi.json lists the endpoints",
+            f"there is nothing at {path[:200]}: GET /openapi.json lists the endpoints",
             code="unknown_url",
         )
     if error.status_code == 405:
         allowed = ", ".join(_methods(request))
-        sentence = f"{request.url.path} does not take {request.method}: it takes {allowed}"
+        sentence = f"{path} does not take {request.method}: it takes {allowed}"
         # Codex tries WebSockets five times before it uses POST, unless the status is 426.
         status = 426 if "sec-websocket-key" in request.headers else 405
         headers = {"allow": allowed}
@@ -116,7 +117,7 @@ def invalid(problem: Mapping[str, Any]) -> ApiError:
         if param is None:
             return ApiError(400, "the request has no body: send a JSON object")
         return bad_field(f"{place} is missing: send it", "missing_required_parameter")
-    words = str(problem["msg"]).removeprefix("Value error, ")
+    words = unmarked(str(problem["msg"])).removeprefix("Value error, ")
     if words.startswith("Input "):  # pydantic's own messages, which do not name the field
         return bad_field(f"{place}{words.removeprefix('Input')}")
     return bad_field(f"{place}: {words}" if param else words)

@@ -20,8 +20,10 @@ from common import error_details
 
 IDENTITY_MISMATCH = "model identity mismatch"
 ERROR_CODE = "mlx-error-code"
-_LONGEST_SENTENCE = 1000  # the message travels in a trailer, whose size is limited to a few KiB
-_LARGEST_DETAILS = 4096  # bytes
+# Both travel in trailers. If these are larger than 8 KiB together, gRPC may refuse them, and cancel
+# every call of the connection. In the message, each byte that is not ASCII becomes three.
+_LONGEST_SENTENCE = 1000  # bytes of UTF-8
+_LARGEST_DETAILS = 4096
 
 
 class NotServed(Exception):
@@ -122,9 +124,11 @@ def _sentence(message: str, own: tuple[bool, ...]) -> str:
     for (phrase, _, harmless), belongs in zip(_TRIGGERS, own, strict=True):
         if not belongs:
             sentence = phrase.sub(harmless, sentence)
-    if len(sentence) > _LONGEST_SENTENCE:
-        sentence = sentence[: _LONGEST_SENTENCE - 1] + "…"
-    return _valid(sentence)
+    raw = sentence.encode("utf-8", "replace")
+    if len(raw) > _LONGEST_SENTENCE:
+        end = "…".encode()
+        raw = raw[: _LONGEST_SENTENCE - len(end)].decode(errors="ignore").encode() + end
+    return raw.decode()
 
 
 def _valid(text: str) -> str:

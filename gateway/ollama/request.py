@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field
@@ -117,8 +118,24 @@ def chat_request(body: ChatRequest | GenerateRequest) -> Translation | None:
         fields["response_format"] = {"type": "json_object"}
     if body.options is not None:
         fields["options"] = body.options.model_dump(exclude_none=True, by_alias=True)
-    places = {"response_format": "format", "enable_thinking": "think", "reasoning_effort": "think"}
-    return translate(fields, places)
+    return translate(fields, _NAMES | _places(body, turns))
+
+
+_NAMES = {"response_format": "format", "enable_thinking": "think", "reasoning_effort": "think"}
+
+
+def _places(body: ChatRequest | GenerateRequest, turns: Sequence[Turn]) -> dict[str, str]:
+    """Where the turns of the chat request and their images are in the body."""
+    chats = isinstance(body, ChatRequest)
+    places = {} if chats else {"messages": "prompt"}
+    for at, turn in enumerate(turns):
+        here = f"messages[{at}]"
+        if not chats:
+            places[here] = "system" if turn.role == "system" else "prompt"
+        images = f"{here}.images" if chats else "images"
+        for index in range(len(turn.images or ())):
+            places[f"{here}.content[{index}]"] = f"{images}[{index}]"
+    return places
 
 
 def _message(turn: Turn) -> Json:

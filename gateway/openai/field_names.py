@@ -43,6 +43,8 @@ def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, st
     constraint = constraint_of(request)
     names["Grammar"] = constraint.field if constraint is not None else "response_format"
     if isinstance(request, ChatCompletionRequest):
+        if "enable_thinking" in (request.chat_template_kwargs or {}):
+            names["Metadata enable_thinking"] = "chat_template_kwargs.enable_thinking"
         return names | dict.fromkeys(_PROMPT, "messages") | _places(request)
     names["Metadata mlx.infill"] = "suffix" if request.suffix else "input_suffix"
     return names | dict.fromkeys(_PROMPT, "prompt")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from common.field_names import named
+from common.field_names import named, unmarked
 from common.wording import did_you_mean
 from gateway.errors import SERVER, ApiError, bad_field, without_folders
 
@@ -15,15 +15,20 @@ class LoadFailed(Exception):
     """A backend could not be started, or refused the model; `str()` says why."""
 
 
+def _foreign(sentence: str) -> str:
+    """What a backend or a file says, for clients."""
+    return unmarked(without_folders(sentence))
+
+
 def load_failed(name: str, sentence: str) -> ApiError:
-    message = f"the model {name!r} could not be loaded: {without_folders(sentence)}"
+    message = f"the model {name!r} could not be loaded: {_foreign(sentence)}"
     return ApiError(500, message, SERVER, "model_load_failed")
 
 
 def backing_off(name: str, sentence: str, seconds: int) -> ApiError:
     message = (
         f"the model {name!r} has failed several times and is tried again in {seconds} s:"
-        f" {without_folders(sentence)}"
+        f" {_foreign(sentence)}"
     )
     return ApiError(503, message, SERVER, "model_backing_off", retry_after=seconds)
 
@@ -66,7 +71,7 @@ def not_listed(param: str, value: str, allowed: list[str]) -> ApiError:
 
 
 def broken_file(sentence: str) -> ApiError:
-    message = f"the configuration of this model cannot be used: {without_folders(sentence)}"
+    message = f"the configuration of this model cannot be used: {_foreign(sentence)}"
     return ApiError(500, message, SERVER, "model_misconfigured", "model")
 
 

@@ -6,7 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.error_details import packed, unpacked
-from common.field_names import fields_in, from_template, named, renamed, template_of, written
+from common.field_names import (
+    fields_in,
+    from_template,
+    named,
+    renamed,
+    template_of,
+    unmarked,
+    written,
+)
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
 PLAIN = st.text(st.characters(codec="utf-8", exclude_characters="\x0e\x0f"))
@@ -41,3 +49,11 @@ def test_a_reader_sees_no_marks_and_its_own_names(message: str) -> None:
 def test_a_name_of_a_client_ends_where_it_ends() -> None:
     assert fields_in(f"{named('a' + chr(15) + 'b')} is bad") == ("ab",)
     assert written(f"{named('{0}')} is {{0}}") == "{0} is {0}"
+
+
+@given(st.text(st.characters(codec="utf-8") | st.sampled_from("\x0e\x0f")))
+def test_the_words_of_others_contain_no_field(words: str) -> None:
+    assert fields_in(unmarked(words)) == ()
+    message = f"{named('a')}: {unmarked(words)}"
+    assert fields_in(message) == ("a",)
+    assert written(message, str.upper) == f"A: {unmarked(words)}"

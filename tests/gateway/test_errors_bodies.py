@@ -50,6 +50,21 @@ def refusal(gateway: GatewayProcess, body: bytes | str, path: str = "/v1/embeddi
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "param"),
+    [("GET", "/v1/%0eTokens%0f", None), ("POST", "/v1/chat/completions", "messages[0].content[0]")],
+)
+def test_the_clients_own_words_are_not_mistaken_for_a_field(
+    gateway: GatewayProcess, method: str, path: str, param: str | None
+) -> None:
+    part = {"type": "\x0eTokens\x0f"}
+    body = {"messages": [{"role": "user", "content": [part]}]}
+    error = gateway.client.request(method, path, json=body).json()["error"]
+    assert "Tokens" in error["message"]
+    assert error["param"] in (param, f"{param}.type")
+    assert not {"\x0e", "\x0f"} & {*error["message"]}
+
+
+@pytest.mark.parametrize(
     ("body", "words"),
     [
         (b"", "no body"),

@@ -29,6 +29,7 @@ from backend.engine.constraints.trial import Trial
 from backend.engine.errors import InvalidRequest, Overloaded, about
 from backend.engine.units import MIB
 from common.chat_format import ChatFormat
+from common.field_names import unmarked
 from common.formats.shapes import to_record
 from common.machine_memory import free_memory
 
@@ -283,6 +284,7 @@ _WHAT = {
 def _error_message(spec: ConstraintSpec, error: str) -> str:
     """llguidance's error as an error message with the position in the user's text."""
     subject = f"the {_WHAT[spec.kind]} cannot be enforced"
+    error = unmarked(error)  # it quotes the client's text
     if regex := _REGEX_PLACE.search(error):
         place = f" at character {len(regex[2]) - 3} of" if spec.kind == "regex" else " in"
         return f"{subject}: {regex[3]}{place} {regex[1].strip()[:80]!r}"

@@ -32,7 +32,7 @@ from backend.engine.request import (
     TokenPrompt,
 )
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, grown, spliced
-from common.field_names import named
+from common.field_names import named, unmarked
 from common.tool_text import in_strict_turns, mentions_calls, with_tools_as_text
 
 if TYPE_CHECKING:
@@ -335,11 +335,11 @@ class PromptBuilder:
             ) from None
         except TemplateError as refusal:
             raise InvalidRequest(
-                f"the model's chat template refused Messages: {refusal.message}"
+                f"the model's chat template refused Messages: {unmarked(str(refusal.message))}"
             ) from None
         except _TEMPLATE_FAULTS as fault:
             raise InvalidRequest(
-                f"the model's chat template cannot render Messages: {fault}"
+                f"the model's chat template cannot render Messages: {unmarked(str(fault))}"
             ) from None
         # The JSON of a call's arguments may have escaped half of a surrogate pair, as an agent does
         # that cuts a text in the middle of an emoji.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from backend.engine.errors import InvalidRequest
+from common.field_names import unmarked
 
 _PANIC = "PanicException"  # of Rust, in no module that can be imported
 
@@ -26,5 +27,5 @@ def tokenizing() -> Iterator[None]:
     except BaseException as fault:
         if type(fault) is not Exception and type(fault).__name__ != _PANIC:
             raise
-        why = str(fault).strip().partition("\n")[0][:200]
+        why = unmarked(str(fault)).strip().partition("\n")[0][:200]
         raise UnreadableText(f"the model's tokenizer fails for this text: {why}") from None

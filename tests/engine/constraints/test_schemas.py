@@ -115,6 +115,13 @@ def test_a_schema_that_cannot_be_enforced_is_named(text: str, sentence: str) -> 
         COMPILER.compile(ConstraintSpec("json_schema", text))
 
 
+def test_a_value_of_a_schema_is_not_mistaken_for_a_field() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        COMPILER.compile(ConstraintSpec("json_schema", '{"type": "\\u000eTokens\\u000f"}'))
+    assert caught.value.fields == ()
+    assert caught.value.message.endswith("Invalid type: Tokens")
+
+
 def test_keywords_that_require_nothing_are_accepted() -> None:
     schema = {"type": "array", "items": {"const": 1}, "uniqueItems": False, "title": "x", "x-y": 1}
     constraint = COMPILER.compile(ConstraintSpec("json_schema", json.dumps(schema)))

@@ -269,6 +269,26 @@ def test_refusals_are_sentences(
     assert words in answer.json()["error"]
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "place"),
+    [
+        (
+            "chat",
+            {"messages": [*user_message("Hi"), {"role": "user", "images": ["AAAA"]}]},
+            "messages[1].images[0]",
+        ),
+        ("generate", {"prompt": "Hi", "system": "Hi", "images": ["AAAA"]}, "images[0]"),
+    ],
+)
+def test_refusals_name_the_field_that_was_sent(
+    gateway: GatewayProcess, path: str, fields: Json, place: str
+) -> None:
+    answer = gateway.client.post(f"/api/{path}", json={"model": "tiny", **fields})
+    assert answer.status_code == 400
+    message = answer.json()["error"]
+    assert message.startswith(f"{place} is ")
+
+
 def test_ignored_fields_are_listed(gateway: GatewayProcess) -> None:
     body = {
         "model": "tiny",

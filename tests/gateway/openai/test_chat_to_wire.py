@@ -744,6 +744,16 @@ def test_a_backends_messages_have_the_clients_paths() -> None:
     assert found_in(names, "Messages") == ("messages", "")
 
 
+def test_a_template_variable_has_the_path_at_which_it_was_sent() -> None:
+    body: dict[str, Any] = {"messages": user_message("x")}
+    sent = body | {"chat_template_kwargs": {"enable_thinking": "perhaps"}}
+    names = names_of(ChatCompletionRequest.model_validate(sent))
+    path = "chat_template_kwargs.enable_thinking"
+    assert found_in(names, "Metadata enable_thinking") == (path, "")
+    names = names_of(ChatCompletionRequest.model_validate(body))
+    assert found_in(names, "Metadata enable_thinking") == ("Metadata enable_thinking", "")
+
+
 PATCH = {"name": "patch", "description": "Edit."}
 LARK = {"syntax": "lark", "definition": "start: /x/"}
 CUSTOM = {"type": "custom", "custom": PATCH | {"format": {"type": "grammar", "grammar": LARK}}}
