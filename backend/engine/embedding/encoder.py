@@ -98,8 +98,8 @@ class Model(Module):
     def _scores(self, states: mx.array, mask: mx.array) -> mx.array:
         shape = self._plan.shape
         if not self._plan.of_tokens and shape.pooled == "mean":
-            filled = mask[..., None].astype(states.dtype)
-            states = (states * filled).sum(axis=1) / filled.sum(axis=1)
+            filled = mask[..., None].astype(mx.float32)  # a sum of many may overflow float16
+            states = ((states * filled).sum(axis=1) / filled.sum(axis=1)).astype(states.dtype)
         elif not self._plan.of_tokens:
             states = states[:, 0]
         if "head_norm" in self:

@@ -21,6 +21,7 @@ from jinja2 import Template, TemplateError, Undefined, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 from markupsafe import Markup
 
@@ -44,6 +45,8 @@ _GROWING = frozenset(
     "batch center expandtabs format format_map indent join ljust replace rjust slice split rsplit"
     " splitlines tojson wordwrap zfill".split()
 )
+# Filters that do other work for each item, and return before they do it.
+_LAZY = frozenset(("map", "reject", "rejectattr", "select", "selectattr"))
 # Methods from one character to many, and to values that are not text.
 _UNSAFE = frozenset(("encode", "from_bytes", "to_bytes", "translate"))
 _CHECKED = _GROWING | _UNSAFE
@@ -66,6 +69,13 @@ class _Template(Template):
     def render(self, *args: Any, **kwargs: Any) -> str:
         _budget.set(_Budget(_TOGETHER))
         return super().render(*args, **kwargs)
+
+
+class _Namespace(Namespace):
+    """A namespace whose text does not grow: its values may change after they are counted."""
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
 
 
 class _Guards(NodeTransformer):
@@ -111,6 +121,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for name, work in filters.items():
             self.filters[name] = work
         self.filters |= {"_timed": _timed, "_counted": _counted, "_weighed": _weighed}
+        self.globals["namespace"] = _Namespace
         del self.globals["lipsum"]
 
     def from_string(self, *args: Any, **kwargs: Any) -> Template:
@@ -136,9 +147,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def concat(parts: Iterable[str]) -> str:
         """The output of a template, a macro or a block."""
         texts = parts if type(parts) is list else list(parts)
-        if len(texts) > _AT_ONCE and sum(map(len, texts)) > _LONGEST:
+        if sum(map(len, texts)) > _LONGEST:
             raise CostlyTemplate(_GROWS)
-        return "".join(texts)
+        text: str = _counted("".join(texts))
+        return text
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         whole = isinstance(left, int) and isinstance(right, int)
@@ -176,17 +188,20 @@ def limit_templates() -> None:
 
 
 class _Filters(dict[str, Any]):
-    """Filters by name; those that can grow are limited, also if they are added later."""
+    """Filters by name, each of them limited, also if it is added later."""
 
     def __setitem__(self, name: str, work: Callable[..., Any]) -> None:
         place = 1 if hasattr(work, "jinja_pass_arg") else 0
 
         @wraps(work)
         def limited(*args: Any, **kwargs: Any) -> Any:
-            _require_small(name, args[place], (*args[place + 1 :], *kwargs.values()))
+            if name in _LAZY:
+                return work(*args[:place], _watched(args[place]), *args[place + 1 :], **kwargs)
+            if name in _GROWING:
+                _require_small(name, args[place], (*args[place + 1 :], *kwargs.values()))
             return _counted(work(*args, **kwargs))
 
-        super().__setitem__(name, limited if name in _GROWING else work)
+        super().__setitem__(name, limited)
 
 
 def _require_small(name: str, owner: Any, given: tuple[Any, ...]) -> None:
@@ -236,8 +251,22 @@ def _timed(items: Any) -> Any:
     return chain.from_iterable(some())
 
 
+def _watched(items: Any) -> Any:
+    """The items of a lazy filter, with looks at the clock; `_require_shallow` sees their source."""
+
+    def each(items: Any) -> Iterator[Any]:
+        for place, item in enumerate(items):
+            if place % _AT_ONCE == 0:
+                _check_time()
+            yield item
+
+    return each(items) if items else items
+
+
 def _counted(value: Any) -> Any:
     """Count a value that is assigned or passed."""
+    if isinstance(value, list | tuple | dict):
+        _weighed(value)
     if (unit := _UNITS.get(type(value))) and (size := unit * len(value)) > _UNCOUNTED:
         budget = _budget.get()
         budget.left -= size
@@ -260,16 +289,20 @@ def _require_shallow(items: Any) -> None:
 
 def _weighed(value: Any) -> Any:
     """Count the text of a list; it may contain another list many times."""
+    _check_time()
     waiting, size = [value], 0
     while waiting:
         item = waiting.pop()
         size += _ITEM + _size(item)
         if size > _LONGEST:
             raise CostlyTemplate(_GROWS)
-        if isinstance(item, dict):
-            waiting += item.values()
-        elif isinstance(item, list | tuple):
-            waiting += item
+        if not isinstance(item, list | tuple | dict):
+            continue
+        for inner in item.values() if isinstance(item, dict) else item:
+            if type(inner) is str:
+                size += _ITEM + len(inner)
+            else:
+                waiting.append(inner)
     return value
 
 

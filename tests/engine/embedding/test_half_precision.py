@@ -11,6 +11,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from backend.engine.embedding import encoder
+from backend.engine.embedding.encoder_shape import Shape
 from backend.engine.embedding.encoding import Piece
 from tests.engine.embedding import jina_v4_checkpoint
 from tests.engine.embedding import rotary_checkpoints as rotary
@@ -58,3 +60,16 @@ async def test_padding_does_not_change_a_row(family: str, dtype: str, tmp_path: 
             assert np.isfinite(found).all()
             largest = np.abs(alone).max()
             np.testing.assert_allclose(found / largest, alone / largest, atol=_WITHIN[dtype])
+
+
+def test_the_mean_of_a_long_row_is_finite() -> None:
+    """The states of a row may add up to more than float16 can express."""
+    shape = Shape(20, hidden=32, layers=1, heads=4, inner=48, longest=8192, pooled="mean")
+    model = encoder.Model(encoder.Plan(shape, outputs=1))
+    model.layers[-1].mlp_norm.weight = mx.full((32,), 30.0)
+    model.set_dtype(mx.float16)
+    short, long = (mx.full((1, length), 5) for length in (4, 2000))
+    expected, found = (
+        np.array(model(ids, mx.ones_like(ids), mx.zeros_like(ids)).logits) for ids in (short, long)
+    )
+    np.testing.assert_allclose(found, expected, atol=0.01)

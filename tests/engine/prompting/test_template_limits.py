@@ -36,6 +36,7 @@ TEMPLATES = [
     "{{ messages | selectattr('role', 'equalto', 'user') | list }}{{ {'a': [1]} | string }}",
     "{{ messages[0] | dictsort }}{{ messages | groupby('role') | list }}",
     "{{ 'a-b'.split('-') }}",
+    "{{ nothing | select | list }}{{ none | map('upper') | list }}{{ {} | reject | list }}",
     "{% filter upper %}abc{% endfilter %}{% set x %}block{{ 1 }}{% endset %}{{ x }}",
     "{% set x = range(5) | select %}{{ x | first }}{{ x | join('-') }}{{ x | list }}",
     "{{ messages[1:3] | map(attribute='role') | list }}{{ messages[::-1][0].content }}",
@@ -62,6 +63,16 @@ COSTLY = {
     "{% endfor %}",
     "nested": "{% set ns = namespace(x=['ab']) %}{% for a in range(60) %}"
     "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    "block-doubling": "{% set x = namespace(x='ab') %}{% for a in range(60) %}"
+    "{% set x.x %}{{ x.x }}{{ x.x }}{% endset %}{% endfor %}",
+    "nested-dicts": "{% set ns = namespace(x='ab') %}{% for a in range(60) %}"
+    "{% set ns.x = dict(a=ns.x, b=ns.x) %}{% endfor %}{{ ns.x }}",
+    "nested-batches": "{{ " + "[1] | batch(40, " * 8 + "'ab'" + ") | list" * 8 + " }}",
+    "nested-defaults": "{{ "
+    + "[1, 2] | map(attribute='x', default=" * 30
+    + "'ab'"
+    + ") | list" * 30
+    + " }}",
     "nested-json": "{% set ns = namespace(x=['ab']) %}{% for a in range(60) %}"
     "{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}",
     "output": "{% for a in range(99999) %}" + "a" * 100_000 + "{% endfor %}",
@@ -87,6 +98,10 @@ COSTLY = {
     "kept-arguments": _KEEP % "[ns.x, cycler(*range(2000))]",
     "kept-batches": _KEEP % "[ns.x, 'ab' | batch(60000, 'x') | list]",
     "generators": _KEEP % "ns.x | batch(1)",
+    "selections": _KEEP % "ns.x | select",
+    "searches": "{% set x = range(20000) | list %}{{ x | select('in', x) | list | length }}",
+    "mapped-searches": "{% set x = range(20000) | list %}"
+    "{{ [x] | map('reject', 'in', x) | map('list') | list | length }}",
     "sort": "{{ ('ab' * 9999999) | sort | length }}",
     "title": "{{ ('a ' * 9999999) | title | length }}",
     "words": "{{ ('a ' * 9999999).split() | length }}",
@@ -113,6 +128,14 @@ def test_costly_templates_are_stopped(case: str, monkeypatch: pytest.MonkeyPatch
     template = BoundedEnvironment().from_string(COSTLY[case])
     with pytest.raises((CostlyTemplate, SecurityError)):
         template.render(messages=[1] * 60_000)
+
+
+def test_namespaces_that_contain_one_another_have_a_short_text() -> None:
+    template = (
+        "{% set ns = namespace(x='ab') %}{% for a in range(60) %}"
+        "{% set ns.x = namespace(a=ns.x, b=ns.x) %}{% endfor %}{{ ns.x }}"
+    )
+    assert BoundedEnvironment().from_string(template).render() == "<Namespace>"
 
 
 def test_constants_are_not_computed_beyond_the_limits() -> None:
