@@ -120,9 +120,9 @@ class SimulatedDevice:
     def nbytes(self) -> int:
         """Bytes of KV of sequences and entries, snapshots included."""
         cost = self._limits.cost
-        rows = sum(cost.of(one.filled) for one in self._prefilling.values())
+        rows = sum(cost.of(sequence.filled) for sequence in self._prefilling.values())
         for members in self._batches.values():
-            rows += len(members) * cost.of(max(one.total for one in members))
+            rows += len(members) * cost.of(max(sequence.total for sequence in members))
         return rows + self._entry_bytes + len(self._snapshots) * cost.snapshot(1 << 40)
 
     def run(self, plan: StepPlan) -> Ran:
@@ -133,10 +133,10 @@ class SimulatedDevice:
         for number in plan.evict:
             self._drop_entry(number)
         for leave in plan.preempt:
-            one = self._with_kv(leave.sequence)
+            sequence = self._with_kv(leave.sequence)
             if leave.entry is not None:
-                copied += self._store(one, leave.entry, ran)
-            self._take_out(one)
+                copied += self._store(sequence, leave.entry, ran)
+            self._take_out(sequence)
         copied += self._leave(plan.leave, ran)
         for start in plan.start:
             copied += self._start(start, ran)
@@ -151,8 +151,8 @@ class SimulatedDevice:
             self._prefill(group, ran)
         if isinstance(plan, ServerPlan):
             for keep in plan.keep:
-                one = self._with_kv(keep.sequence)
-                self._clock += self._setup.copy_seconds(self._store(one, keep.entry or 0, ran))
+                sequence = self._with_kv(keep.sequence)
+                self._clock += self._setup.copy_seconds(self._store(sequence, keep.entry or 0, ran))
         ran.seconds = self._clock - began
         self._weigh()
         return ran
@@ -168,72 +168,74 @@ class SimulatedDevice:
     def shortest_left(self) -> int:
         """Tokens until the next sequence ends."""
         return min(
-            len(one.answer) - one.produced for batch in self._batches.values() for one in batch
+            len(sequence.answer) - sequence.produced
+            for batch in self._batches.values()
+            for sequence in batch
         )
 
     # Sequences.
 
     def _with_kv(self, number: int) -> DeviceSequence:
-        one = self.sequences.get(number)
-        _check(one is not None and one.filled >= 0, f"sequence {number} has no KV")
-        assert one is not None
-        return one
+        sequence = self.sequences.get(number)
+        _check(sequence is not None and sequence.filled >= 0, f"sequence {number} has no KV")
+        assert sequence is not None
+        return sequence
 
-    def _take_out(self, one: DeviceSequence) -> None:
-        if one.batch:
-            members = self._batches[one.batch]
-            members.remove(one)
+    def _take_out(self, sequence: DeviceSequence) -> None:
+        if sequence.batch:
+            members = self._batches[sequence.batch]
+            members.remove(sequence)
             if not members:
-                del self._batches[one.batch]
-        self._prefilling.pop(one.number, None)
-        self._release(one.snapshots)
-        one.batch, one.filled, one.snapshots = 0, -1, {}
+                del self._batches[sequence.batch]
+        self._prefilling.pop(sequence.number, None)
+        self._release(sequence.snapshots)
+        sequence.batch, sequence.filled, sequence.snapshots = 0, -1, {}
 
     def _leave(self, leaves: Sequence[Leave], ran: Ran) -> int:
         cost, copied = self._limits.cost, 0
         for leave in leaves:
-            one = self.sequences.pop(leave.sequence, None)
-            _check(one is not None, f"sequence {leave.sequence} leaves twice")
-            assert one is not None
+            sequence = self.sequences.pop(leave.sequence, None)
+            _check(sequence is not None, f"sequence {leave.sequence} leaves twice")
+            assert sequence is not None
             if leave.entry is not None:
-                self._store(one, leave.entry, ran)
-                copied += cost.of(one.total) if one.batch else 0
-            batch = one.batch
-            if one.filled >= 0:
-                self._take_out(one)
+                self._store(sequence, leave.entry, ran)
+                copied += cost.of(sequence.total) if sequence.batch else 0
+            batch = sequence.batch
+            if sequence.filled >= 0:
+                self._take_out(sequence)
             if batch in self._batches:
-                copied += cost.of(one.total) * len(self._batches[batch])
+                copied += cost.of(sequence.total) * len(self._batches[batch])
         return copied
 
     def _start(self, start: Start, ran: Ran) -> int:
         """Start a sequence; returns the copied bytes."""
-        one = self.sequences.get(start.sequence)
-        _check(one is not None, f"sequence {start.sequence} is not known")
-        assert one is not None
-        _check(one.filled < 0, f"sequence {one.number} is started twice")
-        _check(len(start.tokens) == one.total, f"sequence {one.number} lost tokens")
+        sequence = self.sequences.get(start.sequence)
+        _check(sequence is not None, f"sequence {start.sequence} is not known")
+        assert sequence is not None
+        _check(sequence.filled < 0, f"sequence {sequence.number} is started twice")
+        _check(len(start.tokens) == sequence.total, f"sequence {sequence.number} lost tokens")
         source, copied = start.source, 0
-        one.filled = 0
+        sequence.filled = 0
         if source is not None:
-            _check(0 < source.length < one.total, "a prefix is empty, or all of the tokens")
-            kept = dict(self._source(one, source))
+            _check(0 < source.length < sequence.total, "a prefix is empty, or all of the tokens")
+            kept = dict(self._source(sequence, source))
             if source.length in start.snapshots and source.length not in kept:
                 self._latest_snapshot += 1  # a new snapshot, at the end of the copied prefix
                 kept[source.length] = self._latest_snapshot
             _check(set(start.snapshots) <= kept.keys(), "a snapshot is missing")
-            one.snapshots = {at: kept[at] for at in start.snapshots}
-            self._snapshots.update(one.snapshots.values())
-            one.filled = source.length
+            sequence.snapshots = {at: kept[at] for at in start.snapshots}
+            self._snapshots.update(sequence.snapshots.values())
+            sequence.filled = source.length
             if source.move:
                 self._drop_entry(source.number)
             else:
                 copied = self._limits.cost.of(source.length)
-        self._prefilling[one.number] = one
-        ran.events.append(Started(one.number, one.filled))
-        ran.reused.append((one.number, one.filled))
+        self._prefilling[sequence.number] = sequence
+        ran.events.append(Started(sequence.number, sequence.filled))
+        ran.reused.append((sequence.number, sequence.filled))
         return copied
 
-    def _source(self, one: DeviceSequence, source: Source) -> Snapshots:
+    def _source(self, sequence: DeviceSequence, source: Source) -> Snapshots:
         if source.kind == "entry":
             entry = self._entries.get(source.number)
             _check(entry is not None, f"entry {source.number} is gone")
@@ -246,7 +248,10 @@ class SimulatedDevice:
             shared, kept = other.key, other.snapshots
         length = source.length
         _check(length <= whole, "a source is shorter than it should be")
-        _check(one.key.shared(shared) >= min(length, len(one.key), len(shared)), "other tokens")
+        _check(
+            sequence.key.shared(shared) >= min(length, len(sequence.key), len(shared)),
+            "other tokens",
+        )
         exact = length in kept or (source.kind == "entry" and length == whole)
         _check(self._limits.trims or exact, f"no snapshot at {length}")
         return kept
@@ -255,16 +260,19 @@ class SimulatedDevice:
         """Add sequences to batches; returns the copied bytes, as changed batches are rebuilt."""
         changed = set()
         for join in joins:
-            one = self._with_kv(join.sequence)
+            sequence = self._with_kv(join.sequence)
             # mlx_lm.server leaves a prompt's last token to the first decode step.
-            _check(one.batch == 0 and one.filled >= one.total - 1, "joined before its prefill")
-            del self._prefilling[one.number]
-            one.batch = join.batch
-            self._batches.setdefault(join.batch, []).append(one)
+            _check(
+                sequence.batch == 0 and sequence.filled >= sequence.total - 1,
+                "joined before its prefill",
+            )
+            del self._prefilling[sequence.number]
+            sequence.batch = join.batch
+            self._batches.setdefault(join.batch, []).append(sequence)
             changed.add(join.batch)
         cost = self._limits.cost
         return sum(
-            len(members) * cost.of(max(one.total for one in members))
+            len(members) * cost.of(max(sequence.total for sequence in members))
             for members in (self._batches[number] for number in changed)
         )
 
@@ -276,13 +284,15 @@ class SimulatedDevice:
     def _decode(self, steps: int, ran: Ran) -> None:
         seconds = 0.0
         for members in self._batches.values():
-            longest = max(one.total for one in members)
+            longest = max(sequence.total for sequence in members)
             seconds += self._setup.decode_seconds(len(members), longest)
-            for one in members:
-                until = one.produced + steps
-                ran.events.append(Generated({one.number: one.answer[one.produced : until]}))
-                one.produced = until
-                ran.tokens.append(one)
+            for sequence in members:
+                until = sequence.produced + steps
+                ran.events.append(
+                    Generated({sequence.number: sequence.answer[sequence.produced : until]})
+                )
+                sequence.produced = until
+                ran.tokens.append(sequence)
         for _ in range(steps if seconds else 0):
             self._times.begin()
             if self._times.in_order:
@@ -295,14 +305,14 @@ class SimulatedDevice:
         _check(len(group) == 1 or self._limits.together, "sequences cannot share a pass")
         _check(len({part.sequence for part in group}) == len(group), "twice in one pass")
         for part in group:
-            one = self._with_kv(part.sequence)
-            _check(one.batch == 0, "prefilled while it decodes")
-            _check(part.start == one.filled, "prefill leaves a gap, or goes back")
-            _check(part.start < part.end <= one.total, "prefill is empty, or too long")
-            one.filled = part.end
+            sequence = self._with_kv(part.sequence)
+            _check(sequence.batch == 0, "prefilled while it decodes")
+            _check(part.start == sequence.filled, "prefill leaves a gap, or goes back")
+            _check(part.start < part.end <= sequence.total, "prefill is empty, or too long")
+            sequence.filled = part.end
             if part.snapshot:
                 self._latest_snapshot += 1
-                one.snapshots[part.end] = self._latest_snapshot
+                sequence.snapshots[part.end] = self._latest_snapshot
                 self._snapshots[self._latest_snapshot] += 1
             ran.events.append(Prefilled(part.sequence, part.end, part.snapshot))
         width = max(part.end - part.start for part in group)
@@ -320,16 +330,16 @@ class SimulatedDevice:
 
     # Entries.
 
-    def _store(self, one: DeviceSequence, number: int, ran: Ran) -> int:
+    def _store(self, sequence: DeviceSequence, number: int, ran: Ran) -> int:
         """Store an entry; returns its bytes."""
-        _check(one.filled >= 0, "stored without KV")
+        _check(sequence.filled >= 0, "stored without KV")
         _check(number > self._latest_entry, f"entry {number} is not new")
         self._latest_entry = number
-        length = one.total if one.batch else one.filled
-        after = tuple(one.answer[: max(length - len(one.key), 0)])
-        key = one.key.extended(after) if after else one.key.prefix(length)
+        length = sequence.total if sequence.batch else sequence.filled
+        after = tuple(sequence.answer[: max(length - len(sequence.key), 0)])
+        key = sequence.key.extended(after) if after else sequence.key.prefix(length)
         cost = self._limits.cost
-        entry = _Entry(key, cost.of(length), dict(one.snapshots))
+        entry = _Entry(key, cost.of(length), dict(sequence.snapshots))
         self._entries[number] = entry
         self._entry_bytes += entry.nbytes
         self._snapshots.update(entry.snapshots.values())

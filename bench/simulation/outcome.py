@@ -78,37 +78,43 @@ class Outcome:
 
 def outcome(setup: Setup, replayed: Replayed) -> Outcome:
     requests = replayed.requests
-    answered = [one for one in requests if one.end == "answered"]
-    waits = [one.first - one.arrived for one in requests if one.first is not None]
-    slowdown = {id(one): (one.ended - one.arrived) / one.alone for one in answered}
+    answered = [request for request in requests if request.end == "answered"]
+    waits = [request.first - request.arrived for request in requests if request.first is not None]
+    slowdown = {
+        id(request): (request.ended - request.arrived) / request.alone for request in answered
+    }
     kinds: tuple[Kind, ...] = ("chat", "agent", "burst")
     speeds = 1 / np.array(list(slowdown.values()) or [1.0])
     return Outcome(
         first_token={share: _percentile(waits, share) for share in (50, 95, 99)},
         gap=_percentile(replayed.gaps, 99),
-        good=sum(_good(setup, one) for one in answered),
+        good=sum(_good(setup, request) for request in answered),
         requests=len(requests),
         minutes=replayed.seconds / 60,
         ends={
-            end: sum(one.end == end for one in requests) for end in ("answered", "left", "refused")
+            end: sum(request.end == end for request in requests)
+            for end in ("answered", "left", "refused")
         },
         preemptions=replayed.preemptions,
-        reuse=sum(one.reused or 0 for one in requests) / sum(one.prompt for one in requests),
+        reuse=sum(request.reused or 0 for request in requests)
+        / sum(request.prompt for request in requests),
         slowdown={
-            kind: _percentile([slowdown[id(one)] for one in answered if one.kind == kind], 99)
+            kind: _percentile(
+                [slowdown[id(request)] for request in answered if request.kind == kind], 99
+            )
             for kind in kinds
         },
         fairness=float(speeds.sum() ** 2 / (len(speeds) * (speeds**2).sum())),
-        overtaken=max(one.overtaken for one in requests),
+        overtaken=max(request.overtaken for request in requests),
         peak=replayed.peak / setup.limits.room,
     )
 
 
-def _good(setup: Setup, one: Request) -> bool:
+def _good(setup: Setup, request: Request) -> bool:
     """Whether the first token and, on average, the others came in time."""
-    if one.first is None or one.first - one.arrived > setup.first_token:
+    if request.first is None or request.first - request.arrived > setup.first_token:
         return False
-    return one.latest - one.first <= setup.gap * max(one.answer - 1, 1)
+    return request.latest - request.first <= setup.gap * max(request.answer - 1, 1)
 
 
 def _percentile(values: Sequence[float] | array[float], share: int) -> float:

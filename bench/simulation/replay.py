@@ -103,7 +103,7 @@ class Replay:
         result = self.result
         result.seconds, result.peak = self._now, self._device.peak
         left = self._device.sequences
-        if left or any(not one.end for one in result.requests):
+        if left or any(not request.end for request in result.requests):
             raise BrokenPlanError(f"{len(left)} sequences never left")
         return result
 

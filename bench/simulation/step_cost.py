@@ -71,8 +71,8 @@ def planner_step(decoding: int, waiting: int, *, memory: bool = False) -> float:
 def _charged(planner: Planner) -> int:
     """Bytes charged for the sequences in batches."""
     batches: dict[int, list[int]] = {}
-    for one in planner.sequences.of("decode"):
-        batches.setdefault(one.batch, []).append(one.charged)
+    for sequence in planner.sequences.of("decode"):
+        batches.setdefault(sequence.batch, []).append(sequence.charged)
     return sum(len(some) * planner.limits.cost.of(max(some)) for some in batches.values())
 
 
@@ -83,6 +83,6 @@ def _arrival(drawn: np.random.Generator, number: int) -> Arrived:
 
 def _results(planner: Planner) -> list[PlannerEvent]:
     events: list[PlannerEvent] = [
-        Generated({one.number: (7,) for one in planner.sequences.of("decode")})
+        Generated({sequence.number: (7,) for sequence in planner.sequences.of("decode")})
     ]
     return [*events, DecodeTimed(_STEP_SECONDS)]
