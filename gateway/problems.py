@@ -35,7 +35,7 @@ _WORDS = {
 def likeliest(problems: Sequence[Problem]) -> dict[str, Any]:
     """The problem to report. Its `loc` has only names and indices of the request.
 
-    If a value matches none of the types accepted there, one sentence lists them.
+    If a value matches none of the types accepted there, one message lists them.
     """
     cleaned = [
         dict(problem, loc=place_of(problem["loc"]), msg=_WORDS.get(problem["type"], problem["msg"]))

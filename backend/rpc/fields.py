@@ -61,7 +61,7 @@ PREDICT_OPTIONS = FieldTable(
         " at the positions that `mlx.image_messages`, or `<__media__>` in Messages, gives"
         " (docs/vision.md); refused for other models",
         "Videos": "the same for videos and `mlx.video_messages`; shown as a sequence of images if"
-        " the model takes only images",
+        " the model accepts only images",
         "Audios": "the same for sounds and `mlx.audio_messages`",
         "Tools": "rendered by the chat template, sorted by name, or described in text if the"
         " template renders no tools (docs/formats.md); calls in the answer become tool-call deltas;"

@@ -118,13 +118,14 @@ def _attachments(
         if getattr(options, name) and not facts.media:
             raise InvalidRequest(
                 f"{named(name)} has {len(getattr(options, name))} items, but the loaded model"
-                f" {shown(facts.name)} takes only text: send none, or load a vision-language model",
+                f" {shown(facts.name)} accepts only text: send none, or load a"
+                " vision-language model",
             )
     if not facts.media:
         raise InvalidRequest(
             f"{named('Metadata mlx.image_messages')}, mlx.video_messages and mlx.audio_messages"
-            f" are for media, but the loaded model {shown(facts.name)} takes only text: leave them"
-            " out",
+            f" are for media, but the loaded model {shown(facts.name)} accepts only text: leave"
+            " them out",
         )
     others = {
         "prompt_token_ids": extras.prompt_token_ids is not None,

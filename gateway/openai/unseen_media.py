@@ -24,7 +24,7 @@ def has_media(messages: Iterable[ChatMessage]) -> bool:
 
 
 def without_media(messages: Sequence[ChatMessage], model: str) -> list[ChatMessage]:
-    """The messages with a sentence in place of each image, video and audio.
+    """Return the messages with a note in place of each image, video and audio.
 
     model: the name of a model that accepts only text. Raises ApiError for media that the newest
     user message itself shows, because the question is about them; with `--strict`, for any.
@@ -49,7 +49,9 @@ def _readable(content: Any, place: str, model: str, *, asked: bool) -> list[Any]
         elif _is_medium(part):
             path += f".{part.field}"
             if asked or here.strict:
-                raise bad_field(f"{named(path)} is not text, and the model {model} takes only text")
+                raise bad_field(
+                    f"{named(path)} is not text, and the model {model} accepts only text"
+                )
             here.ignore(f"messages[].content[][{part.type}]")
             what = _KINDS.get(part.field, "An image")
             text = f"[{what} could not be shown: this model accepts only text.]"

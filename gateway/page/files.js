@@ -8,7 +8,7 @@ const MOST_TEXT = 2_000_000; // characters; no context is larger
 
 /**
  * Read a dropped, pasted or chosen file as {image: data URI} or {file: {name, text}}.
- * Throws an Error with a sentence.
+ * Throws an Error with a message for the user.
  */
 export async function attachment(file) {
   const name = file.name || "the file";

@@ -4,7 +4,7 @@ const TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
 const MOST_PIXELS = 1536; // of the longer side; vision models use no more
 const SMALL = 400_000; // bytes up to which a file is sent unchanged
 
-/** A file as a data URI; a large image is scaled down. Throws an Error with a sentence. */
+/** A file as a data URI; a large image is scaled down. Throws an Error with a message for the user. */
 export async function dataUri(file) {
   const name = file.name || "the image";
   if (!TYPES.includes(file.type)) {

@@ -15,7 +15,7 @@ export function exported(conversations) {
   return JSON.stringify({ format: FORMAT, version: VERSION, conversations: conversations.map(listed) }, null, 1);
 }
 
-/** The conversations in the text of a file. Throws an Error with a sentence. */
+/** The conversations in the text of a file. Throws an Error with a message for the user. */
 export function imported(text) {
   let file;
   try {

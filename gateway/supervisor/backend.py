@@ -114,7 +114,7 @@ class Backend:
             await self.connection.close()
 
     async def end(self) -> str:
-        """Kill a backend that does not answer; returns a sentence that says what was wrong."""
+        """Kill a backend that does not answer; returns a message that says what was wrong."""
         if self.process is None:
             lost = "has lost its model" if self.emptied else "no longer answers"
             return f"the backend {lost}"

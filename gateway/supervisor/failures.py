@@ -1,4 +1,4 @@
-"""What went wrong with a backend, in sentences that clients may read."""
+"""Messages for clients about what went wrong with a backend."""
 
 from __future__ import annotations
 

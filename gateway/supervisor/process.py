@@ -32,7 +32,7 @@ _READ_SECONDS = 1.0  # seconds for reading the output of a dead process
 
 
 class BackendProcess:
-    """A running backend. `exited` is done when it has ended, with a sentence that says why."""
+    """A running backend. `exited` is done when it has ended, with a message that says why."""
 
     def __init__(self, child: Child, name: str) -> None:
         self.pid = child.pid
@@ -55,7 +55,7 @@ class BackendProcess:
         """Start `run` on a free loopback port, with a token of its own in its environment.
 
         Our own backend is started without its run.sh, with port 0, and prints its choice. Another
-        run.sh is given a port that is free now, and ends with a sentence if another process takes
+        run.sh is given a port that is free now, and ends with a message if another process takes
         it first. Raises LoadFailed.
         """
         token = secrets.token_urlsafe(32)

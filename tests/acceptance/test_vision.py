@@ -215,7 +215,7 @@ def _raw(marker: str) -> pb.PredictOptions:
 def test_its_text_part_alone_takes_no_image(bare: Backend) -> None:
     result = bare.load(TINY_VISION, Options=["type:text"])
     assert result.success, result.message
-    assert "takes only text" in refusal(bare, seen("red"))
+    assert "accepts only text" in refusal(bare, seen("red"))
     assert (
         text_answer(bare, chat("What is the capital of France?"))
         == "The capital of France is Paris."

@@ -198,7 +198,7 @@ def test_an_image_for_a_model_without_sight_is_refused_before_a_load(
     for path, sent in bodies.items():
         answer = gateway.client.post(path, json={"model": "unread", "stream": True, **sent})
         assert answer.status_code == 400, path
-        assert "takes only text" in answer.text, path
+        assert "accepts only text" in answer.text, path
     models = gateway.client.get("/api/status").json()["models"]
     assert {one["name"]: one["state"] for one in models}["unread"] == "stopped"
 

@@ -103,6 +103,6 @@ def _of_fields(key: str, value: str) -> CacheKind:
     if len(types) > 1:
         raise InvalidRequest(
             f"{named('CacheTypeKey')} is {shown(key)} and {named('CacheTypeValue')} is"
-            f" {shown(value)}: MLX keeps keys and values in one type, so set both to the same"
+            f" {shown(value)}: MLX stores keys and values in one type, so set both to the same"
         )
     return CacheKind(dtype=types.pop() if types else "")

@@ -14,7 +14,7 @@ import numpy as np
 def placed(part: mx.array, values: mx.array, places: mx.array) -> mx.array:
     """Write values, [n, size], in a buffer whose first three axes count as one. places: [n, 1].
 
-    MLX does this in place, writes whole vectors, and leaves spare rows alone.
+    MLX does this in place, writes whole vectors, and leaves unused rows alone.
     """
     flat = mx.put_along_axis(mx.flatten(part, 0, 2), places, values, 0)
     return mx.unflatten(flat, 0, part.shape[:3])

@@ -42,7 +42,7 @@ def rearranged(layer: Any, members: Sequence[Member], rows: int) -> Any:
     """A cache with the sequences, in this order, in the buffers of `layer` if they fit.
 
     members: sequences of `layer` and of others, as `LayerKV.rearranged` takes them. rows: the
-    number of rows, spare ones included, that buffers may have. Recurrent states are copied.
+    number of rows that buffers may have, with unused ones. Recurrent states are copied.
     """
     if isinstance(layer, CacheList):
         return _each(layer, members, lambda own, inner: rearranged(own, inner, rows))
@@ -81,7 +81,7 @@ def _each(
 ) -> Any:
     """A list of caches like `layer`, each made from the caches at its place in the members."""
     kind: Any = type(layer)
-    inner = zip(*(one.caches for one, _ in members), strict=True)
+    inner = zip(*(cache.caches for cache, _ in members), strict=True)
     rows = [row for _, row in members]
     pairs = zip(layer.caches, inner, strict=True)
     return kind(*(made(own, list(zip(caches, rows, strict=True))) for own, caches in pairs))
@@ -92,7 +92,7 @@ def _gathered_states(members: Sequence[Member]) -> Any:
     layer, _ = members[0]
     batch = type(layer)(len(layer.cache))
     for at in range(len(layer.cache)):
-        states = [(one.cache[at], row) for one, row in members]
+        states = [(cache.cache[at], row) for cache, row in members]
         like = next((state for state, _ in states if state is not None), None)
         if like is not None:
             nothing = mx.zeros((1, *like.shape[1:]), like.dtype)

@@ -160,7 +160,7 @@ class BatchCache:
     A change builds the new layers before it releases the old ones: if it raises, nothing has
     changed. MLX computes lazily, so a lack of memory shows only when the layers are evaluated.
 
-    rows: how many rows, spare ones included, the buffers may have after the next `arrange`. gaps:
+    rows: how many rows the buffers may have after the next `arrange`, with unused ones. gaps:
     whether rows that sequences have left may then stay in passes, up to MOST_GAPS, for sequences
     that will join; the rows of a pass are `pass_rows`.
     """
@@ -171,7 +171,7 @@ class BatchCache:
         self.rows, self.gaps = 0, False
         self._rows: list[int] = []  # for each sequence, its index in `_layers`
         self._width = 0  # rows of `_layers`
-        # Rows, spare ones included, of the buffers of layers that grow with their sequences.
+        # Rows, with unused ones, of the buffers of layers that grow with their sequences.
         # Counted even if this rank has no such layer: all ranks must make the same decisions.
         self._depth = 0
         self._settled = True  # whether `_layers` are exactly these sequences

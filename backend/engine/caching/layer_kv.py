@@ -34,7 +34,7 @@ class LayerKV:
 
     lengths: tokens of each sequence, which is also its next token's position. expected: tokens for
     which the buffers get room when they grow, so that a long prompt's KV is not copied for each of
-    its passes. The sequences are in the first rows of the buffers, which may have spare rows after
+    its passes. The sequences are in the first rows of the buffers, which may have unused rows after
     them. Buffers have whole steps of columns, as cuDNN's decode kernel needs it.
     """
 
@@ -54,7 +54,7 @@ class LayerKV:
     def gathered(self, members: Sequence[Member], rows: int = 0) -> Self:
         """Copies of sequences, in this order, in new buffers with room for another token.
 
-        rows: number of rows, spare ones included; if it is less than the number of sequences, that
+        rows: number of rows, with unused ones; if it is less than the number of sequences, that
         is used.
         """
         lengths = _lengths(members)

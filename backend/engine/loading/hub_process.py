@@ -65,7 +65,7 @@ def _follow(child: Child, model: HubModel, cancel: threading.Event) -> Path:
     """Read the child's messages until its result; log progress, at most every two seconds."""
     assert child.stdout is not None
     name, output = shown(model.name), child.stdout.fileno()
-    arrivals = select.poll()  # `select.select` takes no descriptor above 1023
+    arrivals = select.poll()  # `select.select` accepts no descriptor above 1023
     arrivals.register(output, select.POLLIN)
     reported = time.monotonic()
     buffer = b""

@@ -2,7 +2,7 @@
 
 A few requests go through a scheduler of their own: one that starts alone, two of other lengths that
 join it, one with an image for models that accept images, and next turns that start from stored KV.
-Their log-probabilities are compared with those of one plain forward pass. The whole conversation
+Their log-probabilities are compared with a reference forward pass's. The whole conversation
 costs about as much as twenty tokens.
 
 If the model drafts, the same requests are answered once more with guesses in every step, some right
@@ -170,7 +170,7 @@ class ServingTrial:
         right = yield from self._all_right((yield from self._converse(by_itself, rows)))
         if not right:
             _log.warning(
-                "model %s: a request alone does not get the answer of a plain forward pass%s",
+                "model %s: a request alone does not get the answer of a reference forward pass%s",
                 shown(self._name),
                 self._fault,
             )
@@ -238,7 +238,7 @@ class ServingTrial:
         model: EngineModel | None = None,
         wrong: float = _WRONG,
     ) -> Stages[bool]:
-        """Whether all answers equal those of the plain passes or, if given, of `model` alone.
+        """Whether all answers equal the reference's or, if given, those of `model` alone.
 
         wrong: the share of an answer's positions that may differ.
         """
@@ -252,7 +252,7 @@ class ServingTrial:
         return True
 
     def _right(self, answers: Sequence[_Answer], wrong: float) -> list[bool]:
-        """Which answers of one conversation equal those of one plain pass over all of it."""
+        """List which answers equal those of a reference forward pass over the conversation."""
         if any(answer.failed for answer in answers):
             return [not answer.failed for answer in answers]
         sampled = [one for answer in answers for one in answer.logprobs]
@@ -270,7 +270,7 @@ class ServingTrial:
         ]
 
     def _as_alone(self, model: EngineModel, answer: _Answer) -> Stages[bool]:
-        """Whether an answer that differs from the plain pass equals the prompt's answer alone.
+        """Whether an answer that differs from the reference equals the prompt's answer alone.
 
         Then neither the batch nor stored KV is at fault. Some models contradict themselves:
         mlx-lm's plamo3 attends to one token more in a prompt than in an answer once its window is
@@ -293,7 +293,7 @@ class ServingTrial:
         return off < _WRONG * len(compared)
 
     def _expected(self, answers: Sequence[_Answer]) -> tuple[mx.array, mx.array, mx.array]:
-        """The plain pass's log-probabilities of the tokens in a conversation's answers.
+        """Compute the reference log-probabilities of the tokens in a conversation's answers.
 
         [places, tokens]. Also returns two bounds for each place: differences up to the first are
         certainly rounding, and those up to the second may be.
@@ -317,7 +317,7 @@ class ServingTrial:
     def _of_plain(
         self, tokens: Sequence[int], answers: Sequence[_Answer]
     ) -> tuple[mx.array, mx.array, bool]:
-        """The log-probabilities of a plain pass, [places, tokens], and their rounding.
+        """Compute reference log-probabilities, [positions, tokens], and their rounding.
 
         Also returns how much of them is rounding, and whether they were computed in float32.
         """
@@ -470,7 +470,7 @@ class _Recalling:
 
 
 def plain_pass(model: Any) -> PlainPass:
-    """The plain pass of a text model: all tokens at once, with an empty cache of mlx-lm."""
+    """Compute a text model's reference: all tokens at once, with an empty cache of mlx-lm."""
 
     def run(
         tokens: Sequence[int],

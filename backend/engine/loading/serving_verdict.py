@@ -64,7 +64,7 @@ _NOT_DRAFTING = (
 class Verdict:
     """The result of a trial.
 
-    way: a key of `WAYS`. right: whether a request alone gets the answer of a plain forward pass.
+    way: a key of `WAYS`. right: whether a request alone gets the reference forward pass's answer.
     drafts: whether answers with draft tokens are right. complete: whether everything was tried;
     memory may have been too short.
     """

@@ -62,7 +62,7 @@ class MediaInput:
     """A model's image and audio input.
 
     tried: an item of each kind that it accepts, for the trial. end_tokens: those that its processor
-    names in addition to the checkpoint's. plain: its plain forward pass, by mlx-vlm's code.
+    names in addition to the checkpoint's. plain: its reference forward pass, by mlx-vlm's code.
     """
 
     reader: MediaReader

@@ -66,9 +66,9 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How a model keeps KV.
+    """How a model stores KV.
 
-    recurrent: some layers keep a state. known: the size of every layer can be measured with one
+    recurrent: some layers have a state. known: the size of every layer can be measured with one
     token.
     """
 
@@ -108,7 +108,7 @@ def measure(
             if not form.known:
                 raise ModelRejected.because(
                     loaded.name,
-                    f"a model of type {loaded.model_type} keeps its KV in a form that is not"
+                    f"a model of type {loaded.model_type} stores its KV in a form that is not"
                     " divided among ranks: serve it with one rank",
                 )
         figures = (

@@ -94,7 +94,7 @@ def test_an_image_in_the_newest_user_message_is_refused(after: list[Any]) -> Non
     with pytest.raises(ApiError) as refused:
         translated({"messages": messages}, TEXT)
     assert refused.value.param == "messages[2].content[1].image_url"
-    assert refused.value.message.endswith("is not text, and the model tiny takes only text")
+    assert refused.value.message.endswith("is not text, and the model tiny accepts only text")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,154 @@
+"""Docstrings, comments, messages, documents and the page use the words of CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PYTHON = ("backend", "bench", "cli", "common", "gateway", "scripts")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md")
+SCRIPTS = "gateway/page/*.js"
+
+# By preferred word: the words that it replaces. Code in backticks is not searched.
+WORDS = {
+    "fingerprint": r"\blikeness(es)?\b",
+    "reference forward pass": r"\bplain (forward )?pass(es)?\b",
+    "image": r"\bpictures?\b",
+    "broadcast": r"\bspread(s|ing)? the tokens\b",
+    "padding": r"\bholes?\b",
+    "unused rows": r"\bspare (rows?|ones?)\b",
+    "message": r"\bsentences?\b",
+    "distinguish, learn, inform": r"\b(told|hears?|heard)\b",
+    "one per line": r"\bone a (line|file|row|pass|step|token|request|sequence)\b",
+    "accepts": r"\btakes? (no|only|neither) (text|images?|audio|videos?|adapter|descriptor|one\b)",
+    "stores": r"\bkeeps? (its |the |their )?(KV|keys and values)\b",
+}
+
+# Text in which such a word means something else.
+ALLOWED = (
+    "sentence-transformers",  # the library
+    "fim▁hole",  # a token
+    "in two sentences",  # these are sentences
+    "one sentence what you do",
+    "rest of a sentence whose subject",
+    'end of a sentence that begins "the model',
+    "punctuation of the sentence",
+    "sentence of reasoning",
+    "example in a sentence",
+    "sentences would run together",
+)
+
+
+def _comments_and_strings(source: str) -> Iterator[tuple[int, str]]:
+    kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", -1)}
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in kinds:
+            for offset, line in enumerate(token.string.splitlines()):
+                yield token.start[0] + offset, line
+
+
+def _page_prose(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the comments and quoted texts of a script; in templates `${}` is code."""
+    for number, line in enumerate(source.splitlines(), 1):
+        line = re.sub(r"\$\{[^}]*\}", "", line)
+        if (stripped := line.strip()).startswith(("//", "*", "/**")):
+            yield number, stripped
+        else:
+            for text in re.findall(r'"[^"]*"|`[^`]*`|//.*', line):
+                yield number, text.strip('`"')
+
+
+def _prose() -> Iterator[tuple[str, int, str]]:
+    for folder in PYTHON:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for number, line in _comments_and_strings(path.read_text()):
+                yield str(path.relative_to(ROOT)), number, line
+    for pattern in DOCUMENTS:
+        for path in sorted(ROOT.glob(pattern)):
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                yield str(path.relative_to(ROOT)), number, line
+    for path in sorted(ROOT.glob(SCRIPTS)):
+        for number, line in _page_prose(path.read_text()):
+            yield str(path.relative_to(ROOT)), number, line
+
+
+def _avoided(line: str) -> list[str]:
+    """Return the preferred words that the line should use."""
+    for allowed in ALLOWED:
+        line = re.sub(re.escape(allowed), "", line, flags=re.IGNORECASE)
+    line = re.sub(r"`[^`]*`|\{[^{}]*\}|[\"']\w+[\"']", "", line)  # code, and keys of dictionaries
+    return [word for word, pattern in WORDS.items() if re.search(pattern, line, re.IGNORECASE)]
+
+
+def test_prose_uses_the_preferred_words() -> None:
+    found = [
+        f"{name}:{number}: {word}: {line.strip()}"
+        for name, number, line in _prose()
+        for word in (() if name == "CONTRIBUTING.md" and line.startswith("| ") else _avoided(line))
+    ]
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("The pictures of a request", ["image"]),
+        ("A `picture` of the request", []),
+        ("sentence-transformers writes one a line", ["one per line"]),
+        ("compared with plain forward passes", ["reference forward pass"]),
+        ("raises a sentence that says why", ["message"]),
+        ("this takes a second", []),
+        ("layers that keep keys and values", ["stores"]),
+        ("the FIM token <｜fim▁hole｜>", []),
+    ],
+)
+def test_a_word_is_found_where_it_is_prose(line: str, words: list[str]) -> None:
+    assert _avoided(line) == words
+
+
+def test_the_table_of_words_lists_what_this_test_refuses() -> None:
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("## Words")[2].partition("\n## ")[0]
+    listed = {row.split("|")[1].strip() for row in table.splitlines() if row.startswith("| ")}
+    assert set(WORDS) <= listed
+
+
+# What a loop over one of these, or a parameter of such a type, has in hand.
+_COLLECTIONS = re.compile(
+    r"(^|[._])(sequences|requests|rows|entries|members|joining|running|waiting)\b"
+)
+_TYPES = re.compile(r"(Sequence|SequenceState|Request|Entry)$")
+
+
+def _named_one(tree: ast.AST) -> Iterator[int]:
+    """Yield the lines that name an item of `_COLLECTIONS`, or a parameter of `_TYPES`, `one`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.For() | ast.comprehension():
+                names = {name.id for name in ast.walk(node.target) if isinstance(name, ast.Name)}
+                if "one" in names and _COLLECTIONS.search(ast.unparse(node.iter)):
+                    yield node.target.lineno
+            case ast.arg(arg="one", annotation=ast.expr() as kind):
+                if _TYPES.search(ast.unparse(kind)):
+                    yield node.lineno
+
+
+def test_a_sequence_row_request_or_entry_is_not_named_one() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for folder in PYTHON
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for number in _named_one(ast.parse(path.read_text()))
+    ]
+    assert not found, found
+
+
+def test_a_sequence_named_one_is_found() -> None:
+    tree = ast.parse("for one, two in zip(self.sequences, x):\n    pass\ndef f(one: Entry): ...\n")
+    assert list(_named_one(tree)) == [1, 3]
