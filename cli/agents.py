@@ -228,12 +228,12 @@ AGENTS = {
 
 
 def folder() -> Path:
-    """Where the files of agents are written."""
+    """Return where the files of agents are written."""
     return (cache_folder() or Path("/tmp")) / "agents"
 
 
 def placed(setup: Setup, where: Path) -> Setup:
-    """The set-up with its files in a folder."""
+    """Return the set-up with its files in a folder."""
 
     def place(text: str) -> str:
         return text.replace(FOLDER, str(where))
@@ -247,7 +247,7 @@ def placed(setup: Setup, where: Path) -> Setup:
 
 
 def script(agent: Agent, setup: Setup, arguments: tuple[str, ...] = ()) -> str:
-    """The set-up as commands for a shell."""
+    """Return the set-up as commands for a shell."""
     lines = []
     for path, content in setup.files.items():
         lines += [f"mkdir -p {_quoted(str(Path(path).parent))}"]
@@ -270,14 +270,14 @@ def _json(value: Any) -> str:
 
 
 def _toml(value: str | int | Mapping[str, str]) -> str:
-    """A value as TOML, which writes texts and numbers as JSON does."""
+    """Return a value as TOML, which writes texts and numbers as JSON does."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name} = {json.dumps(text)}" for name, text in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)
 
 
 def sections() -> str:
-    """The table of agents and their sections in docs/agents.md."""
+    """Return the table of agents and their sections in docs/agents.md."""
     served = Served("http://127.0.0.1:8080", "NAME", 40_960)
     parts = ["| agent | starts with | smallest context | version that was run |\n|---|---|---|---|"]
     for word, agent in AGENTS.items():

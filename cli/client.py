@@ -35,7 +35,7 @@ class Client:
         raise click.UsageError(f"--url is {self.url!r}: give one such as {DEFAULT_URL}")
 
     def runs(self) -> bool:
-        """Whether a gateway answers there."""
+        """Return whether a gateway answers there."""
         try:
             with self._http() as http:
                 return http.get("/health", timeout=5.0).is_success
@@ -43,15 +43,15 @@ class Client:
             return False
 
     def get(self, path: str) -> Any:
-        """The JSON at a path. Raises Refused."""
+        """Return the JSON at a path. Raises Refused."""
         return self._json("GET", path, None)
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        """The JSON that a request gets. Raises Refused."""
+        """Return the JSON that a request gets. Raises Refused."""
         return self._json("POST", path, body)
 
     def model(self, name: str = "") -> dict[str, Any]:
-        """The card of a model: the named one, else a loaded one, else the only one.
+        """Return the card of a model: the named one, else a loaded one, else the only one.
 
         Raises Refused.
         """
@@ -68,7 +68,7 @@ class Client:
         return dict((loaded or cards)[0])
 
     def loaded(self, name: str) -> str:
-        """The id of a model that is loaded there; "" if it is not, or if nothing answers."""
+        """Return the id of a model that is loaded there; "" if it is not, or if nothing answers."""
         if not self.runs():
             return ""
         try:
@@ -78,7 +78,7 @@ class Client:
         return str(card["id"]) if card["status"]["value"] == "loaded" else ""
 
     def streamed(self, path: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The server-sent events of a stream. Raises Refused."""
+        """Yield the server-sent events of a stream. Raises Refused."""
         try:
             with self._http() as http, http.stream("POST", path, json=body) as answer:
                 if not answer.is_success:

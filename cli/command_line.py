@@ -92,7 +92,7 @@ def _complete_model(ctx: click.Context, parameter: click.Parameter, begun: str) 
 
 
 def _model(*, required: bool = False) -> _Decorator:
-    """The argument MODEL."""
+    """Return the argument MODEL."""
     given: dict[str, Any] = (
         {"metavar": "MODEL"} if required else {"metavar": "[MODEL]", "default": ""}
     )
@@ -100,7 +100,7 @@ def _model(*, required: bool = False) -> _Decorator:
 
 
 def _gateway_address(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that name a running gateway."""
+    """Return the options that name a running gateway."""
     url = click.option(
         "--url",
         envvar="MLX_BACKEND_URL",
@@ -270,7 +270,7 @@ def _local(reference: str) -> Any:
 
 
 def _known(action: Any) -> Any:
-    """The result of an action on a local model; its failure in one line."""
+    """Return the result of an action on a local model; its failure in one line."""
     from cli.local_models import NoSuchModel
 
     try:
@@ -404,7 +404,7 @@ def completion(shell: str) -> None:
 
 
 def _fetching(action: Any) -> Any:
-    """The result of an action that may fetch a model; its failure in one line."""
+    """Return the result of an action that may fetch a model; its failure in one line."""
     from cli.default_model import ModelUnavailable
 
     try:

@@ -77,7 +77,7 @@ class Conversation:
 
 
 def _message() -> str | None:
-    """The user's next message; None at the end of the input."""
+    """Return the user's next message; None at the end of the input."""
     lines = []
     prompt = ">>> "
     while True:

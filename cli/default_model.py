@@ -30,7 +30,7 @@ class ModelUnavailable(Exception):
 
 
 def cache_directory() -> Path:
-    """The folder for files that this project can download again. Raises ModelUnavailable."""
+    """Return the folder for files that this project can download again. Raises ModelUnavailable."""
     if (folder := cache_folder()) is None:
         why = "there is no home folder for its files: set MLX_BACKEND_CACHE to a folder"
         raise ModelUnavailable(why)
@@ -53,7 +53,7 @@ def report_on_stderr(line: str) -> None:
 
 
 def ensure(report: Callable[[str], None] = report_on_stderr) -> Path:
-    """The model's directory, downloaded and converted first if it does not exist.
+    """Return the model's directory, downloaded and converted first if it does not exist.
 
     A directory appears under its final name only when it is complete, so neither an interruption
     nor two processes at once leave half a model.

@@ -121,7 +121,7 @@ def examine(options: pb.ModelOptions) -> Iterator[Finding]:
 
 
 def _tried(options: pb.ModelOptions) -> pb.ModelOptions:
-    """A load that ends with a trial, whatever earlier loads have found."""
+    """Return a load that ends with a trial, whatever earlier loads have found."""
     tried = pb.ModelOptions()
     tried.CopyFrom(options)
     tried.Options.append("load_trial:true")
@@ -185,7 +185,7 @@ def _grammar(stub: BackendStub) -> Finding:
 
 
 def _batching(stub: BackendStub) -> Finding:
-    """Whether prompts get the same tokens in a batch as alone."""
+    """Return whether prompts get the same tokens in a batch as alone."""
     alone = [ask(stub, question) for question in QUESTIONS]
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:
         together = list(pool.map(lambda question: ask(stub, question), QUESTIONS))
@@ -196,7 +196,7 @@ def _batching(stub: BackendStub) -> Finding:
 
 
 def difference(one: Answer, other: Answer) -> float | None:
-    """How much better `one` rates its own token where two answers first differ, in nats.
+    """Return how much better `one` rates its own token where two answers first differ, in nats.
 
     None if the answers are equal; infinite if the other's token is not among `one`'s best.
     """
@@ -208,7 +208,7 @@ def difference(one: Answer, other: Answer) -> float | None:
 
 
 def judged(gaps: Sequence[float], count: int) -> tuple[Verdict, str]:
-    """The verdict on differences.
+    """Return the verdict on differences.
 
     A GPU's kernels may round differently for another batch size, which may change the order only of
     nearly equal tokens.
@@ -234,7 +234,7 @@ def _prefix(stub: BackendStub) -> Finding:
 
 
 def _cancel(stub: BackendStub) -> Finding:
-    """Whether the slot becomes free when a client disconnects."""
+    """Return whether the slot becomes free when a client disconnects."""
     call = stub.PredictStream(_request(QUESTIONS[2], 1000, {}))
     for _ in zip(range(3), call, strict=False):
         pass
@@ -284,14 +284,14 @@ def _together(width: int) -> str:
 
 
 def _measured(speeds: dict[str, float], stub: BackendStub) -> Finding:
-    """The memory that MLX holds after the measurement of the speeds, which are added."""
+    """Return the memory that MLX holds after the measurement of the speeds, which are added."""
     speeds |= _speed(stub)
     parts = dict(stub.Status(pb.HealthMessage()).memory.breakdown)
     return Finding("memory", "ok", f"MLX holds {_mib(parts['mlx_active'])}", parts)
 
 
 def _compared(ours: dict[str, float], options: pb.ModelOptions) -> Finding:
-    """The speeds beside those of mlx-lm, which are measured in a process of its own."""
+    """Return the speeds beside those of mlx-lm, which are measured in a process of its own."""
     model = options.ModelFile or options.Model
     try:
         theirs = dict(json.loads(_child(["-m", "cli.doctor", model])))
@@ -309,7 +309,7 @@ def _compared(ours: dict[str, float], options: pb.ModelOptions) -> Finding:
 
 
 def ask(stub: BackendStub, prompt: str, tokens: int = TOKENS, **fields: Any) -> Answer:
-    """A greedy answer of `tokens` tokens."""
+    """Return a greedy answer of `tokens` tokens."""
     reply, rpc = stub.Predict.with_call(_request(prompt, tokens, fields))
     entries = json.loads(reply.logprobs)["content"] if reply.logprobs else []
     trailers = dict(rpc.trailing_metadata())
@@ -372,7 +372,7 @@ def plain(model: str) -> dict[str, float]:
 
 
 def _child(arguments: Sequence[str]) -> str:
-    """The last line that a Python process in the backend's environment prints."""
+    """Return the last line that a Python process in the backend's environment prints."""
     done = subprocess.run(
         command(*arguments),
         env=environment_of({}),
@@ -389,7 +389,7 @@ def _mib(nbytes: int) -> str:
 
 
 def words(count: int) -> str:
-    """A text of `count` different words."""
+    """Return a text of `count` different words."""
     return " ".join(f"item{number}" for number in range(count))
 
 

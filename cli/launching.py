@@ -17,7 +17,7 @@ from gateway.supervisor.warden import backend_environ
 
 
 def agent(word: str) -> Agent:
-    """The agent of this name. Raises UsageError."""
+    """Return the agent of this name. Raises UsageError."""
     found = AGENTS.get(word)
     if found is None:
         suggestion = did_you_mean(word, AGENTS) or f"; the agents are {', '.join(AGENTS)}"
@@ -26,7 +26,7 @@ def agent(word: str) -> Agent:
 
 
 def served(client: Client, name: str) -> Served:
-    """A gateway's model as an agent needs to know it. Raises Refused."""
+    """Return a gateway's model as an agent needs to know it. Raises Refused."""
     card = client.model(name)
     listed = client.get("/v1/models").get("models", [])
     catalogue = tuple(entry for entry in listed if entry["slug"] == card["id"])

@@ -54,7 +54,7 @@ class LocalModel:
 
 
 def found() -> list[LocalModel]:
-    """Every complete model, by name."""
+    """Return every complete model, by name."""
     return sorted(_found(), key=lambda model: model.name.casefold())
 
 
@@ -73,14 +73,14 @@ def _found() -> Iterator[LocalModel]:
 
 
 def is_model(folder: Path) -> bool:
-    """Whether a folder has the files of a model."""
+    """Return whether a folder has the files of a model."""
     return (folder / "config.json").is_file() and any(
         file.is_file() for file in folder.glob("*.safetensors")
     )
 
 
 def named(name: str) -> LocalModel:
-    """The model of a folder, a hub id or a short name, in any case. Raises NoSuchModel."""
+    """Return the model of a folder, a hub id or a short name, in any case. Raises NoSuchModel."""
     local = Path(name).expanduser()
     if is_model(local):
         return LocalModel(local.absolute())
@@ -94,13 +94,13 @@ def named(name: str) -> LocalModel:
 
 
 def config_of(model: LocalModel) -> ModelConfig:
-    """The model as the gateway would serve it."""
+    """Return the model as the gateway would serve it."""
     (config,) = single(model.reference).models
     return Checkpoints(Path.cwd()).completed(config)
 
 
 def description(model: LocalModel) -> dict[str, str]:
-    """What is known of a model without loading it: each property and its value.
+    """Return what is known of a model without loading it: each property and its value.
 
     Raises NoSuchModel.
     """
@@ -146,5 +146,5 @@ def remove(model: LocalModel) -> int:
 
 
 def size(nbytes: int) -> str:
-    """A size for people."""
+    """Return a size for people."""
     return f"{nbytes / 1e9:.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:.0f} MB"

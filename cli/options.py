@@ -81,7 +81,7 @@ def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def model_settings(given: Mapping[str, Any]) -> Iterator[str]:
-    """The gateway's flags for the options of a model that were given."""
+    """Yield the gateway's flags for the options of a model that were given."""
     for option in MODEL_OPTIONS:
         if (value := given[option.name]) is not None:
             yield f"--model-setting={option.key}={json.dumps(value)}"
@@ -104,7 +104,7 @@ def gateway_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def gateway_flags(given: Mapping[str, Any]) -> Iterator[str]:
-    """The gateway's flags that were given to a command."""
+    """Yield the gateway's flags that were given to a command."""
     for row in fields(GatewaySettings):
         value = given.get(row.name)
         if value is True:

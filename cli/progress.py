@@ -38,7 +38,7 @@ class Progress:
         self._done = (done, total)
 
     def line(self) -> str:
-        """What the terminal shows now."""
+        """Return what the terminal shows now."""
         done, total = self._done
         passed = f"{self._what} {time.monotonic() - self._started:.0f} s"
         return f"{passed} {bar(done, total)}" if done < total else passed

@@ -33,7 +33,7 @@ class Contradiction(click.UsageError):
 
 
 def arguments_for(given: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The gateway's arguments. Raises Contradiction, ModelUnavailable, OSError.
+    """Return the gateway's arguments. Raises Contradiction, ModelUnavailable, OSError.
 
     MODEL in the environment names a folder or a hub id, and MODELS a folder of model files. Without
     both, the gateway serves the default model.
@@ -55,7 +55,7 @@ def _has(flag: str, arguments: Sequence[str]) -> bool:
 
 
 def reference_of(name: str) -> str:
-    """The folder or hub id that a user means; the default model for an empty name.
+    """Return the folder or hub id that a user means; the default model for an empty name.
 
     The short name of a downloaded model is accepted, in any case. Raises ModelUnavailable, OSError.
     """

@@ -178,7 +178,7 @@ def compiled_before(text: bytes, origin: Path) -> CodeType | None:
 
 
 def relocated(code: CodeType, path: str) -> CodeType:
-    """The same code with another path as its source."""
+    """Return the same code with another path as its source."""
     inner = (
         relocated(value, path) if isinstance(value, CodeType) else value for value in code.co_consts
     )
@@ -186,7 +186,7 @@ def relocated(code: CodeType, path: str) -> CodeType:
 
 
 def python_in(package: Path, *arguments: str, launch: bool = False) -> str:
-    """The output of the package's own Python.
+    """Return the output of the package's own Python.
 
     Raises CannotPackage. launch: start it like run.sh.
     """

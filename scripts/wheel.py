@@ -29,20 +29,20 @@ LEFT_OUT = re.compile(r"(.*/)?tests/|[^/]*\.dist-info/RECORD")
 
 
 def requirements(root: Path, name: str) -> list[str]:
-    """The lines of a file in requirements/, without the files that it includes."""
+    """Return the lines of a file in requirements/, without the files that it includes."""
     lines = (root / "requirements" / f"{name}.in").read_text("utf-8").splitlines()
     return [line for line in lines if line and line[0] not in "#-"]
 
 
 def locked(root: Path) -> Iterator[tuple[str, str]]:
-    """Each package of a lock: its name, and its lines."""
+    """Yield each package of a lock: its name, and its lines."""
     text = (root / "requirements" / "macos-metal.lock").read_text("utf-8")
     for block in re.split(r"^(?=\w)", text, flags=re.MULTILINE)[1:]:
         yield block.partition("==")[0], block
 
 
 def required_by_carried(root: Path) -> list[str]:
-    """The packages of the locks that the carried packages require."""
+    """Return the packages of the locks that the carried packages require."""
     by = re.compile(rf"# +(via )?({'|'.join(CARRIED)})$", re.MULTILINE)
     return [name for name, block in locked(root) if by.search(block)]
 

@@ -48,13 +48,14 @@ class FreeCores:
         return max(int(self.cores - self._neighbours + _SPARE), 1)
 
     def due(self, now: float) -> bool:
-        """Whether enough time has passed for another reading."""
+        """Return whether enough time has passed for another reading."""
         return self._latest is None or now - self._latest[0] >= _INTERVAL
 
     def read(self, now: float, busy: float, own: float) -> None:
         """Update from a reading, in seconds since any fixed time.
 
-        busy: busy time of all cores. own: the part of it that this process used.
+        busy: busy time of all cores.
+        own: the part of it that this process used.
         """
         before, self._latest = self._latest, (now, busy, own)
         if before is None or (passed := now - before[0]) > _OUTDATED:
@@ -72,7 +73,8 @@ class FreeCores:
 class BlasThreads:
     """The number of threads of this process's OpenBLAS.
 
-    busy: returns the busy seconds of the cores. apply: sets the number of threads.
+    busy: returns the busy seconds of the cores.
+    apply: sets the number of threads.
     """
 
     def __init__(
@@ -123,9 +125,10 @@ class BlasThreads:
 
 
 def busy_seconds(stat: str, cores: Collection[int], ticks: int) -> float:
-    """The busy seconds of these cores since the system started, including stolen time.
+    """Return the busy seconds of these cores since the system started, including stolen time.
 
-    stat: the contents of /proc/stat (proc_stat(5)). ticks: its ticks per second.
+    stat: the contents of /proc/stat (proc_stat(5)).
+    ticks: its ticks per second.
     """
     names = {f"cpu{core}" for core in cores}
     total = 0
@@ -180,5 +183,5 @@ def one_blas_thread() -> Iterator[None]:
 
 
 def _cores() -> set[int]:
-    """The cores that this process may use, where the system says so."""
+    """Return the cores that this process may use, where the system says so."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()

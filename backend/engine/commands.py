@@ -29,7 +29,7 @@ class Submit:
     plan: for a Score, the continuations to score; nothing is generated then.
     media: the images and sounds in the prompt.
     key: the prompt in the form that caches compare, built in advance on a prompt thread.
-    places: prompt lengths that later prompts are likely to share.
+    places: lengths of prefixes that later prompts are likely to share.
     """
 
     epoch: int
@@ -65,8 +65,8 @@ class Cancel:
 class Load:
     """Run the next stage of a load; after the last one the new model takes over.
 
-    abandoned: set when the caller no longer waits, which ends the load. done: the threads for the
-    next stage or, after the last one, the new model.
+    abandoned: set when the caller no longer waits, which ends the load.
+    done: the threads for the next stage or, after the last one, the new model.
     """
 
     stages: Stages[Built]

@@ -55,8 +55,8 @@ _GROWTH = 1.25
 class Device:
     """What MLX computes on.
 
-    memory_bytes: the device's memory; on a CPU and on Apple silicon the RAM. usable_bytes: the
-    part that one process may use without putting itself or the machine at risk.
+    memory_bytes: the device's memory; on a CPU and on Apple silicon the RAM.
+    usable_bytes: the part that one process may use without putting itself or the machine at risk.
     """
 
     kind: Kind
@@ -66,7 +66,7 @@ class Device:
 
 
 def host_reads_disturb(device: Device) -> bool:
-    """Whether a read by the host moves a buffer away from the kernels that use it."""
+    """Return whether a read by the host moves a buffer away from the kernels that use it."""
     return device.kind == "cuda"
 
 
@@ -76,12 +76,12 @@ def plans_each_shape(device: Device) -> bool:
 
 
 def computes_wrongly(device: Device, model_type: str) -> bool:
-    """Whether MLX is known to compute models of this type wrongly (docs/hardware.md)."""
+    """Return whether MLX is known to compute models of this type wrongly (docs/hardware.md)."""
     return device.kind == "cuda" and model_type == "openai_privacy_filter"
 
 
 def may_wait_within_a_step() -> bool:
-    """Whether the host may read a result before the rest of a decode step is queued.
+    """Return whether the host may read a result before the rest of a decode step is queued.
 
     A GPU would be idle until the rest is queued, which takes longer than sorting a vocabulary. On a
     CPU, knowing the result saves more time than waiting costs. For the engine thread.
@@ -92,7 +92,7 @@ def may_wait_within_a_step() -> bool:
 
 
 def starts_layers_early(device: Device) -> bool:
-    """Whether each layer of a pass is started as soon as its graph is complete.
+    """Return whether each layer of a pass is started as soon as its graph is complete.
 
     On a CPU that saves the time that Python takes for the rest of the graph. A GPU still computes
     the previous step meanwhile, and would get many small command buffers.
@@ -117,7 +117,7 @@ class MemoryPlan:
 
 
 def detect(root: Path = Path("/")) -> Device:
-    """The device that MLX uses by default in this process. For the engine thread.
+    """Return the device that MLX uses by default in this process. For the engine thread.
 
     Raises EngineFailed with MLX's reason if MLX cannot use the device, for example because its
     driver is too old.
@@ -147,7 +147,7 @@ def detect(root: Path = Path("/")) -> Device:
 
 
 def without_driver(fault: ImportError) -> EngineFailed | None:
-    """The error to raise if `fault` says that NVIDIA's driver is missing; otherwise None."""
+    """Return the error to raise if `fault` says that NVIDIA's driver is missing; otherwise None."""
     if "libcuda.so" not in str(fault):
         return None
     return EngineFailed(
@@ -158,7 +158,7 @@ def without_driver(fault: ImportError) -> EngineFailed | None:
 
 
 def _usable(ram: int, root: Path) -> int:
-    """What MLX may use of a CPU machine's memory, given the limits of this process."""
+    """Return what MLX may use of a CPU machine's memory, given the limits of this process."""
     import mlx.core as mx
 
     arrays = mx.get_active_memory() + mx.get_cache_memory()
@@ -198,7 +198,7 @@ def prepare(device: Device, environ: Mapping[str, str] = os.environ) -> None:
 def weight_type(
     device: Device, type_name: str, environ: Mapping[str, str] = os.environ
 ) -> WeightType | None:
-    """The type that floating-point weights are cast to; None keeps the checkpoint's own.
+    """Return the type that floating-point weights are cast to; None keeps the checkpoint's own.
 
     On a CPU half precision is emulated: a quantised product with float16 scales takes 30 to 50
     times as long as with float32 scales. `type_name` is a name given by the user, or `auto`.
@@ -211,17 +211,19 @@ def weight_type(
 
 
 def dequantizes(device: Device, user_setting: bool | None, type_: WeightType | None) -> bool:
-    """Whether quantised weights are converted to dense ones at load.
+    """Return whether quantised weights are converted to dense ones at load.
 
     MLX's quantised kernels for CPUs are far slower than BLAS: on x86 a product with 64 rows takes
     over 20 times as long, and one with a single row is no faster either.
-    user_setting: None if it is not set. type_: what `weight_type` returned.
+
+    user_setting: None if it is not set.
+    type_: what `weight_type` returned.
     """
     return (device.kind == "cpu" and type_ == "float32") if user_setting is None else user_setting
 
 
 def dense_room(device: Device, limit: int, taken: int, root: Path = Path("/")) -> int:
-    """Bytes that dense weights may take in place of quantised ones.
+    """Return the bytes that dense weights may take in place of quantised ones.
 
     limit: what MLX may use in all. taken: what it uses now. A quarter of the free memory is left
     for KV caches and for the temporary memory of a step.
@@ -298,7 +300,7 @@ def release_memory() -> None:
 
 
 def prefill_chunk(device: Device, settings: Settings, *, selects: bool = False) -> int:
-    """The maximum number of prompt tokens in one prefill step.
+    """Return the maximum number of prompt tokens in one prefill step.
 
     selects: whether layers attend only to the tokens with the highest scores. Rounding decides
     between close scores, and depends on where a step begins, so the steps are those of mlx-lm.
@@ -308,12 +310,12 @@ def prefill_chunk(device: Device, settings: Settings, *, selects: bool = False) 
 
 
 def warm_up_tokens(device: Device, settings: Settings) -> int:
-    """The longest prompt of the warm-up; 0 on a CPU, where a first use compiles nothing."""
+    """Return the longest prompt of the warm-up; 0 on a CPU, where a first use compiles nothing."""
     return 0 if device.kind == "cpu" else prefill_chunk(device, settings)
 
 
 def encode_tokens(device: Device, settings: Settings) -> int:
-    """The maximum number of padded tokens in one step of Embedding, Rerank or TokenClassify.
+    """Return the maximum number of padded tokens in one step of Embedding, Rerank or TokenClassify.
 
     It is larger than for prefill, because no KV is kept.
     """
@@ -321,7 +323,7 @@ def encode_tokens(device: Device, settings: Settings) -> int:
 
 
 def step_timeout(device: Device, settings: Settings) -> StepTimeout:
-    """The bounds of the time after which a step counts as hung.
+    """Return the bounds of the time after which a step counts as hung.
 
     Most steps take less than a second, but not the first of its kind, which compiles kernels, nor
     the encoding of an image, which on a CPU may take almost an hour.

@@ -134,7 +134,7 @@ class Engine:
         return self._require()
 
     def require_text_model(self, rpc: str) -> ServedModel:
-        """The loaded model, if it generates text.
+        """Return the loaded model, if it generates text.
 
         Raises WrongKind, and what `require_model` raises.
         """
@@ -144,7 +144,7 @@ class Engine:
         return served
 
     def reader(self, asked: type[Asked]) -> Asked:
-        """The loaded model's reader of this type. Raises WrongKind if it has another."""
+        """Return the loaded model's reader of this type. Raises WrongKind if it has another."""
         served = self._require()
         if not isinstance(served.reader, asked):
             raise _wrong_kind(asked.rpc, served)
@@ -411,7 +411,7 @@ class Engine:
         return answer.result()
 
     def _require(self) -> ServedModel:
-        """The model that serves; during a load, the previous one.
+        """Return the model that serves; during a load, the previous one.
 
         Raises NotLoaded, ShuttingDown.
         """

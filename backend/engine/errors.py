@@ -101,7 +101,7 @@ class ModelRejected(EngineError):
 
     @classmethod
     def because(cls, name: str, reason: str) -> Self:
-        """The error for the model of this name. reason: the rest of the message."""
+        """Return the error for the model of this name. reason: the rest of the message."""
         return cls(f"model {shown(name)} cannot be loaded: {reason}")
 
 
@@ -152,7 +152,7 @@ def refused_by_system(fault: BaseException) -> Overloaded | None:
 
 
 def is_allocation_failure(fault: BaseException) -> bool:
-    """Whether MLX or Python could not get memory; MLX has no exception class for that.
+    """Return whether MLX or Python could not get memory; MLX has no exception class for that.
 
     The engine's own errors may quote a client's words, and are not searched.
     """

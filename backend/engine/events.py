@@ -48,8 +48,9 @@ class PromptLogprobs:
 class TextDelta:
     """The next piece of text: never empty, complete characters only, never part of a stop string.
 
-    logprobs: of the tokens since the last piece, if requested. joined: if several pieces were
-    merged into one, the text of each with the completion tokens up to then.
+    logprobs: of the tokens since the last piece, if requested.
+    joined: if several pieces were merged into one, the text of each with the completion tokens up
+        to then.
     """
 
     text: str
@@ -86,7 +87,7 @@ class GrowingText:
     closed: bool = False
 
     def close(self) -> TextDelta:
-        """The text as an event, to which nothing is added any more."""
+        """Return the text as an event, to which nothing is added any more."""
         self.closed = True
         return TextDelta.joining(self.pieces, self.usage(), self.logprobs)
 

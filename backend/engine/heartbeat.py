@@ -35,7 +35,7 @@ class Heartbeat:
 
     @classmethod
     def fresh(cls) -> Heartbeat:
-        """A heartbeat in private memory."""
+        """Return a heartbeat in private memory."""
         heartbeat = cls(mmap.mmap(-1, BYTES))
         heartbeat._numbers[_LIMIT] = _UNTIL_LOADED.most
         return heartbeat
@@ -136,7 +136,10 @@ class Standstill:
     def check(self, number: int, now: float, *, due: bool) -> float:
         """Compare the number with its last value.
 
-        Returns the seconds. now: seconds on a clock. due: whether it should have changed.
+        Returns the seconds.
+
+        now: seconds on a clock.
+        due: whether it should have changed.
         """
         passed = min(now - self._checked, _MOST_SECONDS)
         self._seconds = self._seconds + passed if due and number == self._number else 0.0

@@ -71,16 +71,17 @@ class Output:
         self._totals = _Totals(len(self.sequence.prompt))
 
     def started(self, reused: int, at: float) -> None:
-        """Record the admission. After a preemption the sequence keeps the figures of the first one.
+        """Record the first admission; later ones, after a preemption, change nothing.
 
-        reused: prompt tokens whose KV was computed earlier. at: time.perf_counter() of the launch.
+        reused: prompt tokens whose KV was computed earlier.
+        at: time.perf_counter() of the launch.
         """
         if not self._totals.started_at:
             self._totals.started_at = at
             self._totals.cached_tokens = reused
 
     def progress(self) -> Progress | None:
-        """The prompt progress, if it has changed and the owner has requested it."""
+        """Return the prompt progress, if it has changed and the owner has requested it."""
         processed = min(len(self.sequence.history), len(self.sequence.prompt))
         if self.generated or processed <= self._processed:
             return None
@@ -88,7 +89,7 @@ class Output:
         return Progress(self._totals.usage(), processed)
 
     def finish_unstarted(self) -> Sequence[Undelivered]:
-        """The end of a sequence that generates no token.
+        """Return the end of a sequence that generates no token.
 
         Either only its prompt was requested, or its grammar matches nothing but the empty text.
         """

@@ -67,7 +67,8 @@ class Preparer:
     """Owns the prompt threads.
 
     owners: the handle of each ticket; the engine changes it on the event loop, and it is only read
-    here. publish: delivers events of a ticket, from any thread.
+        here.
+    publish: delivers events of a ticket, from any thread.
     """
 
     def __init__(
@@ -252,7 +253,7 @@ def _constraint(
 
 
 def _field(prompt: Prompt) -> str:
-    """The field of PredictOptions that holds the prompt."""
+    """Return the field of PredictOptions that holds the prompt."""
     match prompt:
         case RawPrompt():
             return "Prompt"
@@ -267,7 +268,7 @@ def _field(prompt: Prompt) -> str:
 def _within_budget(
     served: ServedModel, request: GenerationRequest, tail: str, rule: AnswerRule | None
 ) -> AnswerRule | None:
-    """The rule, combined with the request's thinking budget if it has one."""
+    """Return the rule, combined with the request's thinking budget if it has one."""
     prompt, most = request.prompt, request.thinking_budget
     if most is None or not isinstance(prompt, ChatPrompt):
         return rule
@@ -296,7 +297,7 @@ def _require_causal(served: ServedModel, asked: str) -> None:
 
 
 def _characters(prompt: Prompt) -> int:
-    """The approximate length of a prompt's text in characters, including tools."""
+    """Return the approximate length of a prompt's text in characters, including tools."""
     match prompt:
         case RawPrompt(text):
             return len(text)
@@ -309,7 +310,7 @@ def _characters(prompt: Prompt) -> int:
 
 
 def _size(node: object) -> int:
-    """The number of characters in all strings of a JSON value."""
+    """Return the number of characters in all strings of a JSON value."""
     size, inner = 0, [node]
     while inner:
         match inner.pop():

@@ -475,7 +475,7 @@ class Scheduler:
         mx.clear_cache()
 
     def lend(self, nbytes: int) -> int:
-        """Bytes that a batch of texts to embed may use now.
+        """Return the bytes that a batch of texts to embed may use now.
 
         If there are fewer than the `nbytes` that it needs, later steps make room for it.
         """
@@ -485,7 +485,7 @@ class Scheduler:
         return lendable
 
     def memory(self) -> dict[str, int]:
-        """What MLX holds for this model besides its weights, in bytes, between two steps."""
+        """Return what MLX holds for this model besides its weights, in bytes, between two steps."""
         parts = {
             "kv_cache": self.executor.row_bytes,
             "prompt_cache": self.executor.entry_bytes,

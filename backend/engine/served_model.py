@@ -72,7 +72,7 @@ class ServedModel:
     def parser(
         self, prompt: ChatPrompt, prompt_tail: str, *, partial_calls: bool = False
     ) -> ChatParser:
-        """A parser for the answer to a prompt whose text ends with `prompt_tail`."""
+        """Return a parser for the answer to a prompt whose text ends with `prompt_tail`."""
         return ChatParser(
             self.format_of(tools=bool(prompt.tools)),
             tools=prompt.tools or (),
@@ -82,5 +82,5 @@ class ServedModel:
         )
 
     def format_of(self, *, tools: bool) -> ChatFormat:
-        """The format of answers to requests with or without tools."""
+        """Return the format of answers to requests with or without tools."""
         return self.call_format or self.chat_format if tools else self.chat_format

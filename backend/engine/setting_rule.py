@@ -41,7 +41,7 @@ class Rule:
         return text if self.kind is str else parse_scalar(text)
 
     def check(self, value: Any) -> Any:
-        """The value in the setting's type. Raises ValueError with the accepted values."""
+        """Return the value in the setting's type. Raises ValueError with the accepted values."""
         if self.default is None and (value is None or str(value).lower() == "auto"):
             return None
         if self.kind is int and isinstance(value, float) and value.is_integer():
@@ -62,7 +62,7 @@ class Rule:
 
 
 def parse_scalar(text: str) -> bool | int | float | str:
-    """The text as a boolean or number if it is one, else the text itself.
+    """Return the text as a boolean or number if it is one, else the text itself.
 
     Python accepts more numbers than people mean: `nan`, `inf`, `1_000` and digits of
     other scripts stay text, and so does a number too large for a float.
@@ -77,18 +77,18 @@ def parse_scalar(text: str) -> bool | int | float | str:
 
 
 def number(default: float | None, minimum: int, maximum: int, meaning: str) -> Any:
-    """A field for a number; an integer unless its default is a float."""
+    """Return a field for a number; an integer unless its default is a float."""
     kind = float if isinstance(default, float) else int
     return _field(Rule(kind, default, meaning, minimum, maximum))
 
 
 def flag(default: bool | None, meaning: str) -> Any:
-    """A field that is true or false."""
+    """Return a field that is true or false."""
     return _field(Rule(bool, default, meaning))
 
 
 def text(default: str, meaning: str, choices: tuple[str, ...] = ()) -> Any:
-    """A field for text, or for one of several words."""
+    """Return a field for text, or for one of several words."""
     return _field(Rule(str, default, meaning, choices=choices))
 
 

@@ -357,13 +357,13 @@ def checked(source: str, name: str, value: Any) -> Any:
 
 
 def unknown_setting(source: str, name: str) -> str:
-    """The error message for an unknown name. source: where the name was given."""
+    """Return the error message for an unknown name. source: where the name was given."""
     hint = did_you_mean(name, RULES)
     return f"unknown {source} {shown(name)}{hint or '; docs/options.md lists all settings'}"
 
 
 def render_table() -> str:
-    """The table of settings in Markdown, for docs/options.md."""
+    """Return the table of settings in Markdown, for docs/options.md."""
     rows = ["| option | value | default | meaning |", "|---|---|---|---|"]
     for name, rule in RULES.items():
         default = "auto" if rule.default is None else str(rule.default).lower()

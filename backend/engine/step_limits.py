@@ -37,8 +37,9 @@ class StepLimits:
     def begin(self, step: str, expected: float | None, tick: int) -> int:
         """Return the seconds that a step may take.
 
-        step: its name. expected: its predicted seconds; None if nothing is known yet, and infinite
-        if it may take any time.
+        step: its name.
+        expected: its predicted seconds; None if nothing is known yet, and infinite if it may take
+            any time.
         """
         least, most, compiles = self._timeout
         self.end(tick)

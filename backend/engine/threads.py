@@ -13,7 +13,7 @@ from backend.engine.errors import refused_by_system
 
 
 def reserved_threads(count: int, name: str) -> ThreadPoolExecutor:
-    """A pool with all its threads. Raises Overloaded if the system does not allow them."""
+    """Return a pool with all its threads. Raises Overloaded if the system does not allow them."""
     threads = ThreadPoolExecutor(count, thread_name_prefix=name)
     all_run = threading.Barrier(count + 1)
     try:

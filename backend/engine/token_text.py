@@ -26,7 +26,7 @@ _FIRST_SPACE = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """The printable stand-ins of GPT-2's byte-level BPE: character → byte value."""
+    """Return the printable stand-ins of GPT-2's byte-level BPE: character → byte value."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [value for value in range(256) if value not in set(printable)]
     alphabet = {chr(value): value for value in printable}
@@ -38,10 +38,10 @@ class TextStream(Protocol):
     """Incremental decoder of one row."""
 
     def add(self, token: int) -> str:
-        """The text that the token completes; '' if a character is still incomplete."""
+        """Return the text that the token completes; '' if a character is still incomplete."""
 
     def finish(self) -> str:
-        """The text that was held back, without an incomplete character."""
+        """Return the text that was held back, without an incomplete character."""
 
 
 class ByteStream:
@@ -121,7 +121,7 @@ class TokenTexts:
             self._strip = len(parts) > 3
 
     def stream(self, continues: bool) -> TextStream:
-        """A decoder for one row. continues: whether its text continues the prompt's text.
+        """Return a decoder for one row. continues: whether its text continues the prompt's text.
 
         SentencePiece puts a space before the first word. The continuation of a raw prompt keeps
         it; the answer in a chat does not.
@@ -131,7 +131,7 @@ class TokenTexts:
         return ByteStream(self._bytes_of, strip_first_space=self._strip and not continues)
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes of a token, which may be part of a character.
+        """Return the bytes of a token, which may be part of a character.
 
         If the kind of vocabulary is unknown: the bytes that the token adds after other text.
         """

@@ -45,8 +45,8 @@ _CHECK_SECONDS = 0.002  # interval of checks for prompts that are being prepared
 class Worker:
     """Runs the engine thread. All public methods may be called from any thread.
 
-    deliver: takes the publications of a round, in order. fatal: called once, with the cause, when
-    the engine has failed; the thread then ends.
+    deliver: takes the publications of a round, in order.
+    fatal: called once, with the cause, when the engine has failed; the thread then ends.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Worker:
         self._announced.discard(ticket)
 
     def in_memory(self, prompt: Sequence[int]) -> int:
-        """How many of the prompt's tokens have KV in memory; the number may be outdated."""
+        """Return how many of the prompt's tokens have KV in memory; the number may be outdated."""
         from backend.engine.planning.prefix_index import PrefixKey
 
         scheduler = self._scheduler
@@ -93,7 +93,7 @@ class Worker:
         )
 
     def room_for_files(self) -> int:
-        """Bytes of KV that may be read from disk; the number may be outdated."""
+        """Return the bytes of KV that may be read from disk; the number may be outdated."""
         scheduler = self._scheduler
         return 0 if scheduler is None else scheduler.planner.unused
 
@@ -141,7 +141,7 @@ class Worker:
                 return  # one step runs between two stages of a load
 
     def _next_command(self, *, block: bool) -> Command | None:
-        """The next command; None if there is none to wait for.
+        """Return the next command; None if there is none to wait for.
 
         Before the first of several prompts starts, this waits for the others that are about to
         come: prefilling them together is faster than prefilling one alone and the others between
@@ -303,7 +303,7 @@ class Worker:
         return served
 
     def _memory(self) -> dict[str, int]:
-        """Bytes that MLX has allocated, and the loaded model's parts of them.
+        """Return the bytes that MLX has allocated, and the loaded model's parts of them.
 
         Nothing is being computed meanwhile, so the parts add up to all that is in use.
         """

@@ -39,7 +39,7 @@ class Plan:
 
 
 def plan_of(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan | None:
-    """The plan; None for a single process without other ranks. Raises Misuse."""
+    """Return the plan; None for a single process without other ranks. Raises Misuse."""
     given, rest = _split(arguments)
     policy = given.get("--rank-loss", "restart")
     if policy not in _POLICIES:

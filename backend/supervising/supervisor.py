@@ -175,7 +175,8 @@ class Supervisor:
     ) -> None:
         """Store which rank a signal has ended.
 
-        silent: those that this supervisor has killed. kills: `kills_for_memory` at their start.
+        silent: those that this supervisor has killed.
+        kills: `kills_for_memory` at their start.
         """
         first = 0 if self._plan.place is None else self._plan.place.rank
         for rank, process in enumerate(processes, first):
@@ -208,8 +209,12 @@ def _kill_stopped(
 ) -> set[int]:
     """Kill the ranks that a signal has stopped for longer than a rank may be silent.
 
-    The ranks cannot notice that themselves before they are connected. since: when each rank was
-    first seen stopped. most: in seconds. Returns the process ids of those killed.
+    The ranks cannot notice that themselves before they are connected.
+
+    since: when each rank was first seen stopped.
+    most: in seconds.
+
+    Returns the process ids of those killed.
     """
     killed = set()
     now = time.monotonic()
@@ -223,7 +228,7 @@ def _kill_stopped(
 
 
 def _ended(process: subprocess.Popen[bytes], grace: float) -> int:
-    """The exit code of a process, which is killed if it takes too long."""
+    """Return the exit code of a process, which is killed if it takes too long."""
     try:
         return process.wait(grace)
     except subprocess.TimeoutExpired:

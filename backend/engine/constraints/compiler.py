@@ -99,13 +99,14 @@ class ConstraintCompiler:
         thinking: bool | None = None,
         quick: bool = False,
     ) -> Constraint:
-        """The constraint of one row, at the beginning of its answer.
+        """Return the constraint of one row, at the beginning of its answer.
 
-        prompt_tail: the end of the prompt's text, which shows whether reasoning is open. thinking:
-        the request's setting, None if it has none. Raises InvalidRequest, with the position in the
-        user's text, for a constraint that is invalid, cannot be enforced or costs too much;
-        Overloaded if the constraints of other requests leave it no memory; if quick, NotQuick for
-        one that takes noticeable time.
+        prompt_tail: the end of the prompt's text, which shows whether reasoning is open.
+        thinking: the request's setting, None if it has none.
+
+        Raises InvalidRequest, with the position in the user's text, for a constraint that is
+        invalid, cannot be enforced or costs too much; Overloaded if the constraints of other
+        requests leave it no memory; if quick, NotQuick for one that takes noticeable time.
         """
         table, trial = self._table_and_trial()
         attempt = partial(trial.attempt, quick=quick)
@@ -161,7 +162,7 @@ class ConstraintCompiler:
             )
 
     def _answer(self, spec: ConstraintSpec, table: TokenTable, attempt: Try) -> Mapping[str, Any]:
-        """The grammar of an answer without calls.
+        """Return the grammar of an answer without calls.
 
         It is compiled by itself first, so that an error names this grammar.
         """
@@ -199,7 +200,7 @@ class ConstraintCompiler:
         return self._table
 
     def _grammar(self, spec: ConstraintSpec, table: TokenTable, attempt: Try) -> Mapping[str, Any]:
-        """The constrained part of the answer, as an llguidance grammar."""
+        """Return the constrained part of the answer, as an llguidance grammar."""
         try:
             sent = json.dumps(spec.tools) if spec.kind == "calls" else spec.text
         except RecursionError:
@@ -232,7 +233,7 @@ class ConstraintCompiler:
     def _compile(
         self, grammars: str, spec: ConstraintSpec, table: TokenTable, attempt: Try
     ) -> Compiled:
-        """The compiled grammar, new or from the cache. grammars: a JSON list of them."""
+        """Return the compiled grammar, new or from the cache. grammars: a JSON list of them."""
         if (known := self._compiled.get(grammars)) is not None:
             return known
         reply = attempt(f"the {_WHAT[spec.kind]}", {"grammars": grammars})

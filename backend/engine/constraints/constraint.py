@@ -53,7 +53,7 @@ def words(vocabulary_size: int) -> int:
 
 
 def bits_of(tokens: list[int], length: int) -> np.ndarray:
-    """A mask of `length` words in which the bits of these tokens are set."""
+    """Return a mask of `length` words in which the bits of these tokens are set."""
     mask = np.zeros(length, np.uint32)
     ids = np.asarray(tokens, np.int64)
     np.bitwise_or.at(mask, ids // _BITS, np.left_shift(np.uint32(1), (ids % _BITS).astype("u4")))

@@ -48,7 +48,7 @@ class TokenizerSource:
 
 
 def matcher_of(tokens: llguidance.LLTokenizer, grammars: str) -> llguidance.LLMatcher:
-    """The matcher for a list of grammars (JSON).
+    """Return the matcher for a list of grammars (JSON).
 
     Its first mask is computed here, because llguidance reports some errors only then.
     """

@@ -29,9 +29,11 @@ _REPEATS = re.compile(r"\{\d\d|\{\d.*\{\d", re.DOTALL)
 def grammar_of(
     spec: ConstraintSpec, chat_format: str, special: SpecialTokens, shape: Shape | None = None
 ) -> dict[str, Any]:
-    """The llguidance grammar of the constraint itself, without reasoning or text around it.
+    """Return the llguidance grammar of the constraint itself, without reasoning or text around it.
 
-    chat_format: the name of the model's call format. shape: of one that has no name.
+    chat_format: the name of the model's call format.
+    shape: of one that has no name.
+
     Raises InvalidRequest.
     """
     lark = _lark(spec, chat_format, special, shape)

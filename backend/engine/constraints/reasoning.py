@@ -24,7 +24,7 @@ def setting_of(
     optional: bool = False,
     formed: bool = False,
 ) -> str:
-    """A Lark grammar whose `start` includes `@body`, or '' if the answer is only the body.
+    """Return a Lark grammar whose `start` includes `@body`, or '' if the answer is only the body.
 
     prompt_tail: the end of the prompt's text, which shows whether reasoning is open.
     thinking: the request's setting; None means the model's own default.
@@ -77,7 +77,7 @@ def _open_tags(chat_format: ChatFormat, prompt_tail: str) -> Tags | None:
 
 
 def _closed(tags: Sequence[Tags], prompt_tail: str) -> bool:
-    """Whether the prompt ends with closed reasoning."""
+    """Return whether the prompt ends with closed reasoning."""
     return prompt_tail.rstrip().endswith(tuple(each.closing for each in tags))
 
 

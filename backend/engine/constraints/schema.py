@@ -94,7 +94,7 @@ def _too_deep(schema: Any) -> Pointer | None:
 
 
 def enforceable(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema without keywords that have no effect.
+    """Return the schema without keywords that have no effect.
 
     Raises InvalidRequest for a keyword that cannot be enforced; its message has the JSON pointer
     (RFC 6901) to the keyword.
@@ -134,7 +134,7 @@ def _is_neutral(keyword: str, value: Any) -> bool:
 
 
 def _keywords(at: Pointer, schema: Any) -> Iterator[tuple[Pointer, str, Any]]:
-    """Every keyword of a schema and its subschemas."""
+    """Yield every keyword of a schema and its subschemas."""
     if not isinstance(schema, Mapping):
         return
     for keyword, value in schema.items():

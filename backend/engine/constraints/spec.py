@@ -31,7 +31,7 @@ class ConstraintSpec:
 
 
 def spec_of_grammar(text: str, kind: str = "auto") -> ConstraintSpec:
-    """The constraint for the field Grammar.
+    """Return the constraint for the field Grammar.
 
     `auto` reads text that parses as a JSON object as a JSON schema, and any other text as GBNF, as
     LocalAI's vLLM backend does. Raises ValueError for an unknown kind.

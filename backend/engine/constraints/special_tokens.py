@@ -19,7 +19,7 @@ class SpecialTokens:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def pieces(self, text: str) -> list[str | int]:
-        """A marker split into special tokens (as ids) and the text between them."""
+        """Return a marker split into special tokens (as ids) and the text between them."""
         found: list[str | int] = []
         start = 0
         for match in self._pattern.finditer(text):
@@ -35,5 +35,5 @@ class SpecialTokens:
         )
 
     def has(self, text: str) -> bool:
-        """Whether a text is a single special token of this model."""
+        """Return whether a text is a single special token of this model."""
         return text in self.ids

@@ -20,7 +20,8 @@ from backend.engine.errors import InvalidRequest
 class TokenTable:
     """The tokens of one model. Building it takes about a second for 50,000 tokens.
 
-    known: mask of the ids that both model and tokenizer have. ends: mask of the end tokens.
+    known: mask of the ids that both model and tokenizer have.
+    ends: mask of the end tokens.
     """
 
     tokens: llguidance.LLTokenizer
@@ -59,7 +60,7 @@ def source_of(backend: Any, width: int, end_tokens: Collection[int]) -> Tokenize
 
 
 def _unnormalised(definition: str) -> str:
-    """The tokenizer.json without normalisation steps that change the text.
+    """Return the tokenizer.json without normalisation steps that change the text.
 
     llguidance lets the tokenizer encode text that a grammar prescribes. If a normaliser composed or
     lower-cased letters, the tokens would not be what the grammar prescribes.

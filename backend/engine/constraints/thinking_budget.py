@@ -144,7 +144,7 @@ class ThinkingBudget:
         return self._encode(end) if end else []
 
     def _opening(self) -> list[int]:
-        """The tokens that would open reasoning again if they came next."""
+        """Return the tokens that would open reasoning again if they came next."""
         return [
             token
             for before, (token, tags) in self._forbidden.items()

@@ -79,15 +79,16 @@ class Trial:
 
         The reply's `bytes` are the memory that the fork needed for it.
 
-        subject: the words for the grammar in that error. quick: allow QUICK_SECONDS instead of
-        CPU_SECONDS, and raise NotQuick if the grammar needs more.
+        subject: the words for the grammar in that error.
+        quick: allow QUICK_SECONDS instead of CPU_SECONDS, and raise NotQuick if the grammar needs
+            more.
         """
         own, child = self.fork()
         with own:
             return answer_of(own, child, subject, request, quick=quick)
 
     def fork(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        """The socket of a new fork, and the process that made it."""
+        """Return the socket of a new fork, and the process that made it."""
         own, forks = socket.socketpair()
         with forks, self._lock:
             if self._child.poll() is not None:  # something killed it between two trials

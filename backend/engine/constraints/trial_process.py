@@ -47,7 +47,8 @@ _WATCH_SECONDS = 0.02
 def main() -> None:
     """Fork for each grammar until the socket is closed.
 
-    The command line holds two file descriptors: of a TokenizerSource as JSON, and of the socket.
+    The two arguments on the command line are file descriptors: the first of a file with a
+    TokenizerSource as JSON, the second of the socket.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.setrecursionlimit(READING_DEPTH)

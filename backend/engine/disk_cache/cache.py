@@ -84,7 +84,7 @@ class DiskCache:
         return sum(stored.nbytes for reference in self._read if (stored := reference()))
 
     def has_files(self, path: Path | None) -> bool:
-        """Whether `find` can return anything. path: as for `find`."""
+        """Return whether `find` can return anything. path: as for `find`."""
         return self._folder is not None or path is not None
 
     def find(
@@ -95,13 +95,14 @@ class DiskCache:
         in_memory: int = 0,
         room: float = math.inf,
     ) -> StoredPrefix | None:
-        """The longest prefix of a prompt in an intact file of this model. For prompt threads.
+        """Find the longest prefix of a prompt in an intact file of this model. For prompt threads.
 
         path: the request's own folder, used in addition to the model's.
         in_memory: tokens whose KV is already in memory.
         room: free bytes of memory, of which files that were read already have taken some.
-            `candidates` says which files are worth reading. If the disk does not answer, the search
-            is abandoned, and until it ends there is no other.
+
+        `candidates` decides which files are worth reading. If the disk does not answer, the search
+        is abandoned, and until it ends there is no other.
         """
         found: list[StoredPrefix | None] = []
 
@@ -206,10 +207,12 @@ class DiskCache:
 def open_disk_cache(
     model: Any, checkpoint: Path, settings: Settings, *, copy: bool, **facts: str
 ) -> DiskCache | None:
-    """The disk cache of a loaded model; None if its KV cannot be stored. Engine thread.
+    """Return the disk cache of a loaded model; None if its KV cannot be stored. Engine thread.
 
-    copy: see `layout.pack`. facts: see `model_digest`. Raises only InvalidRequest, for a setting
-    that cannot work.
+    copy: see `layout.pack`.
+    facts: see `model_digest`.
+
+    Raises only InvalidRequest, for a setting that cannot work.
     """
     folder = cache_folder(settings.prompt_cache_dir)
     try:

@@ -40,13 +40,13 @@ class Prefix:
         return shared if self.trimmable or shared == len(self.key) else 0
 
     def covers(self, other: Prefix) -> bool:
-        """Whether this prefix can replace the other for every prompt."""
+        """Return whether this prefix can replace the other for every prompt."""
         return self.key.shared(other.key) == len(other.key) and (
             self.trimmable or (not other.trimmable and len(self.key) == len(other.key))
         )
 
     def replaces(self, other: Prefix) -> bool:
-        """Whether the other prefix is the beginning of this one, and no longer needed."""
+        """Return whether the other prefix is the beginning of this one, and no longer needed."""
         return self.trimmable and self.key.shared(other.key) == len(other.key)
 
 
@@ -86,14 +86,14 @@ def write_entry(path: Path, identity: str, stored: StoredPrefix) -> None:
 
 
 def read_prefix(path: Path, identity: str) -> Prefix:
-    """The prefix in a file. Raises whatever a missing, foreign or damaged file causes."""
+    """Return the prefix in a file. Raises whatever a missing, foreign or damaged file causes."""
     facts, _, _ = _metadata(path, identity)
     with safe_open(path, "np") as file:
         return Prefix(PrefixKey(file.get_tensor("tokens")), facts["trimmable"])
 
 
 def read_entry(path: Path, identity: str) -> StoredPrefix:
-    """A whole file. It is not mapped: a disk that fails would kill the process.
+    """Return a whole file. It is not mapped: a disk that fails would kill the process.
 
     Raises as `read_prefix` does.
     """
@@ -124,7 +124,7 @@ def _metadata(path: Path, identity: str) -> tuple[dict[str, Any], str, str]:
 
 
 def _part(part: Any, arrays: Iterator[NDArray[Any]]) -> Any:
-    """A part of a layer; the text of an array's type stands for the next array."""
+    """Return a part of a layer; the text of an array's type stands for the next array."""
     if not isinstance(part, str):
         return part
     array = next(arrays)

@@ -26,7 +26,7 @@ version = cache(metadata.version)  # it parses a long file
 
 
 def model_digest(checkpoint: Path, **facts: str) -> str:
-    """The digest of a loaded checkpoint, 32 hexadecimal digits. Raises OSError, ValueError.
+    """Return the digest of a loaded checkpoint, 32 hexadecimal digits. Raises OSError, ValueError.
 
     facts: what KV depends on besides the files and the software: `dtype`, the type in which the
     weights are computed (`LoadedModel.arithmetic`), `kv_kind`, the type of the KV cache, `adapter`,

@@ -46,12 +46,12 @@ Layers = Sequence[Layer]
 
 
 def carrier(dtype: str) -> mx.Dtype:
-    """The type in which arrays of a type are stored."""
+    """Return the type in which arrays of a type are stored."""
     return _CARRIERS[getattr(mx, dtype).size]
 
 
 def learn_layout(model: Any) -> Layers | None:
-    """The layers of a model's rows after one token; None if they cannot be stored.
+    """Return the layers of a model's rows after one token; None if they cannot be stored.
 
     Nothing is computed: the shapes are enough.
     """
@@ -62,7 +62,7 @@ def learn_layout(model: Any) -> Layers | None:
 
 
 def pack(row: kv.RowCache, *, copy: bool) -> tuple[Layers, list[mx.array]]:
-    """A row's layers, and evaluated views of the used parts of its buffers.
+    """Return a row's layers, and evaluated views of the used parts of its buffers.
 
     copy: copy them to buffers of their own. On an NVIDIA GPU, a read by the host moves a buffer to
     other memory while kernels may be using it; with unified memory, views are safe and free.
@@ -91,7 +91,7 @@ def unpack(layers: Layers, arrays: Arrays, row: kv.RowCache) -> None:
 
 
 def fits(mine: Layers, stored: Layers, tokens: int) -> bool:
-    """Whether layers can be the KV of `tokens` tokens. mine: the model's `learn_layout`."""
+    """Return whether layers can be the KV of `tokens` tokens. mine: the model's `learn_layout`."""
     return len(mine) == len(stored) and all(
         _fits(*pair, tokens) for pair in zip(mine, stored, strict=True)
     )
@@ -120,7 +120,7 @@ def _fits(mine: Layer, layer: Layer, tokens: int) -> bool:
 
 
 def _forms(layer: Layer, *, growing: bool) -> dict[str, Any]:
-    """What the parts have in common with those of a row of any other length."""
+    """Return what the parts have in common with those of a row of any other length."""
     return {
         path: (part.dtype, len(part.shape), part.shape[:2] + part.shape[2 + growing :])
         if isinstance(part, ArraySpec)
@@ -144,7 +144,7 @@ def _layer(cache: Any) -> Layer:
 
 
 def _leaves(cache: Any) -> dict[str, Any]:
-    """The leaves of a cache's state, without the unused ends of its buffers."""
+    """Return the leaves of a cache's state, without the unused ends of its buffers."""
     leaves: dict[str, Any] = dict(tree_flatten(cache.state))
     if isinstance(cache, LayerKV):
         for path, leaf in leaves.items():

@@ -53,7 +53,8 @@ class Entry:
 class Folder:
     """The files of one model in a folder, for any thread. The methods wait for the disk.
 
-    layout: the model's (`learn_layout`). max_bytes: of all files in the folder.
+    layout: the model's (`learn_layout`).
+    max_bytes: of all files in the folder.
     """
 
     def __init__(self, path: Path, identity: str, layout: Layers, max_bytes: int) -> None:
@@ -185,7 +186,7 @@ def _touch(path: Path) -> None:
 
 
 def reason(fault: Exception) -> str:
-    """The reason as a clause without a path."""
+    """Return the reason as a clause without a path."""
     if isinstance(fault, OSError):
         return (fault.strerror or type(fault).__name__).lower()
     known = isinstance(fault, (BadEntry, SafetensorError))

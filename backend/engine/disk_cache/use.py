@@ -24,7 +24,7 @@ class DiskUse:
     read_only: bool = False
 
     def saves_prompt(self, *, trimmable: bool) -> bool:
-        """Whether to save the KV at the end of the prompt.
+        """Return whether to save the KV at the end of the prompt.
 
         KV that can be truncated is saved once, with the answer. KV that cannot is useful for the
         next turn only if the template repeats the answer unchanged, so both are saved.

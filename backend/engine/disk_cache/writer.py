@@ -87,7 +87,7 @@ class Writer:
                 self._saves = self._saves[1:]
 
     def _next(self) -> StoredPrefix | None:
-        """The next save; None if there is none, and the thread must then end."""
+        """Return the next save; None if there is none, and the thread must then end."""
         with self._changed:
             if self._saves:
                 return self._saves[0]

@@ -28,7 +28,7 @@ class Choices:
     tokens: mx.array | None = None
 
     def best(self, states: mx.array) -> tuple[Any, Any]:
-        """The best token after each state [...], and its probability, as nested lists."""
+        """Return the best token after each state [...], and its probability, as nested lists."""
         logits = self.project(states)[..., : self.vocabulary].astype(mx.float32)
         guesses = mx.argmax(logits, axis=-1)
         shares = mx.exp(mx.max(logits, axis=-1) - mx.logsumexp(logits, axis=-1))
@@ -84,8 +84,10 @@ class BatchGuesser:
     ) -> dict[int, list[int]]:
         """Guess one token after another, each from those before it.
 
-        A sequence has enough at its number in `most`, or when a guess is too improbable. fed: what
-        each sequence of the batch is fed first. run: feeds, and returns what `_run` does.
+        A sequence has enough at its number in `most`, or when a guess is too improbable.
+
+        fed: what each sequence of the batch is fed first.
+        run: feeds, and returns what `_run` does.
         """
         found: dict[int, list[int]] = {number: [] for number in most}
         active = set(most)

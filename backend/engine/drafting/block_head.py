@@ -119,7 +119,7 @@ def open_block_head(
 
 
 def block_places(config: Mapping[str, Any]) -> list[int]:
-    """The layers of the model before which DFlash reads the states.
+    """Return the layers of the model before which DFlash reads the states.
 
     The checkpoint names the layers that produce the states instead.
     """
@@ -131,7 +131,7 @@ def _by_head(states: mx.array, heads: int) -> mx.array:
 
 
 def _mask(cache: Any, size: int, causal: bool, window: int | None) -> mx.array:
-    """The attention mask of a block of `size` tokens.
+    """Return the attention mask of a block of `size` tokens.
 
     Every token sees all of the block, and as much of the KV as the first one. In a causal layer
     each sees only what precedes it.

@@ -329,7 +329,7 @@ def _load(
 
 
 def _difference(main: TokenizerWrapper, draft: TokenizerWrapper) -> str:
-    """How two vocabularies differ; '' if they do not.
+    """Return how two vocabularies differ; '' if they do not.
 
     Added tokens, such as chat markers, may differ: families rename them from one release to the
     next, and the only effect is a wrong guess, which costs time.

@@ -145,7 +145,7 @@ class ModelGuesser(BatchGuesser):
             sequence.cached += len(chunk)
 
     def _guess(self, requests: dict[int, GuessRequest]) -> dict[int, list[int]]:
-        """The guesses for the sequences in the batch."""
+        """Return the guesses for the sequences in the batch."""
         able = {number: requests[number] for number in self._sequences if number in requests}
         batch = [self._known[number] for number in self._sequences]
         most = {

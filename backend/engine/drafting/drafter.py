@@ -77,7 +77,7 @@ class DraftLength:
         self._resume = 0
 
     def ready(self, length: int) -> bool:
-        """Whether another attempt is worthwhile when the sequence has `length` tokens."""
+        """Return whether another attempt is worthwhile when the sequence has `length` tokens."""
         return length >= self._resume
 
     def begin(self, length: int, most: int) -> int:

@@ -28,7 +28,8 @@ _KEY = "eagle_aux_hidden_state_layer_ids"
 class EagleHead(Module):
     """The layers of an EAGLE-3 checkpoint. Its KV is a cache for each layer.
 
-    drafter: mlx-vlm's module. embedding: replaces its own, unless it is None.
+    drafter: mlx-vlm's module.
+    embedding: replaces its own, unless it is None.
     """
 
     inner: Any
@@ -52,9 +53,9 @@ class EagleHead(Module):
     ) -> mx.array:
         """The head's states after each of the tokens, [rows, tokens, size].
 
-        tokens: [rows, tokens]. states: those that the tokens were chosen from, the model's of all
-        places or the head's own, [rows, tokens, its size]; None means zeros, to measure what the
-        head costs.
+        tokens: [rows, tokens].
+        states: those that the tokens were chosen from, the model's of all places or the head's own,
+            [rows, tokens, its size]; None means zeros, to measure what the head costs.
         """
         embedded = self._embed(tokens)
         if states is None:
@@ -72,7 +73,7 @@ class EagleHead(Module):
 
 
 def eagle_places(config: Mapping[str, Any], layers: int) -> list[int]:
-    """The three layers of the model before which an EAGLE-3 checkpoint reads the states.
+    """Return the three layers of the model before which an EAGLE-3 checkpoint reads the states.
 
     In vLLM's convention the configuration names these layers; in SGLang's (`eagle_config`) it names
     the layers whose results the states are. Without either, the layers are near the start, in the
@@ -98,7 +99,7 @@ def open_eagle(
     vocabulary: int,
     projection: LogitsHead,
 ) -> tuple[EagleHead, Choices]:
-    """The head for a model, its weights still lazy, and how its states become tokens.
+    """Return the head for a model, its weights still lazy, and how its states become tokens.
 
     weights: of the checkpoint.
     size: of the model's states.
@@ -170,7 +171,7 @@ def _projection(drafter: Any, main: LogitsHead) -> Any:
 
 
 def _nested(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration in the form of Speculators: that of the layers is a nested object.
+    """Return the configuration in the form of Speculators: that of the layers is a nested object.
 
     Other programs write it like the configuration of a Llama model.
     """

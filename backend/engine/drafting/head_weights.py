@@ -27,7 +27,7 @@ class HeadError(Exception):
 
 
 def read_weights(path: Path) -> Weights:
-    """All tensors of a checkpoint, still lazy."""
+    """Return all tensors of a checkpoint, still lazy."""
     found: Weights = {}
     for file in read_shards(path).files:
         loaded = mx.load(str(file))
@@ -46,8 +46,10 @@ def load_weights(
 ) -> None:
     """Load a head's weights, after quantising the layers whose weights are quantised.
 
-    form: the name of the kind of head, for errors. exact: no other weights may be there. Raises
-    HeadError if one is missing, superfluous, or has another shape.
+    form: the name of the kind of head, for errors.
+    exact: no other weights may be there.
+
+    Raises HeadError if one is missing, superfluous, or has another shape.
     """
     if any(name.endswith(".scales") for name in weights):
         quantize(
@@ -76,7 +78,7 @@ def load_weights(
 
 
 def embedding_of(model: Any, vocabulary: int) -> Any:
-    """A model's embedding of tokens. Raises HeadError."""
+    """Return a model's embedding of tokens. Raises HeadError."""
     for path, layer in model.named_modules():
         if (
             _EMBEDDING.fullmatch(path)
@@ -88,5 +90,5 @@ def embedding_of(model: Any, vocabulary: int) -> Any:
 
 
 def hidden_size(model: Any, vocabulary: int) -> int:
-    """The size of a model's states, which is that of its embedding. Raises HeadError."""
+    """Return the size of a model's states, which is that of its embedding. Raises HeadError."""
     return int(embedding_of(model, vocabulary)(mx.array([0])).shape[-1])

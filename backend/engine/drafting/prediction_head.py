@@ -56,7 +56,7 @@ class _Family:
     state_first: bool = False
 
     def renamed(self, part: str) -> str:
-        """The name of a part in `PredictionHead`.
+        """Return the name of a part in `PredictionHead`.
 
         Parts of the layer are named as a model's first layer.
         """
@@ -158,8 +158,9 @@ class PredictionHead(Module):
     ) -> mx.array:
         """The states after each of the tokens, [rows, tokens, size]; projecting them gives logits.
 
-        tokens: [rows, tokens]. states: the hidden states that the tokens were chosen from, [rows,
-        tokens, size]; None means zeros, to measure what the head costs.
+        tokens: [rows, tokens].
+        states: the hidden states that the tokens were chosen from, [rows, tokens, size]; None means
+            zeros, to measure what the head costs.
         """
         embedded = self._embed(tokens)
         if states is None:
@@ -172,7 +173,7 @@ class PredictionHead(Module):
 
 
 def open_head(checkpoint: Checkpoint, model: Any, vocabulary: int) -> PredictionHead:
-    """The head of a loaded model, its weights still lazy. Raises HeadError."""
+    """Return the head of a loaded model, its weights still lazy. Raises HeadError."""
     config = checkpoint.config
     own = {**config, **config.get("text_config", {}), "model_type": config["model_type"]}
     family = _FAMILIES.get(own["model_type"])
@@ -206,7 +207,7 @@ def open_head(checkpoint: Checkpoint, model: Any, vocabulary: int) -> Prediction
 
 
 def _weights(path: Path, family: _Family, layers: int) -> tuple[Weights, bool]:
-    """The head's tensors under new names, and whether they are as first published."""
+    """Return the head's tensors under new names, and whether they are as first published."""
     pattern = re.compile(family.tensors.replace("{layers}", str(layers)))
     found: Weights = {}
     raw = False
@@ -222,7 +223,7 @@ def _weights(path: Path, family: _Family, layers: int) -> tuple[Weights, bool]:
 
 
 def _as_served(weights: Weights, body: Any, *, raw: bool) -> Weights:
-    """The weights in the form and with the names of `PredictionHead`.
+    """Return the weights in the form and with the names of `PredictionHead`.
 
     This includes mlx-lm's changes to the weights of a layer, such as stacking experts. mlx-lm
     recognises first-published weights by a convolution, so one is added for that.
@@ -243,7 +244,7 @@ def _as_served(weights: Weights, body: Any, *, raw: bool) -> Weights:
 
 
 def _experts(weights: Weights) -> dict[str, dict[int, mx.array]]:
-    """The experts that mlx-lm has not stacked, by the name of their stack and by number.
+    """Return the experts that mlx-lm has not stacked, by the name of their stack and by number.
 
     Qwen3.5 publishes the experts of its head one by one, those of its own layers as one array.
     """

@@ -23,7 +23,7 @@ _CUT_SCHEME = re.compile(r"^(https?|hf|huggingface|file):/(?!/)", re.IGNORECASE)
 def find_draft(
     draft: str, model_path: str, settings: Settings, cancelled: threading.Event
 ) -> Checkpoint | None:
-    """The checkpoint of DraftModel, downloaded and checked; None if none is named.
+    """Return the checkpoint of DraftModel, downloaded and checked; None if none is named.
 
     Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled.
     """
@@ -60,7 +60,7 @@ def _with_scheme(reference: str) -> str:
 
 
 def own_settings(settings: Settings) -> Settings:
-    """The settings of the main model that also apply to the draft model."""
+    """Return the settings of the main model that also apply to the draft model."""
     unset: dict[str, Any] = dict.fromkeys(SPECIAL_TOKENS, "")
     return replace(settings, revision="", **unset)
 

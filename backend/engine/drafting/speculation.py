@@ -108,7 +108,7 @@ class Speculation:
         return request.stop_tokens.union(() if request.ignore_eos else self._end_tokens)
 
     def _most_for(self, sequence: ExecutorSequence, again: Sequence[int]) -> int:
-        """How many guesses fit into the sequence's limit and the pass.
+        """Return how many guesses fit into the sequence's limit and the pass.
 
         again: tokens that have to be fed once more. Each wrong guess adds to them, so their number
         is limited.
@@ -128,7 +128,7 @@ class _TrackedGuesser:
         self.lengths: defaultdict[int, DraftLength] = defaultdict(DraftLength)
 
     def propose(self, wanting: dict[int, GuessRequest]) -> dict[int, list[int] | None]:
-        """The guesses of the sequences that have any, by the same keys.
+        """Return the guesses of the sequences that have any, by the same keys.
 
         None for those that the guesser has yet to catch up with.
         """

@@ -88,7 +88,7 @@ class HeadGuesser(StateGuesser):
     def _guess(
         self, able: dict[int, GuessRequest], unread: list[mx.array | None]
     ) -> dict[int, list[int]]:
-        """The guesses, each from the head's state after the token before it."""
+        """Return the guesses, each from the head's state after the token before it."""
         first: list[Sequence[int]] = [
             [] if own is None else able[number].tokens[-own.shape[0] :]
             for number, own in zip(self._sequences, unread, strict=True)

@@ -61,9 +61,10 @@ class UnreadStates:
 
 
 class PassedStates:
-    """States of the latest passes of a batch, one token per sequence, not handed out yet.
+    """Hidden states of a batch's latest decode steps that no guesser has requested yet.
 
-    While nothing guesses, every step has such a pass, so it must cost next to nothing.
+    A step adds states of one token per sequence. Steps without draft tokens add them too, so adding
+    must cost next to nothing.
     """
 
     def __init__(self) -> None:

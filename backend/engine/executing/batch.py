@@ -223,7 +223,7 @@ class DecodeBatch(Rows):
         return _delivered([sampled])
 
     def take(self, sequence: ExecutorSequence) -> kv.RowCache:
-        """The KV of a sequence that will leave; a copy unless the sequence is alone."""
+        """Return the KV of a sequence that will leave; a copy unless the sequence is alone."""
         return self.cache.layers if len(self.sequences) == 1 else self.extract(sequence)
 
     def leave(self, leaving: Sequence[ExecutorSequence]) -> None:
@@ -263,7 +263,7 @@ class DecodeBatch(Rows):
         self.ahead = self._chosen.tokens
 
     def _run(self, tokens: mx.array, layers: list[Any]) -> mx.array:
-        """The logits, [sequences, tokens, vocabulary]."""
+        """Return the logits, [sequences, tokens, vocabulary]."""
         if (rows := self.cache.pass_rows) is not None:
             tokens = tokens[mx.array(rows[0])]
         drafting = self._engine_model.drafting
@@ -290,7 +290,7 @@ class DecodeBatch(Rows):
         return [sequence.states for sequence in self.sequences]
 
     def _known(self) -> list[tuple[ExecutorSequence, list[int]]]:
-        """The sequences, each with its tokens after `history` that have to be fed again."""
+        """Return the sequences, each with its tokens after `history` that have to be fed again."""
         return list(zip(self.sequences, self._again, strict=True))
 
     def _run_again(self, last_tokens: mx.array) -> mx.array:
@@ -453,7 +453,7 @@ class DecodeBatch(Rows):
 
 
 def _looked_ahead(rule: AnswerRule, guesses: Sequence[int], allowed: np.ndarray) -> int:
-    """What `look_ahead` returns; 0 if it fails, because the guess may be wrong anyway."""
+    """Return what `look_ahead` returns; 0 if it fails, because the guess may be wrong anyway."""
     try:
         return rule.look_ahead(guesses, allowed) if guesses else 0
     except Exception:
@@ -478,6 +478,6 @@ def _padded(rows: Sequence[Sequence[int]], width: int) -> list[list[int]]:
 
 
 def _past(sequence: ExecutorSequence, tokens: Sequence[int]) -> Past:
-    """A sequence's tokens for the penalties, with tokens that follow."""
+    """Return a sequence's tokens for the penalties, with tokens that follow."""
     known = [*sequence.history, *tokens] if sequence.request.sampling.remembers else ()
     return Past(known, len(sequence.prompt), sequence.longest)

@@ -55,7 +55,7 @@ class _Logprobs:
 
 @dataclass(slots=True)
 class Chosen:
-    """The next token of each sequence, being computed.
+    """The next token of each sequence, while the device computes it.
 
     tokens: [sequences] uint32, for the next pass.
     checked: the same tokens for the host, with UNFIT where logits are not finite.
@@ -83,7 +83,7 @@ class Chosen:
         return self.known
 
     def select(self, sequences: Sequence[ExecutorSequence]) -> Chosen:
-        """The tokens of these sequences, in this order.
+        """Return the tokens of these sequences, in this order.
 
         Started now, because a read would otherwise wait for the whole pass that computes them.
         """
@@ -95,7 +95,7 @@ class Chosen:
 
 
 def combined(parts: Sequence[Chosen]) -> Chosen:
-    """The tokens of all parts, one after the other."""
+    """Return the tokens of all parts, one after the other."""
     if len(parts) == 1:
         return parts[0]
     return Chosen(
@@ -110,8 +110,9 @@ def combined(parts: Sequence[Chosen]) -> Chosen:
 class Chooser:
     """Samples tokens for a fixed set of sequences.
 
-    pasts: their tokens before a step. spent: processor time that grammars have already taken in
-    this step; None if no sequence without a grammar waits for them.
+    pasts: their tokens before a step.
+    spent: processor time that grammars have already taken in this step; None if no sequence without
+        a grammar waits for them.
     """
 
     def __init__(
@@ -219,7 +220,8 @@ def first_tokens(
 ) -> Chosen:
     """Sample the tokens after a prefill.
 
-    logits: [sequences, vocabulary]. spent: as for `Chooser`.
+    logits: [sequences, vocabulary].
+    spent: as for `Chooser`.
     """
     pasts = [
         Past(sequence.history[:-1], len(sequence.prompt), sequence.longest)
@@ -244,7 +246,7 @@ def masking(sequence: ExecutorSequence) -> Iterator[None]:
 def most_grammar_seconds(
     sequences: Sequence[ExecutorSequence], model: EngineModel, *, delays: bool = False
 ) -> float:
-    """The processor time after which the grammars of one step are postponed.
+    """Return the processor time after which the grammars of one step are postponed.
 
     Infinite where postponing gains nothing, because every sequence has a grammar, or where the KV
     could not be stored. delays: whether other sequences wait for these grammars.
@@ -263,7 +265,7 @@ def accept(sequence: ExecutorSequence, token: int, faults: dict[int, Exception])
 
 
 def sampled_of(chosen: Chosen, tokens: Sequence[int]) -> list[Sampled]:
-    """The tokens with their log-probabilities and faults."""
+    """Return the tokens with their log-probabilities and faults."""
     logprobs: dict[int, TokenLogprob] = {}
     for part in chosen.logprobs:
         # Some of these sequences may have left since.
@@ -310,5 +312,5 @@ def fitting(checked: mx.array) -> tuple[list[int], list[int]]:
 
 
 def grammar_ended(sequence: ExecutorSequence) -> bool:
-    """Whether the sequence's grammar is complete."""
+    """Return whether the sequence's grammar is complete."""
     return sequence.constraint is not None and sequence.constraint.ended

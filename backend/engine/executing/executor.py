@@ -203,7 +203,7 @@ class Executor:
             self._save(sequence, sequence.history, row)
 
     def _fill(self, sequence: ExecutorSequence, start: Start) -> tuple[kv.RowCache, int]:
-        """The KV that a sequence starts with, and how many tokens are in it."""
+        """Return the KV that a sequence starts with, and how many tokens are in it."""
         source = start.source
         sequence.snapshots = {}
         stored, sequence.stored = sequence.stored, None
@@ -277,7 +277,7 @@ class Executor:
                 self._failed(list(group.sequences), "prefill", fault)
 
     def _rows(self) -> list[Rows]:
-        """Where the KV of the sequences is."""
+        """Return where the KV of the sequences is."""
         return list(
             {
                 id(sequence.rows): sequence.rows
@@ -325,7 +325,7 @@ class Executor:
     # Reading a step.
 
     def read(self) -> list[Sampled]:
-        """The tokens of the previous step, on which this step's decode pass was launched."""
+        """Return the tokens of the previous step, on which this step's decode pass was launched."""
         sampled = self.take_early()
         for batch in self._launched_batches:
             try:
@@ -412,7 +412,7 @@ class Executor:
             self._save(sequence, tokens, row)
 
     def take_early(self) -> list[Sampled]:
-        """The tokens that were read outside a decode step since the last call."""
+        """Return the tokens that were read outside a decode step since the last call."""
         early, self._early = self._early, []
         return early
 
@@ -516,7 +516,7 @@ class Executor:
         self.failures.append(Failure(tuple(sequence.number for sequence in broken), where, fault))
 
     def in_flight(self, sequence: ExecutorSequence) -> bool:
-        """Whether a prefill pass of the sequence has been launched and not waited for."""
+        """Return whether a prefill pass of the sequence has been launched and not waited for."""
         return self._passes.has(sequence)
 
     def rest(self) -> None:
@@ -561,5 +561,5 @@ class Executor:
 
 
 def _prefills(sequence: ExecutorSequence) -> bool:
-    """Whether the sequence has KV and does not decode."""
+    """Return whether the sequence has KV and does not decode."""
     return sequence.rows is not None and not isinstance(sequence.rows, DecodeBatch)

@@ -30,11 +30,11 @@ class ExecutorSequence:
     finished: whether it ended by itself, so that its answer may be saved to disk.
     rows: where its KV is; a `DecodeBatch` once it decodes.
     first: the first tokens of all sequences whose prompts the same pass completed.
-    first_delivered: whether this sequence's was read, and passed to its grammar, before it joined a
-        batch.
+    first_delivered: whether this sequence's first token was read, and passed to its grammar, before
+        the sequence joined a batch.
     mask_seconds: processor time that its grammar took since the latest plan.
     postponed: whether its latest token was chosen without its grammar, for lack of time.
-    states: those of its latest tokens, if a guesser reads them.
+    states: the hidden states of its latest tokens, if a guesser reads them.
     """
 
     number: int

@@ -15,7 +15,8 @@ from backend.engine.planning.plan import NotStored, PlannerEvent, Stored
 class KeptEntry:
     """Stored KV of `tokens`, and snapshots of the layers that cannot be truncated.
 
-    prompt: how many of the tokens are the prompt's. nbytes: 0 until the entry has been computed.
+    prompt: how many of the tokens are the prompt's.
+    nbytes: 0 until the entry has been computed.
     """
 
     cache: kv.RowCache
@@ -42,7 +43,7 @@ class KeptEntries:
         self._snapshots: Counter[int] = Counter()  # how many entries have a snapshot, by its id
 
     def has_snapshot(self, snapshot: kv.Snapshot) -> bool:
-        """Whether an entry has this very snapshot."""
+        """Return whether an entry has this very snapshot."""
         return id(snapshot) in self._snapshots
 
     def add(self, number: int, entry: KeptEntry) -> None:

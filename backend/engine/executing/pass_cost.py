@@ -175,7 +175,7 @@ def _choice_bytes(sampling: Sampling, vocabulary: int) -> int:
 
 
 def _peak_bytes(run: Callable[[], None]) -> int:
-    """Bytes that a computation holds at its peak, without those that it leaves."""
+    """Return the bytes that a computation holds at its peak, without those that it leaves."""
     mx.synchronize()
     mx.clear_cache()
     before = mx.get_active_memory()

@@ -72,7 +72,7 @@ class PrefillPass:
             )
 
     def read_first(self) -> list[Sampled]:
-        """The first tokens of sequences that wait to join their batch.
+        """Return the first tokens of sequences that wait to join their batch.
 
         They are read before the batch's step is launched, because a launch takes time. Those of
         postponed sequences were chosen without their grammars, and are dropped.
@@ -122,7 +122,7 @@ class PrefillPasses:
             self._together(parts, events)
 
     def due(self, *, idle: bool) -> Iterator[PrefillPass]:
-        """The passes to wait for now, in the order in which they were launched.
+        """Yield the passes to wait for now, in the order in which they were launched.
 
         The latest ones stay in flight behind the next decode step or, when nothing decodes
         (`idle`), behind the next passes, except for a prompt's last one. On a CPU none stay:
@@ -154,7 +154,7 @@ class PrefillPasses:
             self.time(launched)
 
     def ended(self, launched: PrefillPass) -> list[PrefillTimed]:
-        """The times that are known when a pass has been waited for.
+        """Return the times that are known when a pass has been waited for.
 
         If the next pass was started before, the end of this one is not known. Such passes are
         reported together with the next ones, with the mean of their times.
@@ -182,7 +182,7 @@ class PrefillPasses:
             )
 
     def has(self, sequence: ExecutorSequence) -> bool:
-        """Whether a pass of the sequence is in flight."""
+        """Return whether a pass of the sequence is in flight."""
         return any(sequence in launched.sequences for launched in self._in_flight())
 
     def clear(self) -> None:
@@ -271,9 +271,9 @@ class PrefillPasses:
     def _keeping_states(
         self, run: Callable[[], mx.array], counts: list[int], launched: PrefillPass
     ) -> Callable[[], mx.array]:
-        """`run`, which also stores the hidden states that guessers read.
+        """Return a function that calls `run` and stores the hidden states that guessers read.
 
-        It copies those of the prompts' latest tokens, because a pass has many more.
+        Only the states of the prompts' latest tokens are copied, because a pass has many more.
         """
         drafting = self._model.drafting
         if drafting is None or drafting.states is None:
@@ -297,7 +297,7 @@ class PrefillPasses:
         return watched
 
     def _end(self, sequence: ExecutorSequence, part: Prefill) -> int:
-        """Where the next chunk ends.
+        """Return where the next chunk ends.
 
         Before the prompt's last token if a prompt cache file needs the KV without that token. After
         the prompt if the prompt needs a pass of its own and tokens of its answer follow, as they do

@@ -33,7 +33,7 @@ class PrefixFiles:
         self._model.disk.save(list(tokens), copied, trimmable=trimmable, path=path)
 
     def _may_hold(self, sequence: ExecutorSequence) -> bool:
-        """Whether the sequence's KV can be in a file: not if it has images.
+        """Return whether the sequence's KV can be in a file: not if it has images.
 
         Checked before copying.
         """

@@ -17,14 +17,15 @@ _MOST_LOGITS = 1 << 24  # 64 MiB of float32
 
 
 def longest_chunk(vocabulary: int) -> int:
-    """The maximum number of tokens whose logits are computed at once."""
+    """Return the maximum number of tokens whose logits are computed at once."""
     return max(_MOST_LOGITS // vocabulary, 1)
 
 
 def read(logits: mx.array, following: Sequence[int], alternatives: int) -> list[TokenLogprob]:
-    """The log-probability of the next token at each position of a chunk.
+    """Return the log-probability of the next token at each position of a chunk.
 
-    logits: [positions, vocabulary]. following: the next token at each position.
+    logits: [positions, vocabulary].
+    following: the next token at each position.
     """
     logprobs = BatchLogprobs([alternatives] * len(following))
     computed = logprobs(logits, mx.array(list(following)))

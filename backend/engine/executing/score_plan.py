@@ -85,11 +85,11 @@ def plan(
     context_size: int,
     still_needed: Callable[[], bool],
 ) -> ScorePlan:
-    """The tokens to run. Raises InvalidRequest.
+    """Return the tokens to run. Raises InvalidRequest.
 
     encode: tokenises text like a raw prompt, with a BOS token and without an end token.
     still_needed: called between two texts; if False (the request was cancelled), the rest is
-    skipped.
+        skipped.
     """
     prompt = encode(request.prompt)
     texts = list(_encoded(request, prompt, encode, context_size, still_needed))

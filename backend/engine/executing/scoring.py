@@ -146,6 +146,6 @@ def _require_numbers(values: Sequence[float]) -> None:
 
 
 def _padded(texts: Sequence[tuple[int, ...]], start: int, end: int) -> list[list[int]]:
-    """The tokens from `start` to `end` of each text, with zeros where it has none."""
+    """Return the tokens from `start` to `end` of each text, with zeros where it has none."""
     lines = [list(text[start:end]) for text in texts]
     return [line + [0] * (end - start - len(line)) for line in lines]

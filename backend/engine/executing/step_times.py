@@ -72,12 +72,12 @@ class StepTimes:
         self.decode_read(ahead=False)
 
     def take_decoded(self) -> list[float]:
-        """The seconds of each decode step that has ended since the last call."""
+        """Return the seconds of each decode step that has ended since the last call."""
         decoded, self._decoded = self._decoded, []
         return decoded
 
     def since_same_step(self, step: tuple[object, ...]) -> float:
-        """Seconds since the previous step if that step was the same; otherwise 0.
+        """Return the seconds since the previous step if that step was the same; otherwise 0.
 
         step: what this step does; empty if it does more than decode.
         """
@@ -87,7 +87,7 @@ class StepTimes:
         return seconds
 
     def finished(self, launched: float, done: float) -> float:
-        """Seconds of work that was launched and waited for.
+        """Return the seconds of work that was launched and waited for.
 
         launched, done: when it was launched, and the latest time at which it can have ended.
         """
@@ -96,7 +96,7 @@ class StepTimes:
         return self._ready - began
 
     def waited(self, began: float) -> float:
-        """Seconds that work took while this thread waited for it."""
+        """Return the seconds that work took while this thread waited for it."""
         self._ready = self.clock()
         return self._ready - began
 

@@ -32,8 +32,10 @@ _GENERATED = 2
 def warm_up(model: EngineModel, most_tokens: int, *, begun: bool = False) -> Stages[None]:
     """Run each step of the prompts as a stage; ends on `engine`. Faults are only logged.
 
-    most_tokens: maximum length of a prompt. begun: whether short prompts have already run, alone
-    and in a batch. Raises NotFinite, because such a model could not answer any prompt.
+    most_tokens: maximum length of a prompt.
+    begun: whether short prompts have already run, alone and in a batch.
+
+    Raises NotFinite, because such a model could not answer any prompt.
     """
     broken: list[NotFinite] = []
 

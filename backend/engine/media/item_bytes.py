@@ -52,7 +52,7 @@ def _begins_a_known_file(start: str) -> bool:
 
 
 def _of_data_uri(text: str, most: int) -> bytes:
-    """The bytes in a data URI.
+    """Return the bytes in a data URI.
 
     Its media type is ignored: hosts write image/png for every format.
     """

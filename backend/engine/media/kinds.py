@@ -87,7 +87,7 @@ def require_format(content: bytes, noun: str, decoded: Sequence[str]) -> str:
 
 
 def _of_brands(content: bytes) -> str:
-    """The format of an ISO base media file, by its first specific brand.
+    """Return the format of an ISO base media file, by its first specific brand.
 
     General brands are skipped, such as mif1, which several formats use as their major brand.
     """

@@ -46,7 +46,7 @@ class MediaLimits:
 
 
 def shape_problem(width: int, height: int) -> str:
-    """Why an image or frame of this size in pixels is refused; "" if it is not."""
+    """Return why an image or frame of this size in pixels is refused; "" if it is not."""
     size = f"is {width} x {height} pixels"
     if min(width, height) < 1:
         return f"{size}: it has no content"

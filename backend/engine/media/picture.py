@@ -78,7 +78,7 @@ def picture_of(pixels: Image.Image) -> Picture:
 def _opened(
     content: bytes, name: str, most: int, allowed: int, used: Callable[[], int | None]
 ) -> Image.Image:
-    """The opened image: its size has been checked, and its pixels have not been read."""
+    """Return the opened image: its size has been checked, and its pixels have not been read."""
     if name == "WebP":
         # Pillow allocates the whole canvas as soon as it opens a WebP file.
         _require_size(*_webp_size(content), most, allowed)
@@ -154,7 +154,7 @@ def _require_size(width: int, height: int, most: int, allowed: int) -> None:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """The image with its pixels read, and turned as its EXIF orientation says.
+    """Return the image with its pixels read, and turned as its EXIF orientation says.
 
     If the orientation cannot be read, the image stays as it is stored, as in every viewer.
     """
@@ -165,7 +165,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """The image in RGB. Raises BadItem for samples of an unknown range."""
+    """Return the image in RGB. Raises BadItem for samples of an unknown range."""
     mode = image.mode
     if mode in _SIXTEEN_BITS:
         high = (np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)

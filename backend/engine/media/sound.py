@@ -24,8 +24,10 @@ _BLOCK = 1 << 16
 def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
     """Decode the audio in a file.
 
-    most: seconds that are left for it in this request. allowed: seconds that all sounds of a
-    request may have together. Raises BadItem.
+    most: seconds that are left for it in this request.
+    allowed: seconds that all sounds of a request may have together.
+
+    Raises BadItem.
     """
     name = require_format(content, "sound", FORMATS)
     mixed, rate = _read(content, name, most, allowed)
@@ -53,7 +55,7 @@ class _File(BytesIO):
 
 
 def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, int]:
-    """All channels mixed to one, and the number of samples per second."""
+    """Return all channels mixed to one, and the number of samples per second."""
     import soundfile
 
     blocks: list[Any] = []

@@ -46,9 +46,11 @@ def decode_video(
 ) -> Video:
     """Decode the frames of a file.
 
-    most: pixels that the frames may have together; larger frames are scaled down. cpu_seconds: the
-    rest of the request's VIDEO_CPU_SECONDS. Raises BadItem, also if decoding crashes or exceeds a
-    limit, and EngineFailed if the video is not the cause.
+    most: pixels that the frames may have together; larger frames are scaled down.
+    cpu_seconds: the rest of the request's VIDEO_CPU_SECONDS.
+
+    Raises BadItem, also if decoding crashes or exceeds a limit, and EngineFailed if the video is
+    not the cause.
     """
     task = Task(
         kind=require_format(content, "video", FORMATS),

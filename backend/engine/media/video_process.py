@@ -137,7 +137,7 @@ def _extract(task: Task) -> tuple[Found, list[Image]]:
 
 
 def _opened(task: Task) -> tuple[InputContainer, Any]:
-    """The video of standard input, and its main stream. Raises _RefusedError."""
+    """Return the video of standard input, and its main stream. Raises _RefusedError."""
     import av
 
     demuxer = _DEMUXERS[task.kind]
@@ -213,7 +213,7 @@ def _decoded(stream: Any, packets: Sequence[Any]) -> Iterator[VideoFrame]:
 
 
 def _at(stream: Any, packets: Sequence[Any], times: Sequence[int]) -> Iterator[VideoFrame]:
-    """The frames that are shown at these ascending times, up to the first that is not found.
+    """Yield the frames that are shown at these ascending times, up to the first that is not found.
 
     Decodes only from the last key frame before each of them.
     """
@@ -236,7 +236,7 @@ def _at(stream: Any, packets: Sequence[Any], times: Sequence[int]) -> Iterator[V
 
 
 def _image(frame: Any, most_pixels: float) -> Image:
-    """A frame as it is shown: scaled down to this number of pixels, and rotated."""
+    """Return a frame as it is shown: scaled down to this number of pixels, and rotated."""
     from PIL.Image import Resampling, Transpose
 
     image: Image = frame.to_image(interpolation="BICUBIC", threads=1)

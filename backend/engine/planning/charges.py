@@ -39,14 +39,14 @@ class Charges:
         self._window = max((most for _, most in limits.cost.windowed), default=0)
 
     def used(self, sequences: SequenceTable) -> int:
-        """Bytes that the admitted sequences are charged for."""
+        """Return the bytes that the admitted sequences are charged for."""
         admitted = sequences.admitted.values()
         used = sum(map(self.rectangle, (*sequences.groups(), *sequences.batches().values())))
         used += sum(sequence.arrived.beside for sequence in admitted)
         return used + self.snapshots(admitted) + self.least_pass(sequences.of("prefill"))
 
     def newcomer(self, sequence: SequenceState, *, alone: bool) -> int:
-        """Bytes needed to admit one more sequence.
+        """Return the bytes needed to admit one more sequence.
 
         These are its own, those of its smallest pass and, unless it would be alone, those of a copy
         while it joins a batch.
@@ -56,7 +56,7 @@ class Charges:
         return own + copied + self.smallest_pass(sequence)
 
     def row(self, tokens: int) -> int:
-        """Bytes of one row of `tokens` tokens.
+        """Return the bytes of one row of `tokens` tokens.
 
         These are its KV, that of a draft model, and its share of a decode step's temporary memory.
         """
@@ -64,7 +64,7 @@ class Charges:
         return self._cost.of(tokens) + draft + self._passes.chosen(1, tokens)
 
     def rectangle(self, members: Collection[SequenceState]) -> int:
-        """Bytes of sequences that share arrays: each takes as much as the longest."""
+        """Return the bytes of sequences that share arrays: each takes as much as the longest."""
         return sum(sequence.width for sequence in members) * self.row(
             max(sequence.charged for sequence in members)
         )
@@ -84,11 +84,11 @@ class Charges:
         return tokens, growth
 
     def spare_rows(self, members: Collection[SequenceState], rows: int) -> int:
-        """Bytes of rows that no sequence uses, in the rectangle of these sequences."""
+        """Return the bytes of rows that no sequence uses, in the rectangle of these sequences."""
         return rows * self._cost.of(max(sequence.charged for sequence in members))
 
     def snapshots(self, admitted: Collection[SequenceState]) -> int:
-        """Bytes of the snapshots that these sequences have or will take."""
+        """Return the bytes of the snapshots that these sequences have or will take."""
         if self._trims:
             return 0
         return sum(
@@ -116,7 +116,7 @@ class Charges:
         )
 
     def prefill_pass(self, sequence: SequenceState, tokens: int, seen: int, rows: int = 1) -> int:
-        """Bytes of a pass of `rows` rows like this one, over `tokens` tokens of each.
+        """Return the bytes of a pass of `rows` rows like this one, over `tokens` tokens of each.
 
         An image or a sound is encoded in a pass of its own; the pass that needs its features waits
         for that.
@@ -131,12 +131,12 @@ class Charges:
         return max(nbytes, sequence.arrived.encodes if reads else 0)
 
     def shared_pass(self, members: Sequence[SequenceState], tokens: int, seen: int) -> int:
-        """Bytes of a pass, and of the padding that it adds to the KV of its members."""
+        """Return the bytes of a pass, and of the padding that it adds to the KV of its members."""
         padding = self.rectangle(members) - sum(self.rectangle([sequence]) for sequence in members)
         return self.prefill_pass(members[0], tokens, seen, len(members)) + padding
 
     def guesses(self, rows: int, width: int, longest: int) -> int:
-        """Bytes that checking `width` guesses per row adds to a decode step.
+        """Return the bytes that checking `width` guesses per row adds to a decode step.
 
         For a row with a recurrent state, the state from before the step is kept, both states may be
         combined into a third, and tokens are fed again.
@@ -146,7 +146,7 @@ class Charges:
         return self._passes.chosen(rows * fed, longest) + 2 * rows * state
 
     def fitting(self, sequence: SequenceState, tokens: int, left: int) -> int:
-        """How many of the tokens a pass of at most `left` bytes can process; 0 if none."""
+        """Return how many of the tokens a pass of at most `left` bytes can process; 0 if none."""
         least = sequence.fewest
         tokens = max(tokens, least)
         seen = (

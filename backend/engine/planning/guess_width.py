@@ -79,7 +79,7 @@ class GuessWidth:
         self.report = GuessReport()
 
     def skips_guesses(self, rows: int) -> bool:
-        """Whether the next step of `rows` sequences has no guesses and need not be reported.
+        """Return whether the next step of `rows` sequences has no guesses and need not be reported.
 
         Otherwise `choose` decides. After guesses were given up, calling `choose` and reporting
         every step would cost a small model more than the tests whether guesses are right again.
@@ -94,9 +94,10 @@ class GuessWidth:
         return True
 
     def choose(self, rows: int, longest: int, most: int) -> int:
-        """The width of the next step of `rows` sequences; 0 for a plain one.
+        """Return the width of the next step of `rows` sequences; 0 for a plain one.
 
-        longest: their greatest length in tokens. most: how many guesses fit into memory.
+        longest: their greatest length in tokens.
+        most: how many guesses fit into memory.
         """
         known = self._known(rows, longest)
         fits = min(self._decide(known, rows), most)
@@ -214,7 +215,7 @@ class GuessWidth:
         return width
 
     def _rate(self, known: Mapping[int, _Mean], width: int) -> float:
-        """Tokens per second and sequence.
+        """Return the tokens per second and sequence.
 
         The smallest width without a measurement is estimated; for larger ones the result is 0.
         """
@@ -251,7 +252,7 @@ class GuessWidth:
         return self._rate(known, width) * known[0].value if width else 1.0
 
     def _can_pay(self, known: Mapping[int, _Mean], width: int) -> bool:
-        """Whether steps with right guesses only would be faster than plain ones."""
+        """Return whether steps with right guesses only would be faster than plain ones."""
         if width not in known or 0 not in known:
             return True
         return (1 + width) * known[0].value > known[width].value
@@ -305,5 +306,5 @@ class GuessWidth:
 
 
 def _size(number: int) -> int:
-    """A class of numbers within a factor of two."""
+    """Return a class of numbers within a factor of two."""
     return max(number - 1, 0).bit_length()

@@ -39,7 +39,7 @@ class MaskShare:
             self.owed += seconds
 
     def too_costly(self, seconds: Mapping[int, float]) -> list[int]:
-        """The sequences that have to pause because of their masks.
+        """Return the sequences that have to pause because of their masks.
 
         seconds: the time that each decoding sequence's grammar took for its latest token; 0 without
         a grammar. Returns none if no other sequence would gain.

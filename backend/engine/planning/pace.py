@@ -81,7 +81,8 @@ class Pace:
     def seconds(self, tokens: int, behind: int = 0) -> float:
         """Predicted duration of a pass.
 
-        tokens: with padding. behind: tokens of the prompt that are already computed.
+        tokens: with padding.
+        behind: tokens of the prompt that are already computed.
         """
         return self._moment * (self._fixed + tokens * (self._each + behind * self._context))
 
@@ -104,7 +105,7 @@ class Pace:
         return self.fitting(self.pause(running=running), behind)
 
     def fitting(self, seconds: float, behind: int = 0) -> int:
-        """The number of tokens of a pass that takes so long, in the limits of `tokens`."""
+        """Return the number of tokens of a pass that takes so long, in the limits of `tokens`."""
         token = self._moment * (self._each + behind * self._context)
         # At most what the maximum takes, because the division could otherwise overflow.
         left = min(max(seconds - self.fixed_seconds, 0.0), self._most * token)

@@ -31,7 +31,7 @@ class CacheCost:
     windowed: tuple[tuple[int, int], ...] = ()
 
     def of(self, tokens: int) -> int:
-        """Bytes for `tokens` tokens, rounded up to the caches' growth step."""
+        """Return the bytes for `tokens` tokens, rounded up to the caches' growth step."""
         steps = -(-tokens // GROWTH_STEP) * GROWTH_STEP
         return self.snapshot(steps) + steps * self.per_token
 
@@ -81,7 +81,7 @@ class PassCost:
             setattr(self, attribute.name, getattr(other, attribute.name))
 
     def chosen(self, rows: int, seen: int) -> int:
-        """Bytes of a decode step of `rows` rows, whose lengths may differ."""
+        """Return the bytes of a decode step of `rows` rows, whose lengths may differ."""
         return self.of(rows, seen, masked=seen) + rows * self.per_choice
 
 
@@ -129,7 +129,7 @@ class Arrived:
     limit: maximum number of tokens to generate.
     spans: ranges of the prompt inside which no cache may be cut (images, sounds).
     whole: whether a prefill pass must not cut them either.
-    places: prompt lengths that later prompts are likely to share.
+    places: lengths of prefixes that later prompts are likely to share.
     on_disk: how many tokens of the prompt a file holds.
     width: rows of KV that it may need at once.
     fresh: the whole prompt must be computed, whatever is stored.
@@ -327,7 +327,8 @@ PlannerEvent = (
 class Source:
     """Where a sequence's first `length` tokens come from: an entry, another sequence, or disk.
 
-    number: of the entry or sequence. move: take over the entry's KV instead of copying it.
+    number: of the entry or sequence.
+    move: take over the entry's KV instead of copying it.
     """
 
     kind: Literal["entry", "sequence", "disk"]
@@ -394,8 +395,8 @@ class Score:
 class Refusal:
     """A sequence that does not fit into memory.
 
-    needed, room: bytes besides the weights. writing: bytes that a disk has not finished writing,
-    without which it would fit.
+    needed, room: bytes besides the weights.
+    writing: bytes that a disk has not finished writing, without which it would fit.
     """
 
     sequence: int

@@ -197,7 +197,7 @@ class Planner:
         )
 
     def _runs_ahead(self, prefill: Sequence[Sequence[Prefill]], computing: int, free: int) -> bool:
-        """Whether the passes may start before those of the step before have ended.
+        """Return whether the passes may start before those of the step before have ended.
 
         Then the device does not wait for the host, but two steps' passes take memory, and the time
         of each is not known, so every few steps one waits. computing: bytes of the passes.
@@ -413,7 +413,7 @@ class Planner:
         self.entries.shrink(room - self._features, *pinned)
 
     def _shrink_features(self, left: int) -> int | None:
-        """How many of the bytes `left` features may keep; None if nothing changes."""
+        """Return how many of the bytes `left` features may keep; None if nothing changes."""
         if self._features <= max(left, 0):
             return None
         self._features = max(left, 0)
@@ -487,13 +487,14 @@ class Planner:
         return starts, refused
 
     def _waits_for_slots(self, waiting: Sequence[SequenceState], free: int) -> bool:
-        """Whether to leave the free slots unused until the next sequence ends.
+        """Return whether to leave the free slots unused until the next sequence ends.
 
         The prompts that start then share one pass, and a pass of few tokens is mostly overhead. So
         this saves time if more prompts wait than slots are free, and if the free slots would be
         unused for less time than that overhead.
 
-        waiting: in the order in which they would start. free: slots.
+        waiting: in the order in which they would start.
+        free: slots.
         """
         running = self.sequences.of("decode")
         if not (self.limits.together and self.pace.known and running) or len(waiting) <= free:
@@ -577,7 +578,7 @@ class Planner:
         return joins
 
     def _batch_for(self, sequence: SequenceState) -> int:
-        """A batch in which padding stays small, or a new one.
+        """Return a batch in which padding stays small, or a new one.
 
         A batch is a rectangle: every sequence takes as much memory as the longest.
         """
@@ -605,7 +606,7 @@ class Planner:
         return self._batches
 
     def _guess(self, left: int) -> dict[int, int]:
-        """How many guesses each batch may check, within the bytes `left`."""
+        """Return how many guesses each batch may check, within the bytes `left`."""
         widths: dict[int, int] = {}
         if not self.limits.guesses:
             return widths
@@ -624,7 +625,7 @@ class Planner:
         return widths
 
     def _rows(self, left: int, guess: Mapping[int, int]) -> dict[int, int]:
-        """How many rows the KV of each batch may have, within the bytes `left`.
+        """Return how many rows the KV of each batch may have, within the bytes `left`.
 
         A sequence joins without a copy of the others if its batch has an unused row: one that
         another sequence has left, or one that was allocated in advance. At most _WASTE of the rows

@@ -41,7 +41,7 @@ class PrefillTurns:
     def choose(
         self, filling: Sequence[SequenceState], now: float, room: int, *, running: bool
     ) -> tuple[list[tuple[Prefill, ...]], list[Score], int]:
-        """The prefill passes of this step, within the pause allowed for running streams.
+        """Return the prefill passes of this step, within the pause allowed for running streams.
 
         filling: the sequences in prefill.
         room: bytes besides those of admitted sequences.
@@ -91,7 +91,7 @@ class PrefillTurns:
         return passes, scores, room - left
 
     def _order(self, filling: Sequence[SequenceState], now: float) -> list[SequenceState]:
-        """The sequences that this step may prefill, the most urgent first."""
+        """Return the sequences that this step may prefill, the most urgent first."""
         able = [sequence for sequence in filling if sequence.filled < sequence.target]
         # How long scoring takes is unknown, so scoring and prompts take turns.
         if not (able and self._scored):
@@ -146,7 +146,7 @@ class PrefillTurns:
         budget: int,
         left: int,
     ) -> list[tuple[SequenceState, Prefill]]:
-        """The next chunk of a prompt, and chunks of others that share its pass.
+        """Return the next chunk of a prompt, and chunks of others that share its pass.
 
         All take as long as the longest, so a chunk shares the pass only if its padding takes less
         time than a pass of its own.
@@ -190,7 +190,7 @@ class PrefillTurns:
 
 
 def stretch(sequence: SequenceState, budget: int) -> Prefill:
-    """The next chunk of a prompt. It ends where a snapshot should be taken."""
+    """Return the next chunk of a prompt. It ends where a snapshot should be taken."""
     end = min(sequence.filled + budget, sequence.target)
     end = min([end, *(place for place in sequence.places if place > sequence.filled)])
     if sequence.arrived.whole:
@@ -203,5 +203,5 @@ def _size(part: Prefill) -> int:
 
 
 def _padded(group: Sequence[Prefill]) -> int:
-    """Tokens that a pass computes, including padding."""
+    """Return the tokens that a pass computes, including padding."""
     return len(group) * max(map(_size, group))

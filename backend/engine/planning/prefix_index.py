@@ -52,7 +52,7 @@ class PrefixKey:
         return len(self.tokens)
 
     def extended(self, more: Sequence[int] | NDArray[np.integer]) -> PrefixKey:
-        """The key of these tokens followed by `more`; only new blocks are hashed."""
+        """Return the key of these tokens followed by `more`; only new blocks are hashed."""
         tokens = np.concatenate((self.tokens, _as_tokens(more)))
         tokens.flags.writeable = False
         return self._of(tokens, _with_digests(self.digests[: len(self) // BLOCK], tokens))
@@ -62,7 +62,7 @@ class PrefixKey:
         return self._of(self.tokens[:length], self.digests)
 
     def shared(self, other: PrefixKey) -> int:
-        """The length of the common prefix."""
+        """Return the length of the common prefix."""
         mine, theirs = self.digests, other.digests
         shorter = min(len(self), len(other))
         same = bisect_left(
@@ -122,7 +122,7 @@ class PrefixIndex:
         return len(self._entries)
 
     def find(self, key: PrefixKey) -> Match:
-        """The entry with the longest usable prefix of the prompt."""
+        """Return the entry with the longest usable prefix of the prompt."""
         served = key.prefix(max(len(key) - 1, 0))
         best, length, _ = self._trimmable.closest(served)
         _, shared, path = self._places.closest(served)
@@ -134,15 +134,15 @@ class PrefixIndex:
         return Match(best.id if best is not None and length else None, length, shared)
 
     def length(self, entry: int) -> int:
-        """How many tokens an entry has. Raises KeyError for an id that is not stored."""
+        """Return how many tokens an entry has. Raises KeyError for an id that is not stored."""
         return len(self._entries[entry].key)
 
     def size(self, entry: int) -> int:
-        """The bytes of an entry. Raises KeyError as `length` does."""
+        """Return the bytes of an entry. Raises KeyError as `length` does."""
         return self._entries[entry].nbytes
 
     def places(self, entry: int) -> tuple[int, ...] | None:
-        """The lengths at which an entry is usable.
+        """Return the lengths at which an entry is usable.
 
         None means any. Raises KeyError as `length` does.
         """
@@ -153,7 +153,7 @@ class PrefixIndex:
         self._entries.move_to_end(entry)
 
     def covers(self, key: PrefixKey, *, trimmable: bool) -> int | None:
-        """A stored entry that makes an entry with this key superfluous, or None."""
+        """Return a stored entry that makes an entry with this key superfluous, or None."""
         entry, shared, _ = self._trimmable.closest(key)
         if entry is None or shared < len(key):
             if trimmable:
@@ -291,7 +291,7 @@ class _Node:
         self.children: dict[int, _Node] = {}
 
     def _descend(self, key: PrefixKey, length: int) -> list[_Node]:
-        """The nodes from the root that the first `length` tokens lead to.
+        """Return the nodes from the root that the first `length` tokens lead to.
 
         Only the tokens at which branches part are compared.
         """
@@ -318,7 +318,7 @@ class _Node:
         return entry, shared, path
 
     def prefixes(self, key: PrefixKey) -> Iterator[_Entry]:
-        """The entries that are stored at a length at which they are a prefix of the key.
+        """Yield the entries that are stored at a length at which they are a prefix of the key.
 
         The longest lengths come first, and of one length the newest entries.
         """
@@ -365,7 +365,7 @@ class _Node:
 
 
 def _covers(entry: _Entry, shared: int, at: int) -> bool:
-    """Whether an entry nearly replaces another one at the length `at`.
+    """Return whether an entry nearly replaces another one at the length `at`.
 
     shared: tokens that both share. Nearly means that the tokens to recompute are at most half of
     those before or after that length, or few.

@@ -23,7 +23,7 @@ class PrefixSource:
         self._pace = pace
 
     def match(self, sequence: SequenceState) -> Match:
-        """The best entry for a prompt.
+        """Return the best entry for a prompt.
 
         It is searched once, and again when relevant entries change.
         """
@@ -32,7 +32,7 @@ class PrefixSource:
         return sequence.match
 
     def choose(self, sequence: SequenceState) -> Source | None:
-        """The longest prefix whose KV exists: in an entry, another sequence or a file."""
+        """Return the longest prefix whose KV exists: in an entry, another sequence or a file."""
         if sequence.arrived.fresh or not (self._limits.prompt_cache or sequence.on_disk):
             return None
         index = self._entries.index
@@ -80,7 +80,7 @@ class PrefixSource:
         )
 
     def places_in(self, source: Source | None) -> Collection[int] | None:
-        """The lengths at which a source has snapshots.
+        """Return the lengths at which a source has snapshots.
 
         None means that it can be truncated anywhere.
         """
@@ -91,7 +91,7 @@ class PrefixSource:
         return self._entries.index.places(source.number)
 
     def _only_user(self, sequence: SequenceState, entry: int) -> bool:
-        """Whether the entry may be moved: no other sequence needs it.
+        """Return whether the entry may be moved: no other sequence needs it.
 
         The entry that continues it is stored later and replaces it.
         """
@@ -103,7 +103,7 @@ class PrefixSource:
         )
 
     def _served_by(self, sequence: SequenceState, other: SequenceState) -> int:
-        """How many tokens of a running sequence's KV can be copied for another one."""
+        """Return how many tokens of a running sequence's KV can be copied for another one."""
         if other.width > 1:
             return 0
         filled = other.filled if other.state == "prefill" else other.prompt
@@ -118,7 +118,7 @@ class PrefixSource:
 
 
 def _shared(sequence: SequenceState, other: SequenceState) -> int:
-    """The length of the prefix that both prompts share.
+    """Return the length of the prefix that both prompts share.
 
     It never ends inside an image, and excludes the last token, whose pass gives the logits for
     sampling.

@@ -109,7 +109,7 @@ class SequenceState:
         return sum(place > self.filled for place in self.places - self.snapshots)
 
     def uncut(self, length: int) -> int:
-        """The longest prefix of at most `length` tokens that does not end inside media."""
+        """Return the longest prefix of at most `length` tokens that does not end inside media."""
         for start, stop in self.arrived.spans:
             if start < length < stop:
                 return start

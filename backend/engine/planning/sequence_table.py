@@ -18,19 +18,19 @@ class SequenceTable:
         return len(self.by_number) > len(self.admitted)
 
     def of(self, state: str) -> list[SequenceState]:
-        """The sequences in a state: `waiting` ones by arrival, the others by admission."""
+        """Return the sequences in a state: `waiting` ones by arrival, the others by admission."""
         among = self.by_number if state == "waiting" else self.admitted
         return [sequence for sequence in among.values() if sequence.state == state]
 
     def groups(self) -> list[list[SequenceState]]:
-        """The sequences in prefill, grouped by shared passes."""
+        """Return the sequences in prefill, grouped by shared passes."""
         groups: dict[int, list[SequenceState]] = {}
         for sequence in self.of("prefill"):
             groups.setdefault(sequence.group or -sequence.number, []).append(sequence)
         return list(groups.values())
 
     def batches(self) -> dict[int, list[SequenceState]]:
-        """The decoding sequences, by the number of their batch."""
+        """Return the decoding sequences, by the number of their batch."""
         batches: dict[int, list[SequenceState]] = {}
         for sequence in self.of("decode"):
             batches.setdefault(sequence.batch, []).append(sequence)

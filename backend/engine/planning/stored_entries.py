@@ -49,7 +49,7 @@ class StoredEntries:
         return sum(map(self.index.size, self.copied))
 
     def number_for(self, sequence: SequenceState, filled: int) -> int | None:
-        """A number for an entry with the sequence's KV, if that is worth storing."""
+        """Return a number for an entry with the sequence's KV, if that is worth storing."""
         if not self._limits.prompt_cache:
             return None
         if self._limits.cost.of(filled) > self._limits.prompt_cache:
@@ -98,7 +98,7 @@ class StoredEntries:
         self._evict(self.index.clear())
 
     def take_evicted(self) -> tuple[int, ...]:
-        """The entries evicted since the latest call."""
+        """Return the entries evicted since the latest call."""
         evicted, self._evicted = self._evicted, []
         return tuple(evicted)
 

@@ -37,7 +37,7 @@ class TextTurn:
         return self.lacking if now - self._since >= wait else 0
 
     def _seconds_lost(self, nbytes: int) -> float:
-        """Seconds to compute again the newest sequences that hold this many bytes."""
+        """Return the seconds to compute again the newest sequences that hold this many bytes."""
         tokens = 0
         for sequence in reversed(self._sequences.admitted.values()):
             if nbytes <= 0:

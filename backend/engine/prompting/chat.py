@@ -19,7 +19,7 @@ def chat_format(
     reasoning_parser: str = "",
     response_template: Any = None,
 ) -> ChatFormat:
-    """The chat format. If a parser name is unknown, it is logged and the format is detected.
+    """Return the chat format. If a parser name is unknown, it is logged and the format is detected.
 
     response_template: the description of answers in tokenizer_config.json, if there is one; it
     gives the tags of reasoning, and the calls of a model of no known family.

@@ -78,7 +78,7 @@ class ControlTokens:
         return Quoted(quoted, mark)
 
     def written(self, mark: str) -> re.Pattern[str]:
-        """A pattern for control strings without a mark; it prefers the longest match."""
+        """Return a pattern for control strings without a mark; it prefers the longest match."""
         longest = sorted(self.tokens, key=len, reverse=True)
         return re.compile(f"(?:{'|'.join(map(re.escape, longest))})(?!{mark})")
 

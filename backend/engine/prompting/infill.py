@@ -30,7 +30,7 @@ class Infill:
         self.ends = frozenset(token for token in found if token is not None)
 
     def tokens(self, prompt: InfillPrompt, encode: Encode) -> list[int]:
-        """The prompt, without a BOS token. encode: tokenises text without control tokens."""
+        """Return the prompt, without a BOS token. encode: tokenises text without control tokens."""
         family = self._family
         prefix = [self._vocabulary[family.prefix], *encode(prompt.prefix)]
         suffix = [self._vocabulary[family.suffix], *self._bare(prompt.suffix, encode)]
@@ -39,7 +39,7 @@ class Infill:
         return [*self._files(prompt, encode), *parts, *middle]
 
     def _bare(self, text: str, encode: Encode) -> list[int]:
-        """The text without the space that SentencePiece puts before every text.
+        """Return the text without the space that SentencePiece puts before every text.
 
         CodeLlama and Codestral were trained without it, because the suffix continues in the middle
         of a line.

@@ -30,8 +30,10 @@ def continuations(
 
     They are: the next question; more messages in the same turn, as in an agent's loop; another
     conversation with the same system prompt and tools; this one with its last message edited.
-    lists: whether every content must be a list of parts. calls: whether the model may call tools,
-    whose calls some templates open in another way than other answers.
+
+    lists: whether every content must be a list of parts.
+    calls: whether the model may call tools, whose calls some templates open in another way than
+        other answers.
     """
     content: Any = [{"type": "text", "text": _OTHER_TEXT}] if lists else _OTHER_TEXT
     question = {"role": "user", "content": content}
@@ -53,7 +55,7 @@ def _instructs(message: Message) -> bool:
 
 
 def shared_text(text: str, other: str) -> int:
-    """The length of the common prefix, in characters."""
+    """Return the length of the common prefix, in characters."""
     shorter = min(len(text), len(other))
     return bisect_left(range(shorter), True, key=lambda at: text[: at + 1] != other[: at + 1])
 
@@ -65,7 +67,8 @@ class TokenPlaces:
     the tokens before it. The control strings in the text are matched with those among the tokens,
     in order.
 
-    control: the ids of the control strings. encode: tokenises a piece of text.
+    control: the ids of the control strings.
+    encode: tokenises a piece of text.
     """
 
     def __init__(

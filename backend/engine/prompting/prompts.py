@@ -76,8 +76,8 @@ class BuiltPrompt:
 
     tail: the end of its text, which shows whether reasoning is open.
     media: images and sounds among the tokens, if any.
-    places: for models that need snapshots, prompt lengths that later prompts are likely to share,
-        the likeliest first.
+    places: for models that need snapshots, lengths of prefixes that later prompts are likely to
+        share, the likeliest first.
     """
 
     tokens: list[int]
@@ -98,13 +98,13 @@ def require_returnable(tokens: int, alternatives: int) -> None:
 
 
 def _open_ended(messages: tuple[Mapping[str, Any], ...]) -> tuple[Mapping[str, Any], ...]:
-    """The messages, with a mark at the end of the last one's text."""
+    """Return the messages, with a mark at the end of the last one's text."""
     last = messages[-1]
     return (*messages[:-1], {**last, "content": f"{last['content']}{_END}"})
 
 
 def _up_to_the_end(rendered: str) -> str:
-    """The rendered text before the mark. Raises InvalidRequest if there is no mark."""
+    """Return the rendered text before the mark. Raises InvalidRequest if there is no mark."""
     text, mark, _ = rendered.rpartition(_END)
     if not mark:
         raise InvalidRequest(
@@ -299,7 +299,7 @@ class PromptBuilder:
             yield shared_text(text, other.replace(_END, ""))
 
     def render(self, prompt: ChatPrompt, *, changes: bool = True) -> str:
-        """The chat template's text for these messages. Raises InvalidRequest.
+        """Return the chat template's text for these messages. Raises InvalidRequest.
 
         changes: whether to rearrange the turns of messages that the template refuses.
         """
@@ -385,7 +385,7 @@ class PromptBuilder:
                 del arguments[unknown[1]]
 
     def _with_tools_as_text(self, prompt: ChatPrompt) -> ChatPrompt:
-        """The prompt with tools and calls described as text if the template omits them."""
+        """Return the prompt with tools and calls described as text if the template omits them."""
         support = self._support
         if support is None or not (
             prompt.tools or (not support.calls and mentions_calls(prompt.messages))
@@ -402,7 +402,7 @@ class PromptBuilder:
         messages: tuple[Mapping[str, Any], ...] = _SAMPLE,
         tools: tuple[Mapping[str, Any], ...] | None = None,
     ) -> str:
-        """A short conversation as the template renders it; '' if the template cannot.
+        """Return a short conversation as the template renders it; '' if the template cannot.
 
         Raises CostlyPrompt, because a template that fails so on this conversation would fail on
         every prompt.
@@ -420,7 +420,7 @@ class PromptBuilder:
             return ""
 
     def known_words(self) -> frozenset[str]:
-        """Which of `REASONING_WORDS` change what the template renders."""
+        """Return which of `REASONING_WORDS` change what the template renders."""
         return frozenset(
             word for word, values in REASONING_WORDS.items() if self._changes_text(word, values)
         )

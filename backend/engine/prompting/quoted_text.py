@@ -50,14 +50,14 @@ class QuotedText:
         self._hidden, self._boundary = f"\ufdd0{secret}\ufdd0", f"\ufdd0{secret}\ufdd1"
 
     def tokenize(self, text: str, mark: str) -> list[int]:
-        """Tokens of a text that was rendered with marks. Raises InvalidRequest."""
+        """Return the tokens of a text that was rendered with marks. Raises InvalidRequest."""
         tokens: list[int] = []
         for stretch in self._stretches(text, mark):
             tokens += self._literally(stretch) if stretch.quotes else self._encode(stretch.text)
         return tokens
 
     def literal(self, text: str) -> list[int]:
-        """Tokens of a text that follows a control token and contains none."""
+        """Return the tokens of a text that follows a control token and contains none."""
         return self._literally(_Stretch(text, quotes=True)) if text else []
 
     def _stretches(self, text: str, mark: str) -> Iterator[_Stretch]:

@@ -103,7 +103,7 @@ class _Guards(NodeTransformer):
 
 
 def _filter(node: Any, name: str) -> Any:
-    """The node with a filter, which Jinja does not compute when it compiles the template."""
+    """Return the node with a filter, which Jinja does not compute when it compiles the template."""
     if isinstance(node, nodes.Const):
         return node
     return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
@@ -145,7 +145,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """The output of a template, a macro or a block."""
+        """Return the output of a template, a macro or a block."""
         texts = parts if type(parts) is list else list(parts)
         if sum(map(len, texts)) > _LONGEST:
             raise CostlyTemplate(_GROWS)
@@ -237,7 +237,7 @@ def _check_time() -> None:
 
 
 def _timed(items: Any) -> Any:
-    """The items of a loop, with looks at the clock."""
+    """Return the items of a loop, with looks at the clock."""
     _check_time()
     if type(items) in _UNITS and len(items) <= _AT_ONCE:
         return items
@@ -307,6 +307,6 @@ def _weighed(value: Any) -> Any:
 
 
 def _size(value: Any) -> int:
-    """The length in characters, of which each item counts as some; 0 if it has no length."""
+    """Return the length in characters, of which each item counts as some; 0 if it has no length."""
     unit = _UNITS.get(type(value), 0)
     return unit and unit * len(value)

@@ -107,7 +107,7 @@ def call_format(
 def _format_of_calls(
     chat_format: ChatFormat, tool_parser: str, prompts: PromptBuilder
 ) -> ChatFormat | None:
-    """The format in which the template writes calls; None if it is `chat_format`.
+    """Return the format in which the template writes calls; None if it is `chat_format`.
 
     It may be another known format, or one that is derived from what the template renders. Calls
     that no format reads are logged.
@@ -163,7 +163,7 @@ def _format_of_calls(
 
 
 def _reads(chat_format: ChatFormat, calls: Calls, made: Sequence[Made]) -> bool:
-    """Whether the format reads calls as the template writes them."""
+    """Return whether the format reads calls as the template writes them."""
     tools = [{"name": name, "parameters": _PARAMETERS} for name, _ in TWO]
     before, text = calls.parts(made)
     message = parse_chat(text, chat_format, tools=tools, prompt_tail=before)

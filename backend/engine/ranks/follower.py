@@ -199,7 +199,7 @@ class _Follower:
 
 
 def _loaded(stages: Stages[FollowedModel], abandoned: threading.Event) -> FollowedModel:
-    """The result of the load. Raises Cancelled if rank 0 has ended it."""
+    """Return the result of the load. Raises Cancelled if rank 0 has ended it."""
     with contextlib.closing(stages):
         while not abandoned.is_set():
             try:

@@ -35,7 +35,7 @@ def join_group(place: Place) -> None:
 
 @cache
 def group() -> mx.distributed.Group:
-    """The group that this process has joined.
+    """Return the group that this process has joined.
 
     The same object at every call: MLX caches functions by group, and keeps those of the latest 128.
     """

@@ -43,7 +43,7 @@ def hosts_of(path: str) -> list[tuple[str, int]]:
 
 
 def _content(path: str) -> bytes:
-    """The content of a regular file; a pipe would block, and a device has no end.
+    """Return the content of a regular file; a pipe would block, and a device has no end.
 
     Raises OSError, Misuse.
     """
@@ -62,7 +62,7 @@ def _content(path: str) -> bytes:
 def place_in(
     hostfile: str, rank: int, transport: str, control: str, environ: Mapping[str, str]
 ) -> Place:
-    """The place of a rank. control: HOST:PORT; "" for the default. Raises Misuse."""
+    """Return the place of a rank. control: HOST:PORT; "" for the default. Raises Misuse."""
     hosts = hosts_of(hostfile)
     if rank >= len(hosts):
         raise Misuse(f"--rank is {rank}, but the hostfile has ranks 0 to {len(hosts) - 1}")

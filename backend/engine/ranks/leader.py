@@ -141,7 +141,7 @@ class Leader:
             follower.link.close()
 
     def report(self) -> tuple[str, ...]:
-        """A line per rank for the log: its part of the loaded model, or that it was lost."""
+        """Return a line per rank for the log: its part of the loaded model, or that it was lost."""
         lines = [
             f"{self.place.name(rank)}: {shard['words']}, {shard['bytes']} bytes of weights"
             for rank, shard in enumerate(self.shards)
@@ -285,7 +285,7 @@ class Leader:
             self._send(Abandon(number))
 
     def ended(self, number: int, fault: Exception) -> Exception:
-        """The exception to raise for an error of a load: RankLost if a lost rank caused it.
+        """Return the exception to raise for an error of a load: RankLost if a lost rank caused it.
 
         MLX reports a lost rank too, but its message does not mention ranks.
         """
@@ -303,7 +303,7 @@ class Leader:
             follower.link.timeout = seconds
 
     def _next_report(self, rank: int, number: int, cancelled: threading.Event) -> LoadReport:
-        """The next report of a rank about a load."""
+        """Return the next report of a rank about a load."""
         reported = time.monotonic()
         while True:
             self._require_whole()
@@ -361,7 +361,7 @@ class Leader:
             self.step_bytes += size
 
     def fault(self, fault: Exception) -> RankLost:
-        """The exception to raise for an MLX error: RankLost if a lost rank caused it."""
+        """Return the exception to raise for an MLX error: RankLost if a lost rank caused it."""
         with self._changed:
             self._changed.wait_for(lambda: bool(self.broken), _NAME_SECONDS)
         return RankLost(self.broken or f"rank 0 failed: {type(fault).__name__}: {fault}")

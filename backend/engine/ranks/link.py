@@ -85,7 +85,7 @@ class Link:
             raise LinkLost("has closed the connection") from None
 
     def receive(self) -> Message:
-        """The next message that is not a heartbeat. Raises LinkLost."""
+        """Return the next message that is not a heartbeat. Raises LinkLost."""
         while True:
             (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
             if length > _MOST_BYTES:

@@ -42,7 +42,7 @@ class Place:
     ports: tuple[int, ...] = ()
 
     def name(self, rank: int) -> str:
-        """The rank's number and host, for messages."""
+        """Return the rank's number and host, for messages."""
         return f"rank {rank} ({self.hosts[rank]})"
 
     def write(self, environ: MutableMapping[str, str]) -> None:

@@ -32,7 +32,7 @@ class RankLoad:
     def plain(
         self, run: Callable[[Sequence[int], Any, int], mx.array]
     ) -> Callable[[Sequence[int], Any, int], mx.array]:
-        """The model's own forward pass, run on all ranks."""
+        """Return the model's own forward pass, run on all ranks."""
 
         def everywhere(tokens: Sequence[int], item: Any, prompt: int) -> mx.array:
             import mlx.core as mx

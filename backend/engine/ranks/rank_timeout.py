@@ -24,7 +24,7 @@ def store(seconds: float) -> None:
 
 
 def stored(path: Path) -> float:
-    """The time-out that a rank has stored last, in seconds; the default if none has."""
+    """Return the time-out that a rank has stored last, in seconds; the default if none has."""
     try:
         return float(path.read_text())
     except (OSError, ValueError):

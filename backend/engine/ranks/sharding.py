@@ -52,7 +52,7 @@ def way_of(model: Any, name: str, requested: str, place: Place) -> Way:
 
 
 def split_of(layers: int, memories: Sequence[int]) -> list[int]:
-    """How many layers each rank gets: at least one, in proportion to its memory.
+    """Return how many layers each rank gets: at least one, in proportion to its memory.
 
     Amounts of memory that differ by less than a tenth count as equal, because each was measured at
     one moment.

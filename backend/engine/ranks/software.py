@@ -15,7 +15,7 @@ from common.version import VERSION
 
 
 def versions() -> dict[str, str]:
-    """The versions in this process, by package."""
+    """Return the versions in this process, by package."""
     return {"mlx-backend": VERSION, "mlx": version("mlx"), "mlx-lm": version("mlx-lm")}
 
 

@@ -53,7 +53,8 @@ class Join:
 class LoadShard:
     """Load this rank's part of a model. request: the fields of the LoadRequest.
 
-    number: of the load. timeout: seconds of silence after which a rank counts as lost from now on.
+    number: of the load.
+    timeout: seconds of silence after which a rank counts as lost from now on.
     """
 
     number: int
@@ -164,13 +165,13 @@ _MESSAGES: dict[str, Any] = {kind.__name__: kind for kind in typing.get_args(Mes
 
 
 def encode(message: Message) -> bytes:
-    """The bytes of a message, without their length."""
+    """Return the bytes of a message, without their length."""
     name = type(message).__name__
     return name.encode() + b" " + _adapter(name).dump_json(message, exclude_defaults=True)
 
 
 def decode(data: bytes) -> Message:
-    """The message. Raises WireError."""
+    """Return the message. Raises WireError."""
     name, _, fields = data.partition(b" ")
     try:
         message: Message = _adapter(name.decode()).validate_json(

@@ -61,14 +61,14 @@ def reach(row: Sampling, vocabulary: int) -> int:
 
 
 def search_all(row: Sampling, vocabulary: int) -> bool:
-    """Whether a row's filters may work on the whole vocabulary, or on much of it."""
+    """Return whether a row's filters may work on the whole vocabulary, or on much of it."""
     if row.temperature <= 0 or 0 < row.top_k <= vocabulary // 16:
         return False
     return row.top_k > 0 or row.typical_p < 1 or row.top_p < 1 or row.xtc_probability > 0
 
 
 def columns(rows: Sequence[Sampling]) -> dict[str, mx.array]:
-    """The settings of the rows by name, [rows, 1] each, without filters that no row uses."""
+    """Return the settings of the rows by name, [rows, 1] each, without filters that no row uses."""
     found = {
         "top_k": _column(rows, "top_k", 0, _EVERY_RANK),
         "typical_p": _column(rows, "typical_p", 1),
@@ -136,9 +136,10 @@ def _column(
     instead: float | None = None,
     least: float = 0.0,
 ) -> mx.array | None:
-    """A setting of every row, shape [rows, 1], or None where it is off for all of them.
+    """Return a setting of every row, shape [rows, 1], or None where it is off for all of them.
 
-    instead: replaces the value `off`. least: replaces smaller values, if `instead` is given.
+    instead: replaces the value `off`.
+    least: replaces smaller values, if `instead` is given.
     """
     values = [getattr(row, name) for row in rows]
     if all(value == off for value in values):
@@ -158,7 +159,7 @@ def _shares(logits: mx.array) -> mx.array:
 
 
 def _typical(share: mx.array, most: mx.array) -> mx.array:
-    """A mask of the tokens whose information is nearest to the entropy.
+    """Return a mask of the tokens whose information is nearest to the entropy.
 
     Tokens are added until their probabilities reach `most`.
     """
@@ -173,7 +174,7 @@ def _typical(share: mx.array, most: mx.array) -> mx.array:
 
 
 def _nucleus(left: mx.array, most: mx.array, total: mx.array | None, *, in_order: bool) -> mx.array:
-    """A mask of the best tokens, up to the one with which their probabilities reach `most`.
+    """Return a mask of the best tokens, up to the one with which their probabilities reach `most`.
 
     left: the logits to choose from, best first if `in_order`. Otherwise a copy of the logits is
     sorted without their ids, with which it would take twice the memory: the mask is that of the

@@ -74,7 +74,7 @@ class LogitsHead:
         return bool(self.path)
 
     def last(self, run: Callable[[], mx.array], counts: Sequence[int]) -> mx.array:
-        """The logits of each row's last token, [rows, vocabulary].
+        """Return the logits of each row's last token, [rows, vocabulary].
 
         run: calls the model on [rows, tokens] and returns logits for these; row i has `counts[i]`
         tokens, then padding.

@@ -39,8 +39,10 @@ class BatchLogprobs:
         It is one array, because the host waits for each array that it reads: [n, 1 + 2 *
         alternatives] uint32, for n rows with log-probabilities. Its columns are the log-probability
         of the sampled token, the likeliest tokens, unsorted, and their log-probabilities; these are
-        the bits of float32 numbers. logits: [rows, vocabulary], as the model returned them. tokens:
-        [rows], as sampled.
+        the bits of float32 numbers.
+
+        logits: [rows, vocabulary], as the model returned them.
+        tokens: [rows], as sampled.
         """
         own = self._asking.of(logits).astype(mx.float32)
         values = own - mx.logsumexp(own, axis=-1, keepdims=True)
@@ -54,7 +56,7 @@ class BatchLogprobs:
         return mx.concatenate([bits[:, :1], top.astype(mx.uint32), bits[:, 1:]], axis=-1)
 
     def read(self, computed: mx.array, tokens: Sequence[int]) -> dict[int, TokenLogprob]:
-        """The log-probabilities by row, for the rows that have any."""
+        """Return the log-probabilities by row, for the rows that have any."""
         bits = np.array(computed)
         most = bits.shape[1] // 2
         values = bits.view(np.float32)
@@ -70,6 +72,6 @@ class BatchLogprobs:
 def _ranked(
     tokens: Sequence[int], values: Sequence[float], count: int
 ) -> tuple[tuple[int, float], ...]:
-    """The `count` most likely tokens, best first; equal ones by id."""
+    """Return the `count` most likely tokens, best first; equal ones by id."""
     pairs = sorted(zip(tokens, values, strict=True), key=lambda pair: (-pair[1], pair[0]))
     return tuple(pairs[:count])

@@ -177,7 +177,7 @@ def _bias(rows: Sequence[Sampling], vocabulary: int) -> mx.array:
 
 
 def _recent(pasts: Sequence[Past], width: int) -> mx.array:
-    """The latest tokens of each row, right-aligned, [rows, width] int32."""
+    """Return the latest tokens of each row, right-aligned, [rows, width] int32."""
     recent = np.full((len(pasts), width), _NOTHING, dtype=np.int32)
     for row, past in zip(recent, pasts, strict=True):
         if latest := past.tokens[-width:]:
@@ -186,13 +186,13 @@ def _recent(pasts: Sequence[Past], width: int) -> mx.array:
 
 
 def _inside(windows: Sequence[int]) -> mx.array:
-    """A mask of the columns inside each row's window, [rows, longest window]."""
+    """Return a mask of the columns inside each row's window, [rows, longest window]."""
     width = max(windows)
     return mx.arange(width)[None] >= width - mx.array(list(windows))[:, None]
 
 
 def _counts(pasts: Sequence[Past], vocabulary: int) -> mx.array:
-    """How often each token was generated, [rows, vocabulary] float32."""
+    """Return how often each token was generated, [rows, vocabulary] float32."""
     counts = mx.zeros((len(pasts), vocabulary))
     outputs = [past.tokens[past.prompt_length :] for past in pasts]
     rows = [row for row, output in enumerate(outputs) for _ in output]

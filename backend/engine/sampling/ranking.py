@@ -17,9 +17,10 @@ _SMALLEST_BLOCK = 4
 
 
 def best(logits: mx.array, count: int) -> mx.array:
-    """The ids of the `count` best tokens of each row, best first: [rows, count] int32.
+    """Return the ids of the `count` best tokens of each row, best first: [rows, count] int32.
 
-    logits: [rows, vocabulary] float32, without NaN. count: from 1 to the vocabulary size.
+    logits: [rows, vocabulary] float32, without NaN.
+    count: from 1 to the vocabulary size.
 
     The ids are cut into blocks, and only the `count` blocks with the best maxima are sorted: tokens
     of other blocks are worse than all these maxima, and so worse than `count` tokens.
@@ -44,7 +45,7 @@ def in_blocks(values: mx.array, size: int, padding: float) -> mx.array:
 
 
 def _block_size(vocabulary: int, count: int) -> int:
-    """A power of two, because most vocabulary sizes are multiples of one.
+    """Return a power of two, because most vocabulary sizes are multiples of one.
 
     The work is smallest if there are as many blocks as tokens in the chosen blocks.
     """
@@ -52,7 +53,7 @@ def _block_size(vocabulary: int, count: int) -> int:
 
 
 def _first(logits: mx.array, ids: mx.array, count: int) -> mx.array:
-    """The ids of the `count` highest logits, in order."""
+    """Return the ids of the `count` highest logits, in order."""
     # Each integer key combines a logit and its id, and sorts like the pair. The bits of a float
     # sort like its value if all but the sign are inverted in negative numbers. Adding 0 turns -0
     # into 0.

@@ -137,7 +137,7 @@ class BatchSampler:
     def _changed(
         self, logits: mx.array, fed: mx.array, steps: Sequence[int], allowed: np.ndarray | None
     ) -> mx.array:
-        """The logits in float32, with bias, penalties and masks."""
+        """Return the logits in float32, with bias, penalties and masks."""
         logits = logits.astype(mx.float32)
         if self._penalties is not None:
             logits = self._penalties(logits, fed, steps)
@@ -232,8 +232,8 @@ def _draw(logits: mx.array, reach: int, columns: dict[str, mx.array]) -> list[mx
 def _drawn(weights: mx.array, of_blocks: mx.array, inside_blocks: mx.array) -> mx.array:
     """Sample one token per row by weight, [rows] uint32.
 
-    weights: [rows, vocabulary] float32, not all 0. of_blocks, inside_blocks: noise, [rows, blocks]
-    and [rows, 1, _BLOCK].
+    weights: [rows, vocabulary] float32, not all 0.
+    of_blocks, inside_blocks: noise, [rows, blocks] and [rows, 1, _BLOCK].
     """
     blocks = in_blocks(weights, _BLOCK, 0)
     block = mx.argmax(mx.log(mx.sum(blocks, axis=-1)) + of_blocks, axis=-1, keepdims=True)
@@ -243,7 +243,7 @@ def _drawn(weights: mx.array, of_blocks: mx.array, inside_blocks: mx.array) -> m
 
 
 def _draws(rows: Sequence[Sampling], vocabulary: int) -> list[tuple[Subset, _Draw]]:
-    """The sampled rows (temperature above 0), grouped by the reach of their filters."""
+    """Return the sampled rows (temperature above 0), grouped by the reach of their filters."""
     by_reach: dict[tuple[int, bool], dict[int, Sampling]] = {}
     for at, row in enumerate(rows):
         if row.temperature > 0:

@@ -18,11 +18,11 @@ class Subset:
         return bool(self.places)
 
     def of(self, values: mx.array) -> mx.array:
-        """The subset's rows of an array whose first axis is the batch."""
+        """Return the subset's rows of an array whose first axis is the batch."""
         return values if self._index is None else values[self._index]
 
     def put(self, values: mx.array, own: mx.array) -> mx.array:
-        """The array with the subset's rows replaced. `values` may be changed in place."""
+        """Return the array with the subset's rows replaced. `values` may be changed in place."""
         if self._index is None:
             return own
         values[self._index] = own

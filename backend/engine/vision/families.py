@@ -119,7 +119,7 @@ _USUAL = Family()
 
 
 def family_of(model_type: str) -> Family:
-    """How the family of a model type differs."""
+    """Return how the family of a model type differs."""
     return _FAMILIES.get(_module(model_type.lower()), _USUAL)
 
 
@@ -135,7 +135,7 @@ def why_not_seen(config: Mapping[str, Any]) -> str:
 
 
 def why_not_read(model_type: str) -> str:
-    """Why the language part of a family is not served alone, as a message; '' if it is."""
+    """Return why the language part of a family is not served alone, as a message; '' if it is."""
     why = _NOT_READ.get(_module(model_type.lower()))
     return f"models of type {shown(model_type)} are not served: {why}" if why else ""
 

@@ -48,7 +48,7 @@ class Features:
         return sum(array.nbytes for array in (self.embeddings, *self.deep, *self.by_token.values()))
 
     def part(self, start: int, stop: int) -> Features:
-        """The features of the tokens from `start` to `stop`."""
+        """Return the features of the tokens from `start` to `stop`."""
         if (start, stop) == (0, self.embeddings.shape[0]):
             return self
         visual, deep = self.visual, self.deep
@@ -68,12 +68,12 @@ def encode(model: MultimodalModel, item: MediaItem) -> Features:
 
 
 def of_text(model: MultimodalModel, tokens: Sequence[int]) -> Features:
-    """The embeddings of a piece of text."""
+    """Return the embeddings of a piece of text."""
     return _features(model, tokens, None, len(tokens))
 
 
 def width_of(model: MultimodalModel, item: MediaItem) -> int:
-    """How many embeddings the encoder returns for the one token that stands for an item."""
+    """Return how many embeddings the encoder returns for the one token that stands for an item."""
     tokens = item.encoded or item.whole
     embeddings: mx.array = outputs(model, tokens, item)["inputs_embeds"]
     return embeddings.shape[1] - len(tokens) + 1
@@ -128,7 +128,7 @@ class _OfMlx(np.ndarray):
 
 
 def frozen(value: Any) -> Any:
-    """A processor's output with its MLX arrays as NumPy arrays, bfloat16 as float32."""
+    """Return a processor's output with its MLX arrays as NumPy arrays, bfloat16 as float32."""
     if isinstance(value, mx.array):
         held = value.astype(mx.float32) if value.dtype == mx.bfloat16 else value
         return np.array(held).view(_OfMlx)
@@ -136,7 +136,7 @@ def frozen(value: Any) -> Any:
 
 
 def thawed(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """The reverse of `frozen`: all arrays as MLX arrays, except NumPy's own inside lists."""
+    """Return the reverse of `frozen`: all arrays as MLX arrays, except NumPy's own inside lists."""
 
     def one(value: Any, kind: Any) -> Any:
         if isinstance(value, list | tuple):

@@ -56,8 +56,8 @@ class Marker:
 class TemplateForm:
     """How the template accepts content.
 
-    lists: content must be a list of parts even if it is only text. markers: by kind of item; the
-    model cannot be sent items of a kind without a marker.
+    lists: content must be a list of parts even if it is only text.
+    markers: by kind of item; the model cannot be sent items of a kind without a marker.
     """
 
     lists: bool
@@ -123,7 +123,7 @@ def _rendered(render: Render, content: Any) -> str:
 
 
 def _inserted(plain: str, longer: str) -> str:
-    """The text inserted into `plain` to make `longer`; '' if it was not one insertion."""
+    """Return the text inserted into `plain` to make `longer`; '' if it was not one insertion."""
     if not plain or len(longer) <= len(plain):
         return ""
     start = common_prefix(plain, longer)

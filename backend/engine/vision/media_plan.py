@@ -79,7 +79,7 @@ class MediaPlan:
         self.key: tuple[int, ...] = tuple(key)
 
     def before(self, length: int) -> int:
-        """The longest prefix of at most `length` tokens that does not end inside an item."""
+        """Return the longest prefix of at most `length` tokens that does not end inside an item."""
         for span in self.spans:
             if span.start < length < span.stop:
                 return span.start
@@ -89,7 +89,7 @@ class MediaPlan:
 def spliced(
     tokens: Sequence[int], places: Sequence[tuple[int, int]], items: Sequence[MediaItem]
 ) -> tuple[list[int], list[Span]]:
-    """The prompt with each marker replaced by its item's tokens, and the items' spans.
+    """Return the prompt with each marker replaced by its item's tokens, and the items' spans.
 
     places: (start, stop) of the markers in `tokens`, ascending, one for each item.
     """
@@ -105,7 +105,7 @@ def spliced(
 
 
 def grown(length: int, places: Sequence[tuple[int, int]], items: Sequence[MediaItem]) -> int:
-    """The length that a prefix of `length` tokens has after `spliced`."""
+    """Return the length that a prefix of `length` tokens has after `spliced`."""
     before = zip(places, items, strict=True)
     return length + sum(
         len(item.tokens) - (stop - start) for (start, stop), item in before if stop <= length

@@ -55,7 +55,7 @@ class MediaReader:
         return None if plan is None else MediaPrefill(self, plan, tokens, positions)
 
     def features_of(self, span: Span) -> tuple[Features, bool]:
-        """The features of an item, and whether they had to be computed."""
+        """Return the features of an item, and whether they had to be computed."""
         known = self.features.find(span.item.digest)
         if known is not None:
             return known, False
@@ -124,7 +124,7 @@ class MediaPrefill:
         return sum(own.nbytes for own in self._features.values() if not remembered.holds(own))
 
     def uncut(self, start: int, end: int) -> int:
-        """Where a chunk to `end` must end instead, if a pass must not cut items."""
+        """Return where a chunk to `end` must end instead, if a pass must not cut items."""
         cut = next((span for span in self._plan.spans if span.start < end < span.stop), None)
         if cut is None or not self._reader.whole:
             return end

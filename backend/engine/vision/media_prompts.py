@@ -46,8 +46,8 @@ Shown = Sequence[MediaItem]  # the items of one attachment: a video may become s
 class MediaPrompts:
     """Puts the media of requests into the prompts of one loaded model.
 
-    around: the text that the processor writes before and after an item. token_markers: the tokens
-    of each kind's marker.
+    around: the text that the processor writes before and after an item.
+    token_markers: the tokens of each kind's marker.
     """
 
     place = PLACE  # the marker for an item in a raw prompt
@@ -89,7 +89,7 @@ class MediaPrompts:
         return self._family.bos_after_image
 
     def items(self, given: Attachments) -> list[Shown]:
-        """A request's media, decoded and prepared. Raises InvalidRequest."""
+        """Return a request's media, decoded and prepared. Raises InvalidRequest."""
         self._require_taken(IMAGE, len(given.images))
         self._require_taken(VIDEO, len(given.videos))
         self._require_taken(AUDIO, len(given.audios))
@@ -246,7 +246,7 @@ class MediaPrompts:
 def _positions(
     texts: Sequence[str], users: Sequence[int], given: Attachments
 ) -> list[tuple[int, ...]]:
-    """The position of each image, video and sound as `Attachments` describes it, in a tuple.
+    """Return the position of each image, video and sound as `Attachments` describes it, in a tuple.
 
     users: the indices of user messages. Raises InvalidRequest.
     """

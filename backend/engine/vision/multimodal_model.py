@@ -90,7 +90,7 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         return [*row, RowShift()] if self.shifts else row
 
     def embeddings(self, ids: mx.array, pixels: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
-        """What mlx-vlm gives its language part for [rows, tokens] ids, by name."""
+        """Return what mlx-vlm gives its language part for [rows, tokens] ids, by name."""
         embed = self.whole.get_input_embeddings
         found: dict[str, Any] = embed(ids, pixels, **_accepted(embed, rest)).to_dict()
         return found
@@ -137,11 +137,11 @@ class MultimodalModel(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn i
         return mx.moveaxis(positions, 0, -1) if self.family.axes_last else positions
 
     def axes_first(self, positions: mx.array) -> mx.array:
-        """The family's positions as [axes, rows, tokens]."""
+        """Return the family's positions as [axes, rows, tokens]."""
         return mx.moveaxis(positions, -1, 0) if self.family.axes_last else positions
 
     def given_by_token(self, tokens: mx.array) -> dict[str, mx.array]:
-        """What the language part must know of each token of an item, by its names."""
+        """Return what the language part must know of each token of an item, by its names."""
         if not self._kinds:
             return {}
         config = self.whole.config
@@ -173,7 +173,7 @@ class _OfChunk:
 
 
 def _following(layers: Sequence[Any], shifts: mx.array, tokens: int, axes: int) -> mx.array:
-    """The positions after the tokens in the caches, [axes, rows, tokens]."""
+    """Return the positions after the tokens in the caches, [axes, rows, tokens]."""
     offset = next(layer.offset for layer in layers if hasattr(layer, "offset"))
     first = (shifts + offset)[:, None]
     positions = first + mx.arange(tokens)[None]
@@ -199,7 +199,7 @@ def _of_mlx_lm(layer: Any) -> Any:
 
 @cache
 def _measured(kind: type) -> type:
-    """A class of recurrent states with the members that mlx-lm's caches have."""
+    """Return a class of recurrent states with the members that mlx-lm's caches have."""
 
     def size(layer: Any) -> int:
         arrays: Any = tree_flatten(layer.state)
@@ -209,7 +209,7 @@ def _measured(kind: type) -> type:
 
 
 def _accepted(call: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments among `given` that a function accepts."""
+    """Return the arguments among `given` that a function accepts."""
     parameters = inspect.signature(call).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(given)

@@ -25,7 +25,7 @@ _IMAGE, _VIDEO = 1, 2  # numbers of that family for the kinds of tokens
 def positions_of(
     model: MultimodalModel, tokens: Sequence[int], spans: Sequence[Span]
 ) -> np.ndarray:
-    """The positions of a prompt's tokens, [axes, tokens]; only for models with `shifts`."""
+    """Return the positions of a prompt's tokens, [axes, tokens]; only for models with `shifts`."""
     if model.model_type == _CANVAS:
         return _on_canvas(model.whole.config, tokens, spans)
     positions = np.empty((model.axes, len(tokens)), dtype=np.int32)

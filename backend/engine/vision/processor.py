@@ -213,7 +213,7 @@ class ItemProcessor:
     def fitted(
         self, items: Sequence[MediaItem], places: Sequence[tuple[int, int]]
     ) -> list[MediaItem]:
-        """A prompt's items in order, with what depends on the items before each of them.
+        """Return a prompt's items in order, with what depends on the items before each of them.
 
         Some families number the images, and some write one boundary where two images meet. An item
         that was prepared on its own has the number 0, and all boundaries. places: (start, stop) of
@@ -291,7 +291,7 @@ class ItemProcessor:
         )
 
     def _bos(self, tokens: Sequence[int], marker: str) -> int:
-        """How many BOS tokens the processor or its tokenizer wrote: 1 or 0."""
+        """Return how many BOS tokens the processor or its tokenizer wrote: 1 or 0."""
         text = getattr(self._tokenizer, "bos_token", None)
         begun = isinstance(text, str) and not marker.startswith(text)
         return int(begun and tokens[0] == self._tokenizer.bos_token_id)
@@ -337,7 +337,7 @@ def end_tokens(processor: Any) -> frozenset[int]:
 
 
 def kinds_of(processor: Any) -> list[str]:
-    """The kinds of items that the processor accepts, and can turn into features."""
+    """Return the kinds of items that the processor accepts, and can turn into features."""
     accepted = inspect.signature(getattr(processor, "process", processor)).parameters
     hears = any(
         getattr(processor, name, None) is not None

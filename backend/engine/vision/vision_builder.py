@@ -231,13 +231,13 @@ def _require_seen(reader: MediaReader, item: MediaItem, vocabulary: int) -> None
 
 
 def _around(prompts: PromptBuilder, item: MediaItem) -> tuple[str, str]:
-    """The text that the processor writes before and after the item."""
+    """Return the text that the processor writes before and after the item."""
     before, after = item.whole[item.bos : item.first], item.whole[item.first + item.count :]
     return prompts.detokenize(list(before)), prompts.detokenize(list(after))
 
 
 def _unused(prompts: PromptBuilder, control: Iterable[str]) -> str:
-    """A control string that no prompt contains unless we write it; '' if there is none."""
+    """Return a control string that no prompt contains unless we write it; '' if there is none."""
     turn = {"role": "assistant", "content": "Yes."}
     question = {"role": "user", "content": "No?"}
     rendered = _renderer(prompts)([question, turn, question])
@@ -245,7 +245,7 @@ def _unused(prompts: PromptBuilder, control: Iterable[str]) -> str:
 
 
 def _control_ids(prompts: PromptBuilder) -> dict[int, str]:
-    """The control strings by their tokens."""
+    """Return the control strings by their tokens."""
     tokens = ((prompts.tokenize(text), text) for text in prompts.control.tokens)
     return {ids[0]: text for ids, text in tokens if len(ids) == 1}
 
@@ -270,7 +270,7 @@ def _renderer(prompts: PromptBuilder) -> Callable[[Sequence[Any]], str]:
 
 
 def _of_family(model_type: str, kind: str) -> list[str]:
-    """The markers that mlx-vlm's processors may recognise in text for this family."""
+    """Return the markers that mlx-vlm's processors may recognise in text for this family."""
     plain = ["<audio>"] if kind == AUDIO else ["<image>\n", "<image-1>"]
     from mlx_vlm.prompt_utils import MessageFormatter
 
