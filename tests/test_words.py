@@ -121,7 +121,7 @@ def test_the_table_of_words_lists_what_this_test_refuses() -> None:
 
 # What a loop over one of these, or a parameter of such a type, has in hand.
 _COLLECTIONS = re.compile(
-    r"(^|[._])(sequences|requests|rows|entries|members|joining|running|waiting)\b"
+    r"(^|[._])(sequences|requests|rows|entries|members|joining|running|waiting|reports|messages|layers)\b"
 )
 _TYPES = re.compile(r"(Sequence|SequenceState|Request|Entry)$")
 

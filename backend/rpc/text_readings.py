@@ -136,8 +136,10 @@ async def rerank(
     result = pb.RerankResult(
         usage=pb.Usage(total_tokens=tokens, prompt_tokens=tokens),
         results=[
-            pb.DocumentResult(index=one.index, text=documents[one.index], relevance_score=one.score)
-            for one in ranked
+            pb.DocumentResult(
+                index=text.index, text=documents[text.index], relevance_score=text.score
+            )
+            for text in ranked
         ],
     )
     return result, sum(piece.cut for piece in pieces)

@@ -157,7 +157,7 @@ class Server:
             entry = self._entry(row, "assistant")
         self._prompts.pop(number, None)
         self._queue = deque(row for row in self._queue if row.number != number)
-        self._news = [one for one in self._news if one.sequence != number]
+        self._news = [news for news in self._news if news.sequence != number]
         self._leaving.append(Leave(number, entry))
 
     def _accept_new(self, now: float) -> list[Start]:

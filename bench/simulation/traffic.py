@@ -88,7 +88,7 @@ def conversations(seed: int, requests: int, load: float) -> list[Conversation]:
         for start, (kind, system, grouped) in zip(starts, made, strict=True)
         for turns in grouped
     ]
-    return sorted(chosen, key=lambda one: one.start)
+    return sorted(chosen, key=lambda chat: chat.start)
 
 
 def _turns(drawn: np.random.Generator, kind: Kind, system: int) -> list[list[Turn]]:

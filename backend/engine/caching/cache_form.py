@@ -52,8 +52,8 @@ def use_cache_kind(model: Any, kind: CacheKind) -> CacheKind:
 
     def quantized(bits: int) -> list[Any]:
         return [
-            QuantizedKV(kind.group_size, bits) if type(one) is LayerKV else copy.deepcopy(one)
-            for one in empty
+            QuantizedKV(kind.group_size, bits) if type(cache) is LayerKV else copy.deepcopy(cache)
+            for cache in empty
         ]
 
     try:

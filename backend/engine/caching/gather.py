@@ -66,7 +66,9 @@ def taken(member: Member) -> Any:
     if keeps_state(layer):
         alone: Any = type(layer)(len(layer.cache))
         rows = slice(row, row + 1)
-        alone.cache = [None if one is None else mx.contiguous(one[rows]) for one in layer.cache]
+        alone.cache = [
+            None if state is None else mx.contiguous(state[rows]) for state in layer.cache
+        ]
         return alone
     return layer.taken(row) if can_gather(layer) else _compact(layer)
 

@@ -365,7 +365,9 @@ class BatchCache:
         """Copy recurrent states, because some are views that keep a whole pass's results alive."""
         for leaf in leaves(self._layers):
             if keeps_state(leaf):
-                leaf.cache = [None if one is None else mx.contiguous(one) for one in leaf.cache]
+                leaf.cache = [
+                    None if state is None else mx.contiguous(state) for state in leaf.cache
+                ]
 
     def marker(self, snapshots: Sequence[Snapshot] = ()) -> mx.array:
         """A small array that is computed once the KV and these snapshots are.
@@ -377,7 +379,7 @@ class BatchCache:
             leaf.arrays if isinstance(leaf, LayerKV) else getattr(leaf, "keys", leaf.state)
             for leaf in leaves(self._layers)
         ]
-        kept = [layer.state for one in snapshots for layer in one if layer is not None]
+        kept = [layer.state for snapshot in snapshots for layer in snapshot if layer is not None]
         found: Any = tree_flatten([kept, buffers])
         arrays = [array for _, array in found if array is not None]
         latest = arrays[-1]

@@ -90,7 +90,7 @@ def with_dense(own: Any, layers: Sequence[DenseLayer], path: Path) -> Any:
 
     def begin(model: Any, config: Any) -> None:
         own.__init__(model, config)
-        model.dense = [Linear(one.inputs, one.outputs, one.bias) for one in layers]
+        model.dense = [Linear(layer.inputs, layer.outputs, layer.bias) for layer in layers]
 
     def sanitize(model: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         found, rest = {}, {}
@@ -119,4 +119,4 @@ def applied(layers: Sequence[DenseLayer], model: Any) -> list[Callable[[mx.array
         return lambda vectors: activation(matrix(vectors))
 
     named = [_ACTIVATIONS[layer.activation] for layer in layers]
-    return [call(*one) for one in zip(model.dense if layers else (), named, strict=True)]
+    return [call(*pair) for pair in zip(model.dense if layers else (), named, strict=True)]

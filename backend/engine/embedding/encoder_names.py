@@ -23,7 +23,7 @@ _LEAVES = {"gamma": "weight", "beta": "bias"}  # of norms, in files of earlier v
 
 
 def _by_name(names: Mapping[str, str]) -> Mapping[str, str]:
-    return {one: own for own, listed in names.items() for one in listed.split()}
+    return {name: own for own, listed in names.items() for name in listed.split()}
 
 
 # The network's layers → their names in checkpoints, without what `_PREFIX` and `_LAYER` match.

@@ -90,7 +90,7 @@ class LabelReader:
         ids = [[*self.before, *row.ids[part.first : part.last], *self.after] for part in parts]
         return LabelledText(
             text=text,
-            pieces=[Piece(one, [0] * len(one)) for one in ids],
+            pieces=[Piece(tokens, [0] * len(tokens)) for tokens in ids],
             windows=parts,
             offsets=list(row.offsets),
             words=list(row.word_ids),

@@ -88,7 +88,7 @@ def open_of_vlm(
     from mlx_vlm.encoder_loader import load_encoder_model
 
     network = importlib.import_module(f"mlx_vlm.models.{module}")
-    known = frozenset(one.name for one in fields(network.ModelConfig))
+    known = frozenset(field.name for field in fields(network.ModelConfig))
     read = {**config, **earlier_fields(config, known)}
     read.pop("model_file", None)  # names code in the checkpoint, which mlx-vlm would run
     if labels := labels_of(config):

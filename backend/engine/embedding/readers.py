@@ -179,5 +179,5 @@ class PairReader:
     def answer(self, encoded: Encoded, top_n: int) -> list[Ranked]:
         """The documents by score, equal ones in the order of the request. top_n: 0 means all."""
         ranked = [Ranked(index, float(score)) for index, score in enumerate(encoded.outputs)]
-        ranked.sort(key=lambda one: -one.score)
+        ranked.sort(key=lambda result: -result.score)
         return ranked[:top_n] if top_n else ranked

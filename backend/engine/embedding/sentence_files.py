@@ -88,8 +88,8 @@ class SentenceFiles:
         if not isinstance(modules, list):
             return None
         return [
-            (str(one.get("type", "")).rpartition(".")[2], Path(str(one.get("path", ""))).name)
-            for one in modules
+            (str(module.get("type", "")).rpartition(".")[2], Path(str(module.get("path", ""))).name)
+            for module in modules
         ]
 
     @property

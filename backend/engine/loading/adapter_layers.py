@@ -106,7 +106,7 @@ def _own_paths(model: Any, path: str, modules: Collection[str]) -> Sequence[str]
         return own
     inner = _OUTER.sub("", path)
     paths = [path, *(f"{outer}{inner}" for outer in ("", "model.", "language_model.model."))]
-    return [next((one for one in paths if one in modules), path)]
+    return [next((candidate for candidate in paths if candidate in modules), path)]
 
 
 def _divided(whole: Mapping[str, mx.array], count: int) -> list[dict[str, mx.array]]:

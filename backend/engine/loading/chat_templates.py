@@ -83,7 +83,7 @@ def _template_of_processor(path: Path) -> Any:
     found = (_object_in(path / name).get("chat_template") for name in _OF_PROCESSORS)
     template = next(filter(None, found), None)
     if isinstance(template, list):
-        return {one["name"]: one["template"] for one in template}
+        return {named["name"]: named["template"] for named in template}
     return template
 
 

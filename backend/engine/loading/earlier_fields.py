@@ -114,9 +114,9 @@ def _of_layers(config: Mapping[str, Any], known: Collection[str]) -> dict[str, A
         own = [layers.get(str(at)) or {} for at, one in enumerate(kinds) if one == kind]
         # A kind without values of its own has those of the other layers.
         usual_too = {name for of_kind, name in _OF_KIND if of_kind == kind and name in config}
-        for name in sorted({name for one in own for name in one} | usual_too):
+        for name in sorted({name for fields in own for name in fields} | usual_too):
             usual = config.get(name)
-            first, *others = (one.get(name, usual) for one in own)
+            first, *others = (fields.get(name, usual) for fields in own)
             same, earlier = all(other == first for other in others), _OF_KIND.get((kind, name), "")
             if same and earlier in known:
                 found[earlier] = first

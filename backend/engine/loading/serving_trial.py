@@ -100,7 +100,7 @@ class _Answer:
 
     @property
     def tokens(self) -> tuple[int, ...]:
-        return tuple(one.token for one in self.logprobs)
+        return tuple(token.token for token in self.logprobs)
 
     @property
     def complete(self) -> bool:
@@ -162,7 +162,9 @@ class ServingTrial:
 
     def _run(self, model: EngineModel) -> Stages[Verdict]:
         talks = yield from self._converse(model, self._rows(1))
-        self._answered = [(*one.prompt, *one.tokens) for answers in talks for one in answers]
+        self._answered = [
+            (*answer.prompt, *answer.tokens) for answers in talks for answer in answers
+        ]
         if (yield from self._all_right(talks, wrong=0)):
             return self._tried(talks)
         fault, rows = self._fault, self._rows(_SECOND_LOOK)
@@ -255,11 +257,13 @@ class ServingTrial:
         """List which answers equal those of a reference forward pass over the conversation."""
         if any(answer.failed for answer in answers):
             return [not answer.failed for answer in answers]
-        sampled = [one for answer in answers for one in answer.logprobs]
+        sampled = [sample for answer in answers for sample in answer.logprobs]
         if not sampled:
             return [True] * len(answers)
         expected, rounding, allowed = self._expected(answers)
-        values = mx.array([[one.logprob, *(value for _, value in one.top)] for one in sampled])
+        values = mx.array(
+            [[sample.logprob, *(value for _, value in sample.top)] for sample in sampled]
+        )
         error = mx.abs(values - expected).max(axis=1)
         if bool((error <= rounding).all().item()):  # saves the pass that `allowed` needs
             return [True] * len(answers)
@@ -322,8 +326,8 @@ class ServingTrial:
         Also returns how much of them is rounding, and whether they were computed in float32.
         """
         places = [len(one.prompt) - 1 + at for one in answers for at in range(len(one.logprobs))]
-        sampled = [one for answer in answers for one in answer.logprobs]
-        ids = mx.array([[one.token, *(token for token, _ in one.top)] for one in sampled])
+        sampled = [sample for answer in answers for sample in answer.logprobs]
+        ids = mx.array([[sample.token, *(token for token, _ in sample.top)] for sample in sampled])
         first = answers[0]
         logits = self._plain(tokens, first.item, len(first.prompt))[mx.array(places)]
         own = logits.astype(mx.float32)
@@ -347,7 +351,7 @@ class ServingTrial:
 
 
 def _complete(talks: Sequence[Sequence[_Answer]]) -> bool:
-    return all(one.complete for answers in talks for one in answers)
+    return all(answer.complete for answers in talks for answer in answers)
 
 
 class _Conversation:
@@ -455,7 +459,7 @@ class _Recalling:
         self._words = words
 
     def propose(self, asked: Sequence[GuessRequest]) -> list[list[int] | None]:
-        return [self._guesses(tuple(one.tokens), one.most) for one in asked]
+        return [self._guesses(tuple(request.tokens), request.most) for request in asked]
 
     def forget(self, sequences: Collection[int]) -> None:
         """Do nothing: the texts stay known."""

@@ -21,7 +21,7 @@ Message = dict[str, Any]
 def settled_messages(messages: Iterable[Mapping[str, Any]], version: int) -> list[Message]:
     """The messages in the form that the template expects."""
     settled: list[Message] = []
-    for role, group in itertools.groupby(messages, lambda one: one.get("role")):
+    for role, group in itertools.groupby(messages, lambda message: message.get("role")):
         together = list(group)
         if role == "user":
             settled.append({"role": role, "content": _content(together)})
@@ -31,15 +31,15 @@ def settled_messages(messages: Iterable[Mapping[str, Any]], version: int) -> lis
             calls = settled[-1].get("tool_calls") if settled else None
             settled += _results(together, calls or (), version)
         elif version >= _SEVENTH:
-            settled += [{**one, "content": _content([one])} for one in together]
+            settled += [{**message, "content": _content([message])} for message in together]
         else:
             settled += map(dict, together)
     if version >= _SEVENTH:
         return settled
-    system = [one for one in settled if one.get("role") in ("system", "developer")]
-    texts = [text for one in system if (text := _content([one]))]
+    system = [message for message in settled if message.get("role") in ("system", "developer")]
+    texts = [text for message in system if (text := _content([message]))]
     first = [{"role": "system", "content": _APART.join(map(str, texts))}] if texts else []
-    return [*first, *(one for one in settled if one not in system)]
+    return [*first, *(message for message in settled if message not in system)]
 
 
 def settled_tools(tools: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:

@@ -134,11 +134,11 @@ def measure(
                 "shard": asdict(loaded.shard) | {"bytes": loaded.weights_bytes},
             }
             reports = member.agree(own)
-            room = min(one["room"] for one in reports)
-            shards = tuple(one["shard"] for one in reports)
-            together = all(one["together"] for one in reports)
-            cost = _largest_cost([_cost_of(one["cost"]) for one in reports])
-            passes = _largest_pass([PassCost(**one["passes"]) for one in reports])
+            room = min(report["room"] for report in reports)
+            shards = tuple(report["shard"] for report in reports)
+            together = all(report["together"] for report in reports)
+            cost = _largest_cost([_cost_of(report["cost"]) for report in reports])
+            passes = _largest_pass([PassCost(**report["passes"]) for report in reports])
         return Traits(
             vocabulary,
             head,
@@ -202,7 +202,7 @@ def _figures(model: Any, form: _Form, *, hurried: bool) -> Stages[_Figures]:
 
 
 def _agreed(reports: Sequence[Value]) -> _Form:
-    forms = [_Form(**one) for one in reports]
+    forms = [_Form(**report) for report in reports]
     return _Form(
         all(form.batches for form in forms),
         all(form.trims for form in forms),
@@ -218,10 +218,12 @@ def _cost_of(value: Value) -> CacheCost:
 
 def _largest_cost(costs: Sequence[CacheCost]) -> CacheCost:
     """A cost that is at least that of a row on any rank."""
-    windowed = max((one.windowed for one in costs), key=lambda all_: sum(s * m for s, m in all_))
-    return CacheCost(max(one.per_token for one in costs), max(one.fixed for one in costs), windowed)
+    windowed = max((cost.windowed for cost in costs), key=lambda all_: sum(s * m for s, m in all_))
+    return CacheCost(
+        max(cost.per_token for cost in costs), max(cost.fixed for cost in costs), windowed
+    )
 
 
 def _largest_pass(passes: Sequence[PassCost]) -> PassCost:
-    figures = [asdict(one) for one in passes]
-    return PassCost(**{name: max(one[name] for one in figures) for name in figures[0]})
+    figures = [asdict(cost) for cost in passes]
+    return PassCost(**{name: max(row[name] for row in figures) for name in figures[0]})

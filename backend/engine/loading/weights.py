@@ -173,7 +173,7 @@ def _load(
     if member is not None:
         way = way_of(model, checkpoint.name, settings.parallelism, member.place)
         if way == "pipeline":
-            memories = [one["memory"] for one in reports]
+            memories = [report["memory"] for report in reports]
             shard = keep_layers(model, checkpoint.name, member.place, memories)
     if adapters:
         from backend.engine.loading.adapter_layers import apply_adapters
@@ -255,12 +255,12 @@ def _of_text(arguments: Any, part: dict[str, Any]) -> Any:
                 return found
     if part.get("model_type") in model_types():
         return _get_classes(part)[1]
-    texts = [one.ModelArgs for one in vars(module).values() if hasattr(one, "ModelArgs")]
+    texts = [value.ModelArgs for value in vars(module).values() if hasattr(value, "ModelArgs")]
     return texts[0] if len(texts) == 1 else None
 
 
 def _names(arguments: Any) -> frozenset[str]:
-    return frozenset(one.name for one in (fields(arguments) if is_dataclass(arguments) else ()))
+    return frozenset(field.name for field in (fields(arguments) if is_dataclass(arguments) else ()))
 
 
 def cast(model: Any, name: str) -> None:
