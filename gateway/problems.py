@@ -22,7 +22,9 @@ _ALTERNATIVE = re.compile(
 )
 _EXPECTED = "Input should be "
 _WORDS = {
-    **dict.fromkeys(("model_type", "dict_type"), "Input should be an object"),
+    **dict.fromkeys(
+        ("model_type", "model_attributes_type", "dict_type"), "Input should be an object"
+    ),
     "list_type": "Input should be a list",
     "string_type": "Input should be a string",
     "int_type": "Input should be an integer",

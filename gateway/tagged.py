@@ -7,7 +7,7 @@ body (messages[0].content[1].text) and the message is about the kind that was se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -143,6 +143,8 @@ class TextAs:
         """pydantic's hook for annotations; `source` is the annotated list."""
 
         def expand(value: Any) -> Any:
+            if not isinstance(value, Sequence):
+                raise PydanticCustomError("blocks_type", "Input should be a string or a list")
             return [self.block(value)] if isinstance(value, str) else value
 
         blocks: Any = Annotated[source, Field(max_length=MOST_ENTRIES)]

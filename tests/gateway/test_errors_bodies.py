@@ -50,6 +50,25 @@ def refusal(gateway: GatewayProcess, body: bytes | str, path: str = "/v1/embeddi
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v1/chat/completions", {"messages": [5]}, "messages[0] should be an object"),
+        ("/v1/responses", {"input": 5}, "input should be a string or a list"),
+        (
+            "/v1/messages",
+            {"max_tokens": 9, "messages": [{"role": "user", "content": 5}]},
+            "messages[0].content should be a string or a list",
+        ),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_told_all_types(
+    gateway: GatewayProcess, path: str, body: dict[str, Any], message: str
+) -> None:
+    answer = gateway.client.post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
+
+
+@pytest.mark.parametrize(
     ("method", "path", "param"),
     [("GET", "/v1/%0eTokens%0f", None), ("POST", "/v1/chat/completions", "messages[0].content[0]")],
 )
