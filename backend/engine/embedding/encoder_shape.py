@@ -321,6 +321,8 @@ def shape_of(name: str, config: Mapping[str, Any]) -> Shape:
             if key in config or (key and field_ in _NEEDED):
                 found[field_] = float(config[key]) if field_ in _REAL else int(config[key])
         shape = Shape(**found | family.complete(name, config, found))
+        if shape.longest < 1:
+            raise ValueError(f"{family.names.get('longest', _NEEDED['longest'])} is too small")
         fits = shape.hidden % shape.heads == 0 and shape.hidden // shape.heads % 2 == 0
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         said = f"has no {error}" if isinstance(error, KeyError) else f"has a wrong value ({error})"

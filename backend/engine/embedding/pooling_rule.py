@@ -118,7 +118,7 @@ def _mode(files: SentenceFiles, folder: str) -> Mode | None:
         chosen = [mode for flag, mode in _FLAGS.items() if stated.get(flag)]
     else:
         names = named if isinstance(named, list) else [named]
-        unknown = [word for word in names if word not in _NAMES]
+        unknown = [word for word in names if not isinstance(word, str) or word not in _NAMES]
         if unknown:
             raise files.rejected(f"its pooling {shown(unknown[0])} is not supported")
         chosen = [_NAMES[word] for word in names]

@@ -83,10 +83,15 @@ class SentenceFiles:
 
     @property
     def steps(self) -> list[tuple[str, str]] | None:
-        """The kind and the folder of each step of modules.json; None without it."""
+        """The kind and the folder of each step of modules.json; None without it.
+
+        Raises ModelRejected.
+        """
         modules = self.value("modules.json")
         if not isinstance(modules, list):
             return None
+        if not all(isinstance(one, dict) for one in modules):
+            raise self.rejected("its modules.json is not a list of objects")
         return [
             (str(module.get("type", "")).rpartition(".")[2], Path(str(module.get("path", ""))).name)
             for module in modules
@@ -107,7 +112,7 @@ def prompts_of(files: SentenceFiles, settings: Settings) -> Prompts:
     if settings.prompt_name and settings.prompt_name not in named:
         raise InvalidRequest(unknown_prompt(settings.prompt_name, named))
     default = settings.prompt_name or stated.get("default_prompt_name")
-    if default is not None and default not in named:
+    if default is not None and (not isinstance(default, str) or default not in named):
         raise files.rejected(
             f"default_prompt_name in its {_STATED} is {shown(default)}, which is not among its"
             " prompts"

@@ -307,6 +307,8 @@ _CASES: list[tuple[str, dict[str, Any], str]] = [
     ("gte_multilingual", {"num_attention_heads": 0}, "config.json has a wrong value"),
     ("gte_multilingual", {"rope_scaling": "ntk"}, "config.json has a wrong value"),
     ("nomic_v15", {"n_positions": float("inf")}, "config.json has a wrong value"),
+    ("nomic_v15", {"n_positions": -1}, r"a wrong value \(n_positions is too small\)"),
+    ("jina_v3", {"max_position_embeddings": 1}, r"\(max_position_embeddings is too small\)"),
     ("gte_multilingual", {"rope_scaling": {"type": "ntk"}}, "config.json has no 'factor'"),
     ("jina_reranker", {"num_labels": 3}, "it classifies texts into 3 classes"),
     ("nomic_v15", {"prenorm": True}, "its prenorm is True, .* nomic-embed-text-v1.5"),

@@ -24,7 +24,11 @@ from backend.engine.embedding.label_reader import LabelReader, windows
 from backend.engine.embedding.pooling_rule import Mode, PoolingRule, pooling_of_checkpoint
 from backend.engine.embedding.readers import Limits, PairReader, TextReader
 from backend.engine.embedding.row_encoding import id_encoder, pair_encoder, text_encoder
-from backend.engine.embedding.sentence_files import SentenceFiles, sequence_limit
+from backend.engine.embedding.sentence_files import (
+    SentenceFiles,
+    prompts_of,
+    sequence_limit,
+)
 from backend.engine.embedding.vectors import padded, pool
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.settings import Settings
@@ -114,6 +118,7 @@ def test_offsets_count_bytes(tokens: list[str]) -> None:
 
 
 ROWS = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=9), min_size=1, max_size=5)
+CONFIG = {"model_type": "bert"}
 MODES: tuple[Mode, ...] = ("cls", "mean", "max", "last", "weighted_mean", "mean_sqrt_len")
 
 
@@ -171,6 +176,23 @@ def test_pooling_is_read_from_the_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "modules.json").unlink()
     rule = pooling_of_checkpoint(SentenceFiles(tmp_path, "m"), {"model_type": "bert"}, Settings())
     assert rule == PoolingRule("mean", True)
+
+
+@pytest.mark.parametrize(
+    ("file", "stated", "sentence"),
+    [
+        ("modules.json", ["x"], "its modules.json is not a list of objects"),
+        ("modules.json", [None], "its modules.json is not a list of objects"),
+        ("config_sentence_transformers.json", {"default_prompt_name": ["a"]}, "is not among its"),
+        ("1_Pooling/config.json", {"pooling_mode": [["mean"]]}, r"its pooling \['mean'\] is not"),
+    ],
+)
+def test_malformed_files_are_named(file: str, stated: Any, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(json.dumps(stated))
+    files = SentenceFiles(tmp_path, "m")
+    with pytest.raises(ModelRejected, match=sentence):
+        (prompts_of(files, Settings()), pooling_of_checkpoint(files, CONFIG, Settings()))
 
 
 def test_maximum_length_of_a_checkpoint(tmp_path: Path) -> None:
