@@ -37,7 +37,8 @@ _MOST_ITEMS = 1 << 17
 _MOST_SOURCE = 1 << 20  # characters of the template itself
 _DEEPEST = 100  # generators that read from one another in a chain: CPython crashes on long ones
 _AT_ONCE = 64  # iterations between two looks at the clock, and additions between two checks
-_WIDTH = re.compile(r"\d{5}")  # a format string with such a width could write gigabytes
+# A format string with such a width, or one among its arguments, could write gigabytes.
+_WIDTH = re.compile(r"\d{5}|(?:^|[^%])(?:%%)*%[-+ #.\d]*\*")
 _GROWS = "it makes values that are too large"
 _UNITS = {str: 1, Markup: 1, Undefined: 0} | dict.fromkeys((list, tuple, dict, range), _ITEM)
 # Filters and methods whose result may be far larger than their arguments.

@@ -35,7 +35,7 @@ TEMPLATES = [
     "{{ range(3) | list }}{{ nothing }}{{ true }}{{ none }}{{ 1.0 }}",
     "{{ messages | selectattr('role', 'equalto', 'user') | list }}{{ {'a': [1]} | string }}",
     "{{ messages[0] | dictsort }}{{ messages | groupby('role') | list }}",
-    "{{ 'a-b'.split('-') }}",
+    "{{ 'a-b'.split('-') }}{{ '**%d** 5%% *' % 12345678 }}",
     "{{ nothing | select | list }}{{ none | map('upper') | list }}{{ {} | reject | list }}",
     "{% filter upper %}abc{% endfilter %}{% set x %}block{{ 1 }}{% endset %}{{ x }}",
     "{% set x = range(5) | select %}{{ x | first }}{{ x | join('-') }}{{ x | list }}",
@@ -81,6 +81,8 @@ COSTLY = {
     + "{% endfor %}{% endmacro %}"
     "{{ m() | length }}",
     "width": "{{ '%9999999999d' % 1 }}",
+    "given-width": "{{ '%*d' % (10 ** 15, 1) }}",
+    "given-precision": "{{ '%.*f' % (10 ** 15, 1) }}",
     "format": "{{ '{:9999999999}'.format(1) }}",
     "filter-format": "{{ '%9999999999d' | format(1) }}",
     "replace": "{{ ('a' * 99999).replace('', 'b' * 99999) }}",
