@@ -315,6 +315,10 @@ class BatchCache:
             self._become([*((self._layers, row) for row in self._rows), *joining], rows=self.rows)
             return list(range(count))
         if joining or not self._settled:
+            if empty := set(range(self._width)).difference(rows):
+                for leaf in leaves(self._layers):
+                    if isinstance(leaf, LayerKV):
+                        leaf.abandon(empty, self._rows[0])
             members: list[Member] = [(self._layers, row) for row in range(width)]
             for row, member in zip(rows[len(self) :], joining, strict=True):
                 members[row] = member

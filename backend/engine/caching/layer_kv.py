@@ -11,7 +11,7 @@ attributes (`offset`, `_idx`, `keys`, `bits`), not by its class.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Self
 
 import mlx.core as mx
@@ -100,6 +100,15 @@ class LayerKV:
         new = copy.copy(self)
         new.lengths = shared_numbers(tuple(lengths))
         return new
+
+    def abandon(self, rows: Collection[int], like: int) -> None:
+        """Give rows that no sequence needs the length of row `like`.
+
+        A longer sequence that was in such a row would keep the buffers large, and need a mask.
+        """
+        self.parts = self.parts  # lengths only change when tokens of the latest pass are in place
+        numbers = (like if row in rows else row for row in range(len(self.lengths)))
+        self.lengths = shared_numbers(tuple(self.lengths[row] for row in numbers))
 
     def taken(self, row: int) -> Self:
         """A copy of one sequence, in buffers that are no larger than its KV."""

@@ -519,6 +519,22 @@ def test_a_row_that_was_left_does_not_change_the_others(kind: str) -> None:
         assert mx.allclose(after[row], alone, atol=1e-3)
 
 
+@pytest.mark.parametrize("kind", [*GROWING, "window"])
+def test_a_row_that_a_longer_sequence_has_left_needs_no_columns(kind: str) -> None:
+    model = kv_model(kind)
+    batch = kv.BatchCache([_filled(kind, length) for length in (20, 600, 20, 20)])
+    batch.rows, batch.gaps = 5, True
+    batch.arrange()
+    batch.leave([1])
+    batch.arrange()
+    assert batch.pass_rows == ([0, 0, 1, 2], [0, 2, 3])
+    assert kv.nbytes(batch.layers) <= 5 * kv.nbytes(_filled(kind, 20))
+    assert all(mask is None for mask in _masks(batch, 1))
+    logits = model(mx.array([[5]] * 4), cache=batch.layers)
+    alone = model(mx.array([[5]]), cache=_filled(kind, 20))
+    assert mx.allclose(logits[mx.array([0, 2, 3])], alone, atol=1e-3)
+
+
 def test_a_longer_sequence_gets_larger_buffers() -> None:
     batch = kv.BatchCache([_filled("attention", 300), _filled("attention", 9)])
     batch.rows = 2
