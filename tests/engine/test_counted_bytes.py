@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from backend.engine.device import release_memory
 from tests.engine.kv_models import kv_model
 from tests.engine.random_models import VOCABULARY
 from tests.engine.rounds import MIB, Rounds, engine_model
@@ -35,6 +36,7 @@ def _held_and_counted(kind: str, cache_bytes: int) -> tuple[int, int]:
     """Bytes that MLX holds beside the model, and bytes that the planner counts."""
     dice = random.Random(7)
     rounds = Rounds(engine_model(kv_model(kind), prompt_cache_bytes=cache_bytes))
+    release_memory()  # of other tests
     gc.collect()
     before = mx.get_active_memory()
     prompts = [[dice.randrange(1, VOCABULARY) for _ in range(40)]]
