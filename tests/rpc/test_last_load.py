@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 
@@ -18,6 +19,9 @@ from backend.rpc.servicer import Servicer
 from tests.rpc.fake_engine import FACTS, FakeEngine
 from tests.tasks import begun
 from wire import backend_pb2 as pb
+
+# The context of a call that is made without a socket.
+CONTEXT: Any = SimpleNamespace(set_trailing_metadata=lambda _: None)
 
 
 class DroppingEngine(FakeEngine):
@@ -55,7 +59,7 @@ def test_ranks_load_again_what_was_served(
     servicer = Servicer(engine, Identity(), last_load)
 
     async def load(model: str) -> None:
-        await servicer.LoadModel(pb.ModelOptions(Model=model), None)  # type: ignore[arg-type]
+        await servicer.LoadModel(pb.ModelOptions(Model=model), CONTEXT)
 
     asyncio.run(load("first"))
     engine.served, engine.load_fault = served, fault
@@ -90,7 +94,7 @@ async def test_a_load_that_fails_after_another_is_not_remembered(tmp_path: Path)
     engine, last_load = WaitingEngine(), LastLoad({FILE: str(tmp_path / "last_load")})
     servicer = Servicer(engine, Identity(), last_load)
     loads = [
-        await begun(servicer.LoadModel(pb.ModelOptions(Model=name), None))  # type: ignore[arg-type]
+        await begun(servicer.LoadModel(pb.ModelOptions(Model=name), CONTEXT))
         for name in ("good", "bad")
     ]
     engine.may_end.set()
@@ -105,8 +109,8 @@ async def test_a_load_that_fails_after_another_is_not_remembered(tmp_path: Path)
 async def test_a_model_that_is_freed_while_it_is_loaded_is_not_remembered(tmp_path: Path) -> None:
     engine, last_load = WaitingEngine(), LastLoad({FILE: str(tmp_path / "last_load")})
     servicer = Servicer(engine, Identity(), last_load)
-    load = await begun(servicer.LoadModel(pb.ModelOptions(Model="good"), None))  # type: ignore[arg-type]
-    free = await begun(servicer.Free(pb.HealthMessage(), None))  # type: ignore[arg-type]
+    load = await begun(servicer.LoadModel(pb.ModelOptions(Model="good"), CONTEXT))
+    free = await begun(servicer.Free(pb.HealthMessage(), CONTEXT))
     engine.may_end.set()
     await asyncio.wait([load, free])
     assert engine.loaded is None
@@ -120,7 +124,7 @@ def test_a_load_succeeds_although_it_cannot_be_stored(tmp_path: Path) -> None:
     servicer = Servicer(FakeEngine(None), Identity(), last_load)
 
     async def load() -> pb.Result:
-        return await servicer.LoadModel(pb.ModelOptions(Model="m"), None)  # type: ignore[arg-type]
+        return await servicer.LoadModel(pb.ModelOptions(Model="m"), CONTEXT)
 
     assert asyncio.run(load()).success
     stored = last_load.request()
