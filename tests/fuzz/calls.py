@@ -50,7 +50,7 @@ class _Context:
     async def abort(self, code: grpc.StatusCode, sentence: str, trailers: Any = ()) -> None:
         assert code is not grpc.StatusCode.INTERNAL, sentence
         assert sentence
-        assert all(value.isascii() for _, value in trailers)
+        assert all(key.endswith("-bin") or value.isascii() for key, value in trailers)
         raise Refused
 
     async def write(self, reply: Any) -> None:
