@@ -77,7 +77,7 @@ def test_the_parts_of_status_equal_what_mlx_holds(kind: str) -> None:
 
 def _latest_windows(rounds: Rounds) -> int:
     return sum(
-        kv.snapshot_bytes(kept, latest=True)
+        kv.snapshot_bytes(kept, shared=True)
         for one in rounds.scheduler.executor.sequences.values()
         for at, kept in one.snapshots.items()
         if at == len(one.history)

@@ -92,11 +92,11 @@ def states(kept: Snapshot) -> list[Any]:
     return [layer.state for layer in kept if layer is not None]
 
 
-def snapshot_bytes(kept: Snapshot, *, latest: bool = False) -> int:
-    """Bytes of a snapshot. latest: whether it is its row's latest, which shares its states."""
+def snapshot_bytes(kept: Snapshot, *, shared: bool = False) -> int:
+    """Bytes of a snapshot. shared: whether its recurrent states are still those of its row."""
     layers = [layer for layer in kept if layer is not None]
-    shared = [leaf for leaf in leaves(layers) if keeps_state(leaf)] if latest else []
-    return nbytes(layers) - nbytes(shared)
+    states = [leaf for leaf in leaves(layers) if keeps_state(leaf)] if shared else []
+    return nbytes(layers) - nbytes(states)
 
 
 def rewind(cache: RowCache, tokens: int, kept: Snapshot | None) -> bool:
@@ -251,6 +251,11 @@ class BatchCache:
                     leaf.cache = _mixed(whole, leaf.cache, earlier)
         self._drop(self._layers, [max(counts) - count for count in kept])
         return [kept[row] for row in self._rows]
+
+    @property
+    def alone(self) -> bool:
+        """Whether the layers have a single row, which may share arrays with a snapshot of it."""
+        return self._width == 1
 
     @property
     def settled(self) -> bool:

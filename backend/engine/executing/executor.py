@@ -78,8 +78,9 @@ class Executor:
         nbytes = sum(rows.cache.nbytes for rows in self._rows())
         for sequence in self.sequences.values():
             nbytes += sequence.scoring.nbytes if sequence.scoring is not None else 0
+            alone = sequence.rows is not None and sequence.rows.cache.alone
             nbytes += sum(
-                kv.snapshot_bytes(kept, latest=at == len(sequence.history))
+                kv.snapshot_bytes(kept, shared=alone and at == len(sequence.history))
                 for at, kept in sequence.snapshots.items()
                 if not self._entries.has_snapshot(kept)
             )
