@@ -170,7 +170,7 @@ def test_a_stream_continues_while_another_model_is_loaded(bare: Backend) -> None
     with ThreadPoolExecutor() as reader:
         reading = reader.submit(lambda: lengths.extend(len(reply.message) for reply in stream))
         before = len(lengths)
-        bare.load(vision)
+        bare.load(vision, Options=["load_trial:true"])  # as long a load as there is
         with pytest.raises(grpc.RpcError) as ended:
             reading.result(WAIT)
     assert ended.value.code() is grpc.StatusCode.CANCELLED
