@@ -75,6 +75,27 @@ def test_the_parts_of_status_equal_what_mlx_holds(kind: str) -> None:
     assert not rounds.faults
 
 
+@pytest.mark.usefixtures("exact_buffers")
+def test_a_snapshot_counts_once_its_row_has_joined_others() -> None:
+    """Prompts that share their passes end together, so their snapshots no longer share arrays."""
+    model = kv_model("state space", **WIDE["state space"])
+    mx.eval(model.parameters())
+    gc.collect()
+    mx.synchronize()
+    before = mx.get_active_memory()
+    rounds = Rounds(engine_model(model))
+    for ticket in range(4):
+        rounds.submit(ticket, words(40, ticket), 20, ignore_eos=True)
+    most = 0
+    while rounds.scheduler.busy:
+        rounds.step()
+        mx.synchronize()
+        counted = sum(rounds.scheduler.memory().values())
+        assert mx.get_active_memory() - before <= 1.05 * counted
+        most = max(most, counted)
+    assert most >= 4 * kv.cost(model).of(40)
+
+
 def _latest_windows(rounds: Rounds) -> int:
     return sum(
         kv.snapshot_bytes(kept, shared=True)
