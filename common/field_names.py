@@ -15,6 +15,7 @@ _NONE = dict.fromkeys((0x0E, 0x0F))
 _WORD_BEGINS = re.compile("(?<=[a-z])(?=[A-Z])")
 _PLACE = re.compile(r"\{([0-9]{1,3})\}|\{\{|\}\}")
 _MARKED = re.compile(f"{_BEGIN}([^{_BEGIN}{_END}]*){_END}")
+_LOOSE = re.compile(f"{_BEGIN}(?![^{_BEGIN}{_END}]*{_END})")
 _MARKED_OR_BRACE = re.compile(f"{_MARKED.pattern}|[{{}}]")
 
 
@@ -46,6 +47,13 @@ def renamed(message: str, name_of: Callable[[str], str]) -> str:
 def written(message: str, name_of: Callable[[str], str] = str) -> str:
     """The message for a reader, with the names that `name_of` gives to its fields."""
     return _MARKED.sub(lambda found: name_of(found[1]), message)
+
+
+def shortened(message: str, longest: int, fields: Sequence[str]) -> str:
+    """The message with at most `longest` characters, in which only `fields` are marked."""
+    cut = message if len(message) <= longest else f"{message[: longest - 1]}…"
+    kept = _MARKED.sub(lambda found: found[0] if found[1] in fields else found[1], cut)
+    return _LOOSE.sub("", kept)
 
 
 def template_of(message: str, fields: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from common.field_names import BadField, named
-from common.wording import json_fault
+from common.wording import json_fault, shown
 
 Tool = dict[str, Any]
 Mode = Literal["auto", "none", "required"]
@@ -91,7 +91,7 @@ def parse_tool_choice(text: str) -> ToolChoice:
     if isinstance(value, dict):
         return _of_object(value)
     raise BadField(
-        f"{named('ToolChoice')} is {text.strip()[:80]!r}: send auto, none, required or a"
+        f"{named('ToolChoice')} is {shown(text.strip())}: send auto, none, required or a"
         ' function\'s name in the form {"type":"function","function":{"name":"…"}}'
     )
 
@@ -107,7 +107,7 @@ def _of_object(choice: dict[str, Any]) -> ToolChoice:
     if isinstance(kind, str) and kind.lower() in _MODES:
         return ToolChoice(_MODES[kind.lower()])
     raise BadField(
-        f"{named('ToolChoice')} has the type {kind!r}: send auto, none, required or function"
+        f"{named('ToolChoice')} has the type {shown(kind)}: send auto, none, required or function"
     )
 
 
@@ -129,7 +129,7 @@ def offered_tools(tools: Sequence[Tool], choice: ToolChoice) -> tuple[Tool, ...]
         return ()
     if choice.name and choice.name not in {tool["function"]["name"] for tool in tools}:
         raise BadField(
-            f"{named('ToolChoice')} names {choice.name!r}, which is not among {named('Tools')}"
+            f"{named('ToolChoice')} names {shown(choice.name)}, which is not among {named('Tools')}"
         )
     if choice.mode == "required" and not tools:
         raise BadField(f"{named('ToolChoice')} requires a call, but {named('Tools')} is empty")

@@ -21,6 +21,7 @@ from gateway.refusals import response_of
 from gateway.traffic import Traffic
 
 _REGULAR = frozenset({"/metrics", "/api/status"})
+_SLASHES = re.compile("//+")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -42,9 +43,9 @@ class AccessMiddleware:
         seen = Exchange(request_id, scope["method"], scope["path"], strict=self._strict)
         exchange.begin(seen)
         watched = self._watched(seen, send)
-        # Probes use HEAD; the server leaves the body out. Xcode adds a slash to /v1/models.
+        # Probes use HEAD; the server leaves the body out.
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        scope = {**scope, "method": method, "path": scope["path"].rstrip("/") or "/"}
+        scope = {**scope, "method": method, "path": _plain(scope["path"])}
         try:
             with self._traffic.request():
                 if self._traffic.draining and not is_open(scope["path"]):
@@ -105,6 +106,12 @@ class AccessMiddleware:
         # Frequent requests of probes, Prometheus and the page would hide the others.
         regular = is_open(seen.path) or seen.path.removeprefix("/v1") in _REGULAR
         (logs.debug if regular else logs.info)("request", **fields)
+
+
+def _plain(path: str) -> str:
+    """A path without what a base URL with a slash, or with `/v1`, adds to it."""
+    path = _SLASHES.sub("/", path).rstrip("/") or "/"
+    return path.removeprefix("/v1") if path.startswith("/v1/v1/") else path
 
 
 _DRAINING = ApiError(

@@ -14,12 +14,13 @@ from typing import Any
 import grpc
 
 from common import error_details
-from common.field_names import fields_in, renamed, unmarked, written
+from common.field_names import fields_in, renamed, shortened, unmarked, written
 
 INVALID = "invalid_request_error"
 BACKEND_GONE = "backend_unavailable"  # the code for a process that died
 NOT_LOADED = "model_not_loaded"  # the code for a process without a model
 SERVER = "server_error"
+_LONGEST = 2000  # characters of a message, which may quote what a client sent
 RETRY_AFTER = 1  # default seconds that a client should wait
 # Absolute paths, but no URLs, and no pointers into the JSON schema that the client itself sent.
 _FOLDERS = re.compile(
@@ -47,7 +48,9 @@ class ApiError(Exception):
     extra_headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.param = self.param or next(iter(fields_in(self.said)), None)
+        fields = fields_in(self.said)
+        self.said = shortened(self.said, _LONGEST, fields)
+        self.param = self.param or next(iter(fields), None)
 
     def __str__(self) -> str:
         return self.message

@@ -23,6 +23,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from common.wording import shown
 from gateway import exchange
 from gateway.errors import ApiError
 from gateway.leaving import run_until_left
@@ -37,6 +38,7 @@ _FAR_APART = 12  # bytes
 BODY_SECONDS = 30.0  # seconds of silence in the middle of a body
 _THREADED = 32 << 10  # bytes of a body whose check may take 10 ms
 _THREADS = ThreadPoolExecutor(2, "bodies")  # few, because they take turns with the event loop
+_MARK = b"\xef\xbb\xbf"  # which editors and shells of Windows put before UTF-8
 _NO_MARKS = bytes(set(range(256)) - set(b'"[{'))
 # The latter two are curl's default, and aiohttp's, as LiteLLM calls Ollama.
 _UNNAMED = ("", "application/x-www-form-urlencoded", "application/octet-stream")
@@ -119,7 +121,7 @@ def _require_plain(headers: Headers) -> None:
     if encoding != "identity":
         raise ApiError(
             400,
-            f"Content-Encoding is {encoding[:40]!r}: send the body as it is, without compression",
+            f"Content-Encoding is {shown(encoding)}: send the body as it is, without compression",
             code="unsupported_content_encoding",
         )
 
@@ -159,7 +161,7 @@ async def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
     if kind != "application/json" and ("origin" in headers or kind not in _UNNAMED):
         raise ApiError(
             400,
-            f"Unsupported content type: {kind[:100]!r}. Send 'Content-Type: application/json'",
+            f"Unsupported content type: {shown(kind)}. Send 'Content-Type: application/json'",
             code="unsupported_content_type",
         )
     if len(body) <= _THREADED:
@@ -169,6 +171,8 @@ async def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
 
 
 def _parsed(body: bytes | bytearray) -> dict[str, Any]:
+    if body.startswith(_MARK):
+        body = body[len(_MARK) :]
     if _objects(body) > MOST_OBJECTS:
         raise ApiError(400, f"the body has more than {MOST_OBJECTS} lists and objects: send less")
     try:

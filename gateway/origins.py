@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from common.wording import shown
 from gateway.errors import ApiError
 from gateway.loopback import is_loopback
 from gateway.refusals import response_of
@@ -58,7 +59,7 @@ class OriginMiddleware:
         if self._hosts is not None and name not in self._hosts and not is_loopback(name):
             return ApiError(
                 403,
-                f"the host name {host[:100]!r} is not allowed: use localhost, or start the gateway"
+                f"the host name {shown(host)} is not allowed: use localhost, or start the gateway"
                 " with --allowed-host or an API key",
                 code="host_not_allowed",
             )
@@ -66,7 +67,7 @@ class OriginMiddleware:
             return None
         return ApiError(
             403,
-            f"pages of {origin[:100]!r} may not call this gateway: allow them with --cors-origin",
+            f"pages of {shown(origin)} may not call this gateway: allow them with --cors-origin",
             code="origin_not_allowed",
         )
 

@@ -18,6 +18,7 @@ from common.field_names import named, unmarked
 from gateway.errors import ApiError, bad_field
 from gateway.problems import likeliest
 
+_LONGEST_STEP = 80  # characters; the keys of an object may be any text
 _NO_PLACE = ("body", "query", "path", "header", "cookie")
 
 
@@ -71,11 +72,11 @@ def _refusal(request: Request, error: Exception) -> ApiError:
     if isinstance(error, RequestValidationError):
         return invalid(likeliest(error.errors()))
     assert isinstance(error, HTTPException)
-    path = unmarked(request.url.path)
+    path = unmarked(request.url.path)[:100]
     if error.status_code == 404:
         return ApiError(
             404,
-            f"there is nothing at {path[:200]}: GET /openapi.json lists the endpoints",
+            f"there is nothing at {path}: GET /openapi.json lists the endpoints",
             code="unknown_url",
         )
     if error.status_code == 405:
@@ -130,5 +131,6 @@ def param_of(place: tuple[str | int, ...]) -> str | None:
         if isinstance(step, int):
             path += f"[{step}]"
         else:
-            path += f".{step}" if path else step
+            name = step if len(step) <= _LONGEST_STEP else f"{step[: _LONGEST_STEP - 1]}…"
+            path += f".{name}" if path else name
     return path or None

@@ -17,6 +17,8 @@ from grpc import StatusCode
 from backend.engine import errors
 from backend.rpc.yaml_keys import message_with_keys
 from common import error_details
+from common.field_names import shortened
+from common.wording import shown
 
 IDENTITY_MISMATCH = "model identity mismatch"
 ERROR_CODE = "mlx-error-code"
@@ -24,6 +26,8 @@ ERROR_CODE = "mlx-error-code"
 # every call of the connection. In the message, each byte that is not ASCII becomes three.
 _LONGEST_SENTENCE = 1000  # bytes of UTF-8
 _LARGEST_DETAILS = 4096
+_LENGTHS = (1000, 400)  # characters of the message in the details, the second for four bytes each
+_MOST_FIELDS, _LONGEST_NAME = 4, 64
 
 
 class NotServed(Exception):
@@ -34,7 +38,9 @@ class IdentityMismatch(Exception):
     """The request is meant for a model other than the loaded one."""
 
     def __init__(self, loaded: str, requested: str) -> None:
-        super().__init__(f"{IDENTITY_MISMATCH}: loaded {loaded!r}, requested {requested!r}")
+        super().__init__(
+            f"{IDENTITY_MISMATCH}: loaded {shown(loaded)}, requested {shown(requested)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +106,14 @@ def _trailers(
     if error.code:
         yield ERROR_CODE, error.code
     if error.fields:
-        fields = tuple(map(_valid, error.fields))
+        fields = tuple(_valid(name)[:_LONGEST_NAME] for name in error.fields[:_MOST_FIELDS])
         number: int = code.value[0]
-        details = error_details.packed(number, sentence, _valid(error.message), fields)
-        if len(details) <= _LARGEST_DETAILS:
-            yield error_details.KEY, details
+        for longest in _LENGTHS:
+            message = shortened(_valid(error.message), longest, fields)
+            details = error_details.packed(number, sentence, message, fields)
+            if len(details) <= _LARGEST_DETAILS:
+                break
+        yield error_details.KEY, details
 
 
 def _sentence_of(error: Exception) -> str:

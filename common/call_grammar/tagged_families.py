@@ -16,6 +16,7 @@ from common.call_grammar.rules import RuleBook, either, one_or_more
 from common.call_grammar.tools import CallableTool, alternatives, check_name, resolved
 from common.formats.shapes import TagShape
 from common.tool_schema import ToolSchemas
+from common.wording import shown
 
 _NAME = r"[\w.:/-]+"
 _KEY = r"""[^<>"'/=\s&]+"""
@@ -120,8 +121,8 @@ class _TaggedCalls:
                     found.append(f"{self.book.text(value)} {self._text(self.shape.value_end)}")
         if not found:
             raise ValueError(
-                f"no value of {key!r} of the tool {tool.name!r} can be written in this model's"
-                " call format"
+                f"no value of {shown(key)} of the tool {shown(tool.name)} can be written in this"
+                " model's call format"
             )
         return either([self.book.rule(option) for option in found])
 

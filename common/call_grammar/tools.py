@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.null_keywords import without_nulls
+from common.wording import shown
 
 _COMPOSED = frozenset("$ref allOf anyOf oneOf patternProperties".split())
 _SHARED = ("$defs", "definitions")
@@ -34,7 +35,9 @@ class CallableTool:
             raise ValueError("a tool has no name")
         schema = entry.get("parameters") or {"type": "object", "properties": {}}
         if not isinstance(schema, Mapping) or schema.get("type") not in (None, "object"):
-            raise ValueError(f"the parameters of the tool {name!r} are not the schema of an object")
+            raise ValueError(
+                f"the parameters of the tool {shown(name)} are not the schema of an object"
+            )
         whole = {"type": "object", **without_nulls(schema)}
         if "properties" in whole and not _COMPOSED & whole.keys():
             whole.setdefault("additionalProperties", False)
@@ -48,14 +51,15 @@ class CallableTool:
         properties = self.schema.get("properties", {})
         if _COMPOSED & self.schema.keys() or not isinstance(properties, Mapping):
             raise ValueError(
-                f"the parameters of the tool {self.name!r} must be listed under properties to be"
-                " enforced in this model's call format"
+                f"the parameters of the tool {shown(self.name)} must be listed under properties to"
+                " be enforced in this model's call format"
             )
         required = self.schema.get("required", ())
         missing = [key for key in required if key not in properties]
         if missing:
             raise ValueError(
-                f"the tool {self.name!r} requires {missing[0]!r}, which is not among its properties"
+                f"the tool {shown(self.name)} requires {shown(missing[0])}, which is not among its"
+                " properties"
             )
         shared = {key: self.schema[key] for key in _SHARED if key in self.schema}
         return [
@@ -79,10 +83,10 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
             step = step.replace("~1", "/").replace("~0", "~")
             target = target.get(step) if isinstance(target, Mapping) else None
         if not isinstance(target, Mapping):
-            raise ValueError(f"the reference {reference!r} has no target")
+            raise ValueError(f"the reference {shown(reference)} has no target")
         shared = {key: schema[key] for key in _SHARED if key in schema}
         schema = {**shared, **target}
-    raise ValueError(f"the reference {reference!r} is circular")
+    raise ValueError(f"the reference {shown(reference)} is circular")
 
 
 def alternatives(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -105,5 +109,7 @@ def alternatives(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def check_name(kind: str, name: str, pattern: str) -> str:
     """The name if the family can write it. Raises ValueError."""
     if not re.fullmatch(pattern, name):
-        raise ValueError(f"the {kind} name {name!r} cannot be written in this model's call format")
+        raise ValueError(
+            f"the {kind} name {shown(name)} cannot be written in this model's call format"
+        )
     return name

@@ -20,6 +20,7 @@ from common.gbnf.syntax import (
     choice,
     sequence,
 )
+from common.wording import shown
 
 MAX_DEPTH = 100
 MAX_REPEAT = 2000
@@ -62,7 +63,7 @@ class _Parser:
             name = self._name("a rule's name")
             self._skip(_SPACE)
             if not self._text.startswith("::=", self._at):
-                raise self._error(f"expected '::=' after {name!r}")
+                raise self._error(f"expected '::=' after {shown(name)}")
             self._at += 3
             self._skip(_SPACE_AND_LINES)
             found[name] = self._alternatives()
@@ -71,7 +72,7 @@ class _Parser:
             self._skip(_SPACE_AND_LINES)
         for name, at in self._used.items():
             if name not in found:
-                raise GbnfError(f"the rule {name!r} is not defined", self._text, at)
+                raise GbnfError(f"the rule {shown(name)} is not defined", self._text, at)
         if "root" not in found:
             raise GbnfError("there is no rule 'root'", self._text, 0)
         return found

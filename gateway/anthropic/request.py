@@ -14,6 +14,7 @@ from gateway.described import about
 from gateway.openai.anthropic_parts import ToolUseBlock
 from gateway.openai.base import Request, Strict
 from gateway.openai.other_fields import MESSAGES
+from gateway.openai.sampling_fields import Seed
 from gateway.openai.thinking_fields import ReasoningEffort
 from gateway.openai.tools import MOST_TOOLS
 from gateway.tagged import MOST_ENTRIES, OneOf, drop, rather
@@ -110,3 +111,4 @@ class MessagesRequest(CountTokensRequest):
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
+    seed: Seed | None = about("As in chats; not Anthropic's.")

@@ -75,7 +75,7 @@ def chat_request(request: CountTokensRequest) -> Translation:
         # With 0 nothing is generated, whatever the other limits are.
         fields["max_tokens"] = max(request.max_tokens, 1)
         fields["stop"] = request.stop_sequences or None
-        for name in ("temperature", "top_p", "top_k"):
+        for name in ("temperature", "top_p", "top_k", "seed"):
             fields[name] = getattr(request, name)
     return translate(fields, places)
 

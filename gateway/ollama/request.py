@@ -16,7 +16,7 @@ from gateway.openai.base import Request, Strict
 from gateway.openai.messages import ToolCall
 from gateway.openai.sampling_fields import Options
 from gateway.openai.thinking_fields import ReasoningEffort
-from gateway.openai.tools import MOST_TOOLS, AnyTool
+from gateway.openai.tools import MOST_TOOLS, AnyTool, ToolChoice
 from gateway.openai.translation import Translation, translate
 from gateway.tagged import MOST_ENTRIES
 from gateway.tolerance import tolerable
@@ -72,6 +72,7 @@ class ChatRequest(GenerationFields):
 
     messages: list[Turn] = Field(default_factory=list, max_length=MOST_ENTRIES)
     tools: list[AnyTool] | None = Field(None, max_length=MOST_TOOLS)
+    tool_choice: ToolChoice | None = about("As in chats; not Ollama's.")
 
     def turns(self) -> list[Turn]:
         return self.messages
@@ -107,6 +108,7 @@ def chat_request(body: ChatRequest | GenerateRequest) -> Translation | None:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
     if isinstance(body, ChatRequest) and body.tools:
         fields["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    fields |= body.model_dump(include={"tool_choice"}, exclude_none=True)
     if isinstance(body.think, bool):
         fields["enable_thinking"] = body.think
     else:

@@ -24,6 +24,7 @@ NEUTRAL = each(
         " speculative.n_max speculative.n_min speculative.p_min guided_decoding_backend",
     }
 )
+_ONE = Refused("ask once for each answer", empty_or(1))
 _WHOLE = Refused("a grammar applies from the start of the answer")
 _FORM = Refused("send response_format, or a grammar")
 _OTHERS = {
@@ -59,13 +60,15 @@ INFILL = FieldTable(
     {
         **{name: row for name, row in _OTHERS.items() if name != "t_max_predict_ms"},
         "suffix": Refused("send input_suffix"),
-        **dict.fromkeys(("n", "best_of"), Refused("ask once for each answer", empty_or(1))),
+        **dict.fromkeys(("n", "best_of"), _ONE),
         "echo": Refused("use /v1/completions with suffix"),
     },
     NEUTRAL,
 )
 MESSAGES = FieldTable(
     {
+        "n": _ONE,
+        **dict.fromkeys(("logprobs", "top_logprobs"), Refused("use /v1/chat/completions")),
         **dict.fromkeys(_FORMATS, Refused("send output_config.format")),
         "stop": Refused("send stop_sequences"),
     },
@@ -73,6 +76,8 @@ MESSAGES = FieldTable(
 )
 RESPONSES = FieldTable(
     {
+        "n": _ONE,
+        "logprobs": Refused("send include with message.output_text.logprobs"),
         **dict.fromkeys(_FORMATS, Refused("send text.format")),
         "prompt": Refused("prompt templates are not stored: send instructions and input"),
         "conversation": Refused("conversations are not stored: use previous_response_id"),

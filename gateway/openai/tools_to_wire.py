@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.field_names import named
+from common.wording import shown
 from gateway.errors import bad_field
 from gateway.openai.chat_request import ChatCompletionRequest
 from gateway.openai.tools import FunctionDefinition, FunctionName
@@ -108,4 +109,4 @@ def _require_known(tools: tuple[dict[str, Any], ...], names: Iterable[str], fiel
     known = {tool["function"]["name"] for tool in tools}
     for name in names:
         if name not in known:
-            raise bad_field(f"{named(field)} names {name!r}, which is not among tools")
+            raise bad_field(f"{named(field)} names {shown(name)}, which is not among tools")

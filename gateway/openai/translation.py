@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from common.field_names import named
+from common.wording import shown
 from gateway import refusals
 from gateway.errors import ApiError, bad_field, found_in
 from gateway.openai.chat_request import ChatCompletionRequest
@@ -79,7 +80,9 @@ def _require_own_names(tools: Sequence[str]) -> None:
     for index, name in enumerate(tools):
         if name in seen:
             place = named(f"tools[{index}].function.name")
-            raise bad_field(f"{place} is {name!r}, the name of another tool as well: rename one")
+            raise bad_field(
+                f"{place} is {shown(name)}, the name of another tool as well: rename one"
+            )
         seen.add(name)
 
 

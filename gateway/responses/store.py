@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from common.field_names import named
+from common.wording import shown
 from gateway import exchange
 from gateway.errors import ApiError, bad_field
 from gateway.responses.items import ITEMS, Item, ItemReference, Reasoning, Sent
@@ -139,7 +140,7 @@ class Store:
             items = self.get(self._responses.get(name, ""), param).named_here()
         except ApiError:
             sentence = (
-                f"there is no stored item {name[:64]!r}: items are stored with their responses,"
+                f"there is no stored item {shown(name)}: items are stored with their responses,"
                 " unless store is false, and those with an id of your own are found only with"
                 " previous_response_id; send the item itself instead"
             )
@@ -166,7 +167,7 @@ def _size(value: Any) -> int:
 def _missing(name: str, param: str) -> ApiError:
     return ApiError(
         400 if param == "previous_response_id" else 404,
-        f"there is no stored response {name[:64]!r}: only the latest are kept, in memory; send the "
+        f"there is no stored response {shown(name)}: only the latest are kept, in memory; send the "
         "complete conversation as input instead",
         code="previous_response_not_found" if param == "previous_response_id" else "not_found",
         param=param,

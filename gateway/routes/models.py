@@ -11,6 +11,7 @@ from pydantic import AliasChoices, BaseModel, Field
 
 from common.abilities import for_anthropic
 from common.field_names import named
+from common.wording import shown
 from gateway.context import Gateway, GatewayDep
 from gateway.described import about
 from gateway.errors import bad_field, without_folders
@@ -119,7 +120,7 @@ async def list_models(
 def _place(cards: list[ModelCard], name: str, param: str) -> int:
     places = [at for at, card in enumerate(cards) if card.id == name]
     if not places:
-        raise bad_field(f"{named(param)} is {name[:64]!r}, which is not the name of a model")
+        raise bad_field(f"{named(param)} is {shown(name)}, which is not the name of a model")
     return places[0]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
+from common.wording import shown
 from gateway.errors import ApiError
 
 FOLDER = Path(__file__).parents[1] / "page"
@@ -59,7 +60,7 @@ async def index(request: Request) -> Response:
 async def static(name: str, request: Request) -> Response:
     """One of the page's files."""
     if name not in _FILES:
-        raise ApiError(404, f"the page has no file {name!r}", code="not_found")
+        raise ApiError(404, f"the page has no file {shown(name)}", code="not_found")
     return _answer(request, _FILES[name])
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.field_names import named
+from common.wording import shown
 from gateway.errors import SERVER, ApiError, bad_field
 from gateway.models.config import ModelConfig, Parameters
 from gateway.models.reading import PLAIN_NAME, ModelFolder, place_of, read_folder, stamp_of
@@ -71,10 +72,10 @@ class Catalogue:
             raise failures.not_in_folder(source)
         if not PLAIN_NAME.fullmatch(name):
             raise bad_field(
-                f"{named('destination')} is {name[:64]!r}: use letters, digits, '.', '_' and '-'"
+                f"{named('destination')} is {shown(name)}: use letters, digits, '.', '_' and '-'"
             )
         if _named(name, self.models) or place_of(self._models_dir, name):
-            raise bad_field(f"{named('destination')} is {name!r}, the name of another model")
+            raise bad_field(f"{named('destination')} is {shown(name)}, the name of another model")
         with _changing(), (self._models_dir / f"{name}.yaml").open("x", encoding="utf-8") as file:
             json.dump(given | {"name": name}, file, indent=1)
         self.reload()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from wire import backend_pb2 as pb
 from wire import backend_pb2_grpc
 
 _CONTEXT_SIZE = "mlx-context-size"
+_TOKENS = re.compile("[1-9][0-9]{0,8}")  # other backends may report anything
 _CLOSE_GRACE = 5.0  # seconds for calls to end with the status that the backend gives them
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -100,7 +102,7 @@ class Connection:
         if not result.success:
             raise LoadFailed(result.message or "LoadModel failed without saying why")
         tokens = str(dict(await call.trailing_metadata() or ()).get(_CONTEXT_SIZE, ""))
-        return int(tokens) if tokens.isdecimal() else 0
+        return int(tokens) if _TOKENS.fullmatch(tokens) else 0
 
     async def memory(self, limit: float) -> int:
         """Bytes that the backend uses; 0 if it does not report them."""

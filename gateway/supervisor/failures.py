@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from common.field_names import named, unmarked
-from common.wording import did_you_mean
+from common.wording import did_you_mean, shown
 from gateway.errors import SERVER, ApiError, bad_field, without_folders
 
 BUSY_RETRY = 2  # seconds
@@ -21,27 +21,29 @@ def _foreign(sentence: str) -> str:
 
 
 def load_failed(name: str, sentence: str) -> ApiError:
-    message = f"the model {name!r} could not be loaded: {_foreign(sentence)}"
+    message = f"the model {shown(name)} could not be loaded: {_foreign(sentence)}"
     return ApiError(500, message, SERVER, "model_load_failed")
 
 
 def backing_off(name: str, sentence: str, seconds: int) -> ApiError:
     message = (
-        f"the model {name!r} has failed several times and is tried again in {seconds} s:"
+        f"the model {shown(name)} has failed several times and is tried again in {seconds} s:"
         f" {_foreign(sentence)}"
     )
     return ApiError(503, message, SERVER, "model_backing_off", retry_after=seconds)
 
 
 def no_room(name: str) -> ApiError:
-    message = f"there is no room to load {name!r}: the models that are loaded are in use; try again"
+    message = (
+        f"there is no room to load {shown(name)}: the models that are loaded are in use; try again"
+    )
     return ApiError(503, message, SERVER, "no_room", retry_after=BUSY_RETRY)
 
 
 def too_large(name: str, needed: int, limit: int) -> ApiError:
     """The refusal of a model that would not fit even alone; sizes are in bytes."""
     message = (
-        f"the model {name!r} needs about {needed >> 20} MiB, and this gateway may use"
+        f"the model {shown(name)} needs about {needed >> 20} MiB, and this gateway may use"
         f" {limit >> 20} MiB for models: choose a smaller one, or start it with a larger"
         " --max-memory-bytes"
     )
@@ -54,7 +56,7 @@ def stopping() -> ApiError:
 
 
 def not_found(name: str, known: Iterable[str] = ()) -> ApiError:
-    message = f"the model {name!r} does not exist: GET /v1/models lists those that do"
+    message = f"the model {shown(name)} does not exist: GET /v1/models lists those that do"
     message += did_you_mean(name, known)
     return ApiError(404, message, code="model_not_found", param="model")
 
@@ -67,7 +69,9 @@ def not_named(count: int) -> ApiError:
 def not_listed(param: str, value: str, allowed: list[str]) -> ApiError:
     """The refusal of an adapter or a draft model that the model's file does not list."""
     offered = ", ".join(repr(name) for name in allowed) or "none"
-    return bad_field(f"{named(param)} is {value!r}: this model's configuration offers {offered}")
+    return bad_field(
+        f"{named(param)} is {shown(value)}: this model's configuration offers {offered}"
+    )
 
 
 def broken_file(sentence: str) -> ApiError:
@@ -76,8 +80,10 @@ def broken_file(sentence: str) -> ApiError:
 
 
 def in_use(name: str) -> ApiError:
-    return ApiError(409, f"the model {name!r} is in use: unload it when it is idle", code="in_use")
+    return ApiError(
+        409, f"the model {shown(name)} is in use: unload it when it is idle", code="in_use"
+    )
 
 
 def not_in_folder(name: str) -> ApiError:
-    return bad_field(f"the {named('model')} {name!r} has no file or folder in a models folder")
+    return bad_field(f"the {named('model')} {shown(name)} has no file or folder in a models folder")

@@ -1,10 +1,11 @@
-"""The tables in docs/gateway.md and docs/models.md: `python -m tests.gateway.doc_tables`."""
+"""Writes the tables in docs/gateway.md and docs/models.md: `python -m tests.gateway.doc_tables`."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from common.field_table import FieldTable, grouped
@@ -109,5 +110,18 @@ def _value(field: Mapping[str, Any]) -> str:
     return name
 
 
+def write() -> None:
+    """Write every table between the comments around it."""
+    found = {"settings": settings_table(), "refused": refused_table()}
+    for file, of in (("gateway.md", found), ("models.md", tables())):
+        path = Path(__file__).parents[2] / "docs" / file
+        text = path.read_text()
+        for name, table in of.items():
+            begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+            before, _, rest = text.partition(begin)
+            text = before + begin + table + end + rest.partition(end)[2]
+        path.write_text(text)
+
+
 if __name__ == "__main__":
-    print("\n".join([settings_table(), refused_table(), *tables().values()]), end="")
+    write()

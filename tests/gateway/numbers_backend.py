@@ -28,11 +28,13 @@ class NumbersBackend(backend_pb2_grpc.BackendServicer):
     Embedding returns (length, 1, 0, 2) for a text, and the first id for token ids. For the text
     `hold`, Embedding waits until `release` is set or the call is cancelled, which sets `cancelled`;
     a stream waits likewise after its first piece. A text that names a gRPC status fails with it.
+    LoadModel reports `context_size`, if it is set.
     """
 
     def __init__(self) -> None:
         self.hold = "hold"
         self.prompt: str | bytes = b""
+        self.context_size = ""
         self.held = threading.Semaphore(0)
         self.release = threading.Event()
         self.cancelled = threading.Semaphore(0)
@@ -51,7 +53,9 @@ class NumbersBackend(backend_pb2_grpc.BackendServicer):
     def Health(self, _request: pb.HealthMessage, _context: Context) -> pb.Reply:
         return pb.Reply(message=b"OK")
 
-    def LoadModel(self, _request: pb.ModelOptions, _context: Context) -> pb.Result:
+    def LoadModel(self, _request: pb.ModelOptions, context: Context) -> pb.Result:
+        if self.context_size:
+            context.set_trailing_metadata((("mlx-context-size", self.context_size),))
         return pb.Result(success=True)
 
     def Free(self, _request: pb.HealthMessage, _context: Context) -> pb.Result:

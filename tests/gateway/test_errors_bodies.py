@@ -244,9 +244,69 @@ def test_a_body_of_exactly_the_limit_is_read(gateway: GatewayProcess) -> None:
     assert refusal(gateway, body)["param"] == "input"
 
 
-def test_a_slash_at_the_end_of_a_path_changes_nothing(gateway: GatewayProcess) -> None:
-    """Xcode asks for `/v1/models/`."""
-    assert gateway.client.get("/v1/models/").json() == gateway.client.get("/v1/models").json()
+@pytest.mark.parametrize("path", ["/v1/models/", "/v1//models", "//v1/models", "/v1/v1/models"])
+def test_what_a_base_url_adds_to_a_path_changes_nothing(gateway: GatewayProcess, path: str) -> None:
+    """Xcode asks for `/v1/models/`; a program may put its own `/v1` behind that of the setting."""
+    assert gateway.client.get(path).json() == gateway.client.get("/v1/models").json()
+
+
+LONG = "é" * 4096
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        *(
+            ("POST", path, {"model": LONG, "input": "a", "prompt": "a", "max_tokens": 1} | more)
+            for path in ("/v1/chat/completions", "/v1/messages", "/api/chat")
+            for more in ({"messages": [{"role": "user", "content": "a"}]},)
+        ),
+        ("POST", "/v1/responses", {"model": LONG, "input": "a"}),
+        ("POST", "/v1/responses", {"input": "a", "previous_response_id": LONG}),
+        ("POST", "/v1/embeddings", {"model": LONG, "input": "a"}),
+        ("POST", "/models/load", {"model": LONG}),
+        ("POST", "/api/show", {"model": LONG}),
+        ("POST", "/api/copy", {"source": LONG, "destination": LONG}),
+        ("GET", f"/v1/models/{LONG[:2000]}", None),
+        ("GET", f"/props?model={LONG[:2000]}", None),
+        ("GET", f"/page/{LONG[:2000]}", None),
+        ("GET", f"/v1/models?after_id={LONG[:2000]}", None),
+        ("GET", f"/{LONG[:2000]}", None),
+        ("PUT", f"/v1/models/{LONG[:2000]}", None),
+        *(
+            (
+                "POST",
+                "/v1/chat/completions",
+                {"messages": [{"role": "user", "content": "a"}]} | more,
+            )
+            for more in (
+                {"logit_bias": {LONG: 1}},
+                {LONG: 1},
+                {"tools": [_TOOL], "tool_choice": {"type": "tool", "name": LONG}},
+                {"tools": [{"type": LONG}], "tool_choice": LONG},
+                {"response_format": {"type": LONG}},
+                {"reasoning_effort": LONG},
+                {"temperature": LONG},
+                {"chat_template_kwargs": {"enable_thinking": LONG}, "reasoning_effort": "none"},
+                {"messages": [{"role": LONG, "content": "a"}]},
+                {"messages": [{"role": "user", "content": [{"type": LONG}]}]},
+            )
+        ),
+    ],
+)
+def test_no_refusal_repeats_a_long_value(
+    gateway: GatewayProcess, method: str, path: str, body: Any
+) -> None:
+    answer = gateway.client.request(method, path, json=body)
+    assert 400 <= answer.status_code < 500, answer.text
+    assert len(answer.text) < 900
+    assert answer.text.count("é") + answer.text.count("\\u00e9") <= 200
+
+
+def test_a_byte_order_mark_before_the_body_is_skipped() -> None:
+    """Windows' shells write one into a file that curl then sends."""
+    assert parse(JSON, b'\xef\xbb\xbf{"a": 1}') == {"a": 1}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from backend.engine import errors
 from backend.rpc.statuses import IdentityMismatch, NotServed, status_of
 from common import error_details
-from common.field_names import named
+from common.field_names import named, shortened
 from tests.rpc.client import Failure, failure_of, raw_call
 from tests.rpc.conftest import WAIT, Running
 from tests.rpc.fake_engine import FakeEngine, Script
@@ -109,10 +109,22 @@ def test_the_details_have_the_status_itself_because_gos_clients_read_it_there() 
     assert b"type.googleapis.com/google.rpc.BadRequest" in details
 
 
-def test_details_too_large_for_a_trailer_are_left_out() -> None:
-    status = status_of(errors.InvalidRequest(f"{named('Prompt')} is {'x' * 10_000}"))
-    assert len(status.sentence.encode()) == 1000
-    assert status.trailers == ()
+@pytest.mark.parametrize("name", ["Prompt", "Metadata " + "ü" * 10_000])
+@pytest.mark.parametrize("value", ["x", "\N{FOX FACE}", "{"])
+def test_long_details_are_shortened_and_still_name_the_field(name: str, value: str) -> None:
+    status = status_of(errors.InvalidRequest(f"{named(name)} is {value * 10_000}", *"abcdef"))
+    assert 996 <= len(status.sentence.encode()) <= 1000
+    details = dict(status.trailers)["grpc-status-details-bin"]
+    assert isinstance(details, bytes)
+    assert len(details) <= 4096
+    fields, message = error_details.unpacked(details)
+    assert fields[0] == "a"
+    assert message.endswith("…")
+
+
+def test_a_shortened_message_marks_whole_names() -> None:
+    message = f"{'x' * 590} {named('Grammar')} {named('Prompt')}"
+    assert shortened(message, 600, ["Grammar"]) == f"{'x' * 590} Grammar…"[:600]
 
 
 def test_an_error_names_its_own_field_first() -> None:

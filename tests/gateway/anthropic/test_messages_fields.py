@@ -35,6 +35,7 @@ HONOURED: dict[str, Any] = {
     "temperature": 0.5,
     "top_p": 0.5,
     "top_k": 5,
+    "seed": 5,
 }
 NEUTRAL: dict[str, Any] = {
     "cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"},
@@ -54,6 +55,9 @@ LEFT_OUT: dict[str, Any] = {
 REFUSED: dict[str, Any] = {
     "response_format": {"type": "json_object"},
     "stop": "END",
+    "n": 2,
+    "logprobs": True,
+    "top_logprobs": 2,
 }
 # its effect is how the answer is sent, which the gateway's tests of streams check
 OF_THE_ANSWER = {"stream"}

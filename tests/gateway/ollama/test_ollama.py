@@ -102,6 +102,13 @@ def test_a_tool_turn(gateway: GatewayProcess, stream: bool) -> None:
     assert "Paris" in said_then or "18" in said_then
 
 
+def test_a_call_may_be_required_although_ollamas_own_api_cannot(gateway: GatewayProcess) -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for choice in ("required", named):
+        asked = {"messages": user_message("Say hi"), "tools": [WEATHER], "tool_choice": choice}
+        assert ask(gateway, "chat", **asked)["message"]["tool_calls"], choice
+
+
 @pytest.mark.parametrize("field", ["tool_name", "name"])
 def test_a_result_names_its_tool(field: str) -> None:
     """By OpenAI's name of the field as well, as LobeChat and Semantic Kernel do."""

@@ -67,6 +67,8 @@ REFUSED: dict[str, Any] = {
     "conversation": "c",
     "prompt": {"id": "p"},
     "response_format": {"type": "json_object"},
+    "n": 2,
+    "logprobs": True,
 }
 # its effect is how the answer is sent, which the gateway's tests of streams check
 OF_THE_ANSWER = {"stream"}

@@ -183,6 +183,19 @@ async def test_memory_is_limited_by_default(
             assert status_of(supervisor, "one").state is State.READY
 
 
+@pytest.mark.parametrize(("reported", "size"), [("0", 9), ("9" * 5000, 9), ("-5", 9), ("77", 77)])
+async def test_a_backends_context_counts_if_it_can_be_one(
+    tmp_path: Path, reported: str, size: int
+) -> None:
+    far = NumbersBackend()
+    far.context_size = reported
+    model = {"parameters": {"model": "m"}, "address": far.address, "context_size": 9}
+    async with supervising(tmp_path, {"far": model}) as supervisor:
+        await supervisor.load("far")
+        assert supervisor.context_size(supervisor.resolve("far")) == size
+    far.close()
+
+
 async def _measured(_connection: Connection, _limit: float) -> int:
     return 600 << 20
 
