@@ -229,11 +229,8 @@ def test_the_child_ends_with_its_parent_and_leaves_no_partial_file(
     assert partial_files(tmp_path) == []
 
 
-def test_progress_is_logged(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_progress_is_logged(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(hub_process, "_PROGRESS_SECONDS", 0.0)
     hub.blocked = {WEIGHTS[1]}
 
     class LetGo(logging.Handler):

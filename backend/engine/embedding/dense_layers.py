@@ -86,19 +86,14 @@ def with_dense(own: Any, layers: Sequence[DenseLayer], path: Path) -> Any:
     """
     from mlx.nn.layers.linear import Linear
 
-    folders = tuple(f"{layer.folder}." for layer in layers)
-
     def begin(model: Any, config: Any) -> None:
         own.__init__(model, config)
         model.dense = [Linear(layer.inputs, layer.outputs, layer.bias) for layer in layers]
 
     def sanitize(model: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        found, rest = {}, {}
-        for name, value in weights.items():
-            if name.startswith("dense."):  # of a conversion to MLX
-                found[name] = value
-            elif not name.startswith(folders):  # mlx-vlm reads these files too
-                rest[name] = value
+        # Conversions to MLX have them among their other weights.
+        found = {name: value for name, value in weights.items() if name.startswith("dense.")}
+        rest = {name: value for name, value in weights.items() if name not in found}
         for at, layer in enumerate(layers):
             if (file := path / layer.folder / "model.safetensors").exists():
                 held: Any = mx.load(str(file))

@@ -19,13 +19,12 @@ from backend.engine.embedding.dense_layers import applied, dense_layers
 from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder, Run
 from backend.engine.embedding.kind import (
     ANSWERING_RERANKERS,
-    OURS,
     has_score,
     labels_of,
     module_of,
 )
 from backend.engine.embedding.label_reader import LabelReader
-from backend.engine.embedding.network_loading import open_causal, open_encoder, open_of_vlm
+from backend.engine.embedding.network_loading import open_network
 from backend.engine.embedding.pooling_rule import (
     pooling_of_checkpoint,
     pooling_of_text_model,
@@ -156,15 +155,10 @@ def _opener(order: LoadOrder) -> OpenModel | None:
     None for rerankers that answer with a token, which mlx-lm opens whole.
     """
     name, kind, config = order.checkpoint.name, order.checkpoint.kind, order.checkpoint.config
-    module = module_of(kind, config)
-    dense = dense_layers(_files(order.checkpoint), config) if kind is ModelKind.EMBEDDING else ()
-    if module == OURS:
-        return partial(open_encoder, name, config, kind, dense)
-    if module:
-        return partial(open_of_vlm, module, config, dense)
-    if kind is ModelKind.RERANK and not has_score(config):
+    if kind is ModelKind.RERANK and not (module_of(kind, config) or has_score(config)):
         return None
-    return partial(open_causal, name, config, kind, dense)
+    dense = dense_layers(_files(order.checkpoint), config) if kind is ModelKind.EMBEDDING else ()
+    return partial(open_network, name, config, kind, dense)
 
 
 def _files(checkpoint: Checkpoint) -> SentenceFiles:

@@ -18,7 +18,7 @@ import mlx.core as mx
 from backend.engine.embedding import encoder
 from backend.engine.embedding.dense_layers import DenseLayer, with_dense
 from backend.engine.embedding.encoder_shape import shape_of
-from backend.engine.embedding.kind import OF_MLX_LM, labels_of
+from backend.engine.embedding.kind import OF_MLX_LM, OURS, labels_of, module_of
 from backend.engine.embedding.task_adapters import is_jina_v4
 from backend.engine.errors import ModelRejected
 from backend.engine.loading.earlier_fields import earlier_fields
@@ -27,6 +27,8 @@ from backend.engine.patching import patch
 from common.model_kind import ModelKind
 
 Weights = dict[str, mx.array]
+# Fields in addition to those of config.json, and what gives the classes of model and arguments.
+_Source = tuple[dict[str, Any], Callable[[dict[str, Any]], tuple[Any, Any]]]
 _WHOLE = ("model.", "language_model.", "transformer.", "backbone.")
 _HEADS = ("lm_head.", "score.")
 _JINA_V4_LONGEST = 32768  # tokens that its code reads of a text
@@ -35,85 +37,69 @@ _JINA_V4_TEXT = re.compile(
 )
 
 
-def open_encoder(
+def open_network(
     name: str, config: Mapping[str, Any], kind: ModelKind, dense: Sequence[DenseLayer], path: Path
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the model, its weights still lazy, and its configuration with the fields others read.
+    """Return a network, its weights still lazy, and config.json with the fields that others read.
 
-    name: the model's. Raises ModelRejected.
+    name: the model's. Raises ModelRejected, and ValueError for what mlx-vlm cannot express.
     """
+    from mlx_lm.utils import load_model
+
+    if (module := module_of(kind, config)) == OURS:
+        stated, classes = _of_ours(name, config, kind)
+    elif module:
+        stated, classes = _of_vlm(module, config)
+    else:
+        stated, classes = _of_mlx_lm(name, config, kind)
+
+    def with_layers(config: dict[str, Any]) -> tuple[Any, Any]:
+        own, arguments = classes(config)
+        return with_dense(own, dense, path), arguments
+
+    # None: it names code in the checkpoint, which is not run.
+    stated = {"model_file": None, **stated}
+    model, read = load_model(path, lazy=True, model_config=stated, get_model_classes=with_layers)
+    if not module and read["model_type"] == "gemma":
+        _mend_gemma(model)
+    return model, read | {"model_type": config["model_type"]}
+
+
+def _of_ours(name: str, config: Mapping[str, Any], kind: ModelKind) -> _Source:
     of_tokens = kind is ModelKind.TOKEN_CLASSIFY
     outputs = len(labels_of(config)) if of_tokens else int(kind is ModelKind.RERANK)
-    plan = encoder.Plan(shape_of(name, config), outputs, of_tokens)
+    shape = shape_of(name, config)
+    plan = encoder.Plan(shape, outputs, of_tokens)
     arguments = type("Arguments", (), {"from_dict": staticmethod(lambda _: plan)})
-    model, read = _opened(path, lambda **_: (with_dense(encoder.Model, dense, path), arguments))
-    return model, read | {
-        "max_position_embeddings": plan.shape.longest,
-        "hidden_size": plan.shape.hidden,
-        "num_attention_heads": plan.shape.heads,
+    stated = {
+        "max_position_embeddings": shape.longest,
+        "hidden_size": shape.hidden,
+        "num_attention_heads": shape.heads,
     }
+    return stated, lambda _: (encoder.Model, arguments)
 
 
-def open_causal(
-    name: str, config: Mapping[str, Any], kind: ModelKind, dense: Sequence[DenseLayer], path: Path
-) -> tuple[Any, dict[str, Any]]:
-    """Return a text model of mlx-lm without its projection, its weights lazy, and config.json.
+def _of_vlm(module: str, config: Mapping[str, Any]) -> _Source:
+    network = importlib.import_module(f"mlx_vlm.models.{module}")
+    known = frozenset(field.name for field in fields(network.ModelConfig))
+    stated = earlier_fields(config, known)
+    if labels := labels_of(config):
+        stated["num_labels"] = len(labels)
+    return stated, lambda _: (network.Model, network.ModelConfig)
 
-    A reranker has `score` in place of the projection. Raises ModelRejected.
-    """
+
+def _of_mlx_lm(name: str, config: Mapping[str, Any], kind: ModelKind) -> _Source:
+    """A text model of mlx-lm without its projection; a reranker has `score` in its place."""
     of_jina = is_jina_v4(config)
-    stated = _of_jina_v4(name, config) if of_jina else {}
-    if other := OF_MLX_LM.get(config["model_type"]):
-        stated = {"model_type": other}
+    other = OF_MLX_LM.get(config["model_type"])
+    stated = _of_jina_v4(name, config) if of_jina else {"model_type": other} if other else {}
 
     def classes(config: dict[str, Any]) -> tuple[Any, Any]:
         own, arguments = mlx_lm_classes(config)
-        made = _without_head(own, _text_of_jina_v4 if of_jina else dict, kind is ModelKind.RERANK)
-        return with_dense(made, dense, path), arguments
+        prepare = _text_of_jina_v4 if of_jina else dict
+        return _without_head(own, prepare, kind is ModelKind.RERANK), arguments
 
-    model, read = _opened(path, classes, stated)
-    if read["model_type"] == "gemma":
-        _mend_gemma(model)
-    read["model_type"] = config["model_type"]
-    return model, read
-
-
-def open_of_vlm(
-    module: str, config: Mapping[str, Any], dense: Sequence[DenseLayer], path: Path
-) -> tuple[Any, dict[str, Any]]:
-    """Return the model of a module of mlx-vlm, its weights lazy, and its configuration.
-
-    Raises ValueError for what mlx-vlm cannot express.
-    """
-    from mlx_vlm.encoder_loader import load_encoder_model
-
-    network = importlib.import_module(f"mlx_vlm.models.{module}")
-    known = frozenset(field.name for field in fields(network.ModelConfig))
-    read = {**config, **earlier_fields(config, known)}
-    read.pop("model_file", None)  # names code in the checkpoint, which mlx-vlm would run
-    if labels := labels_of(config):
-        read["num_labels"] = len(labels)
-    named = "Model"
-    if dense:
-        named = "ModelWithDense"  # mlx-vlm looks for the class in its module
-        setattr(network, named, with_dense(network.Model, dense, path))
-    model = load_encoder_model(
-        path,
-        model_remapping={config["model_type"]: module},
-        model_class_name=named,
-        config=read,
-        lazy=True,
-    )
-    return model, read
-
-
-def _opened(
-    path: Path, classes: Callable[..., tuple[Any, Any]], stated: dict[str, Any] | None = None
-) -> tuple[Any, dict[str, Any]]:
-    from mlx_lm.utils import load_model
-
-    model, config = load_model(path, lazy=True, model_config=stated, get_model_classes=classes)
-    return model, config
+    return stated, classes
 
 
 def _without_head(own: Any, prepare: Callable[[Weights], Weights], ranks: bool) -> Any:

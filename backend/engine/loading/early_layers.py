@@ -7,11 +7,13 @@ step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
+
+from backend.engine.patching import patch
 
 _started_early = True  # for the engine thread
 
@@ -29,19 +31,12 @@ def only_building() -> Iterator[None]:
 
 def start_layers_early(model: Any) -> None:
     """Make every layer start computing its result immediately. The results stay the same."""
-    early: dict[type, type] = {}
     for layer in {id(layer): layer for layer in getattr(model, "layers", ())}.values():
-        kind = type(layer)
-        if kind not in early:
-            early[kind] = type(kind.__name__, (kind,), {"__call__": _started(kind)})
-        layer.__class__ = early[kind]
+        patch(layer, _start)
 
 
-def _started(kind: Any) -> Callable[..., Any]:
-    def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
-        returned = kind.__call__(layer, *args, **kwargs)
-        if _started_early:
-            mx.async_eval(returned)
-        return returned
-
-    return call
+def _start(own: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    returned = own(layer, *args, **kwargs)
+    if _started_early:
+        mx.async_eval(returned)
+    return returned

@@ -17,35 +17,18 @@ from pathlib import Path
 
 from backend.engine.units import MIB
 
-# The files that a load reads, by patterns of fnmatch(3), and their largest size; the first pattern
-# counts. A vocabulary may be large; a separate limit keeps parsing short.
-_MOST_BYTES: dict[str, int | None] = {
-    "tokenizer.json": 256 * MIB,
-    "tekken.json": 256 * MIB,
-    "model.safetensors.index.json": 64 * MIB,
-    "vocab.json": 64 * MIB,
-    "config.json": 16 * MIB,
-    "generation_config.json": 16 * MIB,
-    "*tokenizer*.json": 16 * MIB,
-    "*processor_config.json": 16 * MIB,
-    "hf_quant_config.json": 16 * MIB,
-    "config_sentence_transformers.json": 16 * MIB,
-    "sentence_*_config.json": 16 * MIB,
-    "adapter_config.json": 16 * MIB,
-    "special_tokens_map.json": 16 * MIB,
-    "added_tokens.json": 16 * MIB,
-    "tokenizer*.jsonl": 64 * MIB,
-    "modules.json": 16 * MIB,
-    "chat_template.json": 16 * MIB,
-    "chat_template.jinja": 1 * MIB,
-    "additional_chat_templates/*.jinja": 1 * MIB,
-    "*.model": 256 * MIB,
-    "*.py": 16 * MIB,
-    "*.tiktoken": 256 * MIB,
-    "vocab.txt": 64 * MIB,
-    "merges.txt": 64 * MIB,
-    "*.safetensors": None,
+# The files that a load reads, by patterns of fnmatch(3), and their largest size in MiB; the first
+# pattern counts. A vocabulary may be large; a separate limit keeps parsing short.
+_BY_SIZE: dict[int | None, str] = {
+    256: "tokenizer.json tekken.json *.model *.tiktoken",
+    64: "model.safetensors.index.json vocab.json vocab.txt merges.txt tokenizer*.jsonl",
+    16: "config.json generation_config.json *tokenizer*.json *processor_config.json modules.json"
+    " hf_quant_config.json config_sentence_transformers.json sentence_*_config.json"
+    " adapter_config.json special_tokens_map.json added_tokens.json chat_template.json *.py",
+    1: "chat_template.jinja additional_chat_templates/*.jinja",
+    None: "*.safetensors",
 }
+_MOST_MIB = {pattern: most for most, patterns in _BY_SIZE.items() for pattern in patterns.split()}
 _MOST_COMMAS = 4_000_000
 """Commas in a tokenizer.json: one for each token and one or two for each merge. Published files
 have up to 1,340,000. All other threads wait while the file is parsed, 4 s for the maximum."""
@@ -60,7 +43,7 @@ def require_regular_files(folder: Path) -> None:
     for path in _files(folder):
         inner = f"{path.parent.name}/{path.name}"
         pattern = next(
-            (one for one in _MOST_BYTES if fnmatch(inner if "/" in one else path.name, one)), None
+            (one for one in _MOST_MIB if fnmatch(inner if "/" in one else path.name, one)), None
         )
         if pattern is None:
             continue
@@ -72,10 +55,10 @@ def require_regular_files(folder: Path) -> None:
             continue
         if not stat.S_ISREG(found.st_mode) or (found.st_size == 0 and _is_of_kernel(path)):
             raise UnsafeFileError(f"{path.name} is not a regular file")
-        most = _MOST_BYTES[pattern]
-        if most is not None and found.st_size > most:
+        most = _MOST_MIB[pattern]
+        if most is not None and found.st_size > most * MIB:
             raise UnsafeFileError(
-                f"{path.name} is {found.st_size // MIB} MiB large, and at most {most // MIB} MiB"
+                f"{path.name} is {found.st_size // MIB} MiB large, and at most {most} MiB"
                 " are read of such a file"
             )
         if path.name == "tokenizer.json" and _commas(path) > _MOST_COMMAS:

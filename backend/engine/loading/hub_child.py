@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-_REPORT_SECONDS = 0.5
+_REPORT_SECONDS = 2.0
+_MIB = 1 << 20
 # bytes per read; the hub's own 10 MiB hide the progress of a slow connection
 _CHUNK_BYTES = 1 << 20
 _OPENING_SECONDS = 0.05
@@ -43,7 +44,7 @@ def main() -> None:
     os._exit(0)  # the parent waits, and the end of an interpreter with these libraries takes long
 
 
-def _fetch(repository: str, revision: str, patterns: list[str], cache: str) -> str:
+def _fetch(repository: str, revision: str, allow_patterns: list[str], cache_dir: str) -> str:
     from huggingface_hub import constants, snapshot_download
     from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -62,8 +63,8 @@ def _fetch(repository: str, revision: str, patterns: list[str], cache: str) -> s
     path: str = snapshot_download(
         repository,
         revision=revision or None,
-        allow_patterns=patterns,
-        cache_dir=cache,
+        allow_patterns=allow_patterns,
+        cache_dir=cache_dir,
         tqdm_class=Bar,
     )
     return path
@@ -76,9 +77,12 @@ def _report(bars: list[Any]) -> None:
         in_bytes = [bar for bar in bars if bar.unit == "B"]
         in_files = [bar for bar in bars if bar.unit != "B"]
         if in_bytes and in_files:
-            files = (int(in_files[-1].n), int(in_files[-1].total or 0))
-            sizes = (int(max(bar.n for bar in in_bytes)), int(min(bar.total for bar in in_bytes)))
-            _say(files=files, bytes=sizes)
+            files = in_files[-1]
+            arrived, total = max(bar.n for bar in in_bytes), min(bar.total for bar in in_bytes)
+            _say(
+                progress=f"{files.n:.0f} of {files.total or 0:.0f} files,"
+                f" {arrived // _MIB:.0f} of {total // _MIB:.0f} MiB"
+            )
 
 
 def _described(error: BaseException, revision: str) -> tuple[bool, str]:

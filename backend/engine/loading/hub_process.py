@@ -9,13 +9,11 @@ import select
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from backend.engine.errors import Cancelled, ModelNotFound, ModelRejected
 from backend.engine.loading.model_reference import HubModel
-from backend.engine.units import MIB
 from common.hub_cache import NoHome, hub_cache
 from common.process_end import end_of
 from common.wording import shown
@@ -25,7 +23,6 @@ _log = logging.getLogger(__name__)
 Child = subprocess.Popen[bytes]
 
 _POLL_SECONDS = 0.1
-_PROGRESS_SECONDS = 2.0
 _END_SECONDS = 5.0
 
 
@@ -45,8 +42,8 @@ def fetch(model: HubModel, patterns: tuple[str, ...], cache: Path, cancel: threa
     request = {
         "repository": model.repository,
         "revision": model.revision,
-        "patterns": list(patterns),
-        "cache": str(cache),
+        "allow_patterns": patterns,
+        "cache_dir": str(cache),
     }
     child = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("hub_child.py")), json.dumps(request)],
@@ -62,50 +59,41 @@ def fetch(model: HubModel, patterns: tuple[str, ...], cache: Path, cancel: threa
 
 
 def _follow(child: Child, model: HubModel, cancel: threading.Event) -> Path:
-    """Read the child's messages until its result; log progress, at most every two seconds."""
+    """Read the child's messages until its result, and log its progress."""
+    name = shown(model.name)
+    for line in _lines(child, cancel):
+        try:
+            message = json.loads(line)
+            known = isinstance(message, dict)
+        except ValueError:
+            known = False
+        if not known:  # of a library
+            _log.debug("download: %s", line.decode(errors="replace"))
+        elif "path" in message:
+            return Path(message["path"])
+        elif "error" in message:
+            kind = ModelNotFound if message["absent"] else ModelRejected
+            raise kind(f"model {name}{message['error']}")
+        else:
+            _log.info("downloading model %s: %s", name, message["progress"])
+    if cancel.is_set():
+        raise Cancelled(f"download of model {name} was cancelled")
+    end = end_of("the download process", child.wait(_END_SECONDS))
+    raise ModelRejected(f"model {name}: its download failed ({end}); try again")
+
+
+def _lines(child: Child, cancel: threading.Event) -> Iterator[bytes]:
+    """The lines that the child writes until it ends, or until `cancel` is set."""
     assert child.stdout is not None
-    name, output = shown(model.name), child.stdout.fileno()
     arrivals = select.poll()  # `select.select` accepts no descriptor above 1023
-    arrivals.register(output, select.POLLIN)
-    reported = time.monotonic()
+    arrivals.register(child.stdout, select.POLLIN)
     buffer = b""
-    while True:
-        if cancel.is_set():
-            raise Cancelled(f"download of model {name} was cancelled")
-        if not arrivals.poll(_POLL_SECONDS * 1000):
-            continue
-        received = os.read(output, 65536)
-        if not received:
-            end = end_of("the download process", child.wait(_END_SECONDS))
-            raise ModelRejected(f"model {name}: its download failed ({end}); try again")
-        *lines, buffer = (buffer + received).split(b"\n")
-        for message in map(_decoded, lines):
-            if "path" in message:
-                return Path(message["path"])
-            if "error" in message:
-                kind = ModelNotFound if message["absent"] else ModelRejected
-                raise kind(f"model {name}{message['error']}")
-            if "files" in message and time.monotonic() - reported >= _PROGRESS_SECONDS:
-                reported = time.monotonic()
-                mib = [size // MIB for size in message["bytes"]]
-                _log.info(
-                    "downloading model %s: %d of %d files, %d of %d MiB",
-                    name,
-                    *message["files"],
-                    *mib,
-                )
-
-
-def _decoded(line: bytes) -> dict[str, Any]:
-    """A message of the child; other lines come from libraries and go to the debug log."""
-    try:
-        message = json.loads(line)
-        if isinstance(message, dict):
-            return message
-    except ValueError:
-        pass
-    _log.debug("download: %s", line.decode(errors="replace"))
-    return {}
+    while not cancel.is_set():
+        if arrivals.poll(_POLL_SECONDS * 1000):
+            if not (received := os.read(child.stdout.fileno(), 65536)):
+                return
+            *lines, buffer = (buffer + received).split(b"\n")
+            yield from lines
 
 
 def _end(child: Child) -> None:

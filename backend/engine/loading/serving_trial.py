@@ -68,35 +68,15 @@ _WRONG = 1 / 3  # share of an answer's positions at which rounding may have sele
 _GUESSES = 2  # guesses of each row in a step that checks guesses
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A request. answer: tokens to generate. after: number of steps before it is submitted.
-
-    more: the tokens of a next message, which is submitted when the answer is complete; next_answer:
-    tokens to generate then.
-    """
-
-    tokens: tuple[int, ...]
-    answer: int
-    after: int = 0
-    item: MediaItem | None = None
-    more: tuple[int, ...] = ()
-    next_answer: int = 0
-
-
 @dataclass(slots=True)
 class _Answer:
-    """A request's answer so far. failed: whether the model failed.
-
-    left: whether a step has passed since its end, so that its KV is stored as an entry.
-    """
+    """A request with its answer so far. limit: tokens to generate. failed: the model failed."""
 
     prompt: tuple[int, ...]
     limit: int
-    item: MediaItem | None
+    item: MediaItem | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     failed: bool = False
-    left: bool = False
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -105,6 +85,46 @@ class _Answer:
     @property
     def complete(self) -> bool:
         return len(self.logprobs) == self.limit
+
+
+@dataclass(slots=True)
+class _Talk:
+    """A request, and the next turn of its conversation if there is one.
+
+    after: number of steps before the request is submitted. more: tokens of the next message.
+    next_limit: tokens to generate then. waited: whether a step has passed since the answer's end,
+    so that its KV is stored. answers: of the turns that were submitted.
+    """
+
+    first: _Answer
+    after: int = 0
+    more: tuple[int, ...] = ()
+    next_limit: int = 0
+    waited: bool = False
+    answers: list[_Answer] = field(default_factory=list)
+
+    def submitted(self, step: int, turns: int) -> _Answer | None:
+        """The turn to submit in this step, if there is one."""
+        if not self.answers:
+            return self._began(self.first) if self.after <= step else None
+        if not self.unfinished(turns) or not self.answers[-1].complete:
+            return None
+        if not self.waited:
+            self.waited = True
+            return None
+        prompt = (*self.first.prompt, *self.first.tokens, *self.more)
+        return self._began(_Answer(prompt, self.next_limit, self.first.item))
+
+    def unfinished(self, turns: int) -> bool:
+        """Whether another turn follows, unless the latest fails. turns: maximum number."""
+        latest = self.answers[-1:]
+        if not latest:
+            return True
+        return bool(self.more) and len(self.answers) < turns and latest[0].complete
+
+    def _began(self, answer: _Answer) -> _Answer:
+        self.answers.append(answer)
+        return answer
 
 
 class ServingTrial:
@@ -151,7 +171,7 @@ class ServingTrial:
         """The verdict, with whether the answers with guesses are right."""
         guesser = _Recalling(self._answered, self._words)
         known = replace(drafting, most=_GUESSES, new_guessers=lambda: [guesser], cost=None)
-        talks = yield from self._converse(model, self._rows(1), known)
+        talks = yield from self._converse(model, self._talks(1), known)
         complete = _complete(talks)
         right = yield from self._all_right(talks, model)
         return replace(
@@ -161,15 +181,17 @@ class ServingTrial:
         )
 
     def _run(self, model: EngineModel) -> Stages[Verdict]:
-        talks = yield from self._converse(model, self._rows(1))
+        talks = yield from self._converse(model, self._talks(1))
         self._answered = [
             (*answer.prompt, *answer.tokens) for answers in talks for answer in answers
         ]
         if (yield from self._all_right(talks, wrong=0)):
             return self._tried(talks)
-        fault, rows = self._fault, self._rows(_SECOND_LOOK)
+        fault = self._fault
         by_itself = replace(model, **WAYS["in turn, not stored"])
-        right = yield from self._all_right((yield from self._converse(by_itself, rows)))
+        right = yield from self._all_right(
+            (yield from self._converse(by_itself, self._talks(_SECOND_LOOK)))
+        )
         if not right:
             _log.warning(
                 "model %s: a request alone does not get the answer of a reference forward pass%s",
@@ -182,7 +204,8 @@ class ServingTrial:
                 continue
             verdict = replace(verdict, way=way)
             tried = replace(model, **changes)
-            if (yield from self._all_right((yield from self._converse(tried, rows)), tried)):
+            talks = yield from self._converse(tried, self._talks(_SECOND_LOOK))
+            if (yield from self._all_right(talks, tried)):
                 break
         self._fault = fault
         return verdict
@@ -196,43 +219,62 @@ class ServingTrial:
         way = "not stored" if batched else "in turn" if stored else "in turn, not stored"
         return Verdict(way, complete=False)
 
-    def _rows(self, look: int) -> list[_Row]:
+    def _talks(self, look: int) -> list[_Talk]:
         """The requests of the trial.
 
         The first runs alone at the beginning. Then all others join: two texts that share a prefill
         pass, and one request for each item. The last item's conversation goes on with a next turn,
         which runs alone at the end.
         """
-        join = look * _JOIN
+        join, long, short = look * _JOIN, look * 5, look * 3
+
+        def asked(item: MediaItem) -> _Talk:
+            first = _Answer((*item.whole, *self._text(5, 2)), long, item)
+            return _Talk(first, join, self._text(_MORE, 6), short)
+
         return [
-            _Row(self._text(_STORED, 1), look * 5, more=self._text(_MORE, 3), next_answer=look * 3),
-            _Row(self._text(5, 7), look * 3, join),
-            _Row(self._text(9, 4), look * 5, join),
-            *(
-                _Row(
-                    (*item.whole, *self._text(5, 2)),
-                    look * 5,
-                    join,
-                    item,
-                    more=self._text(_MORE, 6),
-                    next_answer=look * 3,
-                )
-                for item in self._items
-            ),
+            _Talk(_Answer(self._text(_STORED, 1), long), 0, self._text(_MORE, 3), short),
+            _Talk(_Answer(self._text(5, 7), short), join),
+            _Talk(_Answer(self._text(9, 4), long), join),
+            *map(asked, self._items),
         ]
 
     def _converse(
-        self,
-        model: EngineModel,
-        rows: Sequence[_Row],
-        drafting: Drafting | None = None,
-    ) -> Stages[list[list[_Answer]]]:
-        """Each row's answer, and the answer of its next turn."""
-        conversation = _Conversation(model, rows, self._words, self._failed, drafting)
-        while conversation.unfinished:
+        self, model: EngineModel, talks: Sequence[_Talk], drafting: Drafting | None = None
+    ) -> Stages[Sequence[Sequence[_Answer]]]:
+        """Have the conversations by a scheduler of their own; returns the answers of each.
+
+        drafting: makes guesses for every step; None for none.
+        """
+        submitted: list[_Answer] = []
+
+        def take(ticket: int, what: Undelivered | EngineError) -> None:
+            # Not a method: the KV must be freed with the scheduler, without the garbage collector.
+            match what:
+                case GrowingText():
+                    submitted[ticket].logprobs += what.close().logprobs
+                case Finished(logprobs=sampled):
+                    submitted[ticket].logprobs = list(sampled or ())
+                case Overloaded():
+                    pass  # a lack of memory says nothing about the model
+                case EngineError():
+                    submitted[ticket].failed = True
+
+        turns = 2 if model.prompt_cache_bytes else 1
+        bias = tuple((word, 1e3) for word in self._words)
+        alone = replace(model, disk=None, drafting=drafting, repetition_guard=0)
+        scheduler = Scheduler(alone, take, self._failed, Gauges())
+        if drafting is not None:
+            scheduler.planner.widths = _EveryStep(_GUESSES)
+        step = 0
+        while scheduler.busy or any(talk.unfinished(turns) for talk in talks):
             yield "engine"
-            conversation.step()
-        return conversation.answers
+            for answer in filter(None, [talk.submitted(step, turns) for talk in talks]):
+                scheduler.submit(_request(len(submitted), answer, bias))
+                submitted.append(answer)
+            scheduler.step()
+            step += 1
+        return [talk.answers for talk in talks]
 
     def _all_right(
         self,
@@ -280,8 +322,8 @@ class ServingTrial:
         mlx-lm's plamo3 attends to one token more in a prompt than in an answer once its window is
         full. The chosen tokens are compared, up to the first that differs.
         """
-        row = _Row(answer.prompt, answer.limit, item=answer.item)
-        ((alone,),) = yield from self._converse(model, [row])
+        talk = _Talk(_Answer(answer.prompt, answer.limit, answer.item))
+        ((alone,),) = yield from self._converse(model, [talk])
         if not (answer.complete and alone.complete):
             return False
         yield "engine"
@@ -354,89 +396,19 @@ def _complete(talks: Sequence[Sequence[_Answer]]) -> bool:
     return all(answer.complete for answers in talks for answer in answers)
 
 
-class _Conversation:
-    """A scheduler for the requests of the trial, each with its next turn if prompts are stored.
-
-    report: logs a fault of the model. drafting: guesses for every step; None: for none.
-    """
-
-    def __init__(
-        self,
-        model: EngineModel,
-        rows: Sequence[_Row],
-        words: Sequence[int],
-        report: Callable[[str, BaseException], None],
-        drafting: Drafting | None,
-    ) -> None:
-        self.answers: list[list[_Answer]] = [[] for _ in rows]
-        self._rows = rows
-        self._turns = 2 if model.prompt_cache_bytes else 1
-        self._bias = tuple((word, 1e3) for word in words)
-        self._steps = 0
-        answers_by_ticket: list[_Answer] = []
-        self._answers_by_ticket = answers_by_ticket
-
-        def take(ticket: int, what: Undelivered | EngineError) -> None:
-            # Not a method: the KV must be freed with the scheduler, without the garbage collector.
-            match what:
-                case GrowingText():
-                    answers_by_ticket[ticket].logprobs += what.close().logprobs
-                case Finished(logprobs=sampled):
-                    answers_by_ticket[ticket].logprobs = list(sampled or ())
-                case Overloaded():
-                    pass  # a lack of memory says nothing about the model
-                case EngineError():
-                    answers_by_ticket[ticket].failed = True
-
-        alone = replace(model, disk=None, drafting=drafting, repetition_guard=0)
-        self._scheduler = Scheduler(alone, take, report, Gauges())
-        if drafting is not None:
-            self._scheduler.planner.widths = _EveryStep(_GUESSES)
-
-    @property
-    def unfinished(self) -> bool:
-        return self._scheduler.busy or any(
-            not answers or self._next_turn(row, answers)
-            for row, answers in zip(self._rows, self.answers, strict=True)
-        )
-
-    def step(self) -> None:
-        for row, answers in zip(self._rows, self.answers, strict=True):
-            if not answers and row.after <= self._steps:
-                self._ask(answers, _Answer(row.tokens, row.answer, row.item))
-            elif answers and (turn := self._next_turn(row, answers)):
-                if answers[-1].left:
-                    self._ask(answers, _Answer(turn, row.next_answer, row.item))
-                answers[-1].left = True
-        self._scheduler.step()
-        self._steps += 1
-
-    def _next_turn(self, row: _Row, answers: Sequence[_Answer]) -> tuple[int, ...]:
-        """The prompt of the row's next turn.
-
-        Empty if it cannot be submitted yet, or was already.
-        """
-        if not row.more or len(answers) == self._turns or not answers[-1].complete:
-            return ()
-        return (*row.tokens, *answers[-1].tokens, *row.more)
-
-    def _ask(self, answers: list[_Answer], answer: _Answer) -> None:
-        answers.append(answer)
-        ticket = len(self._answers_by_ticket)
-        self._answers_by_ticket.append(answer)
-        media = None
-        if (item := answer.item) is not None:
-            media = MediaPlan(answer.prompt, [Span(item.first, item)])
-        request = GenerationRequest(
-            f"trial {ticket}",
-            TokenPrompt(answer.prompt),
-            Sampling(logit_bias=self._bias),
-            ignore_eos=True,
-            logprobs=_ALTERNATIVES,
-        )
-        self._scheduler.submit(
-            Submit(0, ticket, request, list(answer.prompt), answer.limit, media=media)
-        )
+def _request(ticket: int, answer: _Answer, bias: tuple[tuple[int, float], ...]) -> Submit:
+    """The command that submits a turn. bias: selects the tokens of the answer."""
+    media = None
+    if (item := answer.item) is not None:
+        media = MediaPlan(answer.prompt, [Span(item.first, item)])
+    request = GenerationRequest(
+        f"trial {ticket}",
+        TokenPrompt(answer.prompt),
+        Sampling(logit_bias=bias),
+        ignore_eos=True,
+        logprobs=_ALTERNATIVES,
+    )
+    return Submit(0, ticket, request, list(answer.prompt), answer.limit, media=media)
 
 
 class _EveryStep(GuessWidth):

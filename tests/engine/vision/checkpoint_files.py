@@ -79,3 +79,12 @@ def read(path: Path, name: str) -> dict[str, Any]:
 
 def write(path: Path, name: str, value: dict[str, Any]) -> None:
     (path / name).write_text(json.dumps(value))
+
+
+def write_config(path: Path, ids: dict[str, int], config: dict[str, Any]) -> None:
+    """Write config.json with the size of a vocabulary whose last tokens are these."""
+    size = {"vocab_size": max(ids.values()) + 1}
+    found = {**size, "eos_token_id": 2, **config}
+    if "text_config" in found:
+        found["text_config"] = size | found["text_config"]
+    write(path, "config.json", found)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,23 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from backend.engine.vision.patches import opencv_replaced
-from tests.engine.vision import further_families, llava_families, qwen_families, recent_families
-from tests.engine.vision.checkpoint_files import PIXELS, SIGLIP, TEXT, add_tokens, read, write
-from tests.engine.vision.ocr_families import (
-    write_deepseek_vl_v2,
-    write_deepseekocr,
-    write_unlimited_ocr,
+from tests.engine.vision import (
+    further_families,
+    llava_families,
+    ocr_families,
+    omni_families,
+    qwen_families,
+    recent_families,
 )
-from tests.engine.vision.omni_families import write_qwen3_omni
+from tests.engine.vision.checkpoint_files import (
+    PIXELS,
+    SIGLIP,
+    TEXT,
+    add_tokens,
+    read,
+    write,
+    write_config,
+)
 from tests.engine.vision.seeing import TINY_VISION
 
 _GEMMA_TOKENS = {
@@ -49,6 +59,16 @@ _IDEFICS_TOKENS = [
     *(f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)),
 ]
 
+_FILES = (
+    sys.modules[__name__],
+    further_families,
+    llava_families,
+    ocr_families,
+    omni_families,
+    qwen_families,
+    recent_families,
+)
+
 
 def write_family(path: Path, family: str) -> Path:
     """A folder with a checkpoint of a family, for instance `qwen3_5`."""
@@ -56,84 +76,13 @@ def write_family(path: Path, family: str) -> Path:
     for file in TINY_VISION.iterdir():
         if file.suffix != ".safetensors":
             shutil.copy(file, path)
-    {
-        "qwen2_5_vl": _qwen2_5_vl,
-        "qwen3_5": _qwen3_5,
-        "qwen3_5_moe": _qwen3_5_moe,
-        "indic_ocr": _indic_ocr,
-        "qwen4_exp": _qwen4_exp,
-        "minicpmv4_6": _minicpmv4_6,
-        "minicpmv4_7": _minicpmv4_7,
-        "gemma3": _gemma3,
-        "got": further_families.write_got,
-        "idefics2": _idefics2,
-        "paligemma": further_families.write_paligemma,
-        "paligemma2": further_families.write_paligemma2,
-        "idefics3": _idefics3,
-        "smolvlm": _smolvlm,
-        "ministral3": _ministral3,
-        "mistral4": _mistral4,
-        "minimax_m3_vl": _minimax_m3_vl,
-        "cohere2_moe": _cohere2_moe,
-        "deepseek_v4": _deepseek_v4,
-        "internvl_chat": _internvl_chat,
-        "paddleocr_vl": _paddleocr_vl,
-        "minicpmo": _minicpmo,
-        "dots_ocr": _dots_ocr,
-        "kimi_vl": _kimi_vl,
-        "aya_vision": _aya_vision,
-        "llava_next": _llava_next,
-        "phi4_siglip": llava_families.write_phi4_siglip,
-        "llava_bunny": llava_families.write_llava_bunny,
-        "llava_onevision": llava_families.write_llava_onevision,
-        "pixtral": llava_families.write_pixtral,
-        "lfm2_vl": llava_families.write_lfm2_vl,
-        "qwen2_vl": qwen_families.write_qwen2_vl,
-        "qwen3_vl_moe": qwen_families.write_qwen3_vl_moe,
-        "glm_ocr": qwen_families.write_glm_ocr,
-        "glm4v": qwen_families.write_glm4v,
-        "gemma4": recent_families.write_gemma4,
-        "gemma4_moe": recent_families.write_gemma4_moe,
-        "gemma4_unified": recent_families.write_gemma4_unified,
-        "llama4": recent_families.write_llama4,
-        "glm4v_moe": recent_families.write_glm4v_moe,
-        "kimi_k25": recent_families.write_kimi_k25,
-        "granite_vision": recent_families.write_granite_vision,
-        "granite4_vision": recent_families.write_granite4_vision,
-        "molmo2": recent_families.write_molmo2,
-        "fastvlm": recent_families.write_fastvlm,
-        "multi_modality": recent_families.write_multi_modality,
-        "youtu_vl": recent_families.write_youtu_vl,
-        "llava": further_families.write_llava,
-        "molmo": further_families.write_molmo,
-        "ernie4_5_moe_vl": further_families.write_ernie4_5_moe_vl,
-        "hunyuan_vl": further_families.write_hunyuan_vl,
-        "zaya1_vl": further_families.write_zaya1_vl,
-        "internvl": further_families.write_internvl,
-        "cohere_compass": further_families.write_cohere_compass,
-        "muse_glimmer": further_families.write_muse_glimmer,
-        "glm5_next": further_families.write_glm5_next,
-        "step3p7": further_families.write_step3p7,
-        "mimo_v2": further_families.write_mimo_v2,
-        "inkling": further_families.write_inkling,
-        "locateanything": further_families.write_locateanything,
-        "nemotron_h_nano_omni": further_families.write_nemotron_h_nano_omni,
-        "kimi_k3": further_families.write_kimi_k3,
-        "mistral_large3": further_families.write_mistral_large3,
-        "jina_vlm": further_families.write_jina_vlm,
-        "llmjpvl": further_families.write_llmjpvl,
-        "mage_vl": further_families.write_mage_vl,
-        "gemma3n": further_families.write_gemma3n,
-        "deepseek_vl_v2": write_deepseek_vl_v2,
-        "deepseekocr": write_deepseekocr,
-        "unlimited_ocr": write_unlimited_ocr,
-        "qwen3_omni_moe": write_qwen3_omni,
-    }[family](path)
+    writer = next(filter(None, (getattr(file, f"write_{family}", None) for file in _FILES)))
+    writer(path)
     _write_weights(path)
     return path
 
 
-def _qwen2_5_vl(path: Path) -> None:
+def write_qwen2_5_vl(path: Path) -> None:
     """Multimodal RoPE, windows in the tower, and the text's configuration on the top level."""
     base = read(path, "config.json")
     text = {key: base["text_config"][key] for key in (*TEXT, "vocab_size", "eos_token_id")}
@@ -160,7 +109,7 @@ def _qwen2_5_vl(path: Path) -> None:
     (path / "video_preprocessor_config.json").unlink()
 
 
-def _qwen3_5(path: Path) -> None:
+def write_qwen3_5(path: Path) -> None:
     """Multimodal RoPE beside layers with recurrent state."""
     config = read(path, "config.json") | {"model_type": "qwen3_5"}
     text = config["text_config"]
@@ -184,9 +133,9 @@ def _qwen3_5(path: Path) -> None:
     write(path, "config.json", config)
 
 
-def _qwen3_5_moe(path: Path) -> None:
+def write_qwen3_5_moe(path: Path) -> None:
     """Qwen3.5 with experts."""
-    _qwen3_5(path)
+    write_qwen3_5(path)
     config = read(path, "config.json") | {"model_type": "qwen3_5_moe"}
     config["vision_config"]["model_type"] = "qwen3_5_moe"
     config["text_config"] |= {
@@ -199,15 +148,15 @@ def _qwen3_5_moe(path: Path) -> None:
     write(path, "config.json", config)
 
 
-def _indic_ocr(path: Path) -> None:
+def write_indic_ocr(path: Path) -> None:
     """Qwen 3.5 under another name."""
-    _qwen3_5(path)
+    write_qwen3_5(path)
     write(path, "config.json", read(path, "config.json") | {"model_type": "indic_ocr"})
 
 
-def _qwen4_exp(path: Path) -> None:
+def write_qwen4_exp(path: Path) -> None:
     """Streams of hidden states, sparse attention, and embeddings of the latest tokens together."""
-    _qwen3_5_moe(path)
+    write_qwen3_5_moe(path)
     config = read(path, "config.json") | {"model_type": "qwen4_exp"}
     config["vision_config"]["model_type"] = "qwen4_exp"
     config["text_config"] |= {
@@ -232,9 +181,9 @@ def _qwen4_exp(path: Path) -> None:
     write(path, "config.json", config)
 
 
-def _minicpmv4_6(path: Path) -> None:
+def write_minicpmv4_6(path: Path) -> None:
     """Qwen 3.5's text model beside another tower; an image has as many positions as tokens."""
-    _qwen3_5(path)
+    write_qwen3_5(path)
     text = read(path, "config.json")["text_config"]
     ids = add_tokens(path, _MINICPM_TOKENS, "<|image_pad|>")
     write(path, "config.json", {
@@ -254,9 +203,9 @@ def _minicpmv4_6(path: Path) -> None:
     })  # fmt: skip
 
 
-def _minicpmv4_7(path: Path) -> None:
+def write_minicpmv4_7(path: Path) -> None:
     """Like MiniCPM-V 4.6, with an image and its tiles on one grid of positions."""
-    _minicpmv4_6(path)
+    write_minicpmv4_6(path)
     config = read(path, "config.json") | {"model_type": "minicpmv4_7"}
     added = read(path, "tokenizer.json")["added_tokens"]
     ids = {token["content"]: token["id"] for token in added}
@@ -275,7 +224,7 @@ def _minicpmv4_7(path: Path) -> None:
     write(path, "preprocessor_config.json", pixels | own)
 
 
-def _gemma3(path: Path) -> None:
+def write_gemma3(path: Path) -> None:
     """Sliding windows shorter than the prompt, and line breaks around an image."""
     ids = add_tokens(path, list(_GEMMA_TOKENS.values()), _GEMMA_TOKENS["boi_token"])
     tokens = read(path, "tokenizer_config.json")
@@ -294,13 +243,11 @@ def _gemma3(path: Path) -> None:
         "query_pre_attn_scalar": 32,
         "mm_tokens_per_image": 4,
     }
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "gemma3",
-        "vocab_size": size,
         "hidden_size": TEXT["hidden_size"],
         "image_token_index": ids[_GEMMA_TOKENS["image_token"]],
         "mm_tokens_per_image": 4,
-        "eos_token_id": 2,
         "text_config": text,
         "vision_config": SIGLIP | {"model_type": "siglip_vision_model"},
     })  # fmt: skip
@@ -310,17 +257,14 @@ def _gemma3(path: Path) -> None:
     write(path, "processor_config.json", own)
 
 
-def _idefics3(path: Path) -> None:
+def write_idefics3(path: Path) -> None:
     """An image as tiles, each with tokens and text around it."""
     ids = add_tokens(path, _IDEFICS_TOKENS, "<image>")
-    size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "idefics3",
-        "vocab_size": size,
         "image_token_id": ids["<image>"],
         "scale_factor": 2,
-        "eos_token_id": 2,
-        "text_config": TEXT | {"model_type": "llama", "vocab_size": size, "rope_theta": 10000.0},
+        "text_config": TEXT | {"model_type": "llama", "rope_theta": 10000.0},
         "vision_config": SIGLIP | {"model_type": "idefics3"},
     })  # fmt: skip
     own = {"processor_class": "Idefics3Processor", "image_seq_len": 4}
@@ -335,9 +279,9 @@ def _idefics3(path: Path) -> None:
     write(path, "processor_config.json", own)
 
 
-def _idefics2(path: Path) -> None:
+def write_idefics2(path: Path) -> None:
     """A token before and after each image, one between two, and a space before the next word."""
-    _idefics3(path)
+    write_idefics3(path)
     config = read(path, "config.json") | {"model_type": "idefics2"}
     config["text_config"] |= {"model_type": "mistral"}
     config["vision_config"] |= {"model_type": "idefics2"}
@@ -361,9 +305,9 @@ def _idefics2(path: Path) -> None:
     write(path, "processor_config.json", own)
 
 
-def _smolvlm(path: Path) -> None:
+def write_smolvlm(path: Path) -> None:
     """Idefics3's shape under another name, and with another processor."""
-    _idefics3(path)
+    write_idefics3(path)
     for name in ("config.json", "preprocessor_config.json", "processor_config.json"):
         text = (path / name).read_text()
         (path / name).write_text(text.replace("Idefics3", "SmolVLM").replace("idefics3", "smolvlm"))
@@ -372,19 +316,16 @@ def _smolvlm(path: Path) -> None:
     write(path, "config.json", config)
 
 
-def _ministral3(path: Path) -> None:
+def write_ministral3(path: Path) -> None:
     """Queries scaled by their position, which changes after 48 tokens, and rows of an image."""
     ids = add_tokens(path, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], "[IMG]")
-    size = max(ids.values()) + 1
     rope = {"type": "default", "rope_type": "default", "rope_theta": 10000.0}
     rope |= {"llama_4_scaling_beta": 2.0, "original_max_position_embeddings": 48}
-    text = TEXT | {"model_type": "ministral3", "vocab_size": size, "head_dim": 32}
-    write(path, "config.json", {
+    text = TEXT | {"model_type": "ministral3", "head_dim": 32}
+    write_config(path, ids, {
         "model_type": "mistral3",
-        "vocab_size": size,
         "image_token_index": ids["[IMG]"],
         "spatial_merge_size": 2,
-        "eos_token_id": 2,
         "text_config": text | {"rope_theta": 10000.0, "rope_parameters": rope},
         "vision_config": SIGLIP | {"model_type": "pixtral", "head_dim": 16},
     })  # fmt: skip
@@ -394,9 +335,9 @@ def _ministral3(path: Path) -> None:
     write(path, "preprocessor_config.json", PIXELS | kind | {"patch_size": 14})
 
 
-def _mistral4(path: Path) -> None:
+def write_mistral4(path: Path) -> None:
     """Ministral 3 with latent attention and experts."""
-    _ministral3(path)
+    write_ministral3(path)
     config = read(path, "config.json")
     config["text_config"] |= {
         "model_type": "mistral4",
@@ -416,7 +357,7 @@ def _mistral4(path: Path) -> None:
     write(path, "config.json", config)
 
 
-def _minimax_m3_vl(path: Path) -> None:
+def write_minimax_m3_vl(path: Path) -> None:
     """Attention to selected blocks of keys, with caches of its own kind."""
     marks = [f"]<]{name}[>[" for name in ("image", "video", "start of image", "end of image")]
     ids = add_tokens(path, marks, marks[0])
@@ -444,15 +385,13 @@ def _minimax_m3_vl(path: Path) -> None:
             "sparse_attention_freq": [0, 1, 1, 1],
         },
     }
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "minimax_m3_vl",
-        "vocab_size": size,
         "image_token_index": ids[marks[0]],
         "video_token_index": ids[marks[1]],
         "vision_start_token_id": ids[marks[2]],
         "vision_end_token_id": ids[marks[3]],
         "projector_hidden_size": 64,
-        "eos_token_id": 2,
         "text_config": text,
         "vision_config": SIGLIP | {"model_type": "clip_vision_model", "projection_dim": 128},
     })  # fmt: skip
@@ -461,7 +400,7 @@ def _minimax_m3_vl(path: Path) -> None:
     write(path, "preprocessor_config.json", PIXELS | own | limits)
 
 
-def _cohere2_moe(path: Path) -> None:
+def write_cohere2_moe(path: Path) -> None:
     """Text only, of a family that mlx-lm does not have."""
     base = read(path, "config.json")
     (path / "preprocessor_config.json").unlink()
@@ -483,7 +422,7 @@ def _cohere2_moe(path: Path) -> None:
     })  # fmt: skip
 
 
-def _deepseek_v4(path: Path) -> None:
+def write_deepseek_v4(path: Path) -> None:
     """Text only: windows of compressed KV, each of which overlaps with the one before it."""
     base = read(path, "config.json")
     (path / "preprocessor_config.json").unlink()
@@ -511,21 +450,17 @@ def _deepseek_v4(path: Path) -> None:
     })  # fmt: skip
 
 
-def _internvl_chat(path: Path) -> None:
+def write_internvl_chat(path: Path) -> None:
     """The marker is plain text and missing in the template; tiles have no text around them."""
     ids = add_tokens(path, ["<img>", "</img>", "<IMG_CONTEXT>"], "")
-    size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "internvl_chat",
-        "vocab_size": size,
         "image_token_index": ids["<IMG_CONTEXT>"],
         "downsample_ratio": 0.5,
         "force_image_size": 56,
         "max_dynamic_patch": 2,
-        "eos_token_id": 2,
         "text_config": TEXT | {
             "model_type": "qwen2",
-            "vocab_size": size,
             "head_dim": 32,
             "rope_theta": 10000.0,
         },
@@ -534,7 +469,7 @@ def _internvl_chat(path: Path) -> None:
     write(path, "preprocessor_config.json", {"processor_class": "InternVLChatProcessor"})
 
 
-def _paddleocr_vl(path: Path) -> None:
+def write_paddleocr_vl(path: Path) -> None:
     """Multimodal RoPE, a fixed hidden size, and the text model's configuration at the top level."""
     marks = ["<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>"]
     ids = add_tokens(path, marks, "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>")
@@ -560,7 +495,7 @@ def _paddleocr_vl(path: Path) -> None:
     write(path, "preprocessor_config.json", PIXELS | own | limits)
 
 
-def _dots_ocr(path: Path) -> None:
+def write_dots_ocr(path: Path) -> None:
     """Qwen 2's text beside a tower of its own, with the text's configuration on the top level."""
     pad = "<|imgpad|>"
     ids = add_tokens(path, ["<|img|>", "<|endofimg|>", pad], f"<|img|>{pad}<|endofimg|>")
@@ -590,20 +525,16 @@ def _dots_ocr(path: Path) -> None:
     )
 
 
-def _kimi_vl(path: Path) -> None:
+def write_kimi_vl(path: Path) -> None:
     """Latent attention, experts, and a tower without a fixed size; a processor without files."""
     marks = ["<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"]
     ids = add_tokens(path, [*marks, "<|im_assistant|>"], "".join(marks))
-    size = max(ids.values()) + 1
     (path / "preprocessor_config.json").unlink()
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "kimi_vl",
-        "vocab_size": size,
         "media_placeholder_token_id": ids["<|media_pad|>"],
-        "eos_token_id": 2,
         "text_config": TEXT | {
             "model_type": "deepseek_v3",
-            "vocab_size": size,
             "num_key_value_heads": 4,
             "moe_intermediate_size": 64,
             "n_shared_experts": 1,
@@ -631,22 +562,18 @@ def _kimi_vl(path: Path) -> None:
     })  # fmt: skip
 
 
-def _aya_vision(path: Path) -> None:
+def write_aya_vision(path: Path) -> None:
     """Cohere 2's windows. The prompt names each tile of an image, followed by its patch tokens."""
     marks = ["<image>", "<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>"]
     tiles = ["TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, 5)), "TILE"]
     ids = add_tokens(path, [*marks, *tiles], "<image>")
-    size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "aya_vision",
-        "vocab_size": size,
         "image_token_index": ids["<|IMG_PATCH|>"],
         "downsample_factor": 2,
         "alignment_intermediate_size": 64,
-        "eos_token_id": 2,
         "text_config": TEXT | {
             "model_type": "cohere2",
-            "vocab_size": size,
             "head_dim": 32,
             "sliding_window": 24,
             "sliding_window_pattern": 2,
@@ -666,19 +593,16 @@ def _aya_vision(path: Path) -> None:
     })  # fmt: skip
 
 
-def _llava_next(path: Path) -> None:
+def write_llava_next(path: Path) -> None:
     """Tiles at the size nearest to the image; mlx-vlm encodes others than it counts."""
     ids = add_tokens(path, ["<image>"], "<image>")
-    size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "llava_next",
-        "vocab_size": size,
         "image_token_index": ids["<image>"],
         "vision_feature_layer": -2,
         "vision_feature_select_strategy": "default",
         "image_grid_pinpoints": [[56, 112], [112, 56], [112, 112]],
-        "eos_token_id": 2,
-        "text_config": TEXT | {"model_type": "mistral", "vocab_size": size},
+        "text_config": TEXT | {"model_type": "mistral"},
         "vision_config": SIGLIP | {"model_type": "clip_vision_model", "projection_dim": 32},
     })  # fmt: skip
     own = {
@@ -700,11 +624,10 @@ def _llava_next(path: Path) -> None:
     })  # fmt: skip
 
 
-def _minicpmo(path: Path) -> None:
+def write_minicpmo(path: Path) -> None:
     """Images and sounds; the sound's marker belongs to the processor, and is plain text."""
     ids = add_tokens(path, _MINICPM_TOKENS, "<image>")
-    size = max(ids.values()) + 1
-    text = TEXT | {"model_type": "qwen3", "vocab_size": size, "head_dim": 32}
+    text = TEXT | {"model_type": "qwen3", "head_dim": 32}
     text |= {"rope_theta": 10000.0, "tie_word_embeddings": False}
     text["rope_scaling"] = {"rope_type": "default", "type": "default", "mrope_section": [6, 5, 5]}
     hearing = {
@@ -716,16 +639,14 @@ def _minicpmo(path: Path) -> None:
         "num_mel_bins": 80,
         "max_source_positions": 1500,
     }
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "minicpmo",
-        "vocab_size": size,
         "query_num": 4,
         "image_size": 56,
         "patch_size": 14,
         "init_vision": True,
         "init_audio": True,
         "init_tts": False,
-        "eos_token_id": 2,
         "text_config": text,
         "vision_config": SIGLIP | {"model_type": "siglip_vision_model"},
         "audio_config": hearing,

@@ -9,7 +9,15 @@ import pytest
 
 from tests.architectures.shapes import configuration
 from tests.architectures.vlm_shapes import text_arguments
-from tests.engine.vision.checkpoint_files import PIXELS, SIGLIP, TEXT, add_tokens, read, write
+from tests.engine.vision.checkpoint_files import (
+    PIXELS,
+    SIGLIP,
+    TEXT,
+    add_tokens,
+    read,
+    write,
+    write_config,
+)
 from tests.engine.vision.llava_families import write_pixtral
 
 _ROPE = {"rope_theta": 10000.0}
@@ -19,13 +27,10 @@ _PATCHES = PIXELS | {"patch_size": 14, "merge_size": 2, "min_pixels": 3136, "max
 def write_llava(path: Path) -> None:
     """LLaVA 1.5: one size of images, and a token for each patch."""
     ids = add_tokens(path, ["<image>"], "<image>\\n")
-    size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "llava",
-        "vocab_size": size,
         "image_token_index": ids["<image>"],
-        "eos_token_id": 2,
-        "text_config": TEXT | _ROPE | {"model_type": "llama", "vocab_size": size},
+        "text_config": TEXT | _ROPE | {"model_type": "llama"},
         "vision_config": SIGLIP | {"model_type": "clip_vision_model"},
     })  # fmt: skip
     kind = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 56}}
@@ -59,13 +64,11 @@ def _write_paligemma(path: Path, text: dict[str, Any]) -> None:
     tokens = read(path, "tokenizer_config.json")
     write(path, "tokenizer_config.json", tokens | {"bos_token": "<bos>"})
     size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "paligemma",
-        "vocab_size": size,
         "image_token_index": ids["<image>"],
         "hidden_size": TEXT["hidden_size"],
         "projection_dim": TEXT["hidden_size"],
-        "eos_token_id": 2,
         "pad_token_id": 0,
         "text_config": TEXT | _ROPE | text | {"vocab_size": size},
         "vision_config": SIGLIP | {
@@ -157,18 +160,14 @@ _HUNYUAN_IDS = {
 def write_hunyuan_vl(path: Path) -> None:
     """Positions on four axes, of which three count an image's rows and columns from 0."""
     ids = add_tokens(path, list(_HUNYUAN_IDS.values()), "<img><image></img>")
-    size = max(ids.values()) + 1
     rope = {"type": "xdrope", "alpha": 10.0, "factor": 1.0, "xdrope_section": [4, 4, 4, 4]}
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "hunyuan_vl",
-        "vocab_size": size,
         "image_token_id": ids["<image>"],
         "image_start_token_id": ids["<img>"],
         "image_end_token_id": ids["</img>"],
-        "eos_token_id": 2,
         "text_config": TEXT | _ROPE | {
             "model_type": "hunyuan_vl",
-            "vocab_size": size,
             "head_dim": 32,
             "rope_scaling": rope,
             "tie_word_embeddings": False,
@@ -236,12 +235,9 @@ def own_tokens(path: Path, patch: pytest.MonkeyPatch) -> None:
 def write_zaya1_vl(path: Path) -> None:
     """Convolutions beside the KV, and weights of their own (LoRA) for the tokens of images."""
     ids = add_tokens(path, ["<image>"], "<image>")
-    size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "zaya1_vl",
-        "vocab_size": size,
         "image_token_id": ids["<image>"],
-        "eos_token_id": 2,
         "hidden_size": 128,
         "num_hidden_layers": 4,
         "ffn_hidden_size": 128,
@@ -290,17 +286,13 @@ def write_mage_vl(path: Path) -> None:
 def write_internvl(path: Path) -> None:
     """InternVL in the form of transformers, with a marker of its own."""
     ids = add_tokens(path, ["<img>", "</img>", "<IMG_CONTEXT>"], "<IMG_CONTEXT>\\n")
-    size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "internvl",
-        "vocab_size": size,
         "image_token_id": ids["<IMG_CONTEXT>"],
         "downsample_ratio": 0.5,
         "max_dynamic_patch": 2,
-        "eos_token_id": 2,
         "text_config": TEXT | _ROPE | {
             "model_type": "qwen3",
-            "vocab_size": size,
             "head_dim": 32,
             "tie_word_embeddings": False,
         },
@@ -319,18 +311,15 @@ def write_cohere_compass(path: Path) -> None:
     """Features of the tower that are added to several layers, beside sliding windows."""
     marks = ["<|VISION_START|>", "<|IMAGE_PAD|>", "<|VISION_END|>"]
     ids = add_tokens(path, marks, "".join(marks))
-    size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "cohere_compass",
         "image_token_id": ids[marks[1]],
         "vision_start_token_id": ids[marks[0]],
         "vision_end_token_id": ids[marks[2]],
         "min_pixels": 3136,
         "max_pixels": 12544,
-        "eos_token_id": 2,
         "text_config": TEXT | {
             "model_type": "cohere_compass_text",
-            "vocab_size": size,
             "head_dim": 32,
             "sliding_window": 24,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -357,8 +346,7 @@ def write_muse_glimmer(path: Path) -> None:
     """Norms on embeddings and logits, and layers without positions."""
     marks = ["<|image_start|>", "<|patch|>", "<|image_end|>", "<|video|>"]
     ids = add_tokens(path, marks, "<|patch|>")
-    size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "muse_glimmer",
         "image_token_id": ids["<|patch|>"],
         "video_token_id": ids["<|video|>"],
@@ -367,7 +355,6 @@ def write_muse_glimmer(path: Path) -> None:
         "eos_token_id": [2],
         "text_config": TEXT | {
             "model_type": "muse_glimmer_text",
-            "vocab_size": size,
             "head_dim": 32,
             "sliding_window": 24,
             "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -424,11 +411,9 @@ def write_step3p7(path: Path) -> None:
     ids = add_tokens(path, [*marks, "<patch_newline>"], "<im_patch>")
     size = max(ids.values()) + 1
     tower = {"width": 32, "layers": 2, "heads": 2, "mlp_ratio": 2.0}
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "step3p7",
-        "vocab_size": size,
         "image_token_id": ids["<im_patch>"],
-        "eos_token_id": 2,
         "text_config": text_arguments("step3p7") | {"vocab_size": size},
         "vision_config": tower,
     })  # fmt: skip
@@ -484,9 +469,8 @@ def write_inkling(path: Path) -> None:
     images = "{%- elif part.type in ('image', 'image_url') -%}"
     sounds = f"{{%- elif part.type == 'audio' -%}}<|content_audio_input|>{sound}\n"
     template.write_text(template.read_text().replace(images, sounds + images))
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "inkling",
-        "vocab_size": size,
         "image_token_id": ids[image],
         "audio_token_id": ids[sound],
         "eos_token_id": [2],
@@ -500,13 +484,11 @@ def write_inkling(path: Path) -> None:
 def write_locateanything(path: Path) -> None:
     """Kimi VL's tower beside Qwen 2's text model."""
     ids = add_tokens(path, ["<img>", "<IMG_CONTEXT>", "</img>"], "")
-    size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "locateanything",
-        "vocab_size": size,
         "image_token_index": ids["<IMG_CONTEXT>"],
         "eos_token_id": [2],
-        "text_config": TEXT | _ROPE | {"model_type": "qwen2", "vocab_size": size},
+        "text_config": TEXT | _ROPE | {"model_type": "qwen2"},
         "vision_config": {
             "model_type": "moonvit",
             "hidden_size": 32,
@@ -525,13 +507,12 @@ def write_nemotron_h_nano_omni(path: Path) -> None:
     """Mamba layers in the text, and a tower for images of any size."""
     ids = add_tokens(path, ["<img>", "<image>", "</img>", "<video>"], "<image>")
     size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "NemotronH_Nano_Omni_Reasoning_V3",
         "img_context_token_id": ids["<image>"],
         "video_context_token_id": ids["<video>"],
         "vit_hidden_size": 32,
         "projector_hidden_size": 64,
-        "eos_token_id": 2,
         "llm_config": configuration("nemotron_h") | {"vocab_size": size},
         "vision_config": {
             "hidden_size": 32,
@@ -556,14 +537,12 @@ def write_kimi_k3(path: Path) -> None:
     marks = ["<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"]
     marks += ["<|kimi_image_placeholder|>"]
     ids = add_tokens(path, marks, "<|kimi_image_placeholder|>")
-    size = max(ids.values()) + 1
-    text = configuration("kimi_k3")["text_config"]
-    write(path, "config.json", {
+    text = configuration("kimi_k3")["text_config"] | {"vocab_size": max(ids.values()) + 1}
+    write_config(path, ids, {
         "model_type": "kimi_k3",
-        "vocab_size": size,
         "media_placeholder_token_id": ids["<|media_pad|>"],
         "eos_token_id": [2],
-        "text_config": text | {"vocab_size": size, "num_key_value_heads": 4},
+        "text_config": text | {"num_key_value_heads": 4},
         "vision_config": {
             "model_type": "moonvit3d",
             "init_pos_emb_height": 8,
@@ -614,14 +593,12 @@ def write_mistral_large3(path: Path) -> None:
 def write_llmjpvl(path: Path) -> None:
     """A processor that only the checkpoint's own code has."""
     ids = add_tokens(path, ["<image>"], "<image>")
-    size = max(ids.values()) + 1
     (path / "preprocessor_config.json").unlink()
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "llmjpvl",
-        "vocab_size": size,
         "img_context_token_id": ids["<image>"],
         "eos_token_id": [2],
-        "text_config": TEXT | _ROPE | {"model_type": "llama", "vocab_size": size},
+        "text_config": TEXT | _ROPE | {"model_type": "llama"},
         "vision_config": SIGLIP | {"model_type": "siglip_vision_model"},
     })  # fmt: skip
     kind = {"processor_class": "LLMJPVLProcessor", "image_processor_type": "LLMJPVLImageProcessor"}

@@ -13,6 +13,7 @@ from tests.engine.vision.checkpoint_files import (
     add_tokens,
     read,
     write,
+    write_config,
 )
 
 _ROPE = {"rope_theta": 10000.0}
@@ -62,17 +63,14 @@ def write_llava_bunny(path: Path) -> None:
 def write_llava_onevision(path: Path) -> None:
     """Tiles with a line feed embedding after each row of patches."""
     ids = add_tokens(path, ["<image>", "<video>"], "<image>")
-    size = max(ids.values()) + 1
     grids = [[56, 56], [56, 112], [112, 56], [112, 112]]
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "llava_onevision",
-        "vocab_size": size,
         "image_token_index": ids["<image>"],
         "video_token_index": ids["<video>"],
         "image_grid_pinpoints": grids,
         "vision_aspect_ratio": "anyres_max_9",
-        "eos_token_id": 2,
-        "text_config": TEXT | _ROPE | {"model_type": "qwen2", "vocab_size": size},
+        "text_config": TEXT | _ROPE | {"model_type": "qwen2"},
         "vision_config": SIGLIP | {"model_type": "siglip_vision_model"},
     })  # fmt: skip
     own = {
@@ -94,13 +92,10 @@ def write_llava_onevision(path: Path) -> None:
 def write_pixtral(path: Path) -> None:
     """Rows of an image of any size, with breaks between them."""
     ids = add_tokens(path, ["[IMG]", "[IMG_BREAK]", "[IMG_END]"], "[IMG]")
-    size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "pixtral",
-        "vocab_size": size,
         "image_token_index": ids["[IMG]"],
-        "eos_token_id": 2,
-        "text_config": TEXT | _ROPE | {"model_type": "mistral", "vocab_size": size, "head_dim": 32},
+        "text_config": TEXT | _ROPE | {"model_type": "mistral", "head_dim": 32},
         "vision_config": SIGLIP | {"model_type": "pixtral", "head_dim": 16},
     })  # fmt: skip
     own = {"processor_class": "PixtralProcessor", "patch_size": 14}
@@ -114,17 +109,14 @@ def write_lfm2_vl(path: Path) -> None:
     marks = ["<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"]
     marks += [f"<|img_row_{row}_col_{column}|>" for row in range(1, 4) for column in range(1, 4)]
     ids = add_tokens(path, marks, "<image>")
-    size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "lfm2-vl",
         "image_token_id": ids["<image>"],
         "downsample_factor": 2,
         "encoder_patch_size": 14,
         "projector_hidden_size": 64,
-        "eos_token_id": 2,
         "text_config": TEXT | {
             "model_type": "lfm2",
-            "vocab_size": size,
             "block_dim": 128,
             "block_ff_dim": 128,
             "block_multiple_of": 16,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.vision.checkpoint_files import TEXT, add_tokens, begin_with, write
+from tests.engine.vision.checkpoint_files import TEXT, add_tokens, begin_with, write, write_config
 
 _WIDTH = 1024  # between the towers, in mlx-vlm's code
 
@@ -36,11 +36,9 @@ def write_deepseek_vl_v2(path: Path) -> None:
     begin_with(path, begin)
     (path / "preprocessor_config.json").unlink()
     size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "deepseek_vl_v2",
-        "vocab_size": size,
         "image_token_index": ids["<image>"],
-        "eos_token_id": 2,
         "pad_id": 0,
         "language_config": TEXT | {
             "model_type": "deepseek_v2",
@@ -104,11 +102,9 @@ def _write(path: Path, family: str, other: dict[str, int]) -> None:
         "qk_nope_head_dim": 0,
         "v_head_dim": 0,
     }
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": family,
-        "vocab_size": size,
         "image_token_index": ids["<image>"],
-        "eos_token_id": 2,
         "pad_id": 0,
         "language_config": text | other,
         "vision_config": {

@@ -27,7 +27,7 @@ _WHISPER = {
 }
 
 
-def write_qwen3_omni(path: Path) -> None:
+def write_qwen3_omni_moe(path: Path) -> None:
     """The language model is a part of its own, and layers add features to each image token."""
     base = read(path, "config.json")
     video = (path / "video_preprocessor_config.json").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.engine.vision.checkpoint_files import PIXELS, TEXT, add_tokens, read, write
+from tests.engine.vision.checkpoint_files import PIXELS, TEXT, add_tokens, read, write, write_config
 
 _EXPERTS = {
     "num_experts": 4,
@@ -67,9 +67,8 @@ def write_glm_ocr(path: Path) -> None:
             "rope_theta": 10000,
         },
     }
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "glm_ocr",
-        "vocab_size": size,
         "image_start_token_id": ids[names[0]],
         "image_token_id": ids[names[1]],
         "image_end_token_id": ids[names[2]],

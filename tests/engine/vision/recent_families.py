@@ -15,6 +15,7 @@ from tests.engine.vision.checkpoint_files import (
     add_tokens,
     read,
     write,
+    write_config,
 )
 from tests.engine.vision.qwen_families import write_glm4v
 
@@ -36,9 +37,8 @@ def write_gemma4(path: Path) -> None:
     tokens = read(path, "tokenizer_config.json")
     write(path, "tokenizer_config.json", tokens | {"extra_special_tokens": named})
     size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "gemma4",
-        "vocab_size": size,
         "image_token_id": ids["<|image|>"],
         "boi_token_id": ids["<|image>"],
         "eoi_token_id": ids["<image|>"],
@@ -47,7 +47,6 @@ def write_gemma4(path: Path) -> None:
         "eos_token_id": [2],
         "text_config": TEXT | {
             "model_type": "gemma4_text",
-            "vocab_size": size,
             "vocab_size_per_layer_input": size,
             "hidden_size_per_layer_input": 16,
             "head_dim": 32,
@@ -108,14 +107,12 @@ def write_llama4(path: Path) -> None:
     marks = ["<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>"]
     marks += ["<|tile_x_separator|>", "<|tile_y_separator|>"]
     ids = add_tokens(path, marks, "<|image|>")
-    size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "llama4",
         "image_token_index": ids["<|patch|>"],
         "eos_token_id": [2],
         "text_config": TEXT | _ROPE | {
             "model_type": "llama4_text",
-            "vocab_size": size,
             "head_dim": 32,
             "intermediate_size_mlp": 256,
             "num_local_experts": 4,
@@ -177,15 +174,11 @@ def write_kimi_k25(path: Path) -> None:
     """Kimi VL's parts, and a tower that also knows time."""
     marks = ["<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"]
     ids = add_tokens(path, marks, "".join(marks))
-    size = max(ids.values()) + 1
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "kimi_k25",
-        "vocab_size": size,
         "media_placeholder_token_id": ids["<|media_pad|>"],
-        "eos_token_id": 2,
         "text_config": TEXT | _ROPE | {
             "model_type": "kimi_k2",
-            "vocab_size": size,
             "num_key_value_heads": 4,
             "moe_intermediate_size": 64,
             "n_shared_experts": 1,
@@ -346,14 +339,11 @@ def small_convolutions(patch: pytest.MonkeyPatch) -> None:
 def write_multi_modality(path: Path) -> None:
     """Janus and DeepSeek-VL: a tower of one size, and 576 tokens for each image."""
     ids = add_tokens(path, ["<image_placeholder>", "<image>"], "<image>")
-    size = max(ids.values()) + 1
     (path / "preprocessor_config.json").unlink()
-    write(path, "config.json", {
+    write_config(path, ids, {
         "model_type": "multi_modality",
-        "vocab_size": size,
         "image_token_index": ids["<image>"],
-        "eos_token_id": 2,
-        "text_config": TEXT | {"model_type": "llama", "vocab_size": size},
+        "text_config": TEXT | {"model_type": "llama"},
         "vision_config": {
             "model_type": "vision",
             "cls": "CLIPVisionTower",
