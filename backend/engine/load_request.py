@@ -55,6 +55,7 @@ class LoadOrder:
     epoch: the number of the load.
     started: time.perf_counter() when the checkpoint was found.
     ranks: the ranks that divide the model, if any.
+    head: the model's prediction head, if it lies beside its checkpoint.
     """
 
     request: LoadRequest
@@ -67,3 +68,4 @@ class LoadOrder:
     media_limits: MediaLimits
     started: float = field(default_factory=time.perf_counter)
     ranks: RankLoad | None = None
+    head: Checkpoint | None = None

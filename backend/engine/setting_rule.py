@@ -44,6 +44,8 @@ class Rule:
         """Return the value in the setting's type. Raises ValueError with the accepted values."""
         if self.default is None and (value is None or str(value).lower() == "auto"):
             return None
+        if self.kind is bool and str(value).lower() in ("on", "off"):
+            value = str(value).lower() == "on"
         if self.kind is int and isinstance(value, float) and value.is_integer():
             value = int(value)
         good = type(value) is self.kind or (self.kind is float and type(value) is int)

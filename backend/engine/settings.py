@@ -158,11 +158,13 @@ class Settings:
         "Whether tokens are drafted from earlier text of the same request, which speeds up answers"
         " that quote or repeat and does not change the output.",
     )
-    mtp: bool = flag(
-        False,
+    mtp: bool | None = flag(
+        None,
         "Whether tokens are drafted by the model's own head for multi-token prediction (MTP), which"
-        " does not change the output. Its weights must be in the checkpoint: Qwen3.5, Qwen3-Next,"
-        " DeepSeek-V3, GLM-4.5 and later, and MiMo as first published have them.",
+        " does not change the output; on and off mean true and false. auto means that it is used"
+        " if the checkpoint has one, or a folder beside it: a head that cannot be used is then"
+        " left out with a warning, and refused with true. Qwen3.5, Qwen3-Next, DeepSeek-V3, GLM-4.5"
+        " and later, Nemotron-H and MiMo as first published have one.",
     )
     dtype: str = text(
         "auto",

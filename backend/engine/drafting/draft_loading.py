@@ -1,11 +1,11 @@
-"""Loads the draft model, after the model itself, and decides how a loaded model drafts."""
+"""Loads the draft model or head, after the model itself, and decides how a loaded model drafts."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -13,18 +13,19 @@ import mlx.core as mx
 from backend.engine.caching import kv
 from backend.engine.device import Device, memory_limit, prefill_chunk
 from backend.engine.drafting.batch_guesser import Choices
-from backend.engine.drafting.block_head import BlockHead, block_places, open_block_head
+from backend.engine.drafting.block_head import block_places, open_block_head
 from backend.engine.drafting.draft_model import DraftModel, ModelGuesser
 from backend.engine.drafting.drafter import Guesser, LookupGuesser
-from backend.engine.drafting.eagle_head import EagleHead, eagle_places, open_eagle
+from backend.engine.drafting.eagle_head import eagle_places, open_eagle
 from backend.engine.drafting.head_weights import HeadError, hidden_size, read_weights
 from backend.engine.drafting.layer_states import LayerStates
-from backend.engine.drafting.prediction_head import PredictionHead, open_head
+from backend.engine.drafting.prediction_head import NoHeadError, open_head
 from backend.engine.drafting.reference import naming_draft_model, own_settings
 from backend.engine.drafting.state_guesser import BlockGuesser, HeadGuesser
 from backend.engine.drafting.unread_states import MOST as MOST_STATES
 from backend.engine.drafting.unread_states import StateSource
 from backend.engine.errors import InvalidRequest, ModelRejected
+from backend.engine.load_request import LoadOrder
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.drafter_kind import DrafterKind
 from backend.engine.loading.stages import Stages
@@ -65,37 +66,34 @@ class Drafting:
     weights_bytes: int = 0
     cost: CacheCost | None = None
     states: StateSource | None = None
-    names: str = LOOKUP
+    names: str = ""
 
 
 def load_drafting(
-    checkpoint: Checkpoint | None,
+    order: LoadOrder,
     main: LoadedModel,
-    own: Checkpoint,
     projection: LogitsHead,
     context_size: int,
-    settings: Settings,
     device: Device,
-    *,
-    dtype: str = "",
 ) -> Stages[Drafting | None]:
-    """Load the draft model or the head. Returns None if drafting is not requested.
+    """Load what drafts for a model. Returns None if nothing does.
 
-    Begins and ends on `engine`.
+    Begins and ends on `engine`. Without the option mtp, the model's own head drafts if it has one
+    that can be used, because `GuessWidth` measures whether that pays.
 
-    checkpoint: of the draft model.
-    own: of the main model.
-    context_size: tokens that the main model is served with.
+    projection: the model's.
+    context_size: tokens that the model is served with.
 
     Raises ModelRejected, InvalidRequest.
     """
+    settings, checkpoint = order.settings, order.draft
     requested_by = {
         f"{named('DraftModel')} is set": checkpoint is not None,
         "option mtp is true": settings.mtp,
         "option prompt_lookup is true": settings.prompt_lookup,
     }
     reason = next((reason for reason, is_set in requested_by.items() if is_set), "")
-    if not reason:
+    if not reason and (settings.mtp is False or order.ranks is not None):
         return None
     if checkpoint is not None and settings.mtp:
         raise InvalidRequest(
@@ -103,159 +101,214 @@ def load_drafting(
             " model's own head can draft, so leave one of them out"
         )
     if not kv.can_remove_tokens(kv.new_row(main.model)):
+        if not reason:
+            return None
         raise InvalidRequest(
             f"{reason}, but model {shown(main.name)} cannot undo a wrong guess: its layers store"
             " earlier tokens in a form that cannot be truncated; load it without drafting"
         )
-    looking = [LookupGuesser] if settings.prompt_lookup else []
-    first = f"{LOOKUP}, " if looking else ""
-    if settings.mtp:
-        head = yield from _load_head(own, main, projection, settings, device)
-        vocabulary = kv.vocabulary_size(main.model)
-
-        choices = Choices(projection.project, vocabulary)
-        size = hidden_size(main.model, vocabulary) * getattr(mx, main.dtype).size
-        return _with_head(
-            lambda: [*(new() for new in looking), HeadGuesser(head, choices)],
-            head,
-            projection,
-            size,
-            settings,
-            f"{first}prediction head",
-        )
+    drafting: Drafting | None = None
     if checkpoint is None:
-        return Drafting(settings.n_draft, lambda: [LookupGuesser()])
-    if checkpoint.drafter is not None:
+        if settings.mtp is not False and order.ranks is None:
+            drafting = yield from _own_head(order, main, projection, device)
+    elif checkpoint.drafter is not None:
         with naming_draft_model():
-            new_guesser, head, states, width = yield from _load_drafter(
-                checkpoint, main, projection, settings, device
-            )
-        return _with_head(
-            lambda: [*(new() for new in looking), new_guesser()],
-            head,
-            states,
-            width * getattr(mx, main.dtype).size,
-            settings,
-            f"{first}{checkpoint.drafter.value}",
+            drafting = yield from _drafter(order, checkpoint, main, projection, device)
+    else:
+        with naming_draft_model():
+            drafting = yield from _draft_model(order, checkpoint, main, context_size, device)
+    if settings.prompt_lookup:
+        drafting = _with_lookup(drafting or Drafting(settings.n_draft, list))
+    if drafting is not None:
+        _log.info(
+            "model %s: tokens are drafted by %s, up to %d at a time, weights %d MiB",
+            shown(main.name),
+            drafting.names,
+            drafting.most,
+            drafting.weights_bytes // MIB,
         )
-    with naming_draft_model():
-        draft = yield from _load(checkpoint, main, context_size, settings, device, dtype)
-    pace = Pace(prefill_chunk(device, settings), settings.stall_ms * _PAUSE)
-
-    def new_guessers() -> list[Guesser]:
-        return [*(new() for new in looking), ModelGuesser(draft, pace)]
-
-    return Drafting(
-        settings.n_draft,
-        new_guessers,
-        draft.weights_bytes,
-        draft.cost,
-        names=f"{first}draft model",
-    )
+    return drafting
 
 
-def _with_head(
-    new_guessers: Callable[[], Sequence[Guesser]],
-    head: Any,
-    states: StateSource,
-    state_bytes: int,
-    settings: Settings,
-    names: str,
-) -> Drafting:
-    """state_bytes: of the states of a token."""
-    cost = kv.cost(head)
-    unread = MOST_STATES * state_bytes
-    return Drafting(
-        settings.n_draft,
-        new_guessers,
-        bytes_of(head),
-        replace(cost, fixed=cost.fixed + unread),
-        states,
-        names,
-    )
+def _with_lookup(drafting: Drafting) -> Drafting:
+    """Return the same drafting, with prompt lookup first."""
+    new_guessers = drafting.new_guessers
+    names = f"{LOOKUP}, {drafting.names}" if drafting.names else LOOKUP
+    return replace(drafting, new_guessers=lambda: [LookupGuesser(), *new_guessers()], names=names)
 
 
-def _load_drafter(
+def _own_head(
+    order: LoadOrder, main: LoadedModel, projection: LogitsHead, device: Device
+) -> Stages[Drafting | None]:
+    """Load the model's prediction head; None if it has none that can be used."""
+    required = order.settings.mtp
+
+    def build() -> _Head:
+        return _prediction_head(order, main, projection, order.head)
+
+    try:
+        return (yield from _with_head(build, order, main, device))
+    except NoHeadError as fault:
+        why, missing = str(fault), True
+    except (HeadError, ModelRejected) as fault:
+        why, missing = str(fault), False
+    if required:
+        raise InvalidRequest(
+            f"option mtp is true, but model {shown(main.name)} has no head for multi-token"
+            f" prediction that can be used: {why}; leave mtp out"
+        )
+    if not missing:
+        _log.warning(
+            "model %s: its head for multi-token prediction cannot be used, so it does not draft:"
+            " %s",
+            shown(main.name),
+            why,
+        )
+    return None
+
+
+def _drafter(
+    order: LoadOrder,
     checkpoint: Checkpoint,
     main: LoadedModel,
     projection: LogitsHead,
-    settings: Settings,
     device: Device,
-) -> Stages[tuple[Callable[[], Guesser], Any, LayerStates, int]]:
-    """Load an EAGLE-3 or DFlash head.
-
-    Returns a function that makes guessers, the head, the states that it reads, and their size.
-    """
-    model, vocabulary = main.model, kv.vocabulary_size(main.model)
-    config = checkpoint.config
-    head: EagleHead | BlockHead
-    new_guesser: Callable[[], Guesser]
+) -> Stages[Drafting]:
+    """Load a head that DraftModel names."""
+    assert checkpoint.drafter is not None
+    opened = {
+        DrafterKind.HEAD: _prediction_head,
+        DrafterKind.EAGLE3: _eagle_head,
+        DrafterKind.DFLASH: _block_head,
+    }[checkpoint.drafter]
     try:
-        size = hidden_size(model, vocabulary)
-        weights = read_weights(checkpoint.path)
-        if checkpoint.drafter is DrafterKind.EAGLE3:
-            places = eagle_places(config, len(model.layers))
-            eagle, choices = open_eagle(config, weights, model, size, vocabulary, projection)
-            head, new_guesser = eagle, partial(HeadGuesser, eagle, choices)
-        else:
-            if not projection.found:
-                raise HeadError("this backend does not find this model's output projection")
-            places = block_places(config)
-            block = open_block_head(config, weights, model, size, vocabulary)
-            choices = Choices(projection.project, vocabulary)
-            head, new_guesser = block, partial(BlockGuesser, block, choices)
-        states = LayerStates(model, places, size)
-        if not states.found:
-            raise HeadError(
-                f"it needs the states before layers {places}, which this backend cannot read from a"
-                f" model of type {main.model_type} with {len(model.layers)} layers"
+        return (
+            yield from _with_head(
+                lambda: opened(order, main, projection, checkpoint), order, main, device
             )
-    except HeadError as why:
-        refusal = str(why)
+        )
+    except HeadError as fault:
+        why = str(fault)
+    raise ModelRejected(
+        f"drafter {shown(checkpoint.name)} cannot draft for {shown(main.name)}: {why}; name"
+        f" one that was trained for this model, or leave {named('DraftModel')} out"
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Head:
+    """A head whose weights are still lazy.
+
+    width: numbers per token in the states that it reads.
+    """
+
+    head: Any
+    name: str
+    new_guesser: Callable[[], Guesser]
+    states: StateSource
+    width: int
+
+
+def _prediction_head(
+    order: LoadOrder, main: LoadedModel, projection: LogitsHead, alone: Checkpoint | None
+) -> _Head:
+    if not projection.found:
+        raise HeadError("this backend does not find this model's output projection")
+    vocabulary = kv.vocabulary_size(main.model)
+    head = open_head(order.checkpoint, main.model, vocabulary, alone)
+    choices = Choices(projection.project, vocabulary)
+    size = hidden_size(main.model, vocabulary)
+    name = DrafterKind.HEAD.value
+    return _Head(head, name, lambda: HeadGuesser(head, choices), projection, size)
+
+
+def _eagle_head(
+    order: LoadOrder,  # noqa: ARG001, as for `_prediction_head`
+    main: LoadedModel,
+    projection: LogitsHead,
+    checkpoint: Checkpoint,
+) -> _Head:
+    vocabulary, config = kv.vocabulary_size(main.model), checkpoint.config
+    places = eagle_places(config, len(main.model.layers))
+    weights = read_weights(checkpoint.path)
+    size = hidden_size(main.model, vocabulary)
+    head, choices = open_eagle(config, weights, main.model, size, vocabulary, projection)
+    states = _layer_states(main, places, size)
+    name = DrafterKind.EAGLE3.value
+    return _Head(head, name, lambda: HeadGuesser(head, choices), states, size * len(places))
+
+
+def _block_head(
+    order: LoadOrder,  # noqa: ARG001, as for `_prediction_head`
+    main: LoadedModel,
+    projection: LogitsHead,
+    checkpoint: Checkpoint,
+) -> _Head:
+    if not projection.found:
+        raise HeadError("this backend does not find this model's output projection")
+    vocabulary, config = kv.vocabulary_size(main.model), checkpoint.config
+    places = block_places(config)
+    weights = read_weights(checkpoint.path)
+    size = hidden_size(main.model, vocabulary)
+    head = open_block_head(config, weights, main.model, size, vocabulary)
+    choices = Choices(projection.project, vocabulary)
+    states = _layer_states(main, places, size)
+    name = DrafterKind.DFLASH.value
+    return _Head(head, name, lambda: BlockGuesser(head, choices), states, size * len(places))
+
+
+def _layer_states(main: LoadedModel, places: Sequence[int], size: int) -> LayerStates:
+    states = LayerStates(main.model, places, size)
+    if not states.found:
+        raise HeadError(
+            f"it needs the states before layers {list(places)}, which this backend cannot read from"
+            f" a model of type {main.model_type} with {len(main.model.layers)} layers"
+        )
+    return states
+
+
+def _with_head(
+    build: Callable[[], _Head], order: LoadOrder, main: LoadedModel, device: Device
+) -> Stages[Drafting]:
+    """Build a head, load its weights and measure its costs. Raises HeadError, ModelRejected."""
+    with _describing(main):
+        opened = build()
+        head = opened.head
+        cast(head, main.dtype)
+    _require_room(main, bytes_of(head), order.settings, device)
+    with _describing(main):
+        yield from evaluate(head, bytes_of(head))
+        cost = kv.cost(head)
+    unread = MOST_STATES * opened.width * getattr(mx, main.dtype).size
+    return Drafting(
+        order.settings.n_draft,
+        lambda: [opened.new_guesser()],
+        bytes_of(head),
+        replace(cost, fixed=cost.fixed + unread),
+        opened.states,
+        opened.name,
+    )
+
+
+@contextmanager
+def _describing(main: LoadedModel) -> Iterator[None]:
+    """Turn what a wrong config.json or broken weights raise into HeadError."""
+    try:
+        yield
+        return
     except (
         ArithmeticError,
         AttributeError,
         LookupError,
+        OSError,
         RuntimeError,
         TypeError,
         ValueError,
     ) as fault:
-        _log.warning("drafter %s cannot be built", shown(checkpoint.name), exc_info=True)
-        refusal = f"its config.json does not describe a drafter ({type(fault).__name__})"
-    else:
-        refusal = ""
-    if refusal:
-        raise ModelRejected(
-            f"drafter {shown(checkpoint.name)} cannot draft for {shown(main.name)}: {refusal}; name"
-            f" one that was trained for this model, or leave {named('DraftModel')} out"
-        )
-    cast(head, main.dtype)
-    _require_room(main, bytes_of(head), settings, device)
-    yield from evaluate(head, bytes_of(head))
-    return new_guesser, head, states, size * len(places)
-
-
-def _load_head(
-    own: Checkpoint,
-    main: LoadedModel,
-    projection: LogitsHead,
-    settings: Settings,
-    device: Device,
-) -> Stages[PredictionHead]:
-    """The model's prediction head, cast to the model's own type."""
-    try:
-        if not projection.found:
-            raise HeadError("this backend does not find its output projection")
-        head = open_head(own, main.model, kv.vocabulary_size(main.model))
-    except HeadError as why:
-        raise InvalidRequest(
-            f"option mtp is true, but model {shown(main.name)} has no head for multi-token"
-            f" prediction that can be used: {why}; leave mtp out"
-        ) from None
-    cast(head, main.dtype)
-    _require_room(main, bytes_of(head), settings, device)
-    yield from evaluate(head, bytes_of(head))
-    return head
+        _log.info("the head for %s cannot be built", shown(main.name), exc_info=True)
+        kind = type(fault).__name__
+    # Outside `except`: a context's traceback would keep the weights that were loaded alive.
+    raise HeadError(f"its files do not describe a head that can be built ({kind})")
 
 
 def _require_room(main: LoadedModel, nbytes: int, settings: Settings, device: Device) -> None:
@@ -269,15 +322,17 @@ def _require_room(main: LoadedModel, nbytes: int, settings: Settings, device: De
         )
 
 
-def _load(
+def _draft_model(
+    order: LoadOrder,
     checkpoint: Checkpoint,
     main: LoadedModel,
     context_size: int,
-    settings: Settings,
     device: Device,
-    dtype: str,
-) -> Stages[DraftModel]:
-    loaded = yield from load_model(checkpoint, own_settings(settings), device, dtype=dtype)
+) -> Stages[Drafting]:
+    settings = order.settings
+    loaded = yield from load_model(
+        checkpoint, own_settings(settings), device, dtype=order.request.dtype
+    )
     yield "engine"
     if difference := _difference(main.tokenizer, loaded.tokenizer):
         raise ModelRejected(
@@ -318,14 +373,15 @@ def _load(
             f"it and the model take {needed // MIB} MiB, but MLX may use {limit // MIB} MiB; raise"
             f" memory_limit_mib, or leave {named('DraftModel')} out",
         )
-    _log.info(
-        "draft model %s: %s, %s, weights %d MiB",
-        shown(loaded.name),
-        loaded.model_type,
-        loaded.arithmetic,
-        loaded.weights_bytes // MIB,
+    _log.info("draft model %s: %s, %s", shown(loaded.name), loaded.model_type, loaded.arithmetic)
+    pace = Pace(prefill_chunk(device, settings), settings.stall_ms * _PAUSE)
+    return Drafting(
+        settings.n_draft,
+        lambda: [ModelGuesser(draft, pace)],
+        draft.weights_bytes,
+        draft.cost,
+        names="draft model",
     )
-    return draft
 
 
 def _difference(main: TokenizerWrapper, draft: TokenizerWrapper) -> str:

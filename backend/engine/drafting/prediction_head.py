@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,18 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from backend.engine.drafting.head_weights import HeadError, Weights, embedding_of, load_weights
 from backend.engine.loading.checkpoint import Checkpoint
-from backend.engine.loading.shards import read_shards
+from backend.engine.loading.drafter_kind import SPLIT_HEADS
+from backend.engine.loading.shards import all_weight_files
 
-_INNER = re.compile(r"(?:.+\.)?model\.((?:layers|norm)\..+)")
+_INNER = re.compile(r"(?:.+\.)?(?:model|backbone)\.((?:layers|norm|norm_f)\..+)")
+_LAYERS = ("model.", "backbone.")
 _EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(.+)")
+# The kinds of the layers of Nemotron's head, as one character each or as words.
+_HEAD_LAYERS = ("mtp_hybrid_override_pattern", "mtp_layers_block_type")
+
+
+class NoHeadError(HeadError):
+    """There is no head, as opposed to a head that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +44,12 @@ class _Family:
 
     tensors: a pattern for the names of the head's tensors; its group is the part's name, `layers`
         the number of the model's own layers.
-    projection, of_token, of_state, norm: parts besides the layer.
+    alone: the same for a checkpoint of the head alone, as mlx-vlm's `convert --mtp` writes it.
+    projection, of_token, of_state, norm: patterns for the parts besides the layer.
     layer: prefix of the layer's parts in a model that consists of the head's layers.
     changes: what to change in the configuration to build such a model.
     depth: the configuration's entry with the number of layers per head; '' means one.
+    last: name of the norm after the layers in that model.
     centred: whether norms are published without the 1 that mlx-lm adds at load.
     state_first: as in `PredictionHead`.
     """
@@ -51,7 +61,9 @@ class _Family:
     norm: str
     layer: str
     changes: Mapping[str, Any]
+    alone: str = r"(?:mtp\.)?(.+)"
     depth: str = ""
+    last: str = "model.norm"
     centred: bool = False
     state_first: bool = False
 
@@ -60,15 +72,31 @@ class _Family:
 
         Parts of the layer are named as a model's first layer.
         """
-        beside = {
-            self.projection: "projection",
-            self.of_token: "of_token",
-            self.of_state: "of_state",
-            self.norm: "model.norm",
-        }
         module, _, parameter = part.rpartition(".")
-        own = beside.get(module)
-        return f"{own}.{parameter}" if own else self.layer + part
+        for pattern, own in (
+            (self.projection, "projection"),
+            (self.of_token, "of_token"),
+            (self.of_state, "of_state"),
+            (self.norm, self.last),
+        ):
+            if re.fullmatch(pattern, module):
+                return f"{own}.{parameter}"
+        return self.layer + part
+
+    def config(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configuration of a model that consists of the head's layers."""
+        found = {
+            **own,
+            **self.changes,
+            "num_hidden_layers": int(own.get(self.depth) or 1),
+            "tie_word_embeddings": True,
+        }
+        if self is _NEMOTRON:
+            pattern, kinds = (own.get(name) for name in _HEAD_LAYERS)
+            found |= {"hybrid_override_pattern": pattern, "layers_block_type": kinds}
+            found["num_hidden_layers"] = len(pattern or kinds or ())
+        found.pop("text_config", None)
+        return found
 
 
 _QWEN = _Family(
@@ -84,12 +112,23 @@ _QWEN = _Family(
 )
 _NEXT_LAYER = _Family(
     tensors=r"(?:.+\.)?layers\.{layers}\.(.+)",
+    alone=r"(?:model|mtp)\.(?:mtp_block\.)?(.+)",
     projection="eh_proj",
     of_token="enorm",
     of_state="hnorm",
-    norm="shared_head.norm",
+    norm="shared_head[._]norm",
     layer="model.layers.0.",
     changes={"first_k_dense_replace": 0},
+)
+_NEMOTRON = _Family(
+    tensors=r"(?:.+\.)?mtp\.(.+)",
+    projection=r"layers\.0\.eh_proj",
+    of_token=r"layers\.0\.enorm",
+    of_state=r"layers\.0\.hnorm",
+    norm=r"layers\.\d+\.final_layernorm",
+    layer="backbone.",
+    changes={"layer_types": None},
+    last="backbone.norm_f",
 )
 # As in the checkpoints' modeling_mimo.py: the projection takes the state, then the token.
 _MIMO = _Family(
@@ -109,6 +148,8 @@ _FAMILIES = {
     "deepseek_v3": _NEXT_LAYER,
     "glm4_moe": _NEXT_LAYER,
     "glm4_moe_lite": _NEXT_LAYER,
+    "glm_moe_dsa": _NEXT_LAYER,
+    "nemotron_h": _NEMOTRON,
     "mimo": _MIMO,
 }
 
@@ -131,13 +172,17 @@ class PredictionHead(Module):
         self, body: Any, embedding: Any, size: int, eps: float, *, state_first: bool = False
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        body.model.embed_tokens = lambda vectors: vectors  # the head creates its inputs itself
-        if hasattr(body.model, "ssm_idx"):
-            body.model.ssm_idx = None  # the index of its first recurrent layer: there is none
+        inner = getattr(body, "model", None) or body.backbone
+        embeddings = "embed_tokens" if hasattr(inner, "embed_tokens") else "embeddings"
+        setattr(inner, embeddings, lambda vectors: vectors)  # the head creates its inputs itself
+        # The index of its first recurrent layer: there is none.
+        self._nothing = [None] if embeddings == "embeddings" else []
+        if hasattr(inner, "ssm_idx"):
+            inner.ssm_idx = -1 if self._nothing else None
         self.projection = Linear(2 * size, size, bias=False)
         self.of_token = RMSNorm(size, eps)
         self.of_state = RMSNorm(size, eps)
-        self.inner = body.model
+        self.inner = inner
         # Functions, because modules would be counted and saved as parts of the head.
         self._embed = lambda tokens: embedding(tokens)
         self._new_cache = lambda: make_prompt_cache(body)
@@ -168,57 +213,95 @@ class PredictionHead(Module):
         pair = [self.of_token(embedded), self.of_state(states)]
         if self._state_first:
             pair.reverse()
-        found: mx.array = self.inner(self.projection(mx.concatenate(pair, axis=-1)), cache)
+        fed = self.projection(mx.concatenate(pair, axis=-1))
+        found: mx.array = self.inner(fed, [*cache, *self._nothing])
         return found
 
 
-def open_head(checkpoint: Checkpoint, model: Any, vocabulary: int) -> PredictionHead:
-    """Return the head of a loaded model, its weights still lazy. Raises HeadError."""
+def open_head(
+    checkpoint: Checkpoint, model: Any, vocabulary: int, alone: Checkpoint | None = None
+) -> PredictionHead:
+    """Return the head of a loaded model, its weights still lazy.
+
+    checkpoint: of the model.
+    alone: a checkpoint of the head alone; None if the model's has the head.
+
+    Raises NoHeadError, HeadError.
+    """
     config = checkpoint.config
     own = {**config, **config.get("text_config", {}), "model_type": config["model_type"]}
     family = _FAMILIES.get(own["model_type"])
     if family is None:
         known = ", ".join(sorted(_FAMILIES))
-        raise HeadError(
+        raise NoHeadError(
             f"this backend reads such heads for {known}, but not for {own['model_type']}"
         )
-    weights, raw = _weights(checkpoint.path, family, own["num_hidden_layers"])
+    if alone is not None:
+        _require_same_model(own, alone.config)
+        own = {**own, **alone.config.get("text_config", {}), "model_type": own["model_type"]}
+        own["quantization"] = alone.config.get("quantization")
+        pattern, files = family.alone, all_weight_files(alone.path)
+    else:
+        pattern = family.tensors.replace("{layers}", str(own["num_hidden_layers"]))
+        files = all_weight_files(checkpoint.path)
+    weights, raw = _weights(files, re.compile(pattern), family)
+    if not weights and checkpoint.missing:
+        raise HeadError(f"its checkpoint lacks the files {checkpoint.missing}")
     if not weights:
-        raise HeadError(
+        raise NoHeadError(
             "its checkpoint lacks the head's weights, which conversions to MLX drop; the original"
             " checkpoint may have them"
         )
     module = importlib.import_module(f"mlx_lm.models.{own['model_type']}")
-    depth = int(own.get(family.depth) or 1)
-    alone = {**own, **family.changes, "num_hidden_layers": depth, "tie_word_embeddings": True}
-    alone.pop("text_config", None)
-    body = module.Model(module.ModelArgs.from_dict(alone))
-    embedding = embedding_of(model, vocabulary)
+    body = module.Model(module.ModelArgs.from_dict(family.config(own)))
     head = PredictionHead(
         body,
-        embedding,
+        embedding_of(model, vocabulary),
         own["hidden_size"],
-        own["rms_norm_eps"],
+        own.get("rms_norm_eps") or own["layer_norm_epsilon"],
         state_first=family.state_first,
     )
-    weights = _as_served(weights, body, raw=raw and family.centred)
+    weights = _as_served(weights, body, raw=raw and family.centred and alone is None)
     load_weights(head, weights, own.get("quantization"), str(own["model_type"]))
     return head
 
 
-def _weights(path: Path, family: _Family, layers: int) -> tuple[Weights, bool]:
-    """Return the head's tensors under new names, and whether they are as first published."""
-    pattern = re.compile(family.tensors.replace("{layers}", str(layers)))
+def _require_same_model(own: Mapping[str, Any], head: Mapping[str, Any]) -> None:
+    """Raise HeadError if the head was split from a model of another family or size."""
+    text = head.get("text_config", {})
+    families = SPLIT_HEADS[head["model_type"]]
+    if own["model_type"] not in families:
+        raise HeadError(f"it is for a model of type {' or '.join(families)}")
+    for name in ("hidden_size", "vocab_size"):
+        if text.get(name, own[name]) != own[name]:
+            raise HeadError(
+                f"it was trained for a model whose {name} is {text[name]}, but that of this model"
+                f" is {own[name]}"
+            )
+
+
+def _weights(
+    files: Sequence[Path], pattern: re.Pattern[str], family: _Family
+) -> tuple[Weights, bool]:
+    """Return the head's tensors under new names, and whether they are as first published.
+
+    A file of these tensors alone does not show that, but says whether a conversion has written it.
+    """
     found: Weights = {}
     raw = False
-    for file in read_shards(path).files:
-        loaded = mx.load(str(file))
-        assert isinstance(loaded, dict)
-        for name, value in loaded.items():
-            if match := pattern.fullmatch(name):
-                found[family.renamed(match[1])] = value
-            elif name.endswith("conv1d.weight") and value.shape[-1] != 1:
-                raw = True
+    for file in files:
+        loaded: Any = mx.load(str(file), return_metadata=True)
+        tensors, metadata = loaded
+        own = [
+            (match, value) for name, value in tensors.items() if (match := pattern.fullmatch(name))
+        ]
+        for match, value in own:
+            found[family.renamed(match[1])] = value
+        raw |= any(
+            name.endswith("conv1d.weight") and value.shape[-1] != 1
+            for name, value in tensors.items()
+        )
+        raw |= 0 < len(own) == len(tensors) and metadata.get("format") != "mlx"
     return found, raw
 
 
@@ -228,8 +311,8 @@ def _as_served(weights: Weights, body: Any, *, raw: bool) -> Weights:
     This includes mlx-lm's changes to the weights of a layer, such as stacking experts. mlx-lm
     recognises first-published weights by a convolution, so one is added for that.
     """
-    beside = {name: value for name, value in weights.items() if not name.startswith("model.")}
-    own = {name: value for name, value in weights.items() if name.startswith("model.")}
+    own = {name: value for name, value in weights.items() if name.startswith(_LAYERS)}
+    beside = {name: value for name, value in weights.items() if name not in own}
     if raw:
         beside = {name: value + 1 if value.ndim == 1 else value for name, value in beside.items()}
         own["model.layers.0.linear_attn.conv1d.weight"] = mx.zeros((1, 1, 2))

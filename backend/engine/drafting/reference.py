@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -13,9 +14,12 @@ from typing import Any
 
 from backend.engine.errors import EngineError, InvalidRequest, ModelNotFound, ModelRejected
 from backend.engine.loading.checkpoint import Checkpoint, inspect
+from backend.engine.loading.drafter_kind import DrafterKind
 from backend.engine.loading.model_reference import HubModel, LocalModel, resolve
 from backend.engine.settings import SPECIAL_TOKENS, Settings
 from common.field_names import named
+
+_log = logging.getLogger(__name__)
 
 _CUT_SCHEME = re.compile(r"^(https?|hf|huggingface|file):/(?!/)", re.IGNORECASE)
 
@@ -38,6 +42,29 @@ def find_draft(
             path = download(place, own, cancelled, drafts=True)
             return inspect(path, place.name, own, drafts=True)
         return inspect(place.path, place.name, own, drafts=True)
+
+
+def find_head(path: Path, settings: Settings) -> Checkpoint | None:
+    """Return the checkpoint of a model's prediction head, if one lies beside the model's own.
+
+    It is in a folder `mtp` of the model's, or in a folder with the model's name and `-mtp`, as
+    mlx-vlm's `convert --mtp` writes it. Raises ModelRejected if it is broken and mtp is set.
+    """
+    if settings.mtp is False:
+        return None
+    for folder in (path / "mtp", path.parent / f"{path.name}-mtp"):
+        if not (folder / "config.json").is_file():
+            continue
+        try:
+            found = inspect(folder, folder.name, own_settings(settings), drafts=True)
+        except ModelRejected as fault:
+            if settings.mtp:
+                raise
+            _log.warning("%s: it does not draft", fault)
+            continue
+        if found.drafter is DrafterKind.HEAD:
+            return found
+    return None
 
 
 def resolve_draft(draft: str, model_path: str) -> LocalModel | HubModel:

@@ -31,6 +31,8 @@ _SMALL_FILES = ("*.json", "*.jsonl", "*.txt", "*.jinja", "*.py", "*.model", "*.t
 _ALL_FILES = (
     *_SMALL_FILES,
     "model*.safetensors",
+    "mtp*.safetensors",
+    "mtp/*.safetensors",
     "*_Dense/model.safetensors",
     "*/adapter_model.safetensors",
 )

@@ -11,10 +11,19 @@ from typing import Any
 _NAMES = re.compile(r".*(eagle-?3|dflash|dspark|speculator).*|.+_mtp|.+_assistant", re.IGNORECASE)
 _EAGLE = re.compile(r".*eagle-?3.*", re.IGNORECASE)
 
+# Checkpoints of a prediction head alone, as mlx-vlm splits it from a model: the families of these.
+SPLIT_HEADS = {
+    "qwen3_5_mtp": ("qwen3_5", "qwen3_5_moe", "qwen3_next"),
+    "glm4_moe_lite_mtp": ("glm4_moe_lite",),
+    "glm_moe_dsa_mtp": ("glm_moe_dsa",),
+    "nemotron_h_mtp": ("nemotron_h",),
+}
+
 
 class DrafterKind(Enum):
     """The kinds of drafters that this version drafts with."""
 
+    HEAD = "prediction head"
     EAGLE3 = "EAGLE-3"
     DFLASH = "DFlash"
 
@@ -38,6 +47,8 @@ def drafter_kind(config: Mapping[str, Any]) -> DrafterKind | None:
     name = drafter_name(config)
     if _EAGLE.fullmatch(name):
         return DrafterKind.EAGLE3
+    if config.get("model_type") in SPLIT_HEADS:
+        return DrafterKind.HEAD
     own = config.get("dflash_config")
     if (
         name == "DFlashDraftModel"

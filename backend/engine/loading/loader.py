@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from backend.engine.caching.cache_kind import cache_kind
 from backend.engine.disk_cache.use import cache_folder
-from backend.engine.drafting.reference import find_draft
+from backend.engine.drafting.reference import find_draft, find_head
 from backend.engine.embedding.kind import require_family, require_tasks, with_flags
 from backend.engine.errors import InvalidRequest, ModelRejected, NotFinite
 from backend.engine.load_request import LoadOrder, LoadRequest
@@ -130,6 +130,7 @@ def find(
         path = download(place, settings, cancelled)
     else:
         path = place.path
+    head = find_head(path, settings) if not request.draft_model.strip() else None
     try:
         path = held.enter_context(standard_folder(path))
     except OSError as error:
@@ -145,7 +146,7 @@ def find(
             f"{named('LoraAdapter')} is set, but adapters are not applied to vision-language"
             " models: leave it empty, or set the option type:text"
         )
-    return LoadOrder(request, epoch, settings, checkpoint, kind, adapters, draft, limits)
+    return LoadOrder(request, epoch, settings, checkpoint, kind, adapters, draft, limits, head=head)
 
 
 def _flagged(checkpoint: Checkpoint, request: LoadRequest) -> Checkpoint:

@@ -86,12 +86,18 @@ def read_shards(directory: Path) -> Shards:
 def _beside(directory: Path, present: set[str]) -> set[str]:
     """The tensors of files that mlx-lm does not load, and mlx-vlm does."""
     tensors = set[str]()
-    for path in directory.glob("[!.]*.safetensors"):
-        if path.name in present or path.name.startswith(_OTHERS) or not path.is_file():
+    for path in all_weight_files(directory):
+        if path.name in present:
             continue
         with suppress(ShardError), path.open("rb") as file:
             tensors.update(read_header(path.name, file, path.stat().st_size)[0])
     return tensors
+
+
+def all_weight_files(directory: Path) -> list[Path]:
+    """The weight files of a checkpoint, also those that mlx-lm does not load."""
+    files = sorted(directory.glob("[!.]*.safetensors"))
+    return [path for path in files if not path.name.startswith(_OTHERS) and path.is_file()]
 
 
 def indexed_tensors(directory: Path) -> frozenset[str]:

@@ -123,16 +123,7 @@ def build(
     if not stores:
         _log.warning("model %s: no prompt starts from stored KV", shown(loaded.name))
     context_size = served_context(loaded.context_size, request.context_size)
-    drafting = yield from load_drafting(
-        order.draft,
-        loaded,
-        order.checkpoint,
-        traits.head,
-        context_size,
-        settings,
-        here,
-        dtype=request.dtype,
-    )
+    drafting = yield from load_drafting(order, loaded, traits.head, context_size, here)
     taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
     if open_media_input is not None:
         # The processor's cache takes one half; the other half, features, is freed for sequences.
@@ -338,7 +329,7 @@ def _try(
 
 def _served_form(order: LoadOrder, engine: EngineModel) -> str:
     """What a verdict depends on besides the checkpoint, as the key of the verdict."""
-    drafting, draft = engine.drafting, order.draft
+    drafting, draft = engine.drafting, order.draft or order.head
     drafter = model_digest(draft.path, dtype="") if draft is not None else ""
     return (
         f"slots {engine.slots > 1}, stored {engine.prompt_cache_bytes > 0}, together"

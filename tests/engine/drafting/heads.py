@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,12 @@ from mlx.optimizers import Adam
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
+from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
 
+from backend.engine.drafting.head_weights import embedding_of
 from backend.engine.drafting.prediction_head import PredictionHead, open_head
 from backend.engine.loading.checkpoint import Checkpoint, inspect
+from backend.engine.loading.drafter_kind import SPLIT_HEADS
 from backend.engine.sampling.logits_head import LogitsHead
 from backend.engine.settings import Settings
 from tests.engine.loading_models import read_weights, write_model, write_weights
@@ -85,6 +89,30 @@ _ROTATED: dict[str, Any] = {
         "partial_rotary_factor": 0.5,
     },
 }
+_SELECTED: dict[str, Any] = {
+    "index_head_dim": 16,
+    "index_n_heads": 2,
+    "index_topk": 512,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "moe_layer_freq": 1,
+    "rope_parameters": {"rope_theta": 10000.0},
+}
+_MAMBA: dict[str, Any] = {
+    "hybrid_override_pattern": ["M", "*"],
+    "mtp_hybrid_override_pattern": ["*", "E"],
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 8,
+    "mamba_proj_bias": False,
+    "ssm_state_size": 16,
+    "conv_kernel": 4,
+    "n_groups": 2,
+    "mlp_bias": False,
+    "layer_norm_epsilon": 1e-5,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "moe_shared_expert_intermediate_size": 32,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     kind: _SHARED | {"model_type": kind, "num_hidden_layers": 2} | own
     for kind, own in {
@@ -98,6 +126,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "glm4_moe": _ROUTED | {"partial_rotary_factor": 0.5, "use_qk_norm": True},
         "glm4_moe_lite": _ROUTED | _LATENT,
         "deepseek_v3": _ROUTED | _LATENT,
+        "glm_moe_dsa": _ROUTED | _LATENT | _SELECTED,
+        "nemotron_h": _ROUTED | _MAMBA,
         "mimo": {"num_nextn_predict_layers": 1},
     }.items()
 }
@@ -108,6 +138,7 @@ _ALONE: dict[str, Any] = {
     "first_k_dense_replace": 0,
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
+    "hybrid_override_pattern": ["*", "E"],
 }
 STATE_FIRST = ("mimo",)  # heads whose input is (state, token) instead of (token, state)
 _QWEN = {
@@ -130,6 +161,13 @@ _MIMO = {
     "inner.norm": "model.mtp_layers.0.final_layernorm",
     "inner.layers.0": "model.mtp_layers.0",
 }
+_NEMOTRON = {
+    "projection": "mtp.layers.0.eh_proj",
+    "of_token": "mtp.layers.0.enorm",
+    "of_state": "mtp.layers.0.hnorm",
+    "inner.norm_f": "mtp.layers.1.final_layernorm",
+    "inner": "mtp",
+}
 # How checkpoints name what `PredictionHead` has.
 _NAMES = {
     "qwen3_5": _QWEN,
@@ -138,8 +176,12 @@ _NAMES = {
     "glm4_moe": _NEXT_LAYER,
     "glm4_moe_lite": _NEXT_LAYER,
     "deepseek_v3": _NEXT_LAYER,
+    "glm_moe_dsa": _NEXT_LAYER,
+    "nemotron_h": _NEMOTRON,
     "mimo": _MIMO,
 }
+# The families whose heads mlx-vlm splits from their models, and this backend reads.
+SPLIT = sorted({kind for kinds in SPLIT_HEADS.values() for kind in kinds})
 
 
 def write_checkpoint(directory: Path, kind: str, steps: int = _STEPS) -> Checkpoint:
@@ -148,9 +190,8 @@ def write_checkpoint(directory: Path, kind: str, steps: int = _STEPS) -> Checkpo
     model = mlx_lm.load(str(directory))[0]
     module = importlib.import_module(f"mlx_lm.models.{kind}")
     body = module.Model(module.ModelArgs.from_dict(CONFIGS[kind] | _ALONE))
-    head = PredictionHead(
-        body, model.model.embed_tokens, _SIZE, 1e-5, state_first=kind in STATE_FIRST
-    )
+    embedding = embedding_of(model, VOCABULARY)
+    head = PredictionHead(body, embedding, _SIZE, 1e-5, state_first=kind in STATE_FIRST)
     _train(model, head, steps)
     weights = dict(tree_flatten(model.parameters()))
     write_weights(directory, weights | published(head, kind))
@@ -188,7 +229,8 @@ def publish(checkpoint: Checkpoint, directory: Path) -> Checkpoint:
             found[name] = value
         elif kind != "qwen3_5_moe" or place.startswith("mtp."):
             for expert, own in enumerate(value):
-                found[f"{place}.experts.{expert}.{part}"] = own
+                published_part = part.replace("fc1", "up_proj").replace("fc2", "down_proj")
+                found[f"{place}.experts.{expert}.{published_part}"] = own
         elif part == "down_proj.weight":
             found[f"{place}.experts.down_proj"] = value
         elif part == "up_proj.weight":
@@ -198,8 +240,27 @@ def publish(checkpoint: Checkpoint, directory: Path) -> Checkpoint:
         # The head's own copies of what it shares with the model.
         found["model.layers.2.embed_tokens.weight"] = weights["model.embed_tokens.weight"]
         found["model.layers.2.shared_head.head.weight"] = weights["lm_head.weight"]
-    write_weights(directory, found)
+    mx.save_safetensors(str(directory / "model.safetensors"), found, metadata={"format": "pt"})
     return inspect(directory, directory.name, Settings())
+
+
+def split(checkpoint: Checkpoint, directory: Path) -> Path:
+    """The head of a published checkpoint alone, as mlx-vlm splits it."""
+    splitter = get_mtp_splitter(source_config=checkpoint.config)
+    assert splitter is not None
+    return splitter.split(str(checkpoint.path), str(directory))
+
+
+def without_head(checkpoint: Checkpoint, directory: Path) -> Path:
+    """The same model without its head."""
+    shutil.copytree(checkpoint.path, directory)
+    kept = read_weights(checkpoint.path)
+    names = (".layers.2.", "mtp.", "mtp_layers.")
+    write_weights(
+        directory,
+        {name: value for name, value in kept.items() if not any(own in name for own in names)},
+    )
+    return directory
 
 
 def _of_qwen(name: str, value: mx.array) -> mx.array:

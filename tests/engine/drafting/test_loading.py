@@ -91,7 +91,7 @@ async def test_a_draft_model_that_does_not_load_is_refused(tmp_path: Path, servi
             "architectures": ["DFlashDraftModel"],
             "dflash_config": {"markov_rank": 8},
         },
-        {"model_type": "qwen3_5_mtp"},
+        {"model_type": "deepseek_v4_mtp"},
         {"model_type": "gemma4_assistant"},
     ],
 )

@@ -21,8 +21,11 @@ from backend.engine.drafting.drafter import GuessRequest
 from backend.engine.drafting.head_weights import HeadError
 from backend.engine.drafting.speculation import Speculation
 from backend.engine.drafting.state_guesser import HeadGuesser
-from backend.engine.errors import InvalidRequest
+from backend.engine.engine import Engine
+from backend.engine.engine_state import GuessReport
+from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.executing.executor_sequence import ExecutorSequence
+from backend.engine.load_request import LoadRequest
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.model import EngineModel
 from backend.engine.planning.guess_width import GuessWidth
@@ -31,11 +34,14 @@ from common.prefixes import common_prefix
 from tests.engine.drafting.heads import (
     CONFIGS,
     LENGTH,
+    SPLIT,
     VOCABULARY,
     main_model,
     opened,
     publish,
+    split,
     text,
+    without_head,
     write_checkpoint,
 )
 from tests.engine.loading_models import read_weights, write_model, write_weights
@@ -179,7 +185,7 @@ async def test_the_head_of_a_published_model_guesses_right(
         )
         for at in range(12)
     ]
-    async with seeing(path) as engine:
+    async with seeing(path, mtp=False) as engine:
         plain = await asyncio.gather(*(answer_to(engine, one) for one in requests))
     made: list[tuple[list[int], list[int]]] = []
     propose = HeadGuesser.propose
@@ -207,13 +213,126 @@ async def test_the_head_of_a_published_model_guesses_right(
 
 
 async def test_a_load_reads_the_head_and_counts_its_weights(trained: Checkpoint) -> None:
-    plain, none = await answers_of(trained.path)
+    plain, none = await answers_of(trained.path, mtp=False)
     guessing, share = await answers_of(trained.path, mtp=True)
     head = opened(trained, main_model(trained))
     weights = sum(value.nbytes for value in _flat(head).values())
     assert int(guessing) - int(plain) == weights
     assert none == -1
     assert share >= 0
+    assert (guessing, share) == await answers_of(trained.path), "auto does not draft"
+
+
+async def answers(
+    path: Path, draft_model: str = "", **settings: Any
+) -> tuple[list[tuple[int, ...]], GuessReport | None]:
+    """The tokens of requests of which some run together, and what drafting did."""
+    dice = random.Random(5)
+    requests = [
+        asking(
+            TokenPrompt(tuple(text(dice, 4))),
+            max_tokens=LENGTH - 4,
+            ignore_eos=True,
+            sampling=Sampling(temperature=at % 2, seed=at),
+        )
+        for at in range(12)
+    ]
+    engine = Engine()
+    engine.start()
+    try:
+        await engine.load(LoadRequest("m", str(path), settings=settings, draft_model=draft_model))
+        # The last of them alone: not every family drafts for sequences that decode together.
+        found = await asyncio.gather(*(answer_to(engine, request) for request in requests[:6]))
+        found += [await answer_to(engine, request) for request in requests[6:]]
+        while (await engine.status()).breakdown.get("draft_kv_cache"):
+            pass
+        return [outcome.tokens for outcome in found], engine.metrics().guessing
+    finally:
+        await engine.stop(10)
+
+
+@pytest.mark.parametrize("place", ["named", "mtp", "sibling"])
+@pytest.mark.parametrize("kind", SPLIT if TEST_LONG else ["qwen3_5_moe", "nemotron_h"])
+@pytest.mark.usefixtures("guesses_always")
+async def test_a_head_that_mlx_vlm_has_split_from_its_model_guesses_right(
+    kind: str, place: str, families: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    """The head is named as DraftModel, or lies in the model's folder or beside it."""
+    published = publish(families(kind), tmp_path / "published")
+    model = without_head(published, tmp_path / "model")
+    named = {"named": "elsewhere", "mtp": "model/mtp", "sibling": "model-mtp"}[place]
+    head = split(published, tmp_path / named)
+    plain, none = await answers(model, mtp=False)
+    assert none is None
+    found, report = await answers(model, str(head) if place == "named" else "")
+    assert found == plain
+    assert report is not None
+    assert report.guessers == "prediction head"
+    assert report.accepted > 0.7 * report.proposed > 40
+
+
+async def test_a_split_head_of_another_model_is_refused(
+    families: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    head = split(publish(families("qwen3_5"), tmp_path / "published"), tmp_path / "head")
+    with pytest.raises(ModelRejected, match="drafter 'head' cannot draft for 'm': it is for"):
+        await answers(families("nemotron_h").path, str(head))
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("broken", ["lacks a tensor", "is cut", "has another shape"])
+async def test_a_broken_head_is_left_out_unless_mtp_is_set(
+    broken: str,
+    beside: bool,
+    families: Callable[[str], Checkpoint],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """`is cut` is about the file of a head beside the model: a model's own would be cut too."""
+    published = publish(families("qwen3_5"), tmp_path / "published")
+    model = without_head(published, tmp_path / "model")
+    head = split(published, tmp_path / "model-mtp") if beside else None
+    file = (head / "model.safetensors") if head else model / "mtp.safetensors"
+    weights: Any = (
+        mx.load(str(file))
+        if head
+        else {name: value for name, value in read_weights(published.path).items() if "mtp." in name}
+    )
+    prefix = "" if head else "mtp."
+    if broken == "lacks a tensor":
+        del weights[f"{prefix}fc.weight"]
+    elif broken == "has another shape":
+        weights[f"{prefix}fc.weight"] = weights[f"{prefix}fc.weight"][:, :8]
+    mx.save_safetensors(str(file), weights)
+    if broken == "is cut":
+        file.write_bytes(file.read_bytes()[:-1000])
+    plain, none = await answers(model, mtp=False)
+    assert none is None
+    caplog.clear()
+    found, report = await answers(model)
+    assert (found, report) == (plain, None)
+    warnings = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert len(warnings) == 1, [one.getMessage() for one in warnings]
+    assert "draft" in warnings[0].getMessage()
+    with pytest.raises((InvalidRequest, ModelRejected), match=r"mtp"):
+        await answers(model, mtp=True)
+
+
+@pytest.mark.usefixtures("guesses_always")
+async def test_a_head_in_a_file_that_mlx_lm_does_not_load_drafts(
+    families: Callable[[str], Checkpoint], tmp_path: Path
+) -> None:
+    """The model was converted, the head's file is as first published."""
+    trained = families("qwen3_5")
+    model = without_head(trained, tmp_path / "model")
+    raw = read_weights(publish(trained, tmp_path / "published").path)
+    own = {name: value for name, value in raw.items() if name.startswith("mtp.")}
+    mx.save_safetensors(str(model / "mtp.safetensors"), own, metadata={"format": "pt"})
+    plain, _ = await answers(model, mtp=False)
+    found, report = await answers(model)
+    assert found == plain
+    assert report is not None
+    assert report.accepted > 0.7 * report.proposed > 60
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

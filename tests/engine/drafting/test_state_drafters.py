@@ -15,6 +15,7 @@ import pytest
 from mlx_lm.utils import load_model
 
 from backend.engine.caching import kv
+from backend.engine.caching.cache_kind import CacheKind
 from backend.engine.device import detect
 from backend.engine.drafting.draft_loading import Drafting, load_drafting
 from backend.engine.drafting.drafter import GuessRequest
@@ -22,7 +23,7 @@ from backend.engine.drafting.state_guesser import StateGuesser
 from backend.engine.drafting.unread_states import UnreadStates
 from backend.engine.engine import Engine
 from backend.engine.errors import ModelRejected
-from backend.engine.load_request import LoadRequest
+from backend.engine.load_request import LoadOrder, LoadRequest
 from backend.engine.loading.checkpoint import inspect
 from backend.engine.loading.stages import at_once
 from backend.engine.loading.weights import LoadedModel
@@ -131,15 +132,17 @@ def _drafting(drafter: Path, model: Path) -> tuple[Any, Drafting]:
     loaded = LoadedModel(
         "model", network, cast(Any, None), config, frozenset(), 4096, 0, "float32", ""
     )
-    loading = load_drafting(
-        inspect(drafter, "drafter", Settings(), drafts=True),
-        loaded,
-        cast(Any, None),
-        LogitsHead(network, VOCABULARY),
-        4096,
+    order = LoadOrder(
+        LoadRequest("model", str(model)),
+        0,
         Settings(),
-        detect(),
+        cast(Any, None),
+        CacheKind(),
+        (),
+        inspect(drafter, "drafter", Settings(), drafts=True),
+        cast(Any, None),
     )
+    loading = load_drafting(order, loaded, LogitsHead(network, VOCABULARY), 4096, detect())
     drafting = at_once(loading)
     assert drafting is not None
     return network, drafting
@@ -233,7 +236,7 @@ def _changed(drafter: Path, directory: Path, config: dict[str, Any], **tensors: 
             "eagle",
             {"num_attention_heads": 0},
             {},
-            "its config.json does not describe a drafter (ZeroDivisionError)",
+            "its files do not describe a head that can be built (ZeroDivisionError)",
         ),
         ("dflash", {"block_size": 1}, {}, "its block_size is 1, which leaves no token to guess"),
         (
