@@ -12,10 +12,10 @@ need no mask, which saves 2 % of the time at 4 rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,102 +63,86 @@ class Length:
     seconds: float
 
 
-LENGTH = Length(40, 5, 120.0)  # with a model whose steps take noticeable time
-TINY_LENGTH = Length(128, 18, 60.0)
-
-
 @dataclass(frozen=True, slots=True)
 class Text:
     """A kind of text.
 
-    key: a part of the measurement's name. prompt: has a placeholder for the row's number.
-    bounds: (number of rows, minimum ratio).
+    prompt: has a placeholder for the row's number.
+    bounds: by number of rows, the minimum ratio, if it is not NEVER_BELOW.
     """
 
-    key: str
     name: str
     prompt: str
     grammar: str = ""
-    bounds: tuple[tuple[int, float], ...] = ()
+    bounds: Mapping[int, float] = field(default_factory=dict)
 
 
-REPEATED = "Write this code again, with the class named Line{} instead of Queue:\n" + CODE
+CODE_AGAIN = "Write this code again, with the class named Line{} instead of Queue:\n" + CODE
+JSON = Text("JSON by schema", "List people of town {}.", SCHEMA)
 TEXTS = (
-    Text("code", "code written again", REPEATED, bounds=((1, 1.5), (4, 1.25))),
-    Text("json", "JSON by schema", "List people of town {}.", SCHEMA),
-    Text("free", "free text", "Tell me a story about lighthouse keeper {}."),
+    Text("code written again", CODE_AGAIN, bounds={1: 1.5, 4: 1.25}),
+    JSON,
+    Text("free text", "Tell me a story about lighthouse keeper {}."),
 )
 TINY_TEXTS = (
-    Text("code", "code written again", REPEATED),
-    Text("json", "JSON by schema", "List people of town {}.", SCHEMA),
-    Text("free", "free text", "Tell me a long story about a fox. {}", bounds=((1, 1.2),)),
+    Text("code written again", CODE_AGAIN),
+    JSON,
+    Text("free text", "Tell me a long story about a fox. {}", bounds={1: 1.2}),
 )
 
 
-def lookup(model: Path, texts: tuple[Text, ...] = TEXTS) -> Iterator[Figure]:
-    """Prompt lookup on a model whose steps take noticeable time."""
-    with _backends(model) as plain, _backends(model, Options=["prompt_lookup:true"]) as guessing:
-        yield from _figures("prompt lookup", guessing[0], texts, LENGTH)
-        yield _unguessed("prompt lookup", guessing, plain, texts[-1], LENGTH)
+def measure(model: Path, tiny: Path, tiny_draft: Path) -> Iterator[Figure]:
+    """Measure prompt lookup on a model whose steps take noticeable time, and a draft model.
 
-
-def draft_model(model: Path, draft: Path, texts: tuple[Text, ...] = TINY_TEXTS) -> Iterator[Figure]:
-    """A draft model whose step costs about half of its model's."""
-    with _backends(model) as plain, _backends(model, DraftModel=str(draft)) as guessing:
-        yield from _figures("the tiny draft model", guessing[0], texts, TINY_LENGTH)
-        yield _unguessed("the tiny draft model", guessing, plain, texts[-1], TINY_LENGTH)
-
-
-@contextmanager
-def _backends(model: Path, **options: Any) -> Iterator[list[BackendStub]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(backend(model, **options)) for _ in range(PROCESSES)]
+    tiny_draft: a draft model whose step costs about half of that of `tiny`.
+    """
+    lookup = {"Options": ["prompt_lookup:true"]}
+    yield from _figures("prompt lookup", model, lookup, TEXTS, Length(40, 5, 120.0))
+    drafts = {"DraftModel": str(tiny_draft)}
+    yield from _figures("the tiny draft model", tiny, drafts, TINY_TEXTS, Length(128, 18, 60.0))
 
 
 def _figures(
-    what: str, stub: BackendStub, texts: tuple[Text, ...], length: Length
+    what: str, model: Path, options: Mapping[str, Any], texts: Sequence[Text], length: Length
 ) -> Iterator[Figure]:
-    for text in texts:
-        for rows in ROWS:
+    compare = partial(at_least_in_pairs, pairs=length.pairs, seconds=length.seconds)
+    with _backends(model, options) as guessing:
+        stub, *_ = guessing
+        for text in texts:
+            for rows in ROWS:
 
-            def speed(_turn: int, n_draft: int, text: Text = text, rows: int = rows) -> float:
-                return _speed(stub, text, rows, length.tokens, n_draft)
+                def speed(_: int, n_draft: int, text: Text = text, rows: int = rows) -> float:
+                    return _speed(stub, text, rows, length.tokens, n_draft)
 
-            speed(0, n_draft=0)
-            yield at_least_in_pairs(
-                f"tokens/s with {what} / without, {text.name}, {rows} rows",
-                dict(text.bounds).get(rows, NEVER_BELOW),
-                partial(speed, n_draft=0),
-                partial(speed, n_draft=-1),
-                pairs=length.pairs,
-                seconds=length.seconds,
+                speed(0, n_draft=0)
+                yield compare(
+                    f"tokens/s with {what} / without, {text.name}, {rows} rows",
+                    text.bounds.get(rows, NEVER_BELOW),
+                    partial(speed, n_draft=0),
+                    partial(speed, n_draft=-1),
+                )
+        yield fact(f"guesses of {what} that were right, share", *_accepted(stub))
+        with _backends(model, {}) as plain:
+
+            def unguessed(turn: int, stubs: Sequence[BackendStub]) -> float:
+                stub = stubs[turn % len(stubs)]
+                return _speed(stub, texts[-1], max(ROWS), length.tokens, -1)
+
+            for turn in range(PROCESSES):
+                unguessed(turn, guessing)
+                unguessed(turn, plain)
+            yield compare(
+                f"tokens/s without drafting, {what} loaded / no drafter, {max(ROWS)} rows",
+                NEVER_BELOW,
+                partial(unguessed, stubs=guessing),
+                partial(unguessed, stubs=plain),
             )
-    yield fact(f"guesses of {what} that were right, share", *_accepted(stub))
 
 
-def _unguessed(
-    what: str,
-    guessing: Sequence[BackendStub],
-    plain: Sequence[BackendStub],
-    text: Text,
-    length: Length,
-) -> Figure:
-    rows = max(ROWS)
-
-    def speed(turn: int, stubs: Sequence[BackendStub]) -> float:
-        return _speed(stubs[turn % len(stubs)], text, rows, length.tokens, -1)
-
-    for turn in range(PROCESSES):
-        speed(turn, guessing)
-        speed(turn, plain)
-    return at_least_in_pairs(
-        f"tokens/s without drafting, {what} loaded / no drafter, {rows} rows",
-        NEVER_BELOW,
-        partial(speed, stubs=guessing),
-        partial(speed, stubs=plain),
-        pairs=length.pairs,
-        seconds=length.seconds,
-    )
+@contextmanager
+def _backends(model: Path, options: Mapping[str, Any]) -> Iterator[list[BackendStub]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(backend(model, **options)) for _ in range(PROCESSES)]
 
 
 def _speed(stub: BackendStub, text: Text, rows: int, tokens: int, n_draft: int) -> float:

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -26,13 +26,12 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
-from bench.peers import text
-from bench.process import ROOT, Run, load, process, stream
+from bench import peer
+from bench.process import ROOT, Run, load, process, stream, text
 from bench.report import Table
 from cli.backend_process import environment_of
 from cli.doctor import machine
 from common.launch import command
-from common.process_end import end_of
 from wire import backend_pb2 as pb
 
 SECONDS = 420.0  # after which nothing more begins
@@ -153,9 +152,9 @@ def _of_model(
                     if time.perf_counter() > until:
                         break
         if time.perf_counter() < until:
-            with _child(folder) as ask:
+            with peer.plain(folder) as ask:
                 for rows in sizes.widths:
-                    theirs, ours = ask(str(rows))
+                    theirs, ours = ask(rows)
                     counts = dict(zip(SIDES, (ours, theirs), strict=True))
                     found[f"kernels of a decode step, rows: {rows}", ""] = counts
     return found
@@ -234,12 +233,12 @@ def _backend(folder: Path, running: ExitStack) -> Side:
 
 
 def _plain(folder: Path, running: ExitStack) -> Side:
-    ask = running.enter_context(_child(folder))
+    ask = running.enter_context(peer.plain(folder))
     peak = 0.0
 
     def serve(asks: Sequence[Ask]) -> list[Run]:
         nonlocal peak
-        answer = ask(json.dumps(asks))
+        answer = ask(asks)
         peak = answer["peak"]
         return [Run(**run) for run in answer["runs"]]
 
@@ -247,34 +246,6 @@ def _plain(folder: Path, running: ExitStack) -> Side:
 
 
 SIDES: Mapping[str, Callable[[Path, ExitStack], Side]] = {"mlx-backend": _backend, "mlx-lm": _plain}
-
-
-@contextmanager
-def _child(folder: Path) -> Iterator[Callable[[str], Any]]:
-    """mlx-lm in a process of its own: a function that sends it a line and returns the answer."""
-    with subprocess.Popen(
-        command("-m", "bench.plain_batches", str(folder)),
-        env=environment_of({}),
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-    ) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        asked, answered = child.stdin, child.stdout
-
-        def ask(line: str) -> Any:
-            print(line, file=asked, flush=True)
-            if not (answer := answered.readline()):
-                raise RuntimeError(end_of("mlx-lm", child.wait()))
-            return json.loads(answer)
-
-        try:
-            yield ask
-        finally:
-            child.terminate()
 
 
 def _write(folder: Path, config: Mapping[str, Any]) -> None:

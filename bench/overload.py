@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from grpc import StatusCode
 
-from bench.light_client import LightClient
-from bench.process import ROOT, load, process
-from bench.report import Figure, at_least, at_most, fact
-from cli.backend_process import free_port, until_health
+from bench.process import backend, p99, probing
+from bench.report import Figure, at_least, at_most
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
@@ -33,7 +29,7 @@ PARALLEL = 8
 TOKENS = 16
 OPTIONS = (f"parallel:{PARALLEL}", f"max_queue:{PARALLEL}")
 _PROBE_SECONDS = 0.1
-_GRACE_SECONDS = 1.0  # maximum wait at the end for requests that may still be refused
+_GRACE_SECONDS = 1.0  # at the end, for requests that may still be refused
 _numbers = itertools.count()
 
 
@@ -45,43 +41,50 @@ class Ends:
     refused: list[float] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
 
-    def note(self, seconds: float, code: int) -> None:
-        if code == StatusCode.OK.value[0]:
-            self.served.append(time.perf_counter())
-        elif code == StatusCode.RESOURCE_EXHAUSTED.value[0]:
-            self.refused.append(seconds)
-        else:
-            self.others[f"status {code}"] += 1
+    def call(self, stub: BackendStub) -> Any:
+        """Begin a call with a new prompt, so that nothing is cached, and note its end."""
+        began = time.perf_counter()
+        request = pb.PredictOptions(
+            Messages=[pb.Message(role="user", content=f"Tell me story {next(_numbers)}.")],
+            UseTokenizerTemplate=True,
+            Tokens=TOKENS,
+            IgnoreEOS=True,
+        )
+        call: Any = stub.Predict.future(request, timeout=60)
+        call.add_done_callback(lambda ended: self._note(time.perf_counter() - began, ended.code()))
+        return call
 
-    def rate(self, begin: float, end: float) -> float:
-        """Served requests per second between two times."""
-        return sum(begin < at <= end for at in self.served) / (end - begin)
+    def rate(self, begin: float) -> float:
+        """Served requests per second since a time."""
+        return sum(begin < at for at in self.served) / (time.perf_counter() - begin)
+
+    def _note(self, seconds: float, code: StatusCode) -> None:
+        if code is StatusCode.OK:
+            self.served.append(time.perf_counter())
+        elif code is StatusCode.RESOURCE_EXHAUSTED:
+            self.refused.append(seconds)
+        elif code is not StatusCode.CANCELLED:
+            self.others[code.name] += 1
 
 
 def measure(model: Path) -> Iterator[Figure]:
     seconds = float(os.environ.get("BENCH_SECONDS", SECONDS))
-    port = free_port()
-    with process(port=port) as (_, stub):
-        load(stub, model, Options=OPTIONS)
+    with backend(model, Options=OPTIONS) as stub:
         alone = min(_one(stub) for _ in range(3))
         capacity = _capacity(stub, seconds / 2)
-        beside = _capacity_beside_refusals(stub, capacity * TIMES, seconds / 4)
-        with _Probes(stub) as idle:
+        with probing(stub.Health, _PROBE_SECONDS) as idle:
             time.sleep(seconds / 4)
-        ends = Ends()
-        with _Probes(stub) as probes:
-            began = time.perf_counter()
-            sent = _flood(port, capacity * TIMES, seconds, ends)
-            goodput = ends.rate(began + seconds / 10, time.perf_counter())
+        ends, began = Ends(), time.perf_counter()
+        with probing(stub.Health, _PROBE_SECONDS) as probes:
+            sent = _flood(stub, capacity * TIMES, seconds, ends)
+            goodput = ends.rate(began + seconds / 10)
         after = _one(stub)
     came = sent / capacity / seconds
     yield at_least("requests that came / capacity", came, TIMES * 0.9, f"{capacity:.3g} a second")
     yield at_least("served under overload / capacity", goodput / capacity, 0.9)
-    yield fact("served while another process refuses this load / capacity", beside / capacity)
-    refused = f"{len(ends.refused)} refusals"
-    yield at_most("refusals, p99 in ms", _p99(ends.refused) * 1e3, 50, refused)
-    ratio = f"{_p99(probes.seen) / _p99(idle.seen):.3g} times idle"
-    yield at_most("Health p99 in ms under overload", _p99(probes.seen) * 1e3, 100, ratio)
+    yield at_most("refusals, p99 in ms", p99(ends.refused), 50, f"{len(ends.refused)} refusals")
+    ratio = f"{p99(probes) / p99(idle):.3g} times idle"
+    yield at_most("Health p99 in ms under overload", p99(probes), 100, ratio)
     yield at_most("calls that ended otherwise", ends.others.total(), 0, ", ".join(ends.others))
     yield at_most("seconds that an answer takes longer afterwards", after - alone, 1)
 
@@ -89,100 +92,36 @@ def measure(model: Path) -> Iterator[Figure]:
 def _one(stub: BackendStub) -> float:
     """Seconds of one request."""
     started = time.perf_counter()
-    stub.Predict(_request(), timeout=60)
+    Ends().call(stub).result()
     return time.perf_counter() - started
 
 
 def _capacity(stub: BackendStub, seconds: float) -> float:
     """Requests per second when all slots are always used."""
-    ends = Ends()
-    began = time.perf_counter()
+    ends, began = Ends(), time.perf_counter()
 
     def ask(_: int) -> None:
-        while (started := time.perf_counter()) < began + seconds:
-            call = stub.Predict.future(_request(), timeout=60)
-            call.exception()
-            ends.note(time.perf_counter() - started, call.code().value[0])
+        while time.perf_counter() < began + seconds:
+            ends.call(stub).result()
 
     with ThreadPoolExecutor(PARALLEL) as pool:
         list(pool.map(ask, range(PARALLEL)))
-    return ends.rate(began + seconds / 10, time.perf_counter())
+    return ends.rate(began + seconds / 10)
 
 
-def _capacity_beside_refusals(stub: BackendStub, rate: float, seconds: float) -> float:
-    """The capacity while another server gets `rate` requests per second and refuses them all.
-
-    The capacity lost here is what a flood costs on this machine even without work for our server.
-    """
-    port = free_port()
-    other = subprocess.Popen([sys.executable, "-m", "bench.refusing", str(port)], cwd=ROOT)
-    try:
-        until_health(other, port)
-        flood = threading.Thread(target=_flood, args=(port, rate, seconds, Ends()))
-        flood.start()
-        found = _capacity(stub, seconds)
-        flood.join()
-    finally:
-        other.kill()
-        other.wait()
-    return found
-
-
-def _flood(port: int, rate: float, seconds: float, ends: Ends) -> int:
+def _flood(stub: BackendStub, rate: float, seconds: float, ends: Ends) -> int:
     """Send `rate` requests per second on schedule; returns how many were sent.
 
     Those that are running or waiting at the end are cancelled.
     """
-    client = LightClient(port, "/backend.Backend/Predict", ends.note)
-    began = time.perf_counter()
-    sent = 0
-    try:
-        for sent in range(1, int(rate * seconds) + 1):
-            client.read_until(began + sent / rate)
-            client.call(_request().SerializeToString())
-        last = time.perf_counter() + _GRACE_SECONDS
-        while (lost := len(client.unanswered) - 2 * PARALLEL) > 0 and time.perf_counter() < last:
-            client.read_until(time.perf_counter() + _GRACE_SECONDS / 100)
-    finally:
-        client.close()
-    if lost > 0:
-        ends.others["no answer"] += lost
-    return sent
-
-
-def _request() -> pb.PredictOptions:
-    """A request with a new prompt, so that nothing is cached."""
-    return pb.PredictOptions(
-        Messages=[pb.Message(role="user", content=f"Tell me story {next(_numbers)}.")],
-        UseTokenizerTemplate=True,
-        Tokens=TOKENS,
-        IgnoreEOS=True,
-    )
-
-
-class _Probes:
-    """Calls Health continuously. seen: seconds of each call."""
-
-    def __init__(self, stub: BackendStub) -> None:
-        self.seen: list[float] = []
-        self._stub = stub
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._ask)
-
-    def __enter__(self) -> _Probes:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _ask(self) -> None:
-        while not self._over.wait(_PROBE_SECONDS):
-            started = time.perf_counter()
-            self._stub.Health(pb.HealthMessage(), timeout=30)
-            self.seen.append(time.perf_counter() - started)
-
-
-def _p99(seconds: Sequence[float]) -> float:
-    return sorted(seconds)[int(len(seconds) * 0.99)]
+    began, calls = time.perf_counter(), []
+    for sent in range(1, int(rate * seconds) + 1):
+        time.sleep(max(began + sent / rate - time.perf_counter(), 0.0))
+        calls.append(ends.call(stub))
+    time.sleep(_GRACE_SECONDS)
+    lost = [call for call in calls if not call.done()]
+    for call in lost:
+        call.cancel()
+    if len(lost) > 2 * PARALLEL:
+        ends.others["no answer"] += len(lost) - 2 * PARALLEL
+    return len(calls)

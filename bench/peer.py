@@ -1,4 +1,4 @@
-"""mlx_lm.server as a process to measure against, with the libraries that the backend preloads."""
+"""mlx-lm as processes to measure against, with the libraries that the backend preloads."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import http.client
 import json
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from bench.process import ROOT, Run
 from cli.backend_process import environment_of, free_port
+from common.launch import command
 from common.process_end import end_of
 
 # With its default backlog of 5, some of 16 simultaneous connections are reset or a second late.
-_MAIN = """
+_SERVER = """
 from http.server import ThreadingHTTPServer
 from mlx_lm.server import main
 ThreadingHTTPServer.request_queue_size = 64
@@ -24,26 +26,29 @@ main()
 
 
 @contextmanager
-def server(model: Path, threads: int | None = None) -> Iterator[int]:
-    """Start the server; yields its port. threads: of OpenBLAS; None means the backend's number."""
+def server(model: Path) -> Iterator[int]:
+    """Start mlx_lm.server; yields its port."""
     port = free_port()
-    command = [str(ROOT / "scripts/python"), "-c", _MAIN]
-    command += ["--model", str(model), "--port", str(port)]
     child = subprocess.Popen(
-        command,
-        env=environment_of({} if threads is None else {"OPENBLAS_NUM_THREADS": str(threads)}),
+        command("-c", _SERVER, "--model", str(model), "--port", str(port)),
+        env=environment_of({}),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,  # a line for every request
     )
     try:
-        while not _healthy(port):
-            if child.poll() is not None:
-                raise RuntimeError(end_of("mlx_lm.server", child.returncode))
-            time.sleep(0.05)
+        until_healthy(child, port)
         yield port
     finally:
         child.terminate()
         child.wait()
+
+
+def until_healthy(child: subprocess.Popen[bytes], port: int) -> None:
+    """Wait until a server answers /health. Raises RuntimeError if it ended."""
+    while not _healthy(port):
+        if child.poll() is not None:
+            raise RuntimeError(end_of("the server", child.returncode))
+        time.sleep(0.05)
 
 
 def _healthy(port: int) -> bool:
@@ -57,8 +62,11 @@ def _healthy(port: int) -> bool:
         connection.close()
 
 
-def stream(port: int, prompt: str, tokens: int, run: Run | None = None) -> Run:
-    """Generate exactly `tokens` tokens, greedily. Raises RuntimeError if the server gave fewer."""
+def stream(port: int, prompt: str, tokens: int, run: Run | None = None, **fields: object) -> Run:
+    """Generate exactly `tokens` tokens, greedily. Raises RuntimeError if the server gave fewer.
+
+    fields: other fields of the request.
+    """
     run = run or Run()
     body = {
         "messages": [{"role": "user", "content": prompt}],
@@ -68,7 +76,8 @@ def stream(port: int, prompt: str, tokens: int, run: Run | None = None) -> Run:
     }
     connection = http.client.HTTPConnection("127.0.0.1", port)
     try:
-        connection.request("POST", "/v1/chat/completions", json.dumps(body))
+        json_type = {"content-type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body | fields), json_type)
         for line in connection.getresponse():
             if run.leave.is_set():
                 return run
@@ -78,7 +87,7 @@ def stream(port: int, prompt: str, tokens: int, run: Run | None = None) -> Run:
         connection.close()
         run.finish()
     if run.tokens != tokens:
-        raise RuntimeError(f"mlx_lm.server returned {run.tokens} of {tokens} tokens")
+        raise RuntimeError(f"the server returned {run.tokens} of {tokens} tokens")
     return run
 
 
@@ -88,3 +97,31 @@ def _take(run: Run, chunk: dict[str, object]) -> None:
             run.piece()
         case {"usage": {"prompt_tokens": int(prompt), "completion_tokens": int(tokens)}}:
             run.prompt_tokens, run.tokens = prompt, tokens
+
+
+@contextmanager
+def plain(folder: Path) -> Iterator[Callable[[object], Any]]:
+    """Start `bench.plain_batches`; yields a function that sends it a request for its answer."""
+    with subprocess.Popen(
+        command("-m", "bench.plain_batches", str(folder)),
+        env=environment_of({}),
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        asked, answered = child.stdin, child.stdout
+
+        def ask(value: object) -> Any:
+            print(json.dumps(value), file=asked, flush=True)
+            if not (answer := answered.readline()):
+                raise RuntimeError(end_of("mlx-lm", child.wait()))
+            return json.loads(answer)
+
+        try:
+            yield ask
+        finally:
+            child.terminate()

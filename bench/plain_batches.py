@@ -1,7 +1,8 @@
-"""`python -m bench.plain_batches FOLDER`: mlx-lm's BatchGenerator, with its cache of prompts.
+"""`python -m bench.plain_batches FOLDER`: mlx-lm without a server.
 
-Each line of standard input is a list of requests in JSON, and each line of output what came of
-them. A number N asks for the kernels in a decode step of N rows, of mlx-lm and of the backend.
+Each line of standard input is JSON, and so is each line of output. A list of requests is served by
+BatchGenerator, with a cache of prompts, and an object with a prompt by `stream_generate`. A number
+N asks for the kernels in a decode step of N rows, of mlx-lm and of the backend.
 
 `python -m bench.plain_batches FOLDER CONFIG N` writes a checkpoint with random weights, which does
 not generate the first N tokens.
@@ -62,6 +63,17 @@ class Plain:
             mx.disable_compile()  # as the backend does on a CPU
             self.model.set_dtype(mx.float32)
         self._prompts = LRUPromptCache()
+
+    def alone(self, prompt: str, tokens: int) -> float:
+        """Tokens per second for one message, prefill included."""
+        from mlx_lm import stream_generate
+
+        read = self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True
+        )
+        began = time.perf_counter()
+        count = sum(1 for _ in stream_generate(self.model, self._tokenizer, read, tokens))
+        return count / (time.perf_counter() - began)
 
     def serve(self, requests: list[list[Any]]) -> dict[str, Any]:
         """Serve requests of [prompt, tokens, start].
@@ -172,7 +184,13 @@ def main(folder: str, config: str = "", first: str = "") -> None:
     plain = Plain(folder)
     for line in sys.stdin:
         asked: Any = json.loads(line)
-        answer = plain.kernels(asked) if isinstance(asked, int) else plain.serve(asked)
+        match asked:
+            case int():
+                answer: Any = plain.kernels(asked)
+            case {"prompt": prompt, "tokens": tokens}:
+                answer = plain.alone(prompt, tokens)
+            case _:
+                answer = plain.serve(asked)
         print(json.dumps(answer), flush=True)
 
 

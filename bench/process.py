@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import threading
 import time
@@ -16,36 +17,36 @@ from typing import IO, Any
 
 from cli import backend_process
 from wire import backend_pb2 as pb
-from wire import backend_pb2_grpc
+from wire.backend_pb2_grpc import BackendStub
 
 ROOT = Path(__file__).parents[1]
+_WORDS = (
+    "the of and to in is that for it as was with be by on not he this are or his from at which"
+    " but have an had they you were their one all we can her has there been if more when will"
+).split()
 
 
 def process(
     environment: Mapping[str, str] | None = None,
     stderr: IO[bytes] | None = None,
-    port: int | None = None,
     module: str = "backend",
-) -> AbstractContextManager[tuple[subprocess.Popen[bytes], backend_pb2_grpc.BackendStub]]:
+) -> AbstractContextManager[tuple[subprocess.Popen[bytes], BackendStub]]:
     """A backend as `cli.backend_process` starts it; with ORDER, in the order of a GPU."""
     if environ.get("ORDER"):
         module = "bench.measured_backend"
-    return backend_process.process(environment, stderr, port, module)
+    return backend_process.process(environment, stderr, module=module)
 
 
-def load(stub: backend_pb2_grpc.BackendStub, model: Path, **options: Any) -> None:
+def load(stub: BackendStub, model: Path, **options: Any) -> None:
     options.setdefault("ContextSize", 8192)
     stub.LoadModel(pb.ModelOptions(Model=model.name, ModelFile=str(model), **options))
 
 
 @contextmanager
-def backend(
-    model: Path | None = None, environment: Mapping[str, str] | None = None, **options: Any
-) -> Iterator[backend_pb2_grpc.BackendStub]:
-    """A backend with a model loaded if one is given."""
-    with process(environment) as (_, stub):
-        if model is not None:
-            load(stub, model, **options)
+def backend(model: Path, **options: Any) -> Iterator[BackendStub]:
+    """A backend with a model loaded."""
+    with process() as (_, stub):
+        load(stub, model, **options)
         yield stub
 
 
@@ -70,8 +71,7 @@ class Run:
 
     def piece(self) -> None:
         self.arrivals.append(time.perf_counter() - self.started)
-        if len(self.arrivals) == 1:
-            self.begun.set()
+        self.begun.set()
 
     def finish(self) -> None:
         self.seconds = time.perf_counter() - self.started
@@ -84,17 +84,11 @@ class Run:
 
 
 def stream(
-    stub: backend_pb2_grpc.BackendStub,
-    prompt: str,
-    tokens: int,
-    run: Run | None = None,
-    images: Sequence[str] = (),
-    *,
-    chat: bool = True,
+    stub: BackendStub, prompt: str, tokens: int, run: Run | None = None, *, chat: bool = True
 ) -> Run:
     """Generate exactly `tokens` tokens, greedily.
 
-    images: in base64. chat: whether the prompt is a message, and not what the model reads.
+    chat: whether the prompt is a message, and not what the model reads.
     """
     run = run or Run()
     request = pb.PredictOptions(
@@ -103,7 +97,6 @@ def stream(
         UseTokenizerTemplate=chat,
         Tokens=tokens,
         IgnoreEOS=True,
-        Images=images,
     )
     call = stub.PredictStream(request)
     try:
@@ -127,6 +120,40 @@ def together(ask: Callable[[str, int], Run], prompts: Sequence[str], tokens: int
     return sum(run.tokens for run in runs) / (time.perf_counter() - started)
 
 
+@contextmanager
+def probing(call: Callable[..., object], pause: float) -> Iterator[list[float]]:
+    """Call Health or Status again and again on a thread; yields the seconds of each call.
+
+    pause: seconds between two calls.
+    """
+    seen: list[float] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.wait(pause):
+            started = time.perf_counter()
+            call(pb.HealthMessage(), timeout=30)
+            seen.append(time.perf_counter() - started)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        asking.join()
+
+
+def p99(seconds: Sequence[float]) -> float:
+    """The 99th percentile, in milliseconds."""
+    return sorted(seconds)[int(len(seconds) * 0.99)] * 1e3
+
+
 def words(count: int) -> str:
     """A text of `count` different words."""
     return " ".join(f"item{number}" for number in range(count))
+
+
+def text(seed: str, count: int) -> str:
+    """`count` short words in a pseudo-random order."""
+    return " ".join(random.Random(seed).choices(_WORDS, k=count))

@@ -15,7 +15,7 @@ PLACES = (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob(".github/ISSUE
 
 def test_documents_name_measurements_that_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "ensure", Path)  # no model is needed to list the names
-    known = bench.measurements().keys() | bench.parts().keys()
+    known = bench.measurements().keys()
     text = "\n".join(path.read_text() for path in PLACES)
     named = re.findall(r'BENCH=(?:"([^"]+)"|([\w:-]+))', text)
     names = {name for quoted, bare in named for name in (quoted or bare).split()}

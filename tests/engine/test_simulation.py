@@ -1,4 +1,4 @@
-"""The real planner against the cost model of `bench.simulation`, every step checked."""
+"""The real planner against the cost model of `tests.engine.simulation`, every step checked."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from backend.engine.planning.plan import (
     Start,
     StepPlan,
 )
+from backend.engine.planning.planner import Planner
 from backend.engine.planning.prefix_index import PrefixKey
-from bench.simulation.device import BrokenPlanError, DeviceSequence, SimulatedDevice
-from bench.simulation.measure import MOST_ERROR, POLICIES, Present, agreement, replay
-from bench.simulation.replay import Replay
-from bench.simulation.setup import Setup, measured, setups
-from bench.simulation.traffic import conversations
+from tests.engine.simulation.agreement import MOST_ERROR, agreement
+from tests.engine.simulation.device import BrokenPlanError, DeviceSequence, SimulatedDevice
+from tests.engine.simulation.outcome import replay
+from tests.engine.simulation.replay import Replay
+from tests.engine.simulation.setup import Setup, measured, setups
+from tests.engine.simulation.traffic import conversations
 
 SETUPS = setups()
 
@@ -36,9 +38,8 @@ def tight(setup: Setup, tokens: int) -> Setup:
 
 
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda one: one.model.name)
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_request_ends_and_every_plan_is_valid(setup: Setup, policy: str) -> None:
-    made = replay(setup, policy, requests=150)
+def test_every_request_ends_and_every_plan_is_valid(setup: Setup) -> None:
+    made = replay(setup, requests=150)
     assert sum(made.ends.values()) == 150
     assert made.ends["refused"] == 0
     assert made.ends["answered"] > 100
@@ -48,7 +49,7 @@ def test_every_request_ends_and_every_plan_is_valid(setup: Setup, policy: str) -
 @pytest.mark.parametrize("setup", SETUPS, ids=lambda one: one.model.name)
 @pytest.mark.parametrize("seed", range(3))
 def test_with_little_memory_no_request_waits_for_ever(setup: Setup, seed: int) -> None:
-    made = replay(tight(setup, 24_000), "planner", requests=80, seed=seed)
+    made = replay(tight(setup, 24_000), requests=80, seed=seed)
     assert sum(made.ends.values()) == 80
     assert made.ends["answered"] > 20
     assert made.peak <= 1.0
@@ -56,11 +57,11 @@ def test_with_little_memory_no_request_waits_for_ever(setup: Setup, seed: int) -
 
 def test_the_same_seed_gives_the_same_outcome() -> None:
     setup = SETUPS[0]
-    assert replay(setup, "planner", 60, seed=5) == replay(setup, "planner", 60, seed=5)
-    assert replay(setup, "planner", 60, seed=5) != replay(setup, "planner", 60, seed=6)
+    assert replay(setup, 60, seed=5) == replay(setup, 60, seed=5)
+    assert replay(setup, 60, seed=5) != replay(setup, 60, seed=6)
 
 
-class Careless(Present):
+class Careless(Planner):
     """A planner that makes one kind of mistake; `change` names it."""
 
     change = ""
@@ -92,7 +93,7 @@ def test_an_invalid_plan_is_found(change: str) -> None:
 def test_only_the_first_pass_of_a_shape_pays_for_it() -> None:
     """As on CUDA, where the attention of each shape is prepared at its first use."""
     (setup,) = (one for one in SETUPS if one.machine.shape)
-    device = SimulatedDevice(setup, setup.limits, bounded=True)
+    device = SimulatedDevice(setup, setup.limits)
     seconds = []
     for number in range(3):
         prompt = (number,) * (10 if number < 2 else 11)
@@ -115,7 +116,7 @@ def test_a_modelled_machine_is_as_fast_as_the_real_one(
 def test_the_pace_learns_the_times_of_the_modelled_machine() -> None:
     """The simulated device reports what the engine's own clockwork measures on a GPU."""
     (setup,) = (one.setup(4) for one in measured() if one.prefill is not None)
-    device = SimulatedDevice(setup, setup.limits, bounded=True)
+    device = SimulatedDevice(setup, setup.limits)
     prompts = {number: (number,) * 40 for number in range(4)}
     for number, prompt in prompts.items():
         device.add(DeviceSequence(number, PrefixKey(prompt), (7,) * 20))

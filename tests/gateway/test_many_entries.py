@@ -1,7 +1,4 @@
-"""Bodies of many small entries: the work grows with their number, and streams go on meanwhile.
-
-`bench/bodies.py` measures how long the event loop is held.
-"""
+"""Bodies of many small entries: the work grows with their number, and streams go on meanwhile."""
 
 from __future__ import annotations
 
@@ -58,10 +55,10 @@ async def _growth(gateway: Served, path: str, few: bytes, many: bytes) -> float:
     gc.disable()  # a full collection searches all objects of the tests, and takes 0.1 s
     try:
         for _ in range(ROUNDS):
-            most.append((await gateway.cost(path, many))[0])
+            most.append(await gateway.cost(path, many))
             if min(most) < LITTLE:
                 return 0
-            least.append((await gateway.cost(path, few))[0])
+            least.append(await gateway.cost(path, few))
             if min(most) / min(least) < BOUND:
                 break
     finally:

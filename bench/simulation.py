@@ -1,9 +1,16 @@
-"""The time that the planner itself needs for a step, in seconds on this machine."""
+"""The planner's own time for a step, and how it serves conversations on modelled machines.
+
+Before the latter, it shows how near a modelled machine comes to what was measured on a real one.
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import statistics
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -22,14 +29,46 @@ from backend.engine.planning.plan import (
 from backend.engine.planning.planner import Planner
 from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.units import GIB
+from bench.report import Figure, Table, at_most, fact
+from tests.engine.simulation.agreement import MOST_ERROR, agreement
+from tests.engine.simulation.outcome import HEADER, Outcome, replay
+from tests.engine.simulation.setup import setups
 
+SEQUENCES = 256
+MOST_STEP = 1000.0  # microseconds
 _STEPS = 100
 _SPARE = 1 << 26  # free bytes; too few to admit a sequence
 _ANSWER = 512  # tokens; all are charged at admission, so the charges stay constant
 _STEP_SECONDS = 0.03
 
 
-def planner_step(decoding: int, waiting: int, *, memory: bool = False) -> float:
+def measure() -> Iterator[Figure | Table]:
+    for lacking in ("nobody waits", "slots", "memory"):
+        waiting = 0 if lacking == "nobody waits" else SEQUENCES
+        seconds = _planner_step(SEQUENCES, waiting, memory=lacking == "memory")
+        name = f"planner step, {SEQUENCES} decode"
+        if waiting:
+            yield fact(f"{name}, {waiting} wait for {lacking}, us", seconds * 1e6)
+        else:
+            yield at_most(f"{name}, us", seconds * 1e6, MOST_STEP)
+    for name, simulated, real in agreement():
+        yield at_most(f"{name}: error of the simulation", abs(simulated / real - 1), MOST_ERROR)
+    every = setups()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(os.cpu_count() or 1, len(every)), mp_context=context) as pool:
+        outcomes = list(pool.map(_replayed, range(len(every))))
+    rows = [(setup.name, *found.row) for setup, found in zip(every, outcomes, strict=True)]
+    yield Table("Good answers come in the time that the setup allows.", HEADER, rows)
+    refused = sum(found.ends["refused"] for found in outcomes)
+    yield at_most("requests that the planner refused", refused, 0)
+
+
+def _replayed(at: int) -> Outcome:
+    setup = setups()[at]
+    return replay(setup, setup.requests)
+
+
+def _planner_step(decoding: int, waiting: int, *, memory: bool = False) -> float:
     """Median processor seconds of a plan with this many decoding and waiting sequences.
 
     memory: whether they wait for memory, and not for a slot.

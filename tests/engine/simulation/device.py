@@ -24,23 +24,13 @@ from backend.engine.planning.plan import (
     Stored,
 )
 from backend.engine.planning.prefix_index import PrefixKey
-from bench.simulation.setup import Setup
+from tests.engine.simulation.setup import Setup
 
 Snapshots = dict[int, int]  # prompt length → number of the snapshot
 
 
 class BrokenPlanError(AssertionError):
     """A plan that refers to something that does not exist, or that does not fit in memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServerPlan(StepPlan):
-    """A plan that can also store the KV of a sequence that continues.
-
-    keep: the sequences and the numbers of their entries. The planner stores only ended sequences.
-    """
-
-    keep: tuple[Leave, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -85,16 +75,11 @@ class Ran:
 
 
 class SimulatedDevice:
-    """Sequences, batches and entries by number.
+    """Sequences, batches and entries by number. peak: the most bytes of KV at the end of a step."""
 
-    bounded: whether the policy guarantees to stay within the memory. peak: the most bytes of KV at
-    the end of a step.
-    """
-
-    def __init__(self, setup: Setup, limits: Limits, *, bounded: bool) -> None:
+    def __init__(self, setup: Setup, limits: Limits) -> None:
         self._setup = setup
         self._limits = limits
-        self._bounded = bounded
         self._entries: dict[int, _Entry] = {}
         self._entry_bytes = 0
         self._latest_entry = 0
@@ -149,10 +134,6 @@ class SimulatedDevice:
         ran.tokens_after = self._clock - began
         for group in plan.prefill:
             self._prefill(group, ran)
-        if isinstance(plan, ServerPlan):
-            for keep in plan.keep:
-                sequence = self._with_kv(keep.sequence)
-                self._clock += self._setup.copy_seconds(self._store(sequence, keep.entry or 0, ran))
         ran.seconds = self._clock - began
         self._weigh()
         return ran
@@ -261,9 +242,8 @@ class SimulatedDevice:
         changed = set()
         for join in joins:
             sequence = self._with_kv(join.sequence)
-            # mlx_lm.server leaves a prompt's last token to the first decode step.
             _check(
-                sequence.batch == 0 and sequence.filled >= sequence.total - 1,
+                sequence.batch == 0 and sequence.filled == sequence.total,
                 "joined before its prefill",
             )
             del self._prefilling[sequence.number]
@@ -364,9 +344,8 @@ class SimulatedDevice:
     def _weigh(self) -> None:
         nbytes, room, running = self.nbytes, self._limits.room, self.running
         self.peak = max(self.peak, nbytes)
-        if self._bounded:
-            _check(nbytes <= room, f"{nbytes} bytes of KV where {room} fit")
-            _check(running <= self._limits.slots, f"{running} sequences in too few slots")
+        _check(nbytes <= room, f"{nbytes} bytes of KV where {room} fit")
+        _check(running <= self._limits.slots, f"{running} sequences in too few slots")
 
 
 def _quiet(plan: StepPlan) -> bool:

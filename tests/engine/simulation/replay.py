@@ -1,33 +1,21 @@
-"""Replays conversations against a policy, in simulated time."""
+"""Replays conversations against a planner, in simulated time."""
 
 from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from backend.engine.planning.plan import Arrived, Ended, Limits, PlannerEvent, StepPlan
+from backend.engine.planning.plan import Arrived, Ended, PlannerEvent
+from backend.engine.planning.planner import Planner
 from backend.engine.planning.prefix_index import PrefixKey
-from bench.simulation.device import BrokenPlanError, DeviceSequence, Ran, SimulatedDevice
-from bench.simulation.setup import Setup
-from bench.simulation.traffic import LIMIT, Conversation, Kind
+from tests.engine.simulation.device import BrokenPlanError, DeviceSequence, Ran, SimulatedDevice
+from tests.engine.simulation.setup import Setup
+from tests.engine.simulation.traffic import LIMIT, Conversation, Kind
 
 _AT_ONCE = 16  # decode steps that are simulated together if nothing else happens
-_IDLE_STEPS = 1000  # without progress, after which a policy counts as stuck
-
-
-class Policy(Protocol):
-    """A scheduling policy. bounded: whether it guarantees to stay within memory and slots."""
-
-    limits: Limits
-    bounded: bool
-
-    @property
-    def busy(self) -> bool: ...
-
-    def plan(self, now: float, events: Iterable[PlannerEvent]) -> StepPlan: ...
+_IDLE_STEPS = 1000  # without progress, after which the planner counts as stuck
 
 
 @dataclass(slots=True)
@@ -76,12 +64,14 @@ class _Live:
 
 
 class Replay:
-    """One policy under one load."""
+    """One planner under one load."""
 
-    def __init__(self, setup: Setup, policy: Policy, conversations: Sequence[Conversation]) -> None:
+    def __init__(
+        self, setup: Setup, planner: Planner, conversations: Sequence[Conversation]
+    ) -> None:
         self._setup = setup
-        self._policy = policy
-        self._device = SimulatedDevice(setup, policy.limits, bounded=policy.bounded)
+        self._planner = planner
+        self._device = SimulatedDevice(setup, planner.limits)
         self._now = 0.0
         self._numbers = 0
         self._due: list[tuple[float, int, Conversation | None, int, PrefixKey | None]] = []
@@ -95,8 +85,8 @@ class Replay:
 
     def run(self) -> Replayed:
         """Run until the last request has ended. Raises BrokenPlanError."""
-        while self._due or self._live or self._events or self._policy.busy:
-            if not (self._live or self._events or self._policy.busy):
+        while self._due or self._live or self._events or self._planner.busy:
+            if not (self._live or self._events or self._planner.busy):
                 self._now = max(self._now, self._due[0][0])
             self._take_due()
             self._step()
@@ -170,7 +160,7 @@ class Replay:
 
     def _step(self) -> None:
         events, self._events = self._events, []
-        plan = self._policy.plan(self._now, events)
+        plan = self._planner.plan(self._now, events)
         self.result.preemptions += len(plan.preempt)
         for refusal in plan.refuse:
             self._end(self._live[refusal.sequence], "refused")
@@ -190,7 +180,7 @@ class Replay:
     def _decode_on(self, step: float) -> None:
         """Decode until something can change the next plan; until then it would be the same.
 
-        Without prefill and new events, free memory only shrinks, so the policy admits nothing that
+        Without prefill and new events, free memory only shrinks, so the planner admits nothing that
         it does not admit now. Its memory charges already cover the tokens of these steps.
         """
         steps = min(_AT_ONCE, self._device.shortest_left()) - 1
