@@ -166,7 +166,9 @@ class ModelConfig(Strict):
     adapters: dict[str, str] = about(
         "Name → adapter: the adapters that a request may choose with `adapters`.", {}
     )
-    draft_model: str = about("The drafter: a small model, a prediction head (MTP), EAGLE-3 or DFlash.", "")
+    draft_model: str = about(
+        "The drafter: a small model, a prediction head (MTP), EAGLE-3 or DFlash.", ""
+    )
     draft_models: list[str] = about(
         "Draft models that a request may choose with `draft_model`.", []
     )

@@ -248,7 +248,7 @@ def split(checkpoint: Checkpoint, directory: Path) -> Path:
     """The head of a published checkpoint alone, as mlx-vlm splits it."""
     splitter = get_mtp_splitter(source_config=checkpoint.config)
     assert splitter is not None
-    return splitter.split(str(checkpoint.path), str(directory))
+    return Path(splitter.split(str(checkpoint.path), str(directory)))
 
 
 def without_head(checkpoint: Checkpoint, directory: Path) -> Path:
