@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 
+from common.cache_folder import cache_folder
 from common.version import VERSION
 from gateway import openapi, refusals
 from gateway.access import AccessMiddleware
@@ -20,6 +21,7 @@ from gateway.auth import KeyMiddleware
 from gateway.context import Gateway
 from gateway.limits import BodyMiddleware
 from gateway.metrics import Metrics
+from gateway.openai.warm_prompts import warm_prompts
 from gateway.origins import OriginMiddleware
 from gateway.routes import (
     chat,
@@ -39,6 +41,7 @@ from gateway.routes import (
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
+from gateway.used_prompts import UsedPrompts
 
 PREFIXES = ("/v1", "", "/api/v0", "/api/v1", "/v2")  # LM Studio's, Lemonade's, Cohere's
 _APIS = (chat, completions, embeddings, health, messages, models, rerank, responses, tokenize)
@@ -50,12 +53,15 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await supervisor.start()
+        await supervisor.start(lambda config: warm_prompts(config, gateway))
         try:
             yield
         finally:
             await supervisor.stop()
+            prompts.save()
 
+    prompts = UsedPrompts(None if settings.forget_prompts else cache_folder())
+    gateway = Gateway(settings, supervisor, traffic, Metrics(), prompts)
     app = FastAPIOffline(  # /docs loads its scripts from the gateway, and nothing from elsewhere
         "/docs",
         None,
@@ -68,7 +74,6 @@ def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traff
         generate_unique_id_function=openapi.operation_id,
         redirect_slashes=False,
     )
-    gateway = Gateway(settings, supervisor, traffic, Metrics())
     app.state.gateway = gateway
     refusals.install(app)
     openapi.install(app)

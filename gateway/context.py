@@ -12,6 +12,7 @@ from gateway.metrics import Metrics
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
 from gateway.traffic import Traffic
+from gateway.used_prompts import UsedPrompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class Gateway:
     supervisor: Supervisor
     traffic: Traffic
     metrics: Metrics
+    prompts: UsedPrompts
     started: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
 
 

@@ -96,6 +96,12 @@ class GatewaySettings:
     drain_timeout: float = setting(
         10.0, "seconds", "Time that running requests get to finish after SIGTERM.", 0, 86_400
     )
+    forget_prompts: bool = setting(
+        False,
+        "switch",
+        "Do not store the most used system prompts and tools for the next start, which reads them"
+        " ahead.",
+    )
     allow_unlisted_models: bool = setting(
         False, "switch", "Let requests name any hub id (`owner/name`) as their model."
     )

@@ -255,9 +255,9 @@ def _min_tokens(options: pb.PredictOptions, extras: Extras, most: int | None) ->
         return least
     if _LEAST not in options.Metadata:
         return most
-    limit = f"Tokens is {most}" if options.Tokens > 0 else f"the model's max_tokens is {most}"
+    limit = named("Tokens") if options.Tokens > 0 else "the model's max_tokens"
     raise InvalidRequest(
-        f"{named(f'Metadata {_LEAST}')} is {least}, but {limit}: send less, or more"
+        f"{named(f'Metadata {_LEAST}')} is {least}, but {limit} is {most}: send less, or more"
         f" {named('Tokens')}",
     )
 

@@ -102,6 +102,13 @@ class Reasoning(Strict):
     disable: bool | None = about("`true`: no thinking (enable_thinking false); `false`: thinking.")
 
 
+class WarmPrompt(Strict):
+    """The beginning of a prompt, which is read ahead."""
+
+    system: str = ""
+    tools: list[dict[str, Any]] = []
+
+
 class ModelConfig(Strict):
     """A model of the models folder. What is passed to LoadModel is checked by the backend."""
 
@@ -175,6 +182,11 @@ class ModelConfig(Strict):
     n_draft: int = about("Maximum number of tokens drafted at a time.", 0, ge=0, le=64)
 
     preload: bool = about("Load the model when the gateway starts.", False)
+    warm_prompts: list[WarmPrompt] = about(
+        "Prompts that are read after a load while no request runs: each has `system`, a text, and"
+        " `tools`, a list in OpenAI's form. See [gateway.md](gateway.md#warm-prompts).",
+        [],
+    )
     pinned: bool = about("Never unload the model, neither to make room nor when it is idle.", False)
     idle_unload: float | None = about(
         "Unload after this many seconds without a request; 0: never; if missing, the"

@@ -38,6 +38,8 @@ async def events_of(
     async def send(lease: Lease) -> AsyncGenerator[tuple[int, Event], None]:
         for options in wanted:
             options.ModelIdentity = lease.identity
+        if not request.adapters:
+            gateway.prompts.note(lease.config.name, wanted[0])
         times = [AnswerTimes(gateway.metrics, lease.config.name, since) for _ in wanted]
         limit = gateway.settings.request_timeout
         first = await apart(names_of, request)

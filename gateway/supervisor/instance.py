@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gateway.errors import ApiError
-from gateway.models.config import ModelConfig
+from gateway.models.config import OWN_BACKENDS, ModelConfig
 from gateway.supervisor import policy
 from gateway.supervisor.backend import Backend
 from gateway.supervisor.failures import LoadFailed, load_failed
@@ -58,6 +58,7 @@ class ModelInstance:
         self.failures = policy.Failures()
         self.memory = 0  # bytes
         self.context_size = 0  # tokens; 0 before the first load, or if it is unknown
+        self.warm = True  # whether its warm prompts need not be read
         self.backend: Backend | None = None
         self.state = State.STOPPED
         self.work: asyncio.Future[ApiError | None] | None = None
@@ -203,6 +204,7 @@ class ModelInstance:
             self._restarts += 1
         self.failures = policy.Failures(self.failures.count)
         self.state = State.READY
+        self.warm = bool(self.config.address or self.config.backend not in OWN_BACKENDS)
         self._ready_at = self.last_used = time.monotonic()
         self._loaded_since = time.time()
         self._watch = asyncio.ensure_future(self._guard(backend))

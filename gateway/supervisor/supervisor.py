@@ -20,7 +20,7 @@ from common.device_memory import device_memory
 from common.wording import shown
 from gateway import exchange
 from gateway.errors import ApiError
-from gateway.generation import Stub
+from gateway.generation import Stub, generate
 from gateway.models.checkpoint import Checkpoints
 from gateway.models.config import ModelConfig
 from gateway.models.reading import ModelFolder
@@ -30,7 +30,9 @@ from gateway.supervisor.catalogue import Catalogue
 from gateway.supervisor.instance import Key, ModelInstance
 from gateway.supervisor.load_request import load_request
 from gateway.supervisor.status import ModelStatus, State
+from wire import backend_pb2 as pb
 
+WarmPrompts = Callable[[ModelConfig], Awaitable[Sequence[pb.PredictOptions]]]
 _TICK = 1.0  # seconds between two checks for idle, grown or new models
 _log = logging.getLogger("gateway.supervisor")
 
@@ -64,6 +66,9 @@ class Supervisor:
         )
         self._background: list[asyncio.Future[None]] = []
         self._preloads: asyncio.Future[None] | None = None
+        self._warm_prompts: WarmPrompts | None = None
+        self._warming: asyncio.Future[None] | None = None
+        self._unwarmable: set[bytes] = set()  # prompts that failed, perhaps with their backend
         self._stopping = False
         self._unused = asyncio.Event()
         self._unused.set()
@@ -128,8 +133,12 @@ class Supervisor:
             return None
         return instance.backend.connection.stub
 
-    async def start(self) -> None:
-        """Start watching, and start to preload models. SIGHUP rereads the folder immediately."""
+    async def start(self, warm_prompts: WarmPrompts | None = None) -> None:
+        """Start watching, and start to preload models. SIGHUP rereads the folder immediately.
+
+        warm_prompts: returns the requests by which a backend reads prompts while it is idle.
+        """
+        self._warm_prompts = warm_prompts
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.reload)
         if self._limits.memory:
             _log.info(
@@ -161,7 +170,7 @@ class Supervisor:
         """
         self._stopping = True
         asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
-        for task in self._background:
+        for task in (*self._background, *filter(None, [self._warming])):
             task.cancel()
         loading = [i for i in self._all() if i.state is not State.READY]
         await asyncio.gather(*(instance.shut() for instance in loading))
@@ -180,6 +189,8 @@ class Supervisor:
         instance = self._instance(self._catalogue.resolve(name), adapters or "", draft_model or "")
         instance.leases += 1
         self._unused.clear()
+        if self._warming is not None:
+            self._warming.cancel()  # its backend stops within a step, and keeps what it has read
         try:
             await self._until_usable(instance)
             backend = instance.backend
@@ -354,8 +365,40 @@ class Supervisor:
                 self._forget()
                 self._unload(policy.idle(self._loaded(), time.monotonic()), "idle")
                 self._unload(policy.over_limits(self._loaded(), self._limits), "over the limits")
+                self._warm_while_idle()
             except Exception as fault:  # the next round may succeed
                 _log.error("the limits could not be enforced this time: %r", fault)
+
+    def _warm_while_idle(self) -> None:
+        """Read the prompts of a model after its load, while no request uses any model."""
+        cold = [i for i in self._instances.values() if i.state is State.READY and not i.warm]
+        warming = self._warming is not None and not self._warming.done()
+        if cold and not warming and self._warm_prompts and self._unused.is_set():
+            self._warming = asyncio.ensure_future(self._warm(cold[0], self._warm_prompts))
+
+    async def _warm(self, instance: ModelInstance, prompts: WarmPrompts) -> None:
+        """Read the prompts. Neither the idle time of the model nor the metrics count them."""
+        backend, began, count = instance.backend, time.monotonic(), 0
+        assert backend is not None
+        exchange.begin(exchange.Exchange("warm-prompt", "", ""))
+        for prompt in await prompts(instance.config):
+            key = prompt.SerializeToString(deterministic=True)
+            if key in self._unwarmable:
+                continue
+            prompt.ModelIdentity = instance.config.parameters.model
+            try:
+                async for _ in generate(backend.connection.stub, prompt):
+                    pass
+            except ApiError as problem:
+                if instance.state is not State.STOPPING:
+                    self._unwarmable.add(key)
+                    _log.warning("%s: a prompt was not read ahead: %s", instance.key, problem)
+                return  # the others are read in the next round, if the backend still runs
+            count += 1
+        instance.warm = True
+        if count:
+            seconds = time.monotonic() - began
+            _log.info("%s: read %d prompts ahead in %.1f s", instance.key, count, seconds)
 
     def _forget(self) -> None:
         """Remove instances that no file describes any more, and idle unlisted models."""

@@ -93,6 +93,8 @@ def _default(field: Mapping[str, Any]) -> str:
 
 
 def _value(field: Mapping[str, Any]) -> str:
+    if "$ref" in field:
+        return "map"
     if "anyOf" in field:  # its type, or null
         return _value(field["anyOf"][0])
     kind = field["type"]

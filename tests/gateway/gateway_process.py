@@ -38,7 +38,7 @@ class GatewayProcess:
     """A running gateway: `url` without a slash at its end, `log` with its lines of stderr.
 
     `models` are the files of its models folder, by model name. Raises AssertionError with the log
-    if it does not answer /health.
+    if it does not answer /health. Without a cache folder of its own it stores no prompts.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class GatewayProcess:
             [
                 str(ROOT / "scripts" / "python"),
                 *("-m", "gateway", "--models-dir", self._folder.name, "--port", "0"),
+                *(() if "MLX_BACKEND_CACHE" in environ else ("--forget-prompts",)),
                 *arguments,
             ],
             cwd="/",

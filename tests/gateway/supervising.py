@@ -18,7 +18,7 @@ from gateway.generation import Piece, Stub, generate
 from gateway.models.reading import read_folder
 from gateway.settings import GatewaySettings
 from gateway.supervisor.status import ModelStatus, State
-from gateway.supervisor.supervisor import Supervisor
+from gateway.supervisor.supervisor import Supervisor, WarmPrompts
 from tests.gateway.gateway_process import WAIT
 from wire import backend_pb2 as pb
 
@@ -38,14 +38,17 @@ def script(folder: Path, text: str) -> str:
 
 @asynccontextmanager
 async def supervising(
-    folder: Path, models: Mapping[str, Mapping[str, Any]], **settings: Any
+    folder: Path,
+    models: Mapping[str, Mapping[str, Any]],
+    warm_prompts: WarmPrompts | None = None,
+    **settings: Any,
 ) -> AsyncIterator[Supervisor]:
     """A started supervisor, which leaves no process at its end."""
     before = children()
     for name, file in models.items():
         write(folder, name, file)
     supervisor = Supervisor(GatewaySettings(folder, **settings), read_folder(folder))
-    await supervisor.start()
+    await supervisor.start(warm_prompts)
     try:
         yield supervisor
     finally:

@@ -16,6 +16,7 @@ from backend.rpc import requests
 from backend.rpc.fields import PREDICT_OPTIONS
 from backend.rpc.request_metadata import RESERVED, template_arguments
 from backend.rpc.requests import generation_request
+from common.field_names import written
 from tests.rpc.fake_engine import FACTS
 from tests.rpc.recorder import Recorder
 from tests.rpc.requests_of_hosts import predict_options
@@ -317,6 +318,11 @@ def test_the_models_least_tokens_give_way_to_the_limit_of_an_answer() -> None:
     options = predict_options(Tokens=0, Metadata={"mlx.min_tokens": "30"})
     with pytest.raises(InvalidRequest, match="is 30, but the model's max_tokens is 20"):
         generation_request(options, short)
+    options.Tokens = 20
+    with pytest.raises(InvalidRequest) as refused:
+        generation_request(options, facts)
+    assert refused.value.fields == ("Metadata mlx.min_tokens", "Tokens")
+    assert written(refused.value.message, str.upper).count("TOKENS is 20") == 1
 
 
 def test_an_answer_to_continue_is_the_last_message() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -13,6 +14,8 @@ from pydantic import BaseModel
 
 from gateway.asking import ask_once
 from gateway.errors import ApiError
+from gateway.generation import Piece
+from gateway.models.config import ModelConfig
 from gateway.supervisor import instance
 from gateway.supervisor import supervisor as supervisor_module
 from gateway.supervisor.connection import Connection
@@ -293,3 +296,40 @@ async def _ask_with_retry(supervisor: Supervisor, name: str) -> str:
             if error.code != "model_backing_off":
                 raise
             await asyncio.sleep(error.retry_after or 0)
+
+
+async def test_a_request_interrupts_the_reading_of_a_warm_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read again once no model is used; a prompt that fails is not."""
+    begun_at: list[str] = []
+    ended: list[str] = []
+    go_on = asyncio.Event()
+
+    async def held(_stub: object, options: pb.PredictOptions) -> AsyncIterator[Piece]:
+        begun_at.append(options.Prompt)
+        try:
+            if options.Prompt == "bad":
+                raise ApiError(400, "no")
+            await go_on.wait()
+            ended.append(options.Prompt)
+        finally:
+            begun_at.append("left")
+        yield Piece()
+
+    async def prompts(_config: ModelConfig) -> list[pb.PredictOptions]:
+        return [pb.PredictOptions(Prompt=text) for text in ("bad", "good")]
+
+    monkeypatch.setattr(supervisor_module, "generate", held)
+    monkeypatch.setattr(supervisor_module, "_TICK", 0.01)
+    async with supervising(tmp_path, {"tiny": tiny(), "other": tiny()}, prompts) as supervisor:
+        await supervisor.load("tiny")
+        await until(lambda: begun_at[:3] == ["bad", "left", "good"])
+        assert status_of(supervisor, "tiny").leases == 0
+        async with supervisor.lease("other"):
+            await until(lambda: begun_at == ["bad", "left", "good", "left"])
+            assert ended == []
+        await until(lambda: begun_at[4:] == ["good"])
+        go_on.set()
+        await until(lambda: ended.count("good") == 2)
+    assert begun_at.count("bad") == 1
