@@ -110,8 +110,7 @@ def with_dense(own: Any, layers: Sequence[DenseLayer], path: Path) -> Any:
 def applied(layers: Sequence[DenseLayer], model: Any) -> list[Callable[[mx.array], mx.array]]:
     """What each layer does to a vector. model: has their matrices, which may be quantised."""
 
-    def call(matrix: Any, activation: Callable[[mx.array], mx.array]) -> Any:
-        return lambda vectors: activation(matrix(vectors))
+    def call(layer: DenseLayer, matrix: Any) -> Any:
+        return lambda vectors: _ACTIVATIONS[layer.activation](matrix(vectors))
 
-    named = [_ACTIVATIONS[layer.activation] for layer in layers]
-    return [call(*pair) for pair in zip(model.dense if layers else (), named, strict=True)]
+    return list(map(call, layers, model.dense)) if layers else []

@@ -31,24 +31,19 @@ Hidden = Callable[[PaddedRows], mx.array]
 
 def embedder(hidden: Hidden, dense: Sequence[Any], rule: PoolingRule, pad_token: int) -> Run:
     """Computes a vector (dim,) for each row, or (tokens, dim) with the pooling mode `none`."""
+    per_token = rule.mode == "none"
 
-    def run(pieces: Sequence[Piece]) -> list[np.ndarray]:
-        rows = padded(pieces, pad_token)
+    def vectors_of(rows: PaddedRows) -> mx.array:
         vectors = hidden(rows)
-        if rule.mode == "none":
+        if per_token:
             vectors = vectors.astype(mx.float32)
         else:
             vectors = pool(vectors, rows, rule.mode)
             for layer in dense:
                 vectors = layer(vectors)
-        if rule.normalize:
-            vectors = normalized(vectors)
-        outputs = _split(vectors)
-        if rule.mode == "none":
-            return [part[:length] for part, length in zip(outputs, rows.lengths, strict=True)]
-        return outputs
+        return normalized(vectors) if rule.normalize else vectors
 
-    return run
+    return _run(vectors_of, pad_token, per_token=per_token)
 
 
 def classifier(model: Any, pad_token: int, *, raw: bool) -> Run:
@@ -58,26 +53,19 @@ def classifier(model: Any, pad_token: int, *, raw: bool) -> Run:
     """
     inner = inner_model(model)
 
-    def run(pieces: Sequence[Piece]) -> list[np.ndarray]:
-        rows = padded(pieces, pad_token)
+    def scores(rows: PaddedRows) -> mx.array:
         if inner is None:
             logits = _logits(model, rows)[:, 0]
         else:
             logits = model.score(last_tokens(inner(rows.ids), rows))[:, 0].astype(mx.float32)
-        return _split(logits if raw else mx.sigmoid(logits))
+        return logits if raw else mx.sigmoid(logits)
 
-    return run
+    return _run(scores, pad_token)
 
 
 def token_classifier(model: Any, pad_token: int) -> Run:
     """Computes the label probabilities of each row, (tokens, labels)."""
-
-    def run(pieces: Sequence[Piece]) -> list[np.ndarray]:
-        rows = padded(pieces, pad_token)
-        outputs = _split(mx.softmax(_logits(model, rows), axis=-1))
-        return [part[:length] for part, length in zip(outputs, rows.lengths, strict=True)]
-
-    return run
+    return _run(lambda rows: mx.softmax(_logits(model, rows), axis=-1), pad_token, per_token=True)
 
 
 def answers(model: Any, tokens: Answers, pad_token: int, *, raw: bool) -> Run:
@@ -88,13 +76,25 @@ def answers(model: Any, tokens: Answers, pad_token: int, *, raw: bool) -> Run:
     inner, head = inner_model(model), getattr(model, "lm_head", None)
     project = head or inner.embed_tokens.as_linear
 
+    def scores(rows: PaddedRows) -> mx.array:
+        logits = project(last_tokens(inner(rows.ids), rows)).astype(mx.float32)
+        found = logits[:, tokens.yes]
+        if tokens.no is not None:
+            found = found - logits[:, tokens.no]
+        return found if raw else mx.sigmoid(found)
+
+    return _run(scores, pad_token)
+
+
+def _run(compute: Hidden, pad_token: int, *, per_token: bool = False) -> Run:
+    """Computes an output for each row. per_token: whether it has one for each token."""
+
     def run(pieces: Sequence[Piece]) -> list[np.ndarray]:
         rows = padded(pieces, pad_token)
-        logits = project(last_tokens(inner(rows.ids), rows)).astype(mx.float32)
-        scores = logits[:, tokens.yes]
-        if tokens.no is not None:
-            scores = scores - logits[:, tokens.no]
-        return _split(scores if raw else mx.sigmoid(scores))
+        outputs = list(np.array(compute(rows)))
+        if per_token:
+            return [part[:length] for part, length in zip(outputs, rows.lengths, strict=True)]
+        return outputs
 
     return run
 
@@ -106,24 +106,13 @@ def encoder(model: Any, module: str, config: Mapping[str, Any]) -> Hidden:
         return lambda rows: _gemma3(model, rows, causal=one_way)
     if not module:
         return causal(model) if is_causal(config) else both_ways(model)
-
-    def hidden(rows: PaddedRows) -> mx.array:
-        output = model(rows.ids, attention_mask=rows.mask, token_type_ids=rows.segments)
-        states: mx.array = output.last_hidden_state
-        return states
-
-    return hidden
+    return lambda rows: _outputs(model, rows).last_hidden_state
 
 
 def causal(model: Any) -> Hidden:
     """Hidden states of a generative model; with a causal mask, padding at the end has no effect."""
     inner = inner_model(model)
-
-    def hidden(rows: PaddedRows) -> mx.array:
-        states: mx.array = inner(rows.ids)
-        return states
-
-    return hidden
+    return lambda rows: inner(rows.ids)
 
 
 def both_ways(model: Any) -> Hidden:
@@ -174,10 +163,9 @@ def inner_model(model: Any) -> Any:
 
 
 def _logits(model: Any, rows: PaddedRows) -> mx.array:
-    output = model(rows.ids, attention_mask=rows.mask, token_type_ids=rows.segments)
-    logits: mx.array = output.logits
+    logits: mx.array = _outputs(model, rows).logits
     return logits.astype(mx.float32)
 
 
-def _split(values: mx.array) -> list[np.ndarray]:
-    return list(np.array(values))
+def _outputs(model: Any, rows: PaddedRows) -> Any:
+    return model(rows.ids, attention_mask=rows.mask, token_type_ids=rows.segments)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import string
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,9 @@ _GEMMA = Specials(
 )
 
 
+Weights = Callable[[int], Tensors]  # for a size of the vocabulary
 # The special tokens, the configuration, the weights' shapes, and the steps of modules.json.
-Parts = tuple[Specials, dict[str, Any], Callable[[int], Tensors], dict[str, Any]]
+Parts = tuple[Specials, dict[str, Any], Weights, dict[str, Any]]
 
 
 def write(family: str, folder: Path, **changes: Any) -> Path:
@@ -193,41 +195,16 @@ def _bert(prefix: str, positions: int, types: int, vocabulary: int) -> Tensors:
         yield from norm(f"{here}.output.LayerNorm")
 
 
-def _bert_alone(vocabulary: int) -> Tensors:
-    return _bert("", POSITIONS, 2, vocabulary)
+def _with(body: Weights, *more: tuple[str, tuple[int, ...]], outer: str = "") -> Weights:
+    """The body's tensors, those for pre-training left out, and more. outer: before their names."""
 
+    def tensors(vocabulary: int) -> Tensors:
+        for name, shape in body(vocabulary):
+            if not name.startswith(("pooler.", "vocab_")):
+                yield outer + name, shape
+        yield from more
 
-def _roberta_alone(vocabulary: int) -> Tensors:
-    return _bert("", POSITIONS + 2, 1, vocabulary)
-
-
-def _bert_pairs(vocabulary: int) -> Tensors:
-    yield from _bert("bert.", POSITIONS, 2, vocabulary)
-    yield from linear("bert.pooler.dense", HIDDEN, HIDDEN)
-    yield from linear("classifier", 1, HIDDEN)
-
-
-def _roberta_pairs(vocabulary: int) -> Tensors:
-    yield from _bert("roberta.", POSITIONS + 2, 1, vocabulary)
-    yield from linear("classifier.dense", HIDDEN, HIDDEN)
-    yield from linear("classifier.out_proj", 1, HIDDEN)
-
-
-def _bert_labels(vocabulary: int) -> Tensors:
-    yield from _bert("bert.", POSITIONS, 2, vocabulary)
-    yield from linear("classifier", len(LABELS), HIDDEN)
-
-
-def _roberta_labels(vocabulary: int) -> Tensors:
-    yield from _bert("roberta.", POSITIONS + 2, 1, vocabulary)
-    yield from linear("classifier", len(LABELS), HIDDEN)
-
-
-def _modernbert_labels(vocabulary: int) -> Tensors:
-    yield from _modernbert("model.", vocabulary)
-    yield "head.dense.weight", (HIDDEN, HIDDEN)
-    yield "head.norm.weight", (HIDDEN,)
-    yield from linear("classifier", len(LABELS), HIDDEN)
+    return tensors
 
 
 def _modernbert(prefix: str, vocabulary: int) -> Tensors:
@@ -243,17 +220,6 @@ def _modernbert(prefix: str, vocabulary: int) -> Tensors:
         yield f"{here}.mlp.Wi.weight", (2 * WIDE, HIDDEN)
         yield f"{here}.mlp.Wo.weight", (HIDDEN, WIDE)
     yield f"{prefix}final_norm.weight", (HIDDEN,)
-
-
-def _modernbert_alone(vocabulary: int) -> Tensors:
-    return _modernbert("", vocabulary)
-
-
-def _modernbert_pairs(vocabulary: int) -> Tensors:
-    yield from _modernbert("model.", vocabulary)
-    yield "head.dense.weight", (HIDDEN, HIDDEN)
-    yield "head.norm.weight", (HIDDEN,)
-    yield from linear("classifier", 1, HIDDEN)
 
 
 def _decoder(
@@ -288,45 +254,12 @@ def _decoder(
     yield f"{prefix}norm.weight", (HIDDEN,)
 
 
-def _qwen3_alone(vocabulary: int) -> Tensors:
-    return _decoder("", LAYERS, (), vocabulary)
-
-
-def _qwen3_whole(vocabulary: int) -> Tensors:
-    return _decoder("model.", LAYERS, (), vocabulary)
-
-
 _GEMMA_NORMS = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
-
-
-def _gemma3(vocabulary: int) -> Tensors:
-    return _decoder("", 6, _GEMMA_NORMS, vocabulary)
-
-
-def _gemma(vocabulary: int) -> Tensors:
-    return _decoder("", LAYERS, (), vocabulary, head_norms=False)
-
-
-def _qwen3_score(vocabulary: int) -> Tensors:
-    yield from _decoder("model.", LAYERS, (), vocabulary)
-    yield "score.weight", (1, HIDDEN)
-
-
-def _gemma2(vocabulary: int) -> Tensors:
-    return _decoder("model.", LAYERS, _GEMMA_NORMS, vocabulary, head_norms=False)
-
-
-def _qwen2(vocabulary: int) -> Tensors:
-    return _decoder("", LAYERS, (), vocabulary, head_norms=False, biases=True)
 
 
 def _qwen2_whole(vocabulary: int) -> Tensors:
     yield from _decoder("model.", LAYERS, (), vocabulary, head_norms=False, biases=True)
     yield "lm_head.weight", (vocabulary, HIDDEN)
-
-
-def _llama(vocabulary: int) -> Tensors:
-    return _decoder("", LAYERS, (), vocabulary, head_norms=False)
 
 
 def _mpnet(vocabulary: int) -> Tensors:
@@ -343,20 +276,6 @@ def _mpnet(vocabulary: int) -> Tensors:
         yield from linear(f"{here}.output.dense", HIDDEN, WIDE)
         yield from norm(f"{here}.output.LayerNorm")
     yield from linear("pooler.dense", HIDDEN, HIDDEN)
-
-
-def _mpnet_labels(vocabulary: int) -> Tensors:
-    for name, shape in _mpnet(vocabulary):
-        if not name.startswith("pooler."):
-            yield f"mpnet.{name}", shape
-    yield from linear("classifier", len(LABELS), HIDDEN)
-
-
-def _distilbert_labels(vocabulary: int) -> Tensors:
-    for name, shape in _distilbert(vocabulary):
-        if not name.startswith("vocab_"):
-            yield name, shape
-    yield from linear("classifier", len(LABELS), HIDDEN)
 
 
 def _distilbert(vocabulary: int) -> Tensors:
@@ -551,75 +470,82 @@ _PRIVACY_CONFIG = _ENCODER | {
 }
 _DENSE = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
 
-_LAST = {
-    "word_embedding_dimension": HIDDEN,
-    "pooling_mode_lasttoken": True,
-    "pooling_mode_mean_tokens": False,
-}
+
+def _pooling(kind: str) -> dict[str, Any]:
+    stated = {"word_embedding_dimension": HIDDEN, f"pooling_mode_{kind}": True}
+    return {"pooling_mode_mean_tokens": False} | stated
+
+
+_LAST, _MEAN = _pooling("lasttoken"), _pooling("mean_tokens")
+
+
+def _scoring(config: dict[str, Any], name: str) -> dict[str, Any]:
+    return config | _ONE_SCORE | {"architectures": [f"{name}ForSequenceClassification"]}
+
+
+def _labelling(config: dict[str, Any], name: str) -> dict[str, Any]:
+    return config | _NAMED | {"architectures": [f"{name}ForTokenClassification"]}
+
+
+_GEMMA2_WEIGHTS = partial(_decoder, "model.", LAYERS, _GEMMA_NORMS, head_norms=False)
+_BERT_WEIGHTS = partial(_bert, "bert.", POSITIONS, 2)
+_ROBERTA_WEIGHTS = partial(_bert, "roberta.", POSITIONS + 2, 1)
+_MODERNBERT_WEIGHTS = partial(_modernbert, "model.")
+_MODERNBERT_HEAD = (("head.dense.weight", (HIDDEN, HIDDEN)), ("head.norm.weight", (HIDDEN,)))
+_QWEN3_WEIGHTS = partial(_decoder, "model.", LAYERS, ())
+_QWEN2_WEIGHTS = partial(_decoder, "", LAYERS, (), head_norms=False, biases=True)
+_LLAMA_WEIGHTS = partial(_decoder, "", LAYERS, (), head_norms=False)
+_POOLER = tuple(linear("bert.pooler.dense", HIDDEN, HIDDEN))
+_DENSE_HEAD = tuple(linear("classifier.dense", HIDDEN, HIDDEN))
+_SCORE, _LABELS = (tuple(linear("classifier", size, HIDDEN)) for size in (1, len(LABELS)))
+_OUT = tuple(linear("classifier.out_proj", 1, HIDDEN))
 
 FAMILIES: dict[str, Parts] = {
-    "bert": (BERT, _BERT_CONFIG, _bert_alone, {
-        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_cls_token": True,
-                    "pooling_mode_mean_tokens": False},
-    }),
-    "xlm_roberta": (ROBERTA, _ROBERTA_CONFIG, _roberta_alone, {
-        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True},
-        "Normalize": {},
-    }),
-    "modernbert": (BERT, _MODERNBERT_CONFIG, _modernbert_alone, {
-        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_max_tokens": True,
-                    "pooling_mode_mean_tokens": False},
-    }),
-    "qwen3": (QWEN, _QWEN3_CONFIG, _qwen3_alone, {
-        "Pooling": _LAST,
-        "Normalize": {},
-    }),
-    "gemma3": (_GEMMA, _GEMMA3_CONFIG, _gemma3, {
-        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True},
+    "bert": (BERT, _BERT_CONFIG, partial(_bert, "", POSITIONS, 2),
+             {"Pooling": _pooling("cls_token")}),
+    "xlm_roberta": (ROBERTA, _ROBERTA_CONFIG, partial(_bert, "", POSITIONS + 2, 1),
+                    {"Pooling": _MEAN, "Normalize": {}}),
+    "modernbert": (BERT, _MODERNBERT_CONFIG, partial(_modernbert, ""),
+                   {"Pooling": _pooling("max_tokens")}),
+    "qwen3": (QWEN, _QWEN3_CONFIG, partial(_decoder, "", LAYERS, ()),
+              {"Pooling": _LAST, "Normalize": {}}),
+    "gemma3": (_GEMMA, _GEMMA3_CONFIG, partial(_decoder, "", 6, _GEMMA_NORMS), {
+        "Pooling": _MEAN,
         "Dense1": {"in_features": HIDDEN, "out_features": 4 * HIDDEN, **_DENSE},
         "Dense2": {"in_features": 4 * HIDDEN, "out_features": HIDDEN, **_DENSE},
         "Normalize": {},
     }),
-    "qwen2": (QWEN, _QWEN2_CONFIG, _qwen2, {"Pooling": _LAST, "Normalize": {}}),
+    "qwen2": (QWEN, _QWEN2_CONFIG, _QWEN2_WEIGHTS, {"Pooling": _LAST, "Normalize": {}}),
     "qwen2_both_ways": (QWEN, _QWEN2_CONFIG | {
         "architectures": ["Qwen2ForCausalLM"], "is_causal": False}, _qwen2_whole, {
-        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True},
+        "Pooling": _MEAN,
         "Dense": {"in_features": HIDDEN, "out_features": 24, **_DENSE},
     }),
-    "llama": (QWEN, _LLAMA_CONFIG, _llama, {
-        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_weightedmean_tokens": True,
-                    "pooling_mode_mean_tokens": False},
-    }),
-    "mistral": (QWEN, _MISTRAL_CONFIG, _llama, {"Pooling": _LAST, "Normalize": {}}),
-    "gemma": (_GEMMA, _GEMMA_CONFIG, _gemma, {"Pooling": _LAST, "Normalize": {}}),
-    "gemma2": (_GEMMA, _GEMMA2_CONFIG, _gemma2, {"Pooling": _LAST, "Normalize": {}}),
-    "mpnet": (ROBERTA, _MPNET_CONFIG, _mpnet, {
-        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True},
-        "Normalize": {},
-    }),
-    "distilbert": (BERT, _DISTILBERT_CONFIG, _distilbert, {
-        "Pooling": {"word_embedding_dimension": HIDDEN, "pooling_mode_mean_tokens": True},
-    }),
-    "bert_rerank": (BERT, _BERT_CONFIG | _ONE_SCORE | {
-        "architectures": ["BertForSequenceClassification"]}, _bert_pairs, {}),
-    "xlm_roberta_rerank": (ROBERTA, _ROBERTA_CONFIG | _ONE_SCORE | {
-        "architectures": ["XLMRobertaForSequenceClassification"]}, _roberta_pairs, {}),
-    "modernbert_rerank": (BERT, _MODERNBERT_CONFIG | _ONE_SCORE | {
-        "architectures": ["ModernBertForSequenceClassification"],
-        "classifier_pooling": "mean"}, _modernbert_pairs, {}),
-    "qwen3_rerank": (QWEN, _QWEN3_CONFIG, _qwen3_whole, {}),
-    "qwen3_score": (QWEN, _QWEN3_CONFIG | _ONE_SCORE | {
-        "architectures": ["Qwen3ForSequenceClassification"]}, _qwen3_score, {}),
-    "bert_labels": (BERT, _BERT_CONFIG | _NAMED | {
-        "architectures": ["BertForTokenClassification"]}, _bert_labels, {}),
-    "xlm_roberta_labels": (ROBERTA, _ROBERTA_CONFIG | _NAMED | {
-        "architectures": ["XLMRobertaForTokenClassification"]}, _roberta_labels, {}),
-    "modernbert_labels": (BERT, _MODERNBERT_CONFIG | _NAMED | {
-        "architectures": ["ModernBertForTokenClassification"]}, _modernbert_labels, {}),
-    "mpnet_labels": (ROBERTA, _MPNET_CONFIG | _NAMED | {
-        "architectures": ["MPNetForTokenClassification"]}, _mpnet_labels, {}),
-    "distilbert_labels": (BERT, _DISTILBERT_CONFIG | _NAMED | {
-        "architectures": ["DistilBertForTokenClassification"]}, _distilbert_labels, {}),
+    "llama": (QWEN, _LLAMA_CONFIG, _LLAMA_WEIGHTS, {"Pooling": _pooling("weightedmean_tokens")}),
+    "mistral": (QWEN, _MISTRAL_CONFIG, _LLAMA_WEIGHTS, {"Pooling": _LAST, "Normalize": {}}),
+    "gemma": (_GEMMA, _GEMMA_CONFIG, _LLAMA_WEIGHTS, {"Pooling": _LAST, "Normalize": {}}),
+    "gemma2": (_GEMMA, _GEMMA2_CONFIG, _GEMMA2_WEIGHTS, {"Pooling": _LAST, "Normalize": {}}),
+    "mpnet": (ROBERTA, _MPNET_CONFIG, _mpnet, {"Pooling": _MEAN, "Normalize": {}}),
+    "distilbert": (BERT, _DISTILBERT_CONFIG, _distilbert, {"Pooling": _MEAN}),
+    "bert_rerank": (BERT, _scoring(_BERT_CONFIG, "Bert"),
+                    _with(_BERT_WEIGHTS, *_POOLER, *_SCORE), {}),
+    "xlm_roberta_rerank": (ROBERTA, _scoring(_ROBERTA_CONFIG, "XLMRoberta"),
+                           _with(_ROBERTA_WEIGHTS, *_DENSE_HEAD, *_OUT), {}),
+    "modernbert_rerank": (BERT, _scoring(_MODERNBERT_CONFIG | {"classifier_pooling": "mean"},
+                                         "ModernBert"),
+                          _with(_MODERNBERT_WEIGHTS, *_MODERNBERT_HEAD, *_SCORE), {}),
+    "qwen3_rerank": (QWEN, _QWEN3_CONFIG, _QWEN3_WEIGHTS, {}),
+    "qwen3_score": (QWEN, _scoring(_QWEN3_CONFIG, "Qwen3"),
+                    _with(_QWEN3_WEIGHTS, ("score.weight", (1, HIDDEN))), {}),
+    "bert_labels": (BERT, _labelling(_BERT_CONFIG, "Bert"), _with(_BERT_WEIGHTS, *_LABELS), {}),
+    "xlm_roberta_labels": (ROBERTA, _labelling(_ROBERTA_CONFIG, "XLMRoberta"),
+                           _with(_ROBERTA_WEIGHTS, *_LABELS), {}),
+    "modernbert_labels": (BERT, _labelling(_MODERNBERT_CONFIG, "ModernBert"),
+                          _with(_MODERNBERT_WEIGHTS, *_MODERNBERT_HEAD, *_LABELS), {}),
+    "mpnet_labels": (ROBERTA, _labelling(_MPNET_CONFIG, "MPNet"),
+                     _with(_mpnet, *_LABELS, outer="mpnet."), {}),
+    "distilbert_labels": (BERT, _labelling(_DISTILBERT_CONFIG, "DistilBert"),
+                          _with(_distilbert, *_LABELS), {}),
     "privacy_labels": (QWEN, _PRIVACY_CONFIG, _privacy, {}),
 }  # fmt: skip
 LABELLERS = (
