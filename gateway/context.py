@@ -21,7 +21,7 @@ class Gateway:
     supervisor: Supervisor
     traffic: Traffic
     metrics: Metrics
-    prompts: UsedPrompts
+    prompts: UsedPrompts = field(default_factory=lambda: UsedPrompts(None))
     started: int = field(default_factory=lambda: int(time.time()))  # seconds since the epoch
 
 

@@ -1,58 +1,27 @@
 """A streamed chat answer: `chat.completion.chunk` events, in the order that clients expect.
 
-Per choice: one chunk with the role, deltas, one chunk with the finish reason. After all choices
-come the usage, if requested, and `[DONE]`. A failure is raised as an exception, because OpenAI has
-no finish reason for it.
+Per choice: one chunk with the role, deltas, one chunk with the finish reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
+from collections.abc import Iterator
 from typing import Any
 
 from gateway.blocks import Blocks, Step
-from gateway.generation import Done, Event, Piece, Progress
+from gateway.generation import Done, Piece
+from gateway.openai.answer_stream import AnswerStream
 from gateway.openai.chat_answer import ChatForm, called, chat_logprobs, finish_reason, typed
-from gateway.openai.envelope import ChunkWriter, usage_of
-from gateway.sse import DONE
+from gateway.openai.envelope import Json
 
 Delta = dict[str, Any]
 
 
-class ChatStream:
-    """The chunks of one answer."""
-
-    def __init__(self, head: dict[str, Any], form: ChatForm) -> None:
-        self._form = form
-        self._writer = ChunkWriter(head, with_usage=form.usage)
-        self._choices = [_Choice(index, form) for index in range(form.choices)]
-
-    async def chunks(
-        self, events: AsyncGenerator[tuple[int, Event], None]
-    ) -> AsyncGenerator[str, None]:
-        ends: dict[int, Done] = {}
-        async with aclosing(events):
-            async for index, event in events:
-                choice = self._choices[index]
-                if isinstance(event, Done):
-                    ends[index] = event
-                if begun := "".join(map(self._writer.chunk, choice.begin())):
-                    yield begun
-                if not isinstance(event, Progress):
-                    for chunk in choice.chunks(event):
-                        yield self._writer.chunk(chunk)
-                elif self._form.progress:
-                    yield self._writer.progress(choice.nothing(), event)
-        if self._form.usage:
-            usages = [ends[index].usage for index in sorted(ends)]
-            yield self._writer.usage(usage_of(usages, self._form.choices))
-        yield DONE
-
-    def beat(self) -> str:
-        """An empty chunk, after the chunks that begin the choices."""
-        begun = [chunk for choice in self._choices for chunk in choice.begin()]
-        return "".join(map(self._writer.chunk, begun or [self._choices[0].nothing()]))
+def chat_stream(head: Json, form: ChatForm) -> AnswerStream:
+    choices = [_Choice(index, form) for index in range(form.choices)]
+    return AnswerStream(
+        head, choices, usage=form.usage, progress=form.progress, per_prompt=form.choices
+    )
 
 
 class _Choice:

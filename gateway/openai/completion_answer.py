@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
 from gateway.generation import Done, Event, Piece, Progress
+from gateway.openai.answer_stream import AnswerStream
 from gateway.openai.completion_to_wire import CompletionPlan
-from gateway.openai.envelope import ChunkWriter, usage_of
-from gateway.sse import DONE
+from gateway.openai.envelope import usage_of
 
 
 class LegacyLogprobs:
@@ -71,44 +70,11 @@ async def completion(
     }
 
 
-class CompletionStream:
-    def __init__(self, head: dict[str, Any], plan: CompletionPlan) -> None:
-        self._plan = plan
-        self._writer = ChunkWriter(head, with_usage=plan.usage)
-
-    async def chunks(
-        self, events: AsyncGenerator[tuple[int, Event], None]
-    ) -> AsyncGenerator[str, None]:
-        """The events of the stream. A failure is raised, because it is not a finish reason."""
-        choices = [_Choice(index, self._plan) for index in range(len(self._plan.wanted))]
-        ends: dict[int, Done] = {}
-        begun = False
-        async with aclosing(events):
-            async for index, event in events:
-                if isinstance(event, Progress):
-                    if self._plan.progress:
-                        yield self._writer.progress(_nothing(index), event)
-                    elif not begun:
-                        yield self.beat()
-                    begun = True
-                    continue
-                choice = choices[index]
-                choice.add(event)
-                if isinstance(event, Done):
-                    ends[index] = event
-                if choice.has_news:
-                    yield self._writer.chunk(choice.pending())
-        if self._plan.usage:
-            usages = [ends[index].usage for index in sorted(ends)]
-            yield self._writer.usage(usage_of(usages, self._plan.per_prompt))
-        yield DONE
-
-    def beat(self) -> str:
-        return self._writer.chunk(_nothing(0))
-
-
-def _nothing(index: int) -> dict[str, Any]:
-    return {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+def completion_stream(head: dict[str, Any], plan: CompletionPlan) -> AnswerStream:
+    choices = [_Choice(index, plan) for index in range(len(plan.wanted))]
+    return AnswerStream(
+        head, choices, usage=plan.usage, progress=plan.progress, per_prompt=plan.per_prompt
+    )
 
 
 class _Choice:
@@ -121,15 +87,23 @@ class _Choice:
         self._entries: list[dict[str, Any]] = []
         self._logprobs = LegacyLogprobs()
         self._reason: str | None = None
+        self._begun = index > 0  # one chunk shows that the request was accepted
         # The prompt's entries arrive at the end, but are sent before those of the answer.
         self._waits = plan.echo and plan.needs_prompt_entries(index)
         if plan.echo and not self._waits:
             self._text.append(plan.text_of(index))
 
-    @property
-    def has_news(self) -> bool:
-        ended = self._reason is not None
-        return ended or (not self._waits and any(self._text))
+    def begin(self) -> list[dict[str, Any]]:
+        begun, self._begun = self._begun, True
+        return [] if begun else [self.nothing()]
+
+    def nothing(self) -> dict[str, Any]:
+        return {"index": self._index, "text": "", "logprobs": None, "finish_reason": None}
+
+    def chunks(self, event: Piece | Done) -> Iterator[dict[str, Any]]:
+        self.add(event)
+        if self._reason is not None or (not self._waits and any(self._text)):
+            yield self.pending()
 
     def add(self, event: Piece | Done) -> None:
         if isinstance(event, Piece):

@@ -14,7 +14,7 @@ from gateway.limits import JsonRoute
 from gateway.openai.answering import events_of
 from gateway.openai.chat_answer import chat_completion, form_of
 from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.chat_stream import ChatStream
+from gateway.openai.chat_stream import chat_stream
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.envelope import head_of
 from gateway.openapi import streamed
@@ -61,7 +61,7 @@ async def chat_completions(body: Body, gateway: GatewayDep) -> Response:
     head, form = head_of("chatcmpl", kind, body.model, config), form_of(body)
     events = events_of(body, wanted, gateway)
     if body.stream:
-        stream = ChatStream(head, form)
+        stream = chat_stream(head, form)
         return EventStream(stream.chunks(events), str, gateway.settings, stream.beat)
     async with aclosing(events):
         answer = await chat_completion(events, head, form)

@@ -19,8 +19,8 @@ from gateway.limits import JsonRoute, apart
 from gateway.openai import other_fields
 from gateway.openai.answering import events_of
 from gateway.openai.base import Strict
-from gateway.openai.completion_answer import CompletionStream
 from gateway.openai.completion_answer import completion as whole_completion
+from gateway.openai.completion_answer import completion_stream
 from gateway.openai.completion_request import CompletionRequest, Tokens
 from gateway.openai.completion_to_wire import completion_plan
 from gateway.openai.envelope import head_of
@@ -74,7 +74,7 @@ async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
     head = head_of("cmpl", "text_completion", body.model, config)
     events = events_of(body, plan.wanted, gateway)
     if body.stream:
-        stream = CompletionStream(head, plan)
+        stream = completion_stream(head, plan)
         return EventStream(stream.chunks(events), str, gateway.settings, stream.beat)
     async with aclosing(events):
         answer = await whole_completion(events, head, plan)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel
 
 from common.version import VERSION
 from gateway import metrics, model_metrics
@@ -15,21 +12,11 @@ from gateway.context import GatewayDep
 router = APIRouter(tags=["operations"])
 
 
-class Health(BaseModel):
-    status: Literal["ok"] = "ok"
-
-
-class Ready(BaseModel):
-    """Whether requests are taken now."""
-
-    status: Literal["ready", "draining", "starting"]
-
-
 @router.get("/ping", include_in_schema=False)
 @router.get("/health")
-async def health() -> Health:
+async def health() -> dict[str, str]:
     """Always ok while the process runs: a load or a busy model does not make it unhealthy."""
-    return Health()
+    return {"status": "ok"}
 
 
 @router.get("/version")
@@ -37,13 +24,13 @@ async def read_version() -> dict[str, str]:
     return {"version": VERSION}
 
 
-@router.get("/ready", responses={503: {"model": Ready, "description": "Not now."}})
-async def ready(gateway: GatewayDep, response: Response) -> Ready:
+@router.get("/ready", responses={503: {"description": "Not now."}})
+async def ready(gateway: GatewayDep, response: Response) -> dict[str, str]:
     """200 once every model to preload is loaded (or was refused) until SIGTERM, else 503."""
     if gateway.traffic.draining or gateway.supervisor.preloading:
         response.status_code = 503
-        return Ready(status="draining" if gateway.traffic.draining else "starting")
-    return Ready(status="ready")
+        return {"status": "draining" if gateway.traffic.draining else "starting"}
+    return {"status": "ready"}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

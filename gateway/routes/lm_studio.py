@@ -66,7 +66,7 @@ def _described(gateway: Gateway, model: ModelConfig) -> Json:
 def _card(gateway: Gateway, model: ModelConfig) -> Json:
     able = gateway.supervisor.checkpoints.abilities(model)
     context = gateway.supervisor.context_size(model)
-    state = load_state(states_of(gateway), model).value
+    state = load_state(states_of(gateway), model)["value"]
     kind = "vlm" if "vision" in able else "llm" if "completion" in able else "embeddings"
     return {
         **dict.fromkeys(("id", "key", "display_name"), model.name),

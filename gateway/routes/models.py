@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import AliasChoices, BaseModel, Field
+from pydantic import AliasChoices, Field
 
 from common.abilities import for_anthropic
 from common.field_names import named
 from common.wording import shown
 from gateway.context import Gateway, GatewayDep
-from gateway.described import about
 from gateway.errors import bad_field, without_folders
 from gateway.limits import JsonRoute
 from gateway.models.config import DEFAULTS, ModelConfig
@@ -23,65 +22,14 @@ from gateway.routes.status import slots
 from gateway.supervisor.status import ModelStatus, State
 
 router = APIRouter(tags=["models"], route_class=JsonRoute)
-_VALUES: Mapping[State, Literal["loaded", "loading"]] = {
+_VALUES = {
     State.STARTING: "loading",
     State.LOADING: "loading",
     State.READY: "loaded",
 }
 
 
-class Meta(BaseModel):
-    """Fields that OpenAI's card does not have."""
-
-    description: str
-    context_size: int | None  # tokens of prompt and answer; None: unknown
-    size_bytes: int  # approximate bytes of the weights; 0: unknown
-    text_only: bool  # certainly accepts no images, videos or audio
-    defaults: dict[str, float]  # the values for a request that sets none
-    abilities: tuple[str, ...]  # in Ollama's words
-    alias_of: str | None
-    aliases: list[str]
-
-
-class LoadState(BaseModel):
-    """Whether a model is in memory, as llama.cpp's router reports it."""
-
-    value: Literal["loaded", "loading", "unloaded"]
-    failed: bool = Field(description="The last load, or the backend, failed.")
-    error: str = Field(description="Why it failed; empty if it did not.")
-
-
-class ModelCard(BaseModel):
-    """OpenAI's description of a model, with the fields of Anthropic and llama.cpp.
-
-    `created` and `created_at` are when the gateway began to serve it.
-    """
-
-    id: str
-    object: Literal["model"] = "model"
-    created: int
-    owned_by: str = "local"
-    type: Literal["model"] = "model"
-    display_name: str
-    created_at: datetime
-    lifecycle: Literal["active"] = "active"
-    context_length: int | None = about("Most tokens of prompt and answer; OpenRouter's name.")
-    max_model_len: int | None = about("vLLM's name of context_length.")
-    capabilities: dict[str, dict[str, Any]]  # as Anthropic lists them
-    architecture: dict[str, list[str]]  # as OpenRouter does
-    status: LoadState
-    meta: Meta
-
-
-class ModelList(BaseModel):
-    """A page of cards; all of them if no limit was sent."""
-
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-    models: list[dict[str, Any]] = Field(description="Those that chat, in the form of Codex.")
-    has_more: bool
-    first_id: str | None
-    last_id: str | None
+Json = dict[str, Any]
 
 
 @router.get("/models")
@@ -90,8 +38,11 @@ async def list_models(
     limit: Annotated[int | None, Query(ge=1, le=1000)] = None,
     after_id: Annotated[str | None, Query(description="The page begins after this model.")] = None,
     before_id: Annotated[str | None, Query(description="The page ends before this model.")] = None,
-) -> ModelList:
-    """Every model, by its own name first, then by its aliases; in pages as Anthropic's are."""
+) -> Json:
+    """Every model, by its own name first, then by its aliases; in pages as Anthropic's are.
+
+    `models` has those that chat, in the form of Codex.
+    """
     states = states_of(gateway)
     cards = [
         _card(gateway, model, name, states)
@@ -107,31 +58,40 @@ async def list_models(
     page = cards
     if limit is not None:
         page = cards[:limit] if before_id is None else cards[-limit:]
-    first, last = (page[0].id, page[-1].id) if page else (None, None)
-    models = [
-        codex_models.entry(card.id, card.context_length, card.meta.abilities)
-        for card in page
-        if "completion" in card.meta.abilities
-    ]
-    more = len(page) < len(cards)
-    return ModelList(data=page, models=models, has_more=more, first_id=first, last_id=last)
+    able = {card["id"]: card["meta"]["abilities"] for card in page}
+    return {
+        "object": "list",
+        "data": page,
+        "models": [
+            codex_models.entry(card["id"], card["context_length"], able[card["id"]])
+            for card in page
+            if "completion" in able[card["id"]]
+        ],
+        "has_more": len(page) < len(cards),
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+    }
 
 
-def _place(cards: list[ModelCard], name: str, param: str) -> int:
-    places = [at for at, card in enumerate(cards) if card.id == name]
+def _place(cards: list[Json], name: str, param: str) -> int:
+    places = [at for at, card in enumerate(cards) if card["id"] == name]
     if not places:
         raise bad_field(f"{named(param)} is {shown(name)}, which is not the name of a model")
     return places[0]
 
 
 @router.get("/models/{model:path}")
-async def read_model(gateway: GatewayDep, model: str) -> ModelCard:
-    """One model by name or alias, which may contain slashes."""
+async def read_model(gateway: GatewayDep, model: str) -> Json:
+    """One model by name or alias, which may contain slashes.
+
+    `status` says whether it is loaded, and why its last load, or its backend, failed. `created` is
+    when the gateway began to serve it.
+    """
     return _card(gateway, gateway.supervisor.resolve(model), model, states_of(gateway))
 
 
 @router.get("/props")
-async def read_props(gateway: GatewayDep, model: str | None = None) -> dict[str, Any]:
+async def read_props(gateway: GatewayDep, model: str | None = None) -> Json:
     """llama.cpp's description of its model, in which programs look for the context size."""
     config = gateway.supervisor.resolve(model)
     able = gateway.supervisor.checkpoints.abilities(config)
@@ -141,12 +101,12 @@ async def read_props(gateway: GatewayDep, model: str | None = None) -> dict[str,
         **dict.fromkeys(("model_alias", "model_path"), config.name),
         "chat_template": "",  # SillyTavern reads it as a text
         "modalities": {sense: sense in able for sense in ("vision", "audio")},
-        "is_sleeping": load_state(states_of(gateway), config).value != "loaded",
+        "is_sleeping": load_state(states_of(gateway), config)["value"] != "loaded",
     }
 
 
 @router.get("/slots")
-async def read_slots(gateway: GatewayDep, model: str | None = None) -> list[dict[str, Any]]:
+async def read_slots(gateway: GatewayDep, model: str | None = None) -> list[Json]:
     """llama.cpp's list of the answers that a model can generate at a time."""
     config = gateway.supervisor.resolve(model)
     now = next(each for each in gateway.supervisor.status() if each.name == config.name)
@@ -158,7 +118,7 @@ async def read_slots(gateway: GatewayDep, model: str | None = None) -> list[dict
 
 
 @router.get("/lora-adapters")
-async def list_adapters(gateway: GatewayDep, model: str | None = None) -> list[dict[str, Any]]:
+async def list_adapters(gateway: GatewayDep, model: str | None = None) -> list[Json]:
     """llama.cpp's list: the model's adapters, each used only by requests that name it."""
     names = gateway.supervisor.resolve(model).adapters
     return [{"id": at, "path": name, "scale": 0.0} for at, name in enumerate(names)]
@@ -186,39 +146,47 @@ def states_of(gateway: Gateway) -> dict[str, ModelStatus]:
     return {status.name: status for status in gateway.supervisor.status()}
 
 
-def load_state(states: Mapping[str, ModelStatus], model: ModelConfig) -> LoadState:
+def load_state(states: Mapping[str, ModelStatus], model: ModelConfig) -> Json:
+    """Whether a model is in memory, as llama.cpp's router reports it."""
     now = states.get(model.name, ModelStatus(model.name, State.STOPPED))
     failed = now.state in (State.FAILED, State.BACKING_OFF)
     error = without_folders(now.error) if failed else ""
-    return LoadState(value=_VALUES.get(now.state, "unloaded"), failed=failed, error=error)
+    return {"value": _VALUES.get(now.state, "unloaded"), "failed": failed, "error": error}
 
 
 def _card(
     gateway: Gateway, model: ModelConfig, name: str, states: Mapping[str, ModelStatus]
-) -> ModelCard:
-    able = gateway.supervisor.checkpoints.abilities(model)
+) -> Json:
+    """OpenAI's description of a model, with the fields of Anthropic, OpenRouter and llama.cpp."""
+    known = gateway.supervisor.checkpoints
+    able = known.abilities(model)
     senses = {"image": "vision", "video": "vision", "audio": "audio"}
-    given = ["text"] * ("completion" in able)
     context = gateway.supervisor.context_size(model)
     taken = ["text", *(kind for kind, sense in senses.items() if sense in able)]
-    return ModelCard(
-        capabilities=for_anthropic(able),
-        architecture={"input_modalities": taken, "output_modalities": given},
-        status=load_state(states, model),
-        id=name,
-        created=gateway.started,
-        display_name=name,
-        context_length=context,
-        max_model_len=context,
-        created_at=datetime.fromtimestamp(gateway.started, UTC),
-        meta=Meta(
-            description=model.description,
-            context_size=context,
-            size_bytes=gateway.supervisor.checkpoints.weight_bytes(model),
-            text_only=gateway.supervisor.checkpoints.is_text_only(model),
-            defaults={name: model.parameters.chosen(name) for name in DEFAULTS},
-            abilities=able,
-            alias_of=None if name == model.name else model.name,
-            aliases=model.aliases,
-        ),
-    )
+    return {
+        "id": name,
+        "object": "model",
+        "created": gateway.started,
+        "owned_by": "local",
+        "type": "model",
+        "display_name": name,
+        "created_at": f"{datetime.fromtimestamp(gateway.started, UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "lifecycle": "active",
+        **dict.fromkeys(("context_length", "max_model_len"), context),
+        "capabilities": for_anthropic(able),
+        "architecture": {
+            "input_modalities": taken,
+            "output_modalities": ["text"] * ("completion" in able),
+        },
+        "status": load_state(states, model),
+        "meta": {
+            "description": model.description,
+            "context_size": context,
+            "size_bytes": known.weight_bytes(model),  # approximate; 0: unknown
+            "text_only": known.is_text_only(model),
+            "defaults": {name: model.parameters.chosen(name) for name in DEFAULTS},
+            "abilities": able,
+            "alias_of": None if name == model.name else model.name,
+            "aliases": model.aliases,
+        },
+    }

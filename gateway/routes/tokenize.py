@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from common.field_names import named
 from gateway.asking import ask_once
@@ -32,32 +32,16 @@ class TokenizeRequest(Request):
     return_token_strs: bool | None = about("vLLM: the pieces in token_strs.")
 
 
-class TokenPiece(BaseModel):
-    id: int
-    piece: str
-
-
-class TokenizeResponse(BaseModel):
-    tokens: list[int] | list[TokenPiece]
-    count: int
-    max_model_len: int | None  # the context, if the model's file sets it
-    token_strs: list[str] | None
-
-
 class DetokenizeRequest(Request):
     tokens: list[TokenId]
 
 
-class DetokenizeResponse(BaseModel):
-    """The text of the tokens, under llama.cpp's name and vLLM's."""
-
-    content: str
-    prompt: str
-
-
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeResponse:
-    """The token ids of a text. Nothing is added, not even a beginning-of-sequence token."""
+async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> dict[str, Any]:
+    """The token ids of a text. Nothing is added, not even a beginning-of-sequence token.
+
+    `max_model_len`: the context, if it is known. `token_strs`: the pieces, if they are asked for.
+    """
     if body.content is not None and body.prompt is not None:
         raise bad_field(f"content and {named('prompt')} are both given: send one of them")
     text = body.prompt if body.content is None else body.content
@@ -74,27 +58,27 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> TokenizeRespon
         return found, await _pieces(lease, found, seconds) if wanted else None
 
     found, pieces = await ask_once(lambda: gateway.supervisor.lease(body.model), cut, body)
-    tokens: list[int] | list[TokenPiece] = found
+    tokens: list[Any] = found
     if body.with_pieces:
-        tokens = [TokenPiece(id=i, piece=text) for i, text in zip(found, pieces or (), strict=True)]
-    return TokenizeResponse(
-        tokens=tokens,
-        count=len(found),
-        max_model_len=gateway.supervisor.context_size(config),
-        token_strs=pieces if body.return_token_strs else None,
-    )
+        tokens = [{"id": i, "piece": text} for i, text in zip(found, pieces or (), strict=True)]
+    return {
+        "tokens": tokens,
+        "count": len(found),
+        "max_model_len": gateway.supervisor.context_size(config),
+        "token_strs": pieces if body.return_token_strs else None,
+    }
 
 
 @router.post("/detokenize")
-async def detokenize(body: DetokenizeRequest, gateway: GatewayDep) -> DetokenizeResponse:
-    """The text of token ids."""
+async def detokenize(body: DetokenizeRequest, gateway: GatewayDep) -> dict[str, str]:
+    """The text of token ids, under llama.cpp's name and vLLM's."""
 
     async def joined(lease: Lease) -> pb.DetokenizeResponse:
         request = pb.DetokenizeRequest(tokens=body.tokens)
         return await ask(lease.stub.Detokenize, request, gateway.settings.request_timeout)
 
     text = (await ask_once(lambda: gateway.supervisor.lease(body.model), joined, body)).content
-    return DetokenizeResponse(content=text, prompt=text)
+    return {"content": text, "prompt": text}
 
 
 async def _pieces(lease: Lease, tokens: list[int], seconds: float) -> list[str]:

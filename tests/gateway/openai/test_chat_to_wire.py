@@ -26,7 +26,7 @@ from gateway.models.reading import ModelFolder
 from gateway.openai import other_fields
 from gateway.openai.chat_answer import chat_completion, form_of
 from gateway.openai.chat_request import ChatCompletionRequest
-from gateway.openai.chat_stream import ChatStream
+from gateway.openai.chat_stream import chat_stream
 from gateway.openai.chat_to_wire import options_of
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.completion_to_wire import completion_plan
@@ -798,7 +798,7 @@ def test_a_call_of_a_custom_tool_has_its_text(arguments: str, text: str) -> None
         yield 0, Done("stop", Usage())
 
     async def streamed() -> list[dict[str, Any]]:
-        chunks = [chunk async for chunk in ChatStream({"id": "a"}, form).chunks(events())]
+        chunks = [chunk async for chunk in chat_stream({"id": "a"}, form).chunks(events())]
         lines = "".join(chunks).replace("data: ", "").split("\n\n")[:-2]
         return [json.loads(line)["choices"][0] for line in lines]
 
