@@ -20,8 +20,9 @@ def first_turn(gateway: GatewayProcess, path: str = "/v1/chat/completions") -> d
     """The usage of an agent's first turn."""
     body: dict[str, Any] = {"model": "tiny", "max_tokens": 3, "messages": user_message("Hello!")}
     if path.endswith("messages"):
-        tool = {"name": "get_weather", "description": WEATHER["function"]["description"]}
-        body |= {"system": SYSTEM, "tools": [tool | {"input_schema": _parameters()}]}
+        function: Any = WEATHER["function"]
+        tool = {"name": "get_weather", "description": function["description"]}
+        body |= {"system": SYSTEM, "tools": [tool | {"input_schema": function["parameters"]}]}
     else:
         body["messages"] = [{"role": "system", "content": SYSTEM}, *body["messages"]]
         body["tools"] = [WEATHER]
@@ -29,11 +30,6 @@ def first_turn(gateway: GatewayProcess, path: str = "/v1/chat/completions") -> d
     assert answer.status_code == 200, answer.text
     usage: dict[str, Any] = answer.json()["usage"]
     return usage
-
-
-def _parameters() -> Any:
-    function: Any = WEATHER["function"]
-    return function["parameters"]
 
 
 def cached(usage: dict[str, Any]) -> int:
