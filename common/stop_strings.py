@@ -13,30 +13,26 @@ class StopMatcher:
     """Incremental matcher for several stop strings; empty ones are ignored.
 
     The first stop string that is complete ends the text, as if the text had been read character by
-    character; of two that end at the same character, the longer one applies. `found`: the stop
-    string that ended the text, or '' if none has.
+    character; of two that end at the same character, the longer one applies. `strings`: those that
+    are not empty. `found`: the stop string that ended the text, or '' if none has.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stop for stop in stops if stop)
-        self._longest = max((len(stop) for stop in self._stops), default=0)
+        self.strings = tuple(stop for stop in stops if stop)
+        self._longest = max((len(stop) for stop in self.strings), default=0)
         self._pending = ""
         self.found = ""
 
-    @property
-    def stopped(self) -> bool:
-        return bool(self.found)
-
     def feed(self, text: str) -> str:
         """Add the next piece; returns the text that may be output now, '' after a match."""
-        if not self._stops:
+        if not self.strings:
             return text
         if self.found or not text:
             return ""
         self._pending += text
         matches = [
             (start + len(stop), start)
-            for stop in self._stops
+            for stop in self.strings
             if (start := self._pending.find(stop)) >= 0
         ]
         end, cut = min(matches) if matches else (0, self._first_open())
@@ -53,6 +49,6 @@ class StopMatcher:
         """The first offset from which the pending text is the beginning of a stop string."""
         end = len(self._pending)
         for start in range(max(0, end - self._longest + 1), end):
-            if any(stop.startswith(self._pending[start:]) for stop in self._stops):
+            if any(stop.startswith(self._pending[start:]) for stop in self.strings):
                 return start
         return end

@@ -10,10 +10,11 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Literal
+from typing import Literal, ParamSpec, TypeVar
 
 from backend.engine.errors import EngineFailed
 from backend.engine.settings import Settings
@@ -29,6 +30,8 @@ from common.machine_memory import (
 
 Kind = Literal["cpu", "metal", "cuda"]
 WeightType = Literal["float32", "float16", "bfloat16"]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 KEEP_HALF_ON_CPU = "MLX_BACKEND_CPU_CAST"  # 0: no cast to float32
 COMPILE_ON_CPU = "MLX_BACKEND_CPU_COMPILE"  # 1: let mx.compile build kernels
@@ -38,6 +41,7 @@ LEAST_STEP_TIMEOUT = 60  # seconds for which a step is not called hung, unless t
 # Maximum prompt tokens of one prefill step: a GPU needs more to be fully used.
 _PREFILL_CHUNK: dict[Kind, int] = {"cpu": 512, "metal": 2048, "cuda": 2048}
 _STEP_OF_MLX_LM = 2048  # prompt tokens
+_compiles = True  # whether MLX compiles functions
 # the same for texts to embed, as a factor: a data-centre GPU needs many short texts
 _ENCODED_CHUNKS: dict[Kind, int] = {"cpu": 4, "metal": 4, "cuda": 16}
 
@@ -190,9 +194,34 @@ def prepare(device: Device, environ: Mapping[str, str] = os.environ) -> None:
     from backend.engine.rotary_angles import SharedAngles
 
     if environ.get(COMPILE_ON_CPU) != "1":
-        mx.disable_compile()
+        compile_functions(on=False)
         if not isinstance(mx.fast.rope, SharedAngles):
             mx.fast.rope = SharedAngles(mx.fast.rope)
+
+
+def compile_functions(*, on: bool) -> None:
+    """Turn MLX's compilation of functions on or off, also that of `compiled` ones."""
+    import mlx.core as mx
+
+    global _compiles
+    _compiles = on
+    if on:
+        mx.enable_compile()
+    else:
+        mx.disable_compile()
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Return what `mx.compile` does, without its time per call where nothing is compiled."""
+    import mlx.core as mx
+
+    fast = mx.compile(function)
+
+    @wraps(function)
+    def call(*args: P.args, **named: P.kwargs) -> R:
+        return (fast if _compiles else function)(*args, **named)
+
+    return call
 
 
 def weight_type(

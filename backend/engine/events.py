@@ -63,7 +63,7 @@ class TextDelta:
         cls, pieces: Sequence[tuple[str, int]], usage: Usage, logprobs: Sequence[TokenLogprob]
     ) -> TextDelta:
         """Join pieces that are delivered together."""
-        text = "".join(text for text, _ in pieces)
+        text = "".join([text for text, _ in pieces])
         return cls(text, usage, tuple(logprobs), tuple(pieces) if len(pieces) > 1 else ())
 
     @property

@@ -29,7 +29,8 @@ class Heartbeat:
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.limits = StepLimits(_UNTIL_LOADED)
-        self._named = ""  # the name in memory
+        self._began: tuple[object, ...] = ()  # what the latest `begin` depended on
+        self._repeats = False  # whether the one before it depended on the same
         self._memory = memory
         self._numbers = memoryview(memory)[:_NAME].cast("Q")
 
@@ -53,11 +54,15 @@ class Heartbeat:
         expected: its predicted seconds, as in `StepLimits.begin`.
         loads: whether it is a stage of a load.
         """
+        began = (self.limits, step, expected, loads, self._numbers[_TICKS])
+        if began == self._began and self._repeats:
+            self._numbers[_STEPS] += 1  # nothing else can differ from the step before
+            return
+        self._repeats, self._began = began == self._began, began
         limit = self.limits.begin(step, math.inf if loads else expected, self.ticks)
-        if step is not self._named:  # steps often repeat
+        if not self._repeats:
             name = step.encode()[: BYTES - _NAME - 1] + b"\0"
             self._memory[_NAME : _NAME + len(name)] = name
-            self._named = step
         self._numbers[_LOADS] = loads
         self._numbers[_STEPS] += 1
         self._numbers[_LIMIT] = limit  # after the count, so that it never applies to another step
@@ -66,6 +71,7 @@ class Heartbeat:
     def rest(self) -> None:
         """Record that the last step has ended and that there is no work."""
         self.limits.end(self.ticks)
+        self._began, self._repeats = (), False
         self._numbers[_RUNNING] = 0
 
     def tick(self) -> None:

@@ -35,39 +35,48 @@ class _Totals:
     completion_tokens: int = 0
     started_at: float = 0.0
     first_token_at: float = 0.0
-    last_token_at: float = 0.0
 
     def usage(self) -> Usage:
-        first = self.first_token_at or time.perf_counter()
+        now = time.perf_counter()
+        first = self.first_token_at or now
         return Usage(
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            completion_tokens=self.completion_tokens,
-            prefill_ms=(first - self.started_at) * 1e3,
-            decode_ms=(self.last_token_at - first) * 1e3 if self.first_token_at else 0.0,
+            self.prompt_tokens,
+            self.cached_tokens,
+            self.completion_tokens,
+            (first - self.started_at) * 1e3,
+            (now - first) * 1e3,
         )
 
 
 @dataclass(eq=False, slots=True)
 class Output:
-    """The answer of one sequence. ended: its finish reason; None while it runs.
+    """The answer of one sequence.
 
+    end_tokens: those of the model.
     guard: ends a repetitive answer.
+    ended: its finish reason; None while it runs.
+    by_end_token: whether it was ended by a token that does not count.
     """
 
     sequence: ExecutorSequence
     text: TextStream
     stop: StopMatcher
+    end_tokens: frozenset[int] = frozenset()
     guard: RepetitionGuard | None = None
     generated: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     ended: FinishReason | None = None
+    by_end_token: bool = False
+    _ends: frozenset[int] = field(init=False)  # tokens that may end the answer
+    _limit: int = field(init=False)
     _totals: _Totals = field(init=False)
     _shown: GrowingText | None = None  # the latest text
     _shown_logprobs: int = 0
     _processed: int = 0
 
     def __post_init__(self) -> None:
+        self._ends = self.end_tokens.union(self.sequence.request.stop_tokens)
+        self._limit = self.sequence.limit
         self._totals = _Totals(len(self.sequence.prompt))
 
     def started(self, reused: int, at: float) -> None:
@@ -98,7 +107,6 @@ class Output:
     def take(
         self,
         token: int,
-        end_tokens: frozenset[int],
         logprob: TokenLogprob | None = None,
         *,
         over: bool = False,
@@ -113,32 +121,38 @@ class Output:
         has the finish reason `stop`, as in LocalAI's llama.cpp backend. at: time.perf_counter() of
         the read.
         """
-        request = self.sequence.request
         totals = self._totals
-        totals.last_token_at = at
-        if not totals.first_token_at:
-            totals.first_token_at = at
-        stopped = token in request.stop_tokens and len(self.generated) >= request.min_tokens
-        if stopped or (token in end_tokens and not request.ignore_eos):
+        if not totals.completion_tokens:
+            totals.first_token_at = totals.first_token_at or at
+        if token in self._ends and self._may_end_with(token):
+            self.by_end_token = True
             return self._end("stop", self.stop.feed(self.text.finish()) + self.stop.finish())
         self.generated.append(token)
-        totals.completion_tokens = count = len(self.generated)
+        totals.completion_tokens = count = totals.completion_tokens + 1
         if logprob is not None:
             self.logprobs.append(logprob)
-        shown = self.stop.feed(self.text.add(token))
-        if self.stop.found:
-            return self._end("stop", shown)
+        shown = self.text.add(token)
+        if self.stop.strings:
+            shown = self.stop.feed(shown)
+            if self.stop.found:
+                return self._end("stop", shown)
         if over:
             shown += self.stop.feed(self.text.finish()) + self.stop.finish()
             return self._end("stop", shown)
         if self.guard is not None and self.guard.repeats(token):
             shown += self.stop.feed(self.text.finish()) + self.stop.finish()
             return self._end("stop", shown, repeated=True)
-        if count >= self.sequence.limit:
+        if count >= self._limit:
             shown += self.stop.feed(self.text.finish())
-            reason: FinishReason = "stop" if self.stop.stopped else "length"
+            reason: FinishReason = "stop" if self.stop.found else "length"
             return self._end(reason, shown + self.stop.finish())
-        return self._show(shown)
+        return self._show(shown) if shown else ()
+
+    def _may_end_with(self, token: int) -> bool:
+        request = self.sequence.request
+        if token in request.stop_tokens and len(self.generated) >= request.min_tokens:
+            return True
+        return token in self.end_tokens and not request.ignore_eos
 
     def _end(
         self, reason: FinishReason, shown: str, *, repeated: bool = False
@@ -154,18 +168,18 @@ class Output:
             () if scoring is None else scoring.results(),
             repeated,
         )
-        return *self._show(shown), last
+        return *(self._show(shown) if shown else ()), last
 
     def _show(self, shown: str) -> Sequence[GrowingText]:
-        if not shown:
-            return ()
+        """Add text, which is not empty, to text that waits for delivery; return new text."""
+        text = self._shown
         new: Sequence[GrowingText] = ()
-        if self._shown is None or self._shown.closed:
-            self._shown = GrowingText(self._totals.usage, [], [])
-            new = (self._shown,)
-        self._shown.pieces.append((shown, len(self.generated)))
+        if text is None or text.closed:
+            text = self._shown = GrowingText(self._totals.usage, [], [])
+            new = (text,)
+        text.pieces.append((shown, self._totals.completion_tokens))
         if self.logprobs:
-            self._shown.logprobs += self.logprobs[self._shown_logprobs :]
+            text.logprobs += self.logprobs[self._shown_logprobs :]
             self._shown_logprobs = len(self.logprobs)
         return new
 

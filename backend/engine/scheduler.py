@@ -100,6 +100,7 @@ class Scheduler:
         self._events: list[PlannerEvent] = []
         # What the planner need not know at every step: tokens, and times of decode steps.
         self._generated: defaultdict[int, list[int]] = defaultdict(list)
+        self._deliveries = 0  # of these tokens
         self._decoded: list[PlannerEvent] = []
         self._retried: set[int] = set()
         self._unstarted: set[int] = set()  # sequences that will generate nothing
@@ -162,7 +163,9 @@ class Scheduler:
         text = self._model.new_text(request.prompt.continues)
         limit = self._model.repetition_guard
         guard = RepetitionGuard(limit) if limit else None
-        self._outputs[command.ticket] = Output(sequence, text, StopMatcher(request.stop), guard)
+        self._outputs[command.ticket] = Output(
+            sequence, text, StopMatcher(request.stop), self._model.end_tokens, guard
+        )
         if request.stream_progress:
             self._watched.add(command.ticket)
         self.executor.add(sequence)
@@ -232,6 +235,7 @@ class Scheduler:
         self._outputs.clear()
         self._events.clear()
         self._generated.clear()
+        self._deliveries = 0
         self._decoded.clear()
         self._retried.clear()
         self._unstarted.clear()
@@ -243,12 +247,38 @@ class Scheduler:
     def step(self) -> None:
         """Run one step: every decoding sequence gets a token, and prefill gets its share."""
         plan = self._next_plan()
+        # Most steps only decode what the step before has decoded.
         if again := plan is self._plan:
             expected = 2 * self._latest_seconds if self.planner.pace.known else None
         else:
             self._plan, self._step_name = plan, str(plan)
             expected = self._expected_seconds(plan)
         self._gauges.heartbeat.begin(self._step_name, expected=expected)
+        if not again:
+            self._prepare(plan)
+        began = time.perf_counter()
+        if started := self.executor.launch(plan):
+            self._learn(started, began)
+        sampled = self.executor.read()
+        self._deliver(sampled)
+        self._flush()
+        self._learn(self.executor.settle(idle=not plan.decode), began, len(sampled))
+        if early := self.executor.take_early():
+            self._deliver(early)
+        if early or not again:  # otherwise no time has passed since the last flush
+            self._flush()
+        if self.executor.failures:
+            self._fail_broken()
+        if self._unstarted:
+            self._finish_unstarted()
+        if self._watched:
+            self._report_progress()
+        self._steps += 1
+        if not again or self._events or self._steps % _TIDY_EVERY == 0:
+            self._settle()
+
+    def _prepare(self, plan: StepPlan) -> None:
+        """Do what a new plan needs before its step is launched."""
         if self._model.disk is not None and plan == StepPlan(plan.number):
             # no sequence can continue until the writes are done
             self._model.disk.drain(_WRITE_WAIT)
@@ -256,31 +286,6 @@ class Scheduler:
             self._refuse(refusal)
         if not plan.only_decodes:
             self._flush(everything=True)
-        began = time.perf_counter()
-        if started := self.executor.launch(plan):
-            self._learn(started, began)
-        sampled = self.executor.read()
-        self._deliver(sampled)
-        self._flush()
-        events = self.executor.settle(idle=not plan.decode)
-        decoded = [event.seconds for event in events if isinstance(event, DecodeTimed)]
-        if sampled and sum(decoded):
-            self._gauges.tokens_per_second = len(sampled) * len(decoded) / sum(decoded)
-        self._learn(events, began)
-        if early := self.executor.take_early():
-            self._deliver(early)
-        if early or not again:  # otherwise no time has passed since the last flush
-            self._flush()
-        self._fail_broken()
-        if self._unstarted:
-            self._finish_unstarted()
-        if self._watched:
-            self._report_progress()
-        for numbers in (self._retried, self._unstarted, self._watched):
-            if numbers:
-                numbers.intersection_update(self._outputs)
-        self._steps += 1
-        self._settle()
 
     def _expected_seconds(self, plan: StepPlan) -> float | None:
         """Predicted seconds of a step, with the passes that the step before has left in flight.
@@ -304,47 +309,60 @@ class Scheduler:
 
     def _next_plan(self) -> StepPlan:
         """The plan of the next step; the planner is asked only if the latest may no longer hold."""
-        longest = max(map(len, self._generated.values()), default=0)
-        if not self._events and self.planner.lasts(longest):
+        # Without guesses, on which no plan lasts, a sequence gets at most two tokens at a time.
+        if not self._events and (
+            self.planner.lasts(2 * self._deliveries)
+            or self.planner.lasts(max(map(len, self._generated.values()), default=0))
+        ):
             return self._plan
         events: list[PlannerEvent] = [Generated(self._generated)] if self._generated else []
         events += self._decoded
         events += self._events
         self._generated, self._decoded, self._events = defaultdict(list), [], []
+        self._deliveries = 0
         return self.planner.plan(self._now(), events)
 
-    def _learn(self, events: list[PlannerEvent], began: float) -> None:
-        """Keep the events for the next plan. began: when the step that led to them was launched."""
+    def _learn(self, events: list[PlannerEvent], began: float, read: int = 0) -> None:
+        """Keep the events for the next plan.
+
+        began: when the step that led to them was launched.
+        read: number of tokens that were read in it.
+        """
+        steps, seconds = 0, 0.0
         for event in events:
             if isinstance(event, DecodeTimed):
                 self._decoded.append(event)
+                steps, seconds = steps + 1, seconds + event.seconds
                 continue
             if isinstance(event, Started) and (output := self._outputs.get(event.sequence)):
                 output.started(event.reused, began)
             self._events.append(event)
+        if read and seconds:
+            self._gauges.tokens_per_second = read * steps / seconds
 
     def _deliver(self, sampled: Sequence[Sampled]) -> None:
         """Publish the events for these tokens."""
-        now, ends, outputs = time.perf_counter(), self._model.end_tokens, self._outputs
+        now, outputs, generated = time.perf_counter(), self._outputs, self._generated
         count = 0
-        for sample in sampled:
-            number = sample.sequence.number
+        for sequence, token, logprob, broken, over in sampled:
+            number = sequence.number
             if (output := outputs.get(number)) is None:
                 continue
-            if sample.fault is not None:
-                self._fail(number, "grammar", sample.fault)
+            if broken is not None:
+                self._fail(number, "grammar", broken)
                 continue
-            before = len(output.generated)
             try:
-                events = output.take(sample.token, ends, sample.logprob, over=sample.over, at=now)
+                events = output.take(token, logprob, over=over, at=now)
             except Exception as fault:
                 self._fail(number, "text", fault)
                 continue
-            count += len(output.generated) - before
-            self._generated[number].append(sample.token)
+            count += 1
+            generated[number].append(token)
             if events:
                 self._publish_all(number, output, events)
+                count -= output.by_end_token
         self._gauges.tokens_generated += count
+        self._deliveries += 1
 
     def _publish_all(self, number: int, output: Output, events: Sequence[Undelivered]) -> None:
         for event in events:
@@ -442,6 +460,8 @@ class Scheduler:
 
     def _settle(self) -> None:
         """Update the gauges; when nothing is running, return freed buffers to the system."""
+        for numbers in (self._retried, self._unstarted, self._watched):
+            numbers.intersection_update(self._outputs)
         gauges = self._gauges
         gauges.running = len(self.planner.sequences.admitted)
         gauges.prompt_tokens_processed += self.executor.prompt_tokens

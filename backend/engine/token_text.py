@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 _REPLACEMENT = "\ufffd"
 _UNFINISHED = 8  # tokens without complete text that are held back; a character has up to four bytes
-_USUAL = 1 << 13  # tokens whose bytes are kept after their first use
+_USUAL = 1 << 13  # tokens whose bytes and text are kept after their first use
 _SENTENCEPIECE = [
     {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
     {"type": "ByteFallback"},
@@ -48,21 +48,25 @@ class ByteStream:
     """Decoder over the bytes of single tokens; bytes that are not UTF-8 are dropped.
 
     bytes_of: returns the bytes of a token.
+    text_of: returns the text of a token, or None if that is not whole characters; the decoder is
+        slower.
     """
 
-    def __init__(self, bytes_of: Callable[[int], bytes], strip_first_space: bool) -> None:
-        self._bytes_of = bytes_of
+    def __init__(
+        self,
+        bytes_of: Callable[[int], bytes],
+        strip_first_space: bool,
+        text_of: Callable[[int], str | None] = lambda _: None,
+    ) -> None:
+        self._bytes_of, self._text_of = bytes_of, text_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("ignore")
         self._incomplete = False  # whether the decoder has a part of a character
         self._strip = strip_first_space
 
     def add(self, token: int) -> str:
-        added = self._bytes_of(token)
-        if self._incomplete or not added.isascii():  # the decoder is slow
-            text = self._decoder.decode(added).replace(_REPLACEMENT, "")
+        if self._incomplete or (text := self._text_of(token)) is None:
+            text = self._decoder.decode(self._bytes_of(token)).replace(_REPLACEMENT, "")
             self._incomplete = bool(self._decoder.getstate()[0])
-        else:
-            text = added.decode()
         if self._strip and text:
             self._strip = False
             text = text.removeprefix(" ")
@@ -119,6 +123,7 @@ class TokenTexts:
         elif parts[:3] == _SENTENCEPIECE and parts[3:] in ([], [_FIRST_SPACE]):
             self._bytes_of = lru_cache(_USUAL)(_sentencepiece(backend))
             self._strip = len(parts) > 3
+        self._text_of = lru_cache(_USUAL)(self._whole_text)
 
     def stream(self, continues: bool) -> TextStream:
         """Return a decoder for one row. continues: whether its text continues the prompt's text.
@@ -128,7 +133,8 @@ class TokenTexts:
         """
         if self._bytes_of is None:
             return WindowStream(self._decode, self._context() if continues else ())
-        return ByteStream(self._bytes_of, strip_first_space=self._strip and not continues)
+        strips = self._strip and not continues
+        return ByteStream(self._bytes_of, strips, self._text_of)
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token, which may be part of a character.
@@ -138,6 +144,13 @@ class TokenTexts:
         if self._bytes_of is None:
             return WindowStream(self._decode, self._context()).add(token).encode()
         return self._bytes_of(token)
+
+    def _whole_text(self, token: int) -> str | None:
+        """Return the text of a token, or None if that is not whole characters."""
+        try:
+            return self.bytes_of(token).decode().replace(_REPLACEMENT, "")
+        except UnicodeDecodeError:
+            return None
 
     def _decode(self, tokens: list[int]) -> str:
         try:

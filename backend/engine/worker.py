@@ -109,7 +109,6 @@ class Worker:
                 self._take_commands()
                 generating = self._scheduler is not None and self._scheduler.busy
                 if self._scheduler is not None and generating:
-                    heartbeat.begin("round of generation")
                     self._scheduler.step()
                 if self._encoder is not None:
                     self._encode_rows(self._encoder, running=generating)

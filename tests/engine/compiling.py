@@ -7,13 +7,15 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 
+from backend.engine import device
+
 
 @contextmanager
 def compiled() -> Iterator[None]:
     """Compile functions within the block, as on a GPU."""
-    mx.enable_compile()
+    device.compile_functions(on=True)
     try:
         yield
     finally:
         if mx.default_device() == mx.Device(mx.cpu):
-            mx.disable_compile()
+            device.compile_functions(on=False)

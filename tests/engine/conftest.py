@@ -17,7 +17,8 @@ from tests.long import TEST_LONG
 # A GPU has only its own order of waiting; a CPU can take either.
 _ORDERS = ["cpu order", "gpu order"] if mx.default_device() == mx.Device(mx.cpu) else ["gpu order"]
 if "cpu order" in _ORDERS:
-    mx.disable_compile()  # as the backend does: MLX would build a kernel for each function
+    # as the backend does: MLX would build a kernel for each function
+    device.compile_functions(on=False)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -29,7 +29,7 @@ def test_text_grows_until_it_is_delivered(steps: list[tuple[int, bool]]) -> None
     taken = 0
     for token, delivers in steps:
         taken += 1
-        for one in output.take(token, frozenset(), TokenLogprob(token, -1.0)):
+        for one in output.take(token, TokenLogprob(token, -1.0)):
             if isinstance(one, GrowingText):
                 waiting.append(one)
             elif isinstance(one, Finished):

@@ -263,6 +263,12 @@ class BatchCache:
         return self._settled
 
     @property
+    def arranged(self) -> bool:
+        """Whether there is nothing for `arrange` to do unless sequences join."""
+        count = len(self._rows)
+        return self._settled and self._width == count and self._depth <= max(self.rows, count)
+
+    @property
     def nbytes(self) -> int:
         return nbytes(self._layers)
 
@@ -303,8 +309,7 @@ class BatchCache:
         ValueError if the sequences cannot be batched.
         """
         count = len(self) + len(joining)
-        whole = self._settled and self._width == count
-        if whole and not joining and self._depth <= max(self.rows, count):
+        if not joining and self.arranged:
             return list(range(count))
         if count < 2:
             if joining or not self._settled:

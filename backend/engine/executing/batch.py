@@ -54,18 +54,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Fed:
-    """The tokens of a launched step. ran: whether it has a forward pass on them.
-
-    again: tokens that the pass feeds each sequence once more, before its token.
-    """
-
-    chosen: Chosen
-    ran: bool
-    again: Sequence[Sequence[int]]
-
-
 @dataclass(frozen=True, slots=True)
 class _Checked:
     """A launched step that checks guesses.
@@ -109,7 +97,8 @@ class DecodeBatch(Rows):
         self._kept = PassedStates()
         self._chosen: Chosen | None = None
         self._chooser: Chooser | None = None
-        self._fed: _Fed | _Checked | None = None
+        self._left = 0  # the most tokens that a sequence may still be given, while that lasts
+        self._fed: Chosen | _Checked | None = None
         self._speculation: Speculation | None = None
         if model.drafting is not None:
             self._speculation = Speculation(model.drafting, model.end_tokens)
@@ -162,7 +151,8 @@ class DecodeBatch(Rows):
         not learn from the step. With guesses the tokens are read before the pass starts.
         before_start: is called when the graph is built, before the device gets any of it.
         """
-        self.cache.arrange()
+        if not self.cache.arranged:
+            self.cache.arrange()
         self.reported, self.width = width is not None, width or 0
         self.proposed, self.behind, self.right = 0, 0, []
         self.ahead = None
@@ -177,17 +167,18 @@ class DecodeBatch(Rows):
         assert fed is not None
         if isinstance(fed, _Checked):
             return self._settle(fed)
-        tokens = fed.chosen.read()
-        for sequence, again, token in zip(self.sequences, fed.again, tokens, strict=True):
-            if fed.ran:
-                if again:
-                    sequence.history += again
+        tokens = fed.read()
+        if fed.again:
+            for sequence, again in zip(self.sequences, fed.again, strict=True):
+                sequence.history += again
+        if fed.fed:
+            for sequence, token in zip(self.sequences, tokens, strict=True):
                 sequence.history.append(token)
-            elif (
-                not sequence.first_delivered
-            ):  # without a pass, the grammar gets its token only here
-                accept(sequence, token, fed.chosen.faults)
-        return _delivered(sampled_of(fed.chosen, tokens))
+        else:  # a pass would have passed the tokens on to the grammars
+            for sequence, token in zip(self.sequences, tokens, strict=True):
+                if not sequence.first_delivered:
+                    accept(sequence, token, fed.faults)
+        return _delivered(sampled_of(fed, tokens))
 
     def read_early(self) -> list[Sampled]:
         """Wait for the tokens that the launched step computes; the next `read` omits them.
@@ -202,7 +193,7 @@ class DecodeBatch(Rows):
                 accept(sequence, token, self._chosen.faults)
                 sequence.first_delivered = True
         sampled = sampled_of(self._chosen, tokens)
-        return [sample for sample in sampled if not sample.sequence.postponed]
+        return [sample for sample in sampled if not sample[0].postponed]
 
     def remove_before_read(self, sequence: ExecutorSequence) -> list[Sampled]:
         """Remove a sequence whose latest token has not been read; returns that token.
@@ -240,26 +231,29 @@ class DecodeBatch(Rows):
 
     def _launch(self, before_start: Callable[[], None]) -> None:
         assert self._chosen is not None
-        chosen = self._chosen
-        step = self._fed = _Fed(chosen, not self._last_for_all(), self._again)
-        if not step.ran:
-            return
+        chosen = self._fed = self._chosen
+        if self._chooser is None:
+            self._left = max(sequence.limit - sequence.delivered for sequence in self.sequences)
+        if self._left <= 1:
+            return  # every sequence ends with its last token, so no forward pass is needed
+        self._left -= 1
+        chosen.fed = True
         if self._chooser is None:
             pasts = [_past(sequence, again) for sequence, again in self._known()]
             self._chooser = Chooser(self.sequences, pasts, self._engine_model)
         if any(self._again):
+            chosen.again = self._again
             logits = self._run_again(chosen.tokens)
         else:
             tokens = mx.expand_dims(chosen.tokens, 1)
             logits = mx.squeeze(self._run(tokens, self.cache.layers), 1)
         before_start()
-        if any(step.again):
-            self._remember([(len(own), len(own) + 1) for own in step.again])
+        if chosen.again:
+            self._remember([(len(own), len(own) + 1) for own in chosen.again])
         elif self._passed is not None:
             self._kept.add(self._passed, self._states())
             self._passed = None
-        steps = [sequence.delivered + 1 for sequence in self.sequences]
-        self._chosen = self._chooser(logits, chosen, steps, new=True)
+        self._chosen = self._chooser(logits, chosen, new=True)
         self.ahead = self._chosen.tokens
 
     def _run(self, tokens: mx.array, layers: list[Any]) -> mx.array:
@@ -426,9 +420,7 @@ class DecodeBatch(Rows):
             for at, choice in enumerate([] if sequence.postponed else choices[: count + 1], start):
                 accept(sequence, choice, faults)
                 fault = unfit.get(at) or faults.get(id(sequence))
-                sampled.append(
-                    Sampled(sequence, choice, logprobs.get(at), fault, grammar_ended(sequence))
-                )
+                sampled.append((sequence, choice, logprobs.get(at), fault, grammar_ended(sequence)))
             self._speculation.record(sequence, proposed, count)
             right.append(count)
             latest.append(choices[count])
@@ -447,10 +439,6 @@ class DecodeBatch(Rows):
         self._again = [own[count:] for own, count in zip(known, kept, strict=True)]
         return sampled
 
-    def _last_for_all(self) -> bool:
-        """Whether every sequence ends with its last token, so that no forward pass is needed."""
-        return all(sequence.delivered + 1 >= sequence.limit for sequence in self.sequences)
-
 
 def _looked_ahead(rule: AnswerRule, guesses: Sequence[int], allowed: np.ndarray) -> int:
     """Return what `look_ahead` returns; 0 if it fails, because the guess may be wrong anyway."""
@@ -461,16 +449,16 @@ def _looked_ahead(rule: AnswerRule, guesses: Sequence[int], allowed: np.ndarray)
         return 0
 
 
-def _delivered(sampled: Sequence[Sampled]) -> list[Sampled]:
+def _delivered(sampled: list[Sampled]) -> list[Sampled]:
     """Count the tokens; returns those that were not delivered yet, and faults."""
-    new: list[Sampled] = []
-    for sample in sampled:
-        sequence = sample.sequence
+    known: set[int] = set()
+    for at, (sequence, _, _, fault, _) in enumerate(sampled):
         sequence.delivered += 1
-        if not sequence.first_delivered or sample.fault is not None:
-            new.append(sample)
-        sequence.first_delivered = False
-    return new
+        if sequence.first_delivered:
+            sequence.first_delivered = False
+            if fault is None:
+                known.add(at)
+    return [sample for at, sample in enumerate(sampled) if at not in known] if known else sampled
 
 
 def _padded(rows: Sequence[Sequence[int]], width: int) -> list[list[int]]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import mlx.core as mx
 import numpy as np
@@ -30,18 +30,10 @@ if TYPE_CHECKING:
 _MOST_STALLS = 2  # maximum processor time of the grammars in one step, as a multiple of `stall_ms`
 
 
-@dataclass(slots=True)
-class Sampled:
-    """A token that was sampled for a sequence, and the fault that ends the sequence, if any.
-
-    over: whether the sequence's grammar ends with the token.
-    """
-
-    sequence: ExecutorSequence
-    token: int
-    logprob: TokenLogprob | None = None
-    fault: Exception | None = None
-    over: bool = False
+# A token that was sampled for a sequence: the sequence, the token, its log-probability if that was
+# requested, the fault that ends the sequence, if any, and whether the sequence's grammar ends with
+# the token. A tuple, because there is one for each token.
+Sampled: TypeAlias = tuple["ExecutorSequence", int, TokenLogprob | None, Exception | None, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +53,8 @@ class Chosen:
     checked: the same tokens for the host, with UNFIT where logits are not finite.
     faults: errors of grammars and logits, by `id` of the sequence.
     known: the tokens, once they have been read.
+    fed: whether a forward pass was launched on the tokens.
+    again: tokens that this pass feeds each sequence once more, before its token; empty if none.
     """
 
     sequences: Sequence[ExecutorSequence]
@@ -69,6 +63,8 @@ class Chosen:
     logprobs: list[_Logprobs]
     faults: dict[int, Exception] = field(default_factory=dict)
     known: Sequence[int] | None = None
+    fed: bool = False
+    again: Sequence[Sequence[int]] = ()
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -140,43 +136,50 @@ class Chooser:
             closed=[request.end_opens_at for request in requests],
             constrained=self._constrained,
         )
-        self._logprobs = BatchLogprobs([request.logprobs for request in requests])
+        asked = [request.logprobs for request in requests]
+        self._logprobs = BatchLogprobs(asked) if any(n is not None for n in asked) else None
 
     @property
     def nbytes(self) -> int:
         """Bytes that are kept from step to step."""
         return self._sampler.nbytes
 
-    def __call__(self, logits: mx.array, fed: Chosen, steps: Sequence[int], *, new: bool) -> Chosen:
+    def __call__(self, logits: mx.array, fed: Chosen, *, new: bool) -> Chosen:
         """Sample the next tokens.
 
         logits: [sequences, vocabulary].
         fed: the tokens that led to them; its `faults` collect the errors of grammars.
-        steps: tokens generated so far, per sequence.
-        new: whether the grammars have not seen `fed` yet; they then read it while the logits are
-            computed.
+        new: whether `fed` was generated and not read yet; the grammars then read it while the
+            logits are computed.
         """
         allowed: np.ndarray | None = None
         if self._constrained:
             mx.async_eval(logits)
             allowed = self._advance(fed.read() if new else None, fed.faults)
+        steps: Sequence[int] = ()
+        if not self._sampler.plain:
+            steps = [sequence.delivered + new for sequence in self._sequences]
         return self.choose(logits, fed.tokens, steps, allowed)
 
     def choose(
         self, logits: mx.array, fed: mx.array, steps: Sequence[int], allowed: np.ndarray | None
     ) -> Chosen:
-        """As `__call__`; `allowed`: masks of the constrained sequences, [constrained, words]."""
+        """As `__call__`.
+
+        steps: tokens generated so far, per sequence.
+        allowed: masks of the constrained sequences, [constrained, words].
+        """
         tokens = self._sampler(logits, fed, steps, allowed)
         if self._broadcast is not None:
             tokens = self._broadcast(tokens)
-        logprobs = []
-        if self._logprobs:
-            computed = self._logprobs(logits, tokens)
-            logprobs.append(_Logprobs(self._logprobs, computed, self._sequences))
         checked = self._sampler.checked(logits, tokens)
-        chosen = Chosen(self._sequences, tokens, checked, logprobs)
-        mx.async_eval(chosen.arrays)
-        return chosen
+        if self._logprobs is None:
+            mx.async_eval(tokens, checked)
+            return Chosen(self._sequences, tokens, checked, [])
+        computed = self._logprobs(logits, tokens)
+        mx.async_eval(tokens, checked, computed)
+        logprobs = [_Logprobs(self._logprobs, computed, self._sequences)]
+        return Chosen(self._sequences, tokens, checked, logprobs)
 
     def _advance(
         self, tokens: Sequence[int] | None, faults: dict[int, Exception]
@@ -229,8 +232,7 @@ def first_tokens(
     ]
     last = mx.array([sequence.history[-1] for sequence in sequences], dtype=mx.uint32)
     fed = Chosen(sequences, last, last, [])
-    steps = [sequence.delivered for sequence in sequences]
-    chosen = Chooser(sequences, pasts, model, spent=spent)(logits, fed, steps, new=False)
+    chosen = Chooser(sequences, pasts, model, spent=spent)(logits, fed, new=False)
     chosen.faults = fed.faults
     return chosen
 
@@ -278,17 +280,11 @@ def sampled_of(chosen: Chosen, tokens: Sequence[int]) -> list[Sampled]:
     pairs = zip(chosen.sequences, tokens, strict=True)
     if not (logprobs or chosen.faults):
         return [
-            Sampled(
-                sequence,
-                token,
-                None,
-                None,
-                sequence.constraint is not None and sequence.constraint.ended,
-            )
+            (sequence, token, None, None, (rule := sequence.constraint) is not None and rule.ended)
             for sequence, token in pairs
         ]
     return [
-        Sampled(
+        (
             sequence,
             token,
             logprobs.get(id(sequence)),

@@ -69,6 +69,7 @@ class Executor:
         self._other = OtherBytes(0)
         self.lacking_bytes = 0  # working memory for which a batch of texts to embed waits
         self.sequences: dict[int, ExecutorSequence] = {}
+        self._with_grammar: dict[int, ExecutorSequence] = {}
         self.failures: list[Failure] = []
         self.prompt_tokens = 0
 
@@ -115,6 +116,8 @@ class Executor:
     def add(self, sequence: ExecutorSequence) -> None:
         """Accept a sequence; a plan starts it later."""
         self.sequences[sequence.number] = sequence
+        if sequence.constraint is not None:
+            self._with_grammar[sequence.number] = sequence
 
     # Launching a step.
 
@@ -133,12 +136,9 @@ class Executor:
         self._launched_batches = []
         for number in plan.decode:
             if number in self._batches:
-                self._decode(number, plan)
+                self._decode(self._batches[number], plan.guess.get(number))
         launched = [batch.ahead for batch in self._launched_batches if batch.ahead is not None]
         self._times.decode_launched(launched)
-        self._only_decodes = plan.only_decodes and not (plan.join or plan.score)
-        self._prefills, self._scores = plan.prefill, plan.score
-        self._passes.ahead = plan.ahead
         return events
 
     def _change(self, plan: StepPlan, events: list[PlannerEvent]) -> None:
@@ -161,6 +161,12 @@ class Executor:
         for number, joining in joins.items():
             self._join(number, joining, plan)
         self._settle_groups()
+        for number in plan.decode:
+            if number in self._batches:
+                self._allow(self._batches[number], number, plan)
+        self._only_decodes = plan.only_decodes and not (plan.join or plan.score)
+        self._prefills, self._scores = plan.prefill, plan.score
+        self._passes.ahead = plan.ahead
 
     def _delaying_seconds(self) -> float | None:
         """Processor time of this step's grammars; None if no sequence decodes without a grammar."""
@@ -170,7 +176,7 @@ class Executor:
             for sequence in running
         ):
             return None
-        return sum(sequence.mask_seconds for sequence in running)
+        return sum(sequence.mask_seconds for sequence in self._with_grammar.values())
 
     def _start(self, start: Start, events: list[PlannerEvent]) -> None:
         sequence = self.sequences[start.sequence]
@@ -287,18 +293,17 @@ class Executor:
             }.values()
         )
 
-    def _decode(self, number: int, plan: StepPlan) -> None:
-        batch = self._batches[number]
+    def _decode(self, batch: DecodeBatch, guesses: int | None) -> None:
         try:
-            self._allow(batch, number, plan)
-            batch.launch(plan.guess.get(number), self._before_decode)
+            batch.launch(guesses, self._before_decode)
             self._launched_batches.append(batch)
         except Exception as fault:
             self._break(batch, fault)
 
     def _before_decode(self) -> None:
-        self._passes.wait_for_earlier()
-        self._times.decode_starts()
+        if not self._times.in_order:
+            self._passes.wait_for_earlier()
+            self._times.decode_starts()
 
     def _break(self, batch: Rows, fault: Exception) -> None:
         """End a batch whose decode step failed: the KV of all its sequences is undefined."""
@@ -338,8 +343,8 @@ class Executor:
         if self._launched_batches:
             if self._reads_early:
                 self._times.decode_finished()
-            ahead = any(batch.ahead is not None for batch in self._launched_batches)
-            self._times.decode_read(ahead=ahead)
+            ahead = [batch for batch in self._launched_batches if batch.ahead is not None]
+            self._times.decode_read(ahead=bool(ahead))
         if self._model.drafting is not None:
             self._count_guesses()
         return sampled
@@ -377,15 +382,17 @@ class Executor:
             self._passes.grammar_seconds = self._delaying_seconds()
             self._prefill(group, events)
         events += map(DecodeTimed, self._times.take_decoded())
-        for sequence in self.sequences.values():
+        for sequence in self._with_grammar.values():
             if sequence.mask_seconds or sequence.postponed:
                 events.append(Masked(sequence.number, sequence.mask_seconds, sequence.postponed))
                 sequence.mask_seconds = 0.0
-        for launched in self._passes.due(idle=idle):
-            self._finish_pass(launched, events)
+        if self._passes.in_flight:
+            for launched in self._passes.due(idle=idle):
+                self._finish_pass(launched, events)
         for score in self._scores:
             self._score(score, events)
-        self.failures += self._entries.settle(events)
+        if self._entries.unsettled:
+            self.failures += self._entries.settle(events)
         events += self.other_memory_events()
         return events
 
@@ -453,6 +460,7 @@ class Executor:
             sequence = self.sequences.pop(leave.sequence, None)
             if sequence is None:
                 continue
+            self._with_grammar.pop(leave.sequence, None)
             if leave.entry is not None or self._files.want_answer(sequence):
                 self._keep(sequence, leave.entry)
             self._passes.forget(sequence)  # a failure of its passes must not affect it any more
@@ -531,6 +539,7 @@ class Executor:
         self._batches.clear()
         self._entries.clear()
         self.sequences.clear()
+        self._with_grammar.clear()
         self._passes.clear()
         self._launched_batches = []
         self._early, self._prefills, self._scores = [], (), ()

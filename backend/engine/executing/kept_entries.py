@@ -75,6 +75,11 @@ class KeptEntries:
         """Forget an entry that could not be stored."""
         self._lost += [] if number is None else [number]
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether `settle` has something to wait for or to report."""
+        return bool(self._new or self._lost)
+
     def settle(self, events: list[PlannerEvent]) -> list[Failure]:
         """Wait for the new entries, and report their sizes or failures."""
         events += [NotStored(number) for number in self._lost]

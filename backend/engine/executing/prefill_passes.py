@@ -87,9 +87,7 @@ class PrefillPass:
                 sequence.first_delivered = True
         sampled = sampled_of(chosen, tokens)
         return [
-            sample
-            for sample in sampled
-            if sample.sequence.first is chosen and not sample.sequence.postponed
+            sample for sample in sampled if sample[0].first is chosen and not sample[0].postponed
         ]
 
 
@@ -108,7 +106,7 @@ class PrefillPasses:
     @property
     def logit_bytes(self) -> int:
         """Bytes of logits that have not been read yet."""
-        logits = [launched.logits for launched in self._in_flight() if launched.logits is not None]
+        logits = [launched.logits for launched in self.in_flight if launched.logits is not None]
         return sum(array.nbytes for array in logits)
 
     def launch(
@@ -148,7 +146,7 @@ class PrefillPasses:
         if self._times.in_order:
             return
         self._times.wait_for_decode()
-        for launched in self._in_flight():
+        for launched in self.in_flight:
             with contextlib.suppress(Exception):  # raised again by the pass's own `wait`
                 mx.eval(launched.marks)
             self.time(launched)
@@ -176,19 +174,21 @@ class PrefillPasses:
 
     def forget(self, sequence: ExecutorSequence) -> None:
         """Ignore the sequence in all passes in flight."""
-        for launched in self._in_flight():
+        for launched in self.in_flight:
             launched.sequences = tuple(
                 other for other in launched.sequences if other is not sequence
             )
 
     def has(self, sequence: ExecutorSequence) -> bool:
         """Return whether a pass of the sequence is in flight."""
-        return any(sequence in launched.sequences for launched in self._in_flight())
+        return any(sequence in launched.sequences for launched in self.in_flight)
 
     def clear(self) -> None:
         self._earlier, self._launched, self._untimed = [], [], []
 
-    def _in_flight(self) -> list[PrefillPass]:
+    @property
+    def in_flight(self) -> list[PrefillPass]:
+        """The passes that were launched and not waited for."""
         return [*self._earlier, *self._launched]
 
     def _alone(self, sequence: ExecutorSequence, part: Prefill, events: list[PlannerEvent]) -> None:
@@ -326,7 +326,7 @@ class PrefillPasses:
         last: logits of [sequences, vocabulary] for the prompts that this pass completes.
         """
         if not self._times.in_order:
-            launched.ahead = self.ahead and bool(self._in_flight())
+            launched.ahead = self.ahead and bool(self.in_flight)
             if not launched.ahead:
                 self.wait_for_earlier()
             launched.at = self._times.clock()

@@ -30,9 +30,6 @@ class BatchLogprobs:
         )
         self._most = max((count for count in counts if count is not None), default=0)
 
-    def __bool__(self) -> bool:
-        return bool(self._asking)
-
     def __call__(self, logits: mx.array, tokens: mx.array) -> mx.array:
         """The log-probabilities of one step, in the form that `read` expects.
 

@@ -27,6 +27,7 @@ import mlx.core as mx
 import numpy as np
 
 from backend.engine.constraints import masks
+from backend.engine.device import compiled
 from backend.engine.request import Sampling
 from backend.engine.sampling.filters import columns, filtered, likelihood, reach
 from backend.engine.sampling.penalties import BatchPenalties, Past
@@ -97,8 +98,8 @@ class BatchSampler:
         self._draws = _draws(rows, vocabulary)
         # Made here, because a GPU would wait for a copy of them at every step.
         self._most, self._unfit = mx.array(float("inf")), mx.array(UNFIT, dtype=mx.uint32)
-        # whether all rows take the best token as it is, which needs no float32
-        self._plain = not (self._draws or self._penalties or self._closed or self._constrained)
+        # whether all rows take the best token as it is, which needs neither float32 nor `steps`
+        self.plain = not (self._draws or self._penalties or self._closed or self._constrained)
 
     @property
     def nbytes(self) -> int:
@@ -120,8 +121,10 @@ class BatchSampler:
         steps: tokens generated so far, per row.
         allowed: masks of the constrained rows, in their order, [constrained, words] uint32.
         """
-        if not self._plain:
+        if not self.plain:
             logits = self._changed(logits, fed, steps, allowed)
+        if len(self._draws) == 1 and self._draws[0][0].whole:
+            return self._draws[0][1](logits, steps)
         tokens = mx.argmax(logits, axis=-1)
         for at, draw in self._draws:
             tokens = at.put(tokens, draw(at.of(logits), [steps[place] for place in at.places]))
@@ -152,7 +155,7 @@ class BatchSampler:
         return logits
 
 
-@mx.compile
+@compiled
 def _checked(logits: mx.array, tokens: mx.array, most: mx.array, unfit: mx.array) -> mx.array:
     return mx.where(mx.abs(mx.max(logits, axis=-1)) < most, tokens.astype(mx.uint32), unfit)
 
@@ -174,7 +177,7 @@ class _Draw:
         """Bytes of the random numbers."""
         return sum(values.nbytes for values in self._random.values())
 
-    def __call__(self, logits: mx.array, steps: list[int]) -> mx.array:
+    def __call__(self, logits: mx.array, steps: Sequence[int]) -> mx.array:
         """One token per row, [rows] uint32. logits: [rows, vocabulary] float32."""
         random = self._random_of(steps, logits.shape[-1])
         tokens, *complete = _draw(logits, self._reach, self._columns | random)
@@ -188,7 +191,7 @@ class _Draw:
         again = _Draw([self._rows[at] for at in short.places], logits.shape[-1])
         return short.put(tokens, again(short.of(logits), [steps[at] for at in short.places]))
 
-    def _random_of(self, steps: list[int], vocabulary: int) -> dict[str, mx.array]:
+    def _random_of(self, steps: Sequence[int], vocabulary: int) -> dict[str, mx.array]:
         """The noise and, for XTC, the random numbers of a step; later steps' are made with them."""
         if self._at == self._made or steps != self._next:
             # Some samplers are used once.
@@ -205,7 +208,7 @@ class _Draw:
         return {name: values[self._at - 1] for name, values in self._random.items()}
 
 
-@mx.compile
+@compiled
 def _noise(keys: mx.array, blocks: int, steps: int) -> tuple[mx.array, mx.array]:
     """Gumbel noise for each block, and for each index in a block.
 
@@ -218,7 +221,7 @@ def _noise(keys: mx.array, blocks: int, steps: int) -> tuple[mx.array, mx.array]
     return noise[..., :blocks], noise[..., None, blocks:]
 
 
-@mx.compile
+@compiled
 def _draw(logits: mx.array, reach: int, columns: dict[str, mx.array]) -> list[mx.array]:
     """One token per row and, where the reach is a guess, whether it was enough."""
     kept = filtered(logits, reach, columns)

@@ -17,6 +17,11 @@ class Subset:
     def __bool__(self) -> bool:
         return bool(self.places)
 
+    @property
+    def whole(self) -> bool:
+        """Whether it has every row."""
+        return self._index is None
+
     def of(self, values: mx.array) -> mx.array:
         """Return the subset's rows of an array whose first axis is the batch."""
         return values if self._index is None else values[self._index]
