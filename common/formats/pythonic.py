@@ -82,8 +82,9 @@ def at_named_call(reading: Reading) -> Wait[str]:
     with cursor.ahead():
         listed = yield from cursor.accept("[")
         yield from cursor.space()
+        gemma = yield from cursor.at(["call:"])
         name = reading.tools.meant((yield from cursor.run(NAME)))
-        if name not in reading.tools:
+        if gemma or name not in reading.tools:
             return ""
         if not (yield from cursor.at(["("])):
             yield from cursor.space()
@@ -98,10 +99,15 @@ def at_named_call(reading: Reading) -> Wait[str]:
 
 
 def _read_tool_code(reading: Reading) -> Wait[None]:
+    """Read a marked block of code."""
+    reading.cursor.take(len(reading.opener))
+    reading.begun = not reading.opener.isidentifier()
+    yield from read_tool_code(reading)
+
+
+def read_tool_code(reading: Reading) -> Wait[None]:
     """Read the calls of a block of code, whose results may be assigned or printed."""
     cursor = reading.cursor
-    cursor.take(len(reading.opener))
-    reading.begun = not reading.opener.isidentifier()
     variable, called = "tool_code", False
     while True:
         start = cursor.position
