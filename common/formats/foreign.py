@@ -6,6 +6,7 @@ tools were offered; those without a marker also only if nothing comes after them
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
@@ -16,7 +17,11 @@ from common.formats.reading import CallSyntax, Reading, begins_line, no_content_
 from common.formats.shapes import invoked, json_block, tagged
 
 _FENCE = "```"
-_BLOCKS = ("tools", "tool", "tool_calls", "function_call")
+_BETWEEN = re.compile(r"[\s,;]*")
+_BLOCKS = (
+    *("tools", "tool", "tool_calls", "function_call", "toolcall", "tool-call", "functioncall"),
+    "tool_use",
+)
 """The tags around JSON that models write instead of their own."""
 
 
@@ -57,7 +62,7 @@ def _read_named(reading: Reading) -> Wait[None]:
     cursor = reading.cursor
     while (yield from at_named_call(reading)) == "(":
         yield from read_pythonic(reading, offered=True)
-        yield from cursor.space()
+        yield from cursor.run(_BETWEEN)
     if (yield from cursor.more()):
         raise cursor.unreadable()
 
@@ -69,6 +74,7 @@ _INVOKED = tuple(
 _COMMON = (
     *_INVOKED,
     *(bare_block(f"<{name}>", f"</{name}>") for name in _BLOCKS),
+    *(bare_block(f"```{name}", _FENCE) for name in ("tool_call", "function_call")),
     json_block("<function_calls>", "</function_calls>"),
     TOOL_CODE,
     CallSyntax((_FENCE,), _read_code_blocks, begins=no_content_yet, last=True),

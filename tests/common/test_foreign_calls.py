@@ -15,7 +15,7 @@ from common.formats.family import Family
 from common.formats.harmony import Harmony
 from common.formats.shapes import PythonShape
 from tests.common.chat_replay import parse_every_split, plain
-from tests.common.corpus import TOOLS, Call
+from tests.common.corpus import TOOLS, Call, tool
 from tests.common.test_families import written
 from tests.long import examples
 
@@ -184,6 +184,38 @@ def test_json_with_other_quotes_comments_and_keys(text: str) -> None:
         family = next(f for f in FAMILIES if names in f.names.split())
         marked = f"<tool_call>{text}</tool_call>" if names == "hermes" else text
         assert _read(family, marked) == ("", "", [FERRY])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama4_pythonic", "[ferry_times(harbour: 'Ærø')]"),
+        ("llama4_pythonic", "[ferry_times({'harbour': 'Ærø'})]"),
+        ("lfm2", "<|tool_call_start|>[ferry_times(**{'harbour': 'Ærø'})]<|tool_call_end|>"),
+        ("llama3_json", '<function=ferry_times{"harbour": "Ærø"}</function>'),
+        ("mistral", f"[TOOL_CALLS]\n```json\n[{_OBJECT}]\n```"),
+        ("hermes", f"```tool_call\n{_OBJECT}\n```"),
+    ],
+)
+def test_mistakes_in_a_family_s_own_form(name: str, text: str) -> None:
+    family = next(f for f in FAMILIES if name in f.names.split())
+    assert _read(family, text) == ("", "", [FERRY])
+
+
+def test_calls_that_follow_each_other_without_markers() -> None:
+    family = next(f for f in FAMILIES if "mistral" in f.names.split())
+    text = '[TOOL_CALLS]ferry_times{"harbour": "Ærø"}tide_now{}'
+    assert _read(family, text) == ("", "", [FERRY, TIDE])
+    for separator in (", ", "; ", "\n"):
+        text = f"ferry_times(harbour='Ærø'){separator}tide_now()"
+        assert _read(family, text) == ("", "", [FERRY, TIDE])
+
+
+def test_a_dictionary_for_an_argument_that_is_one_stays_its_value() -> None:
+    family = next(f for f in FAMILIES if "lfm2" in f.names.split())
+    tools = [tool("sail", route="object", day="string")]
+    text = "<|tool_call_start|>[sail({'day': 'x'}, day='y')]<|tool_call_end|>"
+    assert _read(family, text, tools=tools)[2] == [("sail", {"route": {"day": "x"}, "day": "y"})]
 
 
 PIECES = [*MARKED.values(), *UNMARKED.values(), *ALONE.values(), *TEXTS.values(), "Hm.", "<think>"]
