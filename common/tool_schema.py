@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 from common.formats.json_text import NUMBER, json_string
@@ -19,7 +20,8 @@ Undeclared = Literal["text", "guess"]
 
 _MARKUP = re.compile(r"""<\|?[\w"]+\|?>(?:commentary|analysis|final|json)?|</\w+>?\Z""")
 _AROUND_NAME = " \t\r\n\"'`"
-_NAME_SEPARATOR = re.compile(r"(?<=[\w-])[.:/]")
+_NAME_SEPARATOR = re.compile(r"(?<=[\w-])(?:[.:/]|__)")
+_SPELLING = re.compile(r"[\s_.-]")
 _LOOSE_NUMBER = re.compile(r"([+-]?)0*([0-9]*)(?:\.([0-9]*))?(?:[eE]([+-]?[0-9]+))?")
 _NUMBER_BEGUN = re.compile(r"[+-]?[0-9]*\.?[0-9]*(?:[eE][+-]?[0-9]*)?")
 _NESTED = ("object",)
@@ -59,7 +61,8 @@ class ToolSchemas:
         """The offered tool that a model means by a name with a prefix or with markup in it.
 
         Models write `functions.NAME`, `default_api:NAME`, `google:mcp:NAME`, `NAME.NAME`,
-        `NAME.call`, quotes around the name, and tokens before and after it.
+        `NAME.call`, quotes around the name, tokens before and after it, or the name without its
+        prefix or in another spelling, if only one tool can be meant.
         """
         if name in self:
             return name
@@ -67,7 +70,19 @@ class ToolSchemas:
         found = [bare, bare.removesuffix(".call")]
         if not re.search(r"\s", bare):
             found += [bare[match.end() :] for match in _NAME_SEPARATOR.finditer(bare)]
-        return next((known for known in found if known in self), name)
+        known = [each for each in found if each in self]
+        known = known or [n for each in found if each for n in self._similar.get(_spelt(each), ())]
+        return known[0] if known else name
+
+    @cached_property
+    def _similar(self) -> Mapping[str, list[str]]:
+        """The tools that each text may mean: a name, or the end of one, in another spelling."""
+        meanings: dict[str, list[str]] = {}
+        for name in self._parameters:
+            ends = [name[match.end() :] for match in _NAME_SEPARATOR.finditer(name)]
+            for end in dict.fromkeys(map(_spelt, [name, *ends])):
+                meanings.setdefault(end, []).append(name)
+        return {end: names for end, names in meanings.items() if end and len(names) == 1}
 
     def properties(self, name: str) -> list[str]:
         """The declared arguments of a tool, in order."""
@@ -145,6 +160,10 @@ class ToolSchemas:
             return bool(bare) and bare[0] != '"' and all(_excludes(bare, kind) for kind in kinds)
         others = types - {"string"}
         return "string" in types and all(_excludes(bare, kind) for kind in others)
+
+
+def _spelt(name: str) -> str:
+    return _SPELLING.sub("", name).casefold()
 
 
 def _excludes(begun: str, kind: str) -> bool:

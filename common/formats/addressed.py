@@ -64,7 +64,7 @@ def _read_glimmer_alone(reading: Reading) -> Wait[None]:
 
 GLIMMER_CALLS = (
     CallSyntax((_TO_TOOL,), _read_glimmer, _ATEM.closers, no_content_yet),
-    CallSyntax((_ATEM.block,), _read_glimmer_alone, _ATEM.closers, no_content_yet),
+    CallSyntax(_ATEM.openers, _read_glimmer_alone, _ATEM.closers, no_content_yet),
 )
 _INVOKE_JSON, _MODEL, _END = "<|content_invoke_tool_json|>", "<|message_model|>", "<|end_message|>"
 
@@ -75,7 +75,7 @@ def _read_inkling(reading: Reading) -> Wait[None]:
     yield from cursor.accept(_MODEL)
     if not (yield from cursor.more()):
         return
-    yield from cursor.run(_RECIPIENT)
+    yield from cursor.run(_NAME)
     yield from cursor.expect(_INVOKE_JSON)
     yield from read_json_calls(reading, (_END,))
     yield from cursor.accept_after_space(_END)

@@ -43,9 +43,9 @@ class Markers:
     def find(self, text: str, at: int, ended: bool) -> tuple[int, str]:
         """The end of the plain text, and the marker there, or '' if it is not complete yet."""
         if match := self._any.search(text, at):
-            start = match.start()
-            if not ended and (begun := self.open_end(text, at)) <= start:
-                return begun, ""  # this may be the beginning of a longer marker
+            start, begun = match.start(), self.open_end(text, at)
+            if begun < start or (begun == start and not ended):  # perhaps of a longer marker
+                return (len(text) if ended else begun), ""
             return start, match.group()
         return (len(text) if ended else self.open_end(text, at)), ""
 

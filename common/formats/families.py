@@ -14,9 +14,9 @@ from common.formats import (
     qwen,
 )
 from common.formats.family import THINK, Family
+from common.formats.foreign import foreign_calls
 from common.formats.harmony import Harmony
 from common.formats.json_calls import bare_block, read_bare_calls
-from common.formats.pythonic import TOOL_CODE
 from common.formats.reading import CallSyntax, Tags, begins_line
 from common.formats.sections import Section
 from common.formats.shapes import (
@@ -73,9 +73,8 @@ _DSML = tuple(
 _MISSPELT = tuple(
     replace(_DSML[1], opening=f"<｜DSML｜{block}>") for block in ("toolcalls", "tool")
 )
-_BARE_DSML = invoked("", "function_calls", flags=("true", "false"))
 _DSML_CALLS = (
-    *(tagged(shape.tags) for shape in (*_DSML, *_MISSPELT, _BARE_DSML)),
+    *(tagged(shape.tags) for shape in (*_DSML, *_MISSPELT)),
     *_V3_CALLS,
 )
 _DEEPSEEK_INLINE = tuple(
@@ -85,13 +84,7 @@ _MINIMAX = invoked("", "minimax:tool_call", lines="paired")
 _MINIMAX_CALLS = (
     *_MINIMAX.syntaxes,
     CallSyntax(("invoke name=",), _MINIMAX.tags.read, begins=begins_line),
-    CallSyntax(
-        ("<minimax:toolcall>", "<tool_call>"),
-        _MINIMAX.tags.read,
-        ("</minimax:toolcall>", "</tool_call>"),
-        begins_line,
-    ),
-    json_block("<tool_calls>", "</tool_calls>"),  # MiniMax M1
+    CallSyntax(("<minimax:toolcall>",), _MINIMAX.tags.read, ("</minimax:toolcall>",), begins_line),
 )
 _XLAM_CALLS = (
     qwen.MARKED_CALLS,
@@ -100,12 +93,9 @@ _XLAM_CALLS = (
     CallSyntax(("[", "{"), read_bare_calls, begins=begins_line),
 )
 _FUNCTION_GEMMA = FencedShape("<start_function_call>", "<escape>", "<end_function_call>")
-# mlx-lm's name for LFM2's format is vLLM's for Llama's, so both are read.
 _LLAMA_CALLS = (
     replace(python_block("<|python_tag|>", offered=True), closers=("<|python_end|>",)),
     python_block("<|python_start|>", "<|python_end|>"),
-    qwen.FUNCTION_CALLS,
-    python_block("<|tool_call_start|>", "<|tool_call_end|>"),
     UNMARKED,
 )
 _STEP = invoked(
@@ -265,7 +255,7 @@ FAMILIES = (
     ),
     Family(
         "FunctionGemma", "function_gemma functiongemma", _FUNCTION_GEMMA,
-        signs=[("<start_function_call>",)], tags=(), calls=(*_FUNCTION_GEMMA.syntaxes, TOOL_CODE),
+        signs=[("<start_function_call>",)], tags=(),
         silent=("<start_function_response>", "<end_of_turn>"),
     ),
     Family(
@@ -383,12 +373,12 @@ FAMILIES = (
     Family(
         "Granite 3", "granite granite3", JsonShape(_OBJECT, "<|tool_call|>[", closing="]"),
         signs=[("<|tool_call|>",)], tags=_GRANITE_THINK, reasoning="granite",
-        calls=(qwen.MARKED_CALLS, json_block("<|tool_call|>"), json_block("<function_call>")),
+        calls=(qwen.MARKED_CALLS, json_block("<|tool_call|>")),
     ),
     Family(
         "Granite 20B", "granite_20b_fc", JsonShape(f"<function_call> {_OBJECT}", separator="\n"),
         signs=[("<function_call>",)], tags=_GRANITE_THINK,
-        calls=(json_block("<function_call>"), json_block("<|tool_call|>"), qwen.MARKED_CALLS),
+        calls=(json_block("<function_call>", "</function_call>"),),
     ),
     Family(
         "Phi-4", "phi4_mini_json phi4",
@@ -400,7 +390,6 @@ FAMILIES = (
         "FireFunction 2", "firefunction firefunction_v2",
         JsonShape(_OBJECT, "functools[", closing="]"),
         signs=[(" functools[",), (" functools[", "<|end_header_id|>")],
-        calls=(json_block("functools["), json_block("<|tool_call|>", "<|/tool_call|>")),
     ),
     Family(
         "Cohere's Command R7B, Command A and later", "cohere cohere_command3 cohere_command4",
@@ -501,10 +490,6 @@ FAMILIES = (
         JsonShape(_OBJECT, "[unused11][", closing="][unused12]"),
         signs=[("[unused11]", "[unused12]")],
         tags=(THINK, Tags("[unused16]", "[unused17]", anywhere=True)), reasoning="pangu",
-        calls=(
-            json_block("<|tool_call_start|>", "<|tool_call_end|>"),
-            json_block("[unused11]", "[unused12]"),
-        ),
     ),
     Family(
         "Inkling", "inkling",
@@ -538,8 +523,31 @@ FAMILIES = (
     Family("xLAM", "xlam", JsonShape(_OBJECT, "[", closing="]"), calls=_XLAM_CALLS),
 )
 # fmt: on
+_MARKED = tuple(
+    dict.fromkeys(
+        syntax
+        for family in FAMILIES
+        if isinstance(family.grammar, TaggedText)
+        for syntax in family.grammar.calls
+        if syntax.marked and all(opener[0] in "<[" for opener in syntax.openers)
+    )
+)
+
+
+def _lenient(family: Family) -> TaggedText | Harmony:
+    """The parser, which also reads the calls of other families if this one has any."""
+    grammar = family.grammar
+    if isinstance(grammar, Harmony) or not grammar.calls:
+        return grammar
+    python = isinstance(family.shape, PythonShape)
+    return replace(grammar, foreign=foreign_calls(grammar.calls, _MARKED, python=python))
+
+
 TOOLS: Mapping[str, TaggedText | Harmony] = {
-    name: family.grammar for family in FAMILIES for name in family.names.split()
+    name: grammar
+    for family in FAMILIES
+    for grammar in [_lenient(family)]
+    for name in family.names.split()
 }
 """The grammar for each value of `tool_parser:`."""
 BY_NAME: Mapping[str, Family] = {

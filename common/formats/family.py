@@ -74,12 +74,12 @@ def _without_a_bracket(syntax: CallSyntax) -> CallSyntax:
 def _unmarked(shape: Shape | None, calls: Sequence[CallSyntax]) -> Iterator[CallSyntax]:
     """Calls as JSON without the marker before them, at the beginning of the answer.
 
-    There are none if another syntax begins with a brace, or if markers contain brackets.
+    There are none if another syntax begins with a brace.
     """
     if not isinstance(shape, JsonShape | TagShape):
         return
     openers = [opener for syntax in calls for opener in syntax.openers]
-    if calls and not any(opener == "{" or "[" in opener[1:-1] for opener in openers):
+    if calls and "{" not in openers:
         listed = ("[",) if "[" in shape.opening else ()
         yield CallSyntax(("{", *listed), _bare(calls[0].closers), begins=no_content_yet)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from common.formats.answer import Call
 from common.formats.cursor import Cursor, Wait
 from common.formats.json_calls import read_arguments, read_json_calls
-from common.formats.pythonic import TOOL_CODE, read_pythonic
+from common.formats.pythonic import at_named_call, read_pythonic
 from common.formats.reading import CallSyntax, Reading, begins_line
 from common.formats.values import GEMMA4, Dialect
 
@@ -72,6 +72,8 @@ def _read_other_forms(reading: Reading, closers: tuple[str, ...]) -> Wait[bool]:
         word = yield from cursor.accept("call:")
         yield from cursor.run(_NAME)
         is_python = (yield from cursor.peek()) == "("
+    if is_python and reading.offered:
+        is_python = bool((yield from at_named_call(reading)))
     if is_json:
         yield from read_json_calls(reading, closers)
     elif is_python:
@@ -101,5 +103,4 @@ def _read_gemma4(reading: Reading) -> Wait[None]:
 GEMMA4_CALLS = (
     CallSyntax(_GEMMA4_OPENERS, _read_gemma4, _GEMMA4_CLOSERS[:1]),
     CallSyntax(("call:", *_HALF_OPENERS), _read_gemma4, begins=begins_line, by_name=True),
-    TOOL_CODE,
 )

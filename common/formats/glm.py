@@ -49,7 +49,10 @@ class KeyValueTags(CallTags):
             yield from read_json_calls(reading, (self.call_close,))
             yield from cursor.accept_after_space(self.call_close)
         else:
-            yield from CallTags._read_calls(self, reading)
+            call = yield from self.read_call(reading)
+            if call.arguments == "{}" and call.name not in reading.tools:
+                raise Unreadable  # a word between tags
+            reading.call(call)
 
     def _are_pairs(self, reading: Reading) -> Wait[bool]:
         """Whether an offered tool's name and a key with an equals sign come next."""

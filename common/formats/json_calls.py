@@ -23,16 +23,23 @@ from common.formats.values import (
 )
 from common.tool_schema import ToolSchemas
 
-_NAMES = ("name", "function", "tool_name", "tool")
-_ARGUMENTS = ("arguments", "parameters", "args", "input", "params")
+_NAMES = (
+    *("name", "function", "tool_name", "tool", "function_name", "action"),
+    *("tool_call", "function_call"),
+)
+_ARGUMENTS = (
+    *("arguments", "parameters", "args", "input", "params", "kwargs"),
+    *("tool_arguments", "tool_input", "action_input"),
+)
+_LISTS = ("tool_calls", "calls")
 _EXTRAS = frozenset({"id", "type", "index", "call_id", "tool_call_id"})
-_KEYS = _EXTRAS.union(_NAMES, _ARGUMENTS)
-_KEY_EDGE = "{[\"'" + " \t\r\n"
+_KEYS = _EXTRAS.union(_NAMES, _ARGUMENTS, _LISTS)
+_KEY_EDGE = "{[\"'“”" + " \t\r\n"
 _SPACE = re.compile(r"\s+")
 _OPENINGS = ("{", '{"type":"function",', '{"type":"function","function":{', '{"function":{')
 _SURPLUS_BRACE = re.compile(r"[}\s]*")
 _FENCE, _LANGUAGE = "```", re.compile(r"\w*")
-_FIRST_KEY = re.compile(r"""[\w"' \t\r\n{\[]*""")
+_FIRST_KEY = re.compile(r"""[\w"'“” \t\r\n{\[]*""")
 
 
 def arguments_of(text: str | None) -> str | None:
@@ -62,7 +69,7 @@ def read_arguments(
     before an end is repaired.
     """
     cursor = reading.cursor
-    fence = yield from _read_fence(cursor)
+    fence = yield from read_fence(cursor)
     if fence and (yield from cursor.accept(fence)):
         return "{}"
     ends = (fence, *ends) if fence else ends
@@ -95,7 +102,7 @@ def _retyped(tools: ToolSchemas, name: str, argument: str, value: str) -> str:
     return value if text is None else tools.retyped(name, argument, text)
 
 
-def _read_fence(cursor: Cursor) -> Wait[str]:
+def read_fence(cursor: Cursor) -> Wait[str]:
     """Read space, and the first line of a code block if one begins here; returns its fence."""
     yield from cursor.space()
     fence = yield from cursor.accept(_FENCE)
@@ -115,6 +122,9 @@ def calls_of(text: str, tools: ToolSchemas, *, strict: bool = False) -> list[Cal
 
 def _calls_in(members: dict[str, str], tools: ToolSchemas, strict: bool) -> list[Call]:
     """The call in an object, or the calls if its keys are the names of tools."""
+    listed = members.get(_first(_LISTS, members), "")
+    if listed.startswith("[") and not members.keys() - {*_LISTS, *_EXTRAS}:
+        return calls_of(listed, tools, strict=strict)
     if members and not strict and all(_is_tool(key, tools) for key in members):
         given = {tools.meant(key): arguments_of(value) for key, value in members.items()}
         if None in given.values():
@@ -205,7 +215,7 @@ def read_json_calls(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
     name before an object.
     """
     cursor = reading.cursor
-    fence = yield from _read_fence(cursor)
+    fence = yield from read_fence(cursor)
     sign = yield from at_named_call(reading)
     if sign == "(":
         yield from read_pythonic(reading, (fence, *ends) if fence else ends, offered=False)
@@ -267,7 +277,7 @@ def _read_json_list(reading: Reading, ends: tuple[str, ...]) -> Wait[None]:
 
 def _read_item(reading: Reading, ends: tuple[str, ...]) -> Wait[bool]:
     """Read one entry of a list, or skip an entry that is no call. Returns whether it was a call."""
-    cursor = reading.cursor
+    cursor, called = reading.cursor, reading.answer.calls
     place = cursor.save()
     try:
         yield from _read_json_call(reading, ends)
@@ -277,7 +287,8 @@ def _read_item(reading: Reading, ends: tuple[str, ...]) -> Wait[bool]:
     except Unreadable:
         cursor.restore(place)
         reading.answer.abandon()
-        if not (yield from read_source(cursor, ends)):
+        sent = reading.answer.calls > called
+        if sent or not (yield from read_source(cursor, ends)):
             raise
         return False
     finally:
@@ -368,7 +379,7 @@ def _expect_call(reading: Reading, alone: bool) -> Wait[None]:
         if key not in _KEYS:
             raise Unreadable
         yield from cursor.space()
-        if key not in _NAMES or (yield from cursor.peek()) not in ('"', "'"):
+        if key not in _NAMES or (yield from cursor.peek()) not in ('"', "'", "“"):
             return
         name = string_of((yield from read_value(cursor, MODEL_JSON)))
         if name is not None and reading.tools.meant(name) in reading.tools:

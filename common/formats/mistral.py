@@ -29,14 +29,14 @@ def _read(reading: Reading) -> Wait[None]:
         with cursor.ahead():
             yield from cursor.space()
             named = bool((yield from cursor.run(_NAME)))
-            another = named and bool((yield from cursor.at([_ARGS, _CALL_ID])))
+            another = named and bool((yield from cursor.at([_ARGS, _CALL_ID, "{"])))
         if not another:
             return
 
 
 def _in_brackets(reading: Reading) -> Wait[bool]:
     """Whether JSON comes next, or a call with its arguments in brackets."""
-    if (yield from reading.cursor.peek()) in ("[", "{"):
+    if (yield from reading.cursor.peek()) in ("[", "{", "`"):
         return True
     return (yield from at_named_call(reading)) == "("
 

@@ -8,7 +8,7 @@ from common.formats.answer import Call
 from common.formats.cursor import Cursor, Unreadable, Wait
 from common.formats.json_text import json_string
 from common.formats.reading import CallSyntax, Reading, begins_line
-from common.formats.values import PYTHON, object_of, read_source, read_value
+from common.formats.values import PYTHON, Pairs, object_of, parts, read_source, read_value
 
 NAME = re.compile(r"[\w.:/-]*")
 _KEYWORD = re.compile(r"[\w.-]*")
@@ -82,8 +82,9 @@ def at_named_call(reading: Reading) -> Wait[str]:
     with cursor.ahead():
         listed = yield from cursor.accept("[")
         yield from cursor.space()
+        gemma = yield from cursor.at(["call:"])
         name = reading.tools.meant((yield from cursor.run(NAME)))
-        if name not in reading.tools:
+        if gemma or name not in reading.tools:
             return ""
         if not (yield from cursor.at(["("])):
             yield from cursor.space()
@@ -91,17 +92,22 @@ def at_named_call(reading: Reading) -> Wait[str]:
         if head == "(":
             cursor.take(1)
             yield from cursor.space()
-            key = yield from _read_keyword(reading)
+            key = yield from _read_keyword(reading, name)
             if key is not None and key not in reading.tools.properties(name):
                 return ""
     return head if head == "(" or (head == "{" and not listed) else ""
 
 
 def _read_tool_code(reading: Reading) -> Wait[None]:
+    """Read a marked block of code."""
+    reading.cursor.take(len(reading.opener))
+    reading.begun = not reading.opener.isidentifier()
+    yield from read_tool_code(reading)
+
+
+def read_tool_code(reading: Reading) -> Wait[None]:
     """Read the calls of a block of code, whose results may be assigned or printed."""
     cursor = reading.cursor
-    cursor.take(len(reading.opener))
-    reading.begun = not reading.opener.isidentifier()
     variable, called = "tool_code", False
     while True:
         start = cursor.position
@@ -166,7 +172,12 @@ def _read_call(reading: Reading, ends: tuple[str, ...], *, shown: bool) -> Wait[
     if shown:
         reading.begin(name)
     while not (yield from _is_over(reading, ends)):
-        key = yield from _read_keyword(reading)
+        key = yield from _read_keyword(reading, name)
+        if key is None and not arguments:
+            arguments += yield from _read_mapping(reading, name, ends)
+            if arguments:
+                reading.send(object_of(arguments)[:-1])
+                continue
         if key is None:
             given = {k for k, _ in arguments}
             key = next((k for k in reading.tools.properties(name) if k not in given), None)
@@ -180,6 +191,24 @@ def _read_call(reading: Reading, ends: tuple[str, ...], *, shown: bool) -> Wait[
         if key is not None:  # else there are more values than the tool has arguments
             arguments.append((key, value))
     return Call(name, object_of(arguments))
+
+
+def _read_mapping(reading: Reading, name: str, ends: tuple[str, ...]) -> Wait[Pairs]:
+    """Read a dictionary of the arguments, perhaps unpacked with `**`; none if it is a value."""
+    cursor, tools = reading.cursor, reading.tools
+    start = cursor.position
+    with cursor.ahead():
+        unpacked = yield from cursor.accept("**")
+        found: Pairs = []
+        if (yield from cursor.peek()) == "{":
+            found = parts((yield from read_value(cursor, PYTHON, ends)))
+        length = cursor.position - start
+    declared = tools.properties(name)
+    is_value = not unpacked and declared and "object" in tools.types_at(name, declared[:1])
+    if is_value or not all(key in declared for key, _ in found):
+        return []
+    cursor.take(length if found else 0)
+    return found
 
 
 def _is_over(reading: Reading, ends: tuple[str, ...]) -> Wait[bool]:
@@ -203,8 +232,10 @@ def _is_over(reading: Reading, ends: tuple[str, ...]) -> Wait[bool]:
         cursor.take(1)
 
 
-def _read_keyword(reading: Reading) -> Wait[str | None]:
-    """The name before an equals sign; None, without reading, for a positional argument."""
+def _read_keyword(reading: Reading, tool: str) -> Wait[str | None]:
+    """The name before an equals sign, or a declared one before a colon; None, without reading, for
+    a positional argument.
+    """
     cursor = reading.cursor
     with cursor.ahead():
         start = cursor.position
@@ -212,7 +243,8 @@ def _read_keyword(reading: Reading) -> Wait[str | None]:
         yield from cursor.space()
         if not (yield from cursor.more()):
             raise cursor.unreadable()
-        equals = bool(name) and bool((yield from cursor.accept("=")))
+        signs = ("=", ":") if name in reading.tools.properties(tool) else ("=",)
+        equals = bool(name) and bool((yield from cursor.accept(*signs)))
         length = cursor.position - start
     if not equals:
         return None

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from common.formats.answer import Call
 from common.formats.cursor import Wait
-from common.formats.json_calls import bare_block, read_arguments
-from common.formats.pythonic import TOOL_CODE
+from common.formats.json_calls import read_arguments
 from common.formats.reading import CallSyntax, Reading, begins_line
 from common.formats.shapes import TagShape
 
@@ -74,13 +73,6 @@ def _read_elements(reading: Reading) -> Wait[None]:
 _ELEMENT, _ELEMENT_TEXT = "<function>", re.compile(r"[^<>]*")
 _ARGUMENTS = ("<arguments>", "<parameters>")
 MARKED_CALLS = CallSyntax((*_TAGS.openers, _NAMED_TAGS.call), _read_marked, _TAGS.closers)
-FUNCTION_CALLS = CallSyntax((_TAGS.call,), _TAGS.read, (_TAGS.call_close,))
-"""Calls without the block around them; Llama 3.1 writes them for custom tools, with JSON inside."""
-_OTHER_TAGS = tuple(
-    bare_block(f"<{name}>", f"</{name}>")
-    for name in ("tools", "tool", "tool_calls", "function_call")
-)
-"""What Qwen 2.5 Coder and others write instead of the tag that their template asks for."""
 _RESPELT = CallSyntax(
     ("<|tool_call>", "<|tool_call|>", "<tool_call|>", "tool_call>", _TAGS.call[1:]),
     _TAGS.read,
@@ -88,4 +80,4 @@ _RESPELT = CallSyntax(
 )
 """The opening tags with wrong or missing brackets."""
 _ELEMENTS = CallSyntax((_ELEMENT,), _read_elements, begins=begins_line)
-CALLS = (MARKED_CALLS, *_OTHER_TAGS, _RESPELT, _ELEMENTS, TOOL_CODE)
+CALLS = (MARKED_CALLS, _RESPELT, _ELEMENTS)

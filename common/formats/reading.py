@@ -21,6 +21,7 @@ class Reading:
 
     pending_calls: calls that may still turn out to be quotations. begun: the current call names an
     offered tool in the family's own syntax, so only a mistake of the model can make it text.
+    offered: only calls of offered tools count here.
     opener_is_text: a marker that opens calls was output as text. broken: a malformed call has
     begun in the text. closing: the marker that closes the reasoning opened last.
     """
@@ -33,6 +34,7 @@ class Reading:
     pending_calls: list[Call] | None = None
     opener: str = ""
     begun: bool = False
+    offered: bool = False
     opener_is_text: bool = False
     broken: bool = False
     closing: str = ""
@@ -60,6 +62,8 @@ class Reading:
         """Complete a call; the text up to here cannot be put back any more."""
         self.begun = False
         call = replace(call, name=self.tools.meant(call.name))
+        if self.offered and call.name not in self.tools:
+            raise Unreadable
         if self.pending_calls is not None:
             self.pending_calls.append(call)
             return
@@ -158,6 +162,11 @@ def no_content_yet(reading: Reading, _opener: str) -> bool:
     return reading.answer.fresh and not reading.answer.reasoning
 
 
+def own_line(reading: Reading, _opener: str) -> bool:
+    """Whether only blanks come before this position on its line."""
+    return reading.answer.markdown.line_start
+
+
 def begins_line(reading: Reading, _opener: str) -> bool:
     """Whether only blanks come before this position on its line, outside reasoning."""
     return reading.answer.markdown.line_start and not reading.answer.reasoning
@@ -178,8 +187,19 @@ class CallSyntax:
     """Tool names are openers too, because models sometimes omit the marker before them."""
     broken: bool = False
     """The openers lack a bracket, so that they are no markers of the family."""
+    foreign: bool = False
+    """Another family's calls, or calls without markers: they count only if the tools were offered,
+    and if they begin a line or end the answer.
+    """
+    last: bool = False
+    """Calls that look like ordinary text: they count only if they end the answer."""
+
+    def opens(self, marker: str, tools: ToolSchemas) -> bool:
+        """Whether a marker opens these calls."""
+        return marker in self.openers or (self.by_name and marker in tools)
 
     @property
     def marked(self) -> bool:
         """Whether its opening texts are markup that does not occur in ordinary text."""
-        return self.begins is always and not any(opener.isalnum() for opener in self.openers)
+        words = any(opener.isalnum() for opener in self.openers)
+        return self.begins is always and not self.foreign and not words

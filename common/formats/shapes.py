@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 from common.formats.cursor import Cursor, Wait
@@ -24,6 +25,7 @@ _HEADER = re.compile(
 """A tag up to its name or key, the attributes of that and of the flag, and the rest."""
 
 
+@cache  # so that equal syntaxes are equal
 def json_block(
     opener: str, closer: str = "", begins: Callable[[Reading, str], bool] = always
 ) -> CallSyntax:

@@ -26,7 +26,7 @@ from common.formats.reading import Reading
 from common.formats.values import Pairs, as_json, object_of, parts
 from common.tool_schema import Undeclared
 
-_HEADER_RUN = re.compile(r"[^<>\n]*")
+_HEADER_RUN, _NAME_RUN = re.compile(r"[^<>\n]*"), re.compile(r"[^<>\n{]*")
 _ATTRIBUTE = re.compile(
     r"""([\w-]+)\s*=\s*("(?:[^"]|"(?!\s*/?$|\s+[\w-]+\s*=))*"|'[^']*'|[^\s"'/>]+)"""
 )
@@ -298,11 +298,12 @@ class CallTags:
         """The header of a tag whose beginning was read, and whether the tag is self-closing."""
         text: list[str] = []
         if self.header_close == ">":
-            text.append((yield from cursor.run(_HEADER_RUN)))
+            run = _NAME_RUN if self.header is named else _HEADER_RUN
+            text.append((yield from cursor.run(run)))
         else:
             yield from cursor.until(Markers([self.header_close, "\n"]), text.append)
-        # The `>` of a tag such as `<function=NAME>` may be missing before the next tag or line.
-        if self.header_close != ">" or (yield from cursor.peek()) not in ("\n", "<"):
+        # The `>` of a tag such as `<function=NAME>` may be missing before a tag, a line or a brace.
+        if self.header_close != ">" or (yield from cursor.peek()) not in ("\n", "<", "{"):
             yield from cursor.expect(self.header_close)
         header = "".join(text)
         return header.rstrip("/"), header.endswith("/")

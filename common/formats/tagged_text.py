@@ -9,7 +9,7 @@ text.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
@@ -55,6 +55,9 @@ class TaggedText:
     """Beginnings of tags inside text. The tags are removed, and what they surround stays."""
     starts_line: bool = False
     """The template begins every answer with a line break, which is also a separator."""
+    foreign: tuple[CallSyntax, ...] = ()
+    """How models of other families write calls; they are tried after the family's own."""
+    _others: Collection[str] = field(init=False, repr=False, compare=False)
     _with_tools: Markers = field(init=False, repr=False, compare=False)
     _without_tools: Markers = field(init=False, repr=False, compare=False)
     _marked: Markers = field(init=False, repr=False, compare=False)
@@ -63,9 +66,13 @@ class TaggedText:
         object.__setattr__(self, "silent", tuple(dict.fromkeys((*self.silent, *self.answers))))
         tags = (*self.tags, *self.late_tags)
         plain = [*(t.opening for t in tags), *(t.closing for t in tags)]
-        plain += [*self.silent, *self.inline]
+        plain = [marker for marker in (*plain, *self.silent, *self.inline) if marker]
         calls = [marker for c in self.calls for marker in (*c.openers, *c.closers)]
-        object.__setattr__(self, "_with_tools", Markers([*plain, *calls]))
+        others = [opener for c in self.foreign for opener in c.openers]
+        own = [marker for marker in (*plain, *calls) if marker]
+        others = [opener for opener in others if not opener.startswith(tuple(plain))]
+        object.__setattr__(self, "_others", frozenset(others).difference(own))
+        object.__setattr__(self, "_with_tools", Markers([*own, *others]))
         object.__setattr__(self, "_without_tools", Markers(plain))
         marked = [*plain, *(opener for c in self.calls if c.marked for opener in c.openers)]
         # If a text ends with the first letters of such a marker, they may be an ordinary word.
@@ -114,7 +121,7 @@ class TaggedText:
     def _markers(self, reading: Reading) -> Markers:
         if not reading.tools:
             return self._without_tools
-        if not any(syntax.by_name for syntax in self.calls):
+        if not any(syntax.by_name for syntax in (*self.calls, *self.foreign)):
             return self._with_tools
         return Markers([*self._with_tools.literals, *reading.tools.names])
 
@@ -148,13 +155,21 @@ class TaggedText:
             quoted = yield from is_quoted(reading, marker)
             return not quoted and self._edge(reading, marker, reasoning=False)
         answer = reading.answer
-        for syntax in self.calls:
-            opens = marker in syntax.openers or (syntax.by_name and marker in reading.tools)
-            if opens and syntax.begins(reading, marker):
-                if (yield from self._calls(reading, syntax, marker)):
+        called, failed = answer.calls, False
+        foreign = marker in self._others  # the family's own may be the beginning of another's
+        for syntax in (*self.calls, *self.foreign):
+            opener = marker if syntax.opens(marker, reading.tools) else ""
+            if foreign and not syntax.broken:
+                opener = next(filter(marker.startswith, syntax.openers), "")
+            if opener and syntax.begins(reading, opener) and (syntax.foreign or not failed):
+                if (yield from self._calls(reading, syntax, opener)):
                     return True
-                break
-            if marker in syntax.closers:
+                failed = True
+                if answer.calls != called:
+                    break  # the beginning of a call was sent
+            elif len(opener) > 1 and not (syntax.foreign or syntax.broken or failed):
+                break  # the family's own marker, where it does not count
+            elif marker in syntax.closers and not failed:
                 alone = not answer.called and not (yield from self._is_stray(reading, marker))
                 if not alone and not answer.markdown.quoted:
                     return self._edge(reading, marker)
@@ -221,15 +236,17 @@ class TaggedText:
     def _calls(self, reading: Reading, syntax: CallSyntax, opener: str) -> Wait[bool]:
         answer, cursor = reading.answer, reading.cursor
         if answer.markdown.fenced:
-            reading.broken = False  # a code block with calls in it is not a part of one
+            # A code block with calls in it is not a part of a malformed one.
+            reading.broken = reading.broken and syntax.foreign
             return False
         if not reading.worth_trying():
             return False
         mentioned = answer.reasoning and answer.quotes
         in_code = answer.markdown.quoted
         own_line = answer.markdown.line_start
-        careful = answer.reasoning or in_code
-        reading.opener = opener
+        ends = syntax.last or (syntax.foreign and not own_line)
+        careful = answer.reasoning or in_code or ends
+        reading.opener, reading.offered = opener, syntax.foreign
         reading.pending_calls = [] if careful else None
         start, quoted = cursor.position, 0
         try:
@@ -238,6 +255,8 @@ class TaggedText:
                     yield from _skip_repeated(cursor, opener)
                 yield from syntax.read(reading)
                 length = cursor.position - start
+                if ends and not (yield from self._is_last(reading)):
+                    raise Unreadable
                 if (
                     mentioned
                     or (in_code and (yield from self._code_ends(reading)))
@@ -251,7 +270,8 @@ class TaggedText:
         except Cut:
             certain = reading.begun and (own_line or not careful) and not in_code
             if own_line and not (syntax.marked or careful):
-                certain = certain or may_be_bare(cursor.pending, reading.tools.names)
+                begun = cursor.pending.removeprefix(opener if len(opener) > 1 else "")
+                certain = certain or may_be_bare(begun, reading.tools.names)
             # After a call, a lone opener at the end is meant as the call's end.
             closes = answer.called and cursor.pending.strip() == opener
             marked = syntax.marked and not careful
@@ -270,13 +290,19 @@ class TaggedText:
             return bool(quoted) or reading.settled
         finally:
             pending, reading.pending_calls = reading.pending_calls, None
-            reading.begun = False
+            reading.begun = reading.offered = False
         for call in pending or ():
             answer.call(call)
         reading.broken = False
         answer.edge()
         yield from cursor.drop_cut(syntax.closers)
         return True
+
+    def _is_last(self, reading: Reading) -> Wait[bool]:
+        """Whether nothing but space comes after calls, and the model itself ended the answer."""
+        with reading.cursor.ahead():
+            yield from reading.cursor.space()
+            return not (yield from reading.cursor.more())
 
     def _code_ends(self, reading: Reading) -> Wait[bool]:
         """Whether inline code that was open before a call is closed after it, on the same line."""

@@ -35,6 +35,7 @@ _BASES = ("x", "o", "b")
 _WORD_RUN = re.compile(r"[\w$-]*")
 _AFTER_INNER_QUOTE = frozenset("_).!?'-+*/=(;")
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
+_LINE = re.compile(r"[^\n]*")
 _SCALAR_RUN = re.compile(r"[-+.0-9A-Za-z_]*")
 
 
@@ -156,6 +157,9 @@ def read_value(
         out.add(space if dialect is JSON and stack else "")
         head = yield from cursor.peek()
         loose = dialect.python or dialect.loose
+        if dialect.loose and head == "/" and state != "value":
+            yield from _read_comment(cursor)
+            continue
         between = stack and (state == "next" or (loose and state != "value"))
         over = between and (dialect.loose or out.unclosed) and not head and cursor.stopped
         if over or (between and ends and (yield from cursor.at(ends))):
@@ -243,6 +247,15 @@ def read_value(
             return out.text()
 
 
+def _read_comment(cursor: Cursor) -> Wait[None]:
+    """Read a comment in the notation of JavaScript."""
+    if (yield from cursor.expect("//", "/*")) == "//":
+        yield from cursor.run(_LINE)
+        return
+    yield from cursor.inside(Markers(["*/"]), lambda _text: None)
+    cursor.take(2)
+
+
 def _at_member(cursor: Cursor, dialect: Dialect) -> Wait[bool]:
     """Whether a key comes next, so that the comma before it is missing."""
     if not (dialect.loose or dialect.bare):
@@ -308,6 +321,11 @@ def _read_key(cursor: Cursor, dialect: Dialect, ends: tuple[str, ...]) -> Wait[s
 def _read_string(cursor: Cursor, dialect: Dialect, add: Send) -> Wait[bool]:
     """Read a quoted string if one comes next; returns whether it did."""
     head = yield from cursor.peek()
+    if head == "“" and dialect.loose:
+        add('"')
+        yield from _read_typographic(cursor, add)
+        add('"')
+        return True
     if head != '"' and not (dialect.single_quotes and head == "'"):
         return False
     if head == "'":
@@ -317,6 +335,21 @@ def _read_string(cursor: Cursor, dialect: Dialect, add: Send) -> Wait[bool]:
     else:
         yield from _read_quoted(cursor, add, dialect.loose)
     return True
+
+
+def _read_typographic(cursor: Cursor, add: Send) -> Wait[None]:
+    """Read a string between typographic quotes, of which it may contain more."""
+    cursor.take(1)
+    while True:
+        yield from cursor.inside(Markers(["”"]), lambda text: add(escaped(text)))
+        with cursor.ahead():
+            cursor.take(1)
+            yield from cursor.space()
+            ends = (yield from cursor.peek()) in _AFTER_LITERAL
+        quote = cursor.take(1)
+        if ends:
+            return
+        add(quote)
 
 
 def _read_scalar(

@@ -1,0 +1,99 @@
+"""Calls that any model may write: with the markers of another family, in a code block, or bare.
+
+Models are finetuned on the answers of others, and keep their habits. Such calls count only if the
+tools were offered; those without a marker also only if nothing comes after them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from common.formats.cursor import Wait
+from common.formats.json_calls import bare_block, read_bare_calls, read_fence
+from common.formats.pythonic import TOOL_CODE, at_named_call, read_pythonic, read_tool_code
+from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet, own_line
+from common.formats.shapes import invoked, json_block, tagged
+
+_FENCE = "```"
+_BETWEEN = re.compile(r"[\s,;]*")
+_BLOCKS = (
+    *("tools", "tool", "tool_calls", "function_call", "toolcall", "tool-call", "functioncall"),
+    "tool_use",
+)
+"""The tags around JSON that models write instead of their own."""
+
+
+def _read_code_blocks(reading: Reading) -> Wait[None]:
+    """Read code blocks that contain nothing but calls as JSON."""
+    cursor = reading.cursor
+    fence = _FENCE
+    while fence:
+        yield from read_fence(cursor)
+        yield from read_bare_calls(reading, (_FENCE,))
+        yield from cursor.accept_after_space(_FENCE)
+        yield from cursor.space()
+        fence = yield from cursor.at([_FENCE])
+
+
+def _read_python_block(reading: Reading) -> Wait[None]:
+    """Read a code block that contains nothing but Python calls."""
+    cursor = reading.cursor
+    yield from read_fence(cursor)
+    if (yield from cursor.peek()) == "[":
+        yield from _read_bare(reading, (_FENCE,))
+    else:
+        yield from read_tool_code(reading)
+    yield from cursor.accept_after_space(_FENCE)
+
+
+def _read_bare(reading: Reading, ends: tuple[str, ...] = ()) -> Wait[None]:
+    """Read JSON, or Python calls in a list."""
+    if (yield from at_named_call(reading)):
+        yield from read_pythonic(reading, ends, offered=True)
+        yield from reading.cursor.accept("]")
+    else:
+        yield from read_bare_calls(reading, ends)
+
+
+def _read_named(reading: Reading) -> Wait[None]:
+    """Read Python calls on lines of their own."""
+    cursor = reading.cursor
+    while (yield from at_named_call(reading)) == "(":
+        yield from read_pythonic(reading, offered=True)
+        yield from cursor.run(_BETWEEN)
+    if (yield from cursor.more()):
+        raise cursor.unreadable()
+
+
+_INVOKED = tuple(
+    tagged(invoked("", block, flags=("true", "false")).tags)
+    for block in ("function_calls", "tool_call", "tool_calls")
+)
+_COMMON = (
+    *_INVOKED,
+    *(bare_block(f"<{name}>", f"</{name}>") for name in _BLOCKS),
+    *(bare_block(f"```{name}", _FENCE) for name in ("tool_call", "function_call")),
+    json_block("<function_calls>", "</function_calls>"),
+    TOOL_CODE,
+    CallSyntax((_FENCE,), _read_code_blocks, begins=no_content_yet, last=True),
+    CallSyntax(("{", "["), _read_bare, begins=own_line, last=True),
+    CallSyntax((), _read_named, begins=no_content_yet, by_name=True, last=True),
+)
+_PYTHON = (
+    CallSyntax(("```python", "```py"), _read_python_block, begins=no_content_yet, last=True),
+    CallSyntax((), _read_named, begins=begins_line, by_name=True, last=True),
+)
+"""What only models that write Python calls mean as calls."""
+
+
+def foreign_calls(
+    own: Collection[CallSyntax], marked: Iterable[CallSyntax], *, python: bool
+) -> tuple[CallSyntax, ...]:
+    """How models of a family write calls beside its own.
+
+    marked: the calls of all families that have markers. python: the family's are Python's.
+    """
+    found = (*_COMMON, *(_PYTHON if python else ()), *(each for each in marked if each not in own))
+    return tuple(dict.fromkeys(replace(each, foreign=True, closers=()) for each in found))
