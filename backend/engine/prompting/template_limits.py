@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from functools import wraps
-from itertools import chain, islice
 from time import monotonic, thread_time
 from types import GeneratorType
 from typing import Any
@@ -197,7 +196,7 @@ class _Filters(dict[str, Any]):
         @wraps(work)
         def limited(*args: Any, **kwargs: Any) -> Any:
             if name in _LAZY:
-                return work(*args[:place], _watched(args[place]), *args[place + 1 :], **kwargs)
+                return work(*args[:place], _timed(args[place]), *args[place + 1 :], **kwargs)
             if name in _GROWING:
                 _require_small(name, args[place], (*args[place + 1 :], *kwargs.values()))
             return _counted(work(*args, **kwargs))
@@ -238,30 +237,18 @@ def _check_time() -> None:
 
 
 def _timed(items: Any) -> Any:
-    """Return the items of a loop, with looks at the clock."""
+    """The items of a loop or a lazy filter, with looks at the clock."""
     _check_time()
-    if type(items) in _UNITS and len(items) <= _AT_ONCE:
+    if not items or (type(items) in _UNITS and len(items) <= _AT_ONCE):
         return items
-    left = iter(items)
 
-    def some() -> Iterator[list[Any]]:
-        while found := list(islice(left, _AT_ONCE)):
-            _check_time()
-            yield found
-
-    return chain.from_iterable(some())
-
-
-def _watched(items: Any) -> Any:
-    """The items of a lazy filter, with looks at the clock; `_require_shallow` sees their source."""
-
-    def each(items: Any) -> Iterator[Any]:
+    def each(items: Any) -> Iterator[Any]:  # `_require_shallow` sees this local variable
         for place, item in enumerate(items):
             if place % _AT_ONCE == 0:
                 _check_time()
             yield item
 
-    return each(items) if items else items
+    return each(items)
 
 
 def _counted(value: Any) -> Any:
