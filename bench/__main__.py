@@ -54,11 +54,6 @@ def measurements() -> dict[str, Measurement]:
 
 def main(names: list[str]) -> int:
     known = measurements()
-    if {"-h", "--help"} & set(names):
-        print(
-            f"usage: make bench BENCH='[NAME…]'; without a name all run\nnames: {', '.join(known)}"
-        )
-        return 0
     if unknown := set(names) - set(known):
         print(f"bench: no measurement {', '.join(unknown)}: choose from {', '.join(known)}")
         return 2

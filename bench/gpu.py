@@ -41,37 +41,21 @@ _ROUNDS = 2  # the better one counts, because the first use of a shape takes lon
 _SHARE = 0.6  # of the usable memory that weights may take
 _AFTER_FIRST = -1.0  # start of a request that follows the first token of another
 
-SHARED = {"rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 40960}
-SMALL = SHARED | {
-    "model_type": "llama",
-    "hidden_size": 576,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "intermediate_size": 1536,
-    "vocab_size": 49152,
-    "tie_word_embeddings": True,
-}
-MEDIUM = SHARED | {
-    "model_type": "qwen3",
-    "hidden_size": 2560,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 9728,
-    "vocab_size": 151936,
-    "tie_word_embeddings": True,
-}
-TINY = MEDIUM | {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "intermediate_size": 128,
-    "vocab_size": 1024,
-}
+_SIZES = (
+    "hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim"
+    " intermediate_size vocab_size"
+).split()
+
+
+def _config(kind: str, *sizes: int) -> dict[str, Any]:
+    shared = {"rms_norm_eps": 1e-5, "rope_theta": 10000.0, "max_position_embeddings": 40960}
+    sized = dict(zip(_SIZES, sizes, strict=True))
+    return {"model_type": kind, "tie_word_embeddings": True, **shared, **sized}
+
+
+SMALL = _config("llama", 576, 30, 9, 3, 64, 1536, 49152)
+MEDIUM = _config("qwen3", 2560, 36, 32, 8, 128, 9728, 151936)
+TINY = _config("qwen3", 64, 2, 2, 1, 32, 128, 1024)
 FOUR_BITS = {"quantization": {"group_size": 64, "bits": 4}}
 
 
@@ -266,8 +250,9 @@ def _write(folder: Path, config: Mapping[str, Any]) -> None:
 def _bytes(config: Mapping[str, Any]) -> float:
     """The bytes of a model's weights, nearly."""
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    head = config.get("head_dim", hidden // config["num_attention_heads"])
-    attention = 2 * head * (config["num_attention_heads"] + config["num_key_value_heads"])
+    attention = (
+        2 * config["head_dim"] * (config["num_attention_heads"] + config["num_key_value_heads"])
+    )
     each = hidden * (attention + 3 * config["intermediate_size"])
     weights: int = config["vocab_size"] * hidden + layers * each
     return weights * (4.5 if "quantization" in config else 16.0) / 8

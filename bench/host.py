@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
@@ -27,6 +28,7 @@ from backend.engine.request import GenerationRequest, Sampling, TokenPrompt
 from backend.engine.sampling.logits_head import LogitsHead
 from backend.engine.scheduler import Scheduler
 from backend.engine.token_text import TokenTexts
+from backend.engine.units import MIB
 from bench.report import Figure, at_most
 
 STEPS = 100  # of a round
@@ -36,7 +38,6 @@ CASES = {
     "top_p": (Sampling(temperature=0.9, top_p=0.95), {1: 1.3, 8: 1.3, 32: 1.3}),
 }
 _LAYERS, _VOCABULARY = 8, 512
-_MIB = 1 << 20
 
 Step = Callable[[], object]
 
@@ -112,11 +113,14 @@ def _of_a_step(texts: TokenTexts, sampling: Sampling, rows: int) -> tuple[float,
     prompts = [[1 + at % 50 for at in range(12 + row)] for row in range(rows)]
     limit = STEPS * (ROUNDS + 2)
     sides = [
-        scheduler_of(model, texts, sampling, prompts, limit).step,
+        _scheduler(model, texts, sampling, prompts, limit).step,
         _theirs(model, sampling, prompts, limit),
     ]
     times: list[list[float]] = [[], []]
-    with _unwatched(watch):
+    with ExitStack() as unwatched:
+        for owner, name in ((mx, "async_eval"), (mx, "eval"), (mx.array, "tolist")):
+            call = watch.around(getattr(owner, name))
+            unwatched.enter_context(patch.object(owner, name, call))
         for side in sides:
             watch.milliseconds(side, STEPS)  # which also prefill
         for _ in range(ROUNDS):
@@ -126,21 +130,7 @@ def _of_a_step(texts: TokenTexts, sampling: Sampling, rows: int) -> tuple[float,
     return ours, theirs
 
 
-@contextmanager
-def _unwatched(watch: _Watch) -> Iterator[None]:
-    """MLX's launches, waits and reads are not counted."""
-    names = [(mx, "async_eval"), (mx, "eval"), (mx.array, "tolist")]
-    before = [getattr(owner, name) for owner, name in names]
-    for (owner, name), call in zip(names, before, strict=True):
-        setattr(owner, name, watch.around(call))
-    try:
-        yield
-    finally:
-        for (owner, name), call in zip(names, before, strict=True):
-            setattr(owner, name, call)
-
-
-def scheduler_of(
+def _scheduler(
     model: Any, texts: TokenTexts, sampling: Sampling, prompts: Sequence[list[int]], limit: int
 ) -> Scheduler:
     """A scheduler in which these prompts wait. limit: tokens of each answer."""
@@ -155,8 +145,8 @@ def scheduler_of(
         cost=kv.cost(model),
         slots=len(prompts),
         weights_bytes=0,
-        memory_limit=2048 * _MIB,
-        prompt_cache_bytes=64 * _MIB,
+        memory_limit=2048 * MIB,
+        prompt_cache_bytes=64 * MIB,
         max_cache_entries=0,
         prefill_chunk=512,
         stall_ms=250,

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from grpc import StatusCode
 
-from bench.process import backend, p99, probing
+from bench.light_client import LightClient
+from bench.process import load, p99, probing, process
 from bench.report import Figure, at_least, at_most
+from cli.backend_process import free_port
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
@@ -29,7 +30,7 @@ PARALLEL = 8
 TOKENS = 16
 OPTIONS = (f"parallel:{PARALLEL}", f"max_queue:{PARALLEL}")
 _PROBE_SECONDS = 0.1
-_GRACE_SECONDS = 1.0  # at the end, for requests that may still be refused
+_GRACE_SECONDS = 1.0  # maximum wait at the end for requests that may still be refused
 _numbers = itertools.count()
 
 
@@ -41,42 +42,31 @@ class Ends:
     refused: list[float] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
 
-    def call(self, stub: BackendStub) -> Any:
-        """Begin a call with a new prompt, so that nothing is cached, and note its end."""
-        began = time.perf_counter()
-        request = pb.PredictOptions(
-            Messages=[pb.Message(role="user", content=f"Tell me story {next(_numbers)}.")],
-            UseTokenizerTemplate=True,
-            Tokens=TOKENS,
-            IgnoreEOS=True,
-        )
-        call: Any = stub.Predict.future(request, timeout=60)
-        call.add_done_callback(lambda ended: self._note(time.perf_counter() - began, ended.code()))
-        return call
+    def note(self, seconds: float, code: int) -> None:
+        if code == StatusCode.OK.value[0]:
+            self.served.append(time.perf_counter())
+        elif code == StatusCode.RESOURCE_EXHAUSTED.value[0]:
+            self.refused.append(seconds)
+        else:
+            self.others[f"status {code}"] += 1
 
     def rate(self, begin: float) -> float:
         """Served requests per second since a time."""
         return sum(begin < at for at in self.served) / (time.perf_counter() - begin)
 
-    def _note(self, seconds: float, code: StatusCode) -> None:
-        if code is StatusCode.OK:
-            self.served.append(time.perf_counter())
-        elif code is StatusCode.RESOURCE_EXHAUSTED:
-            self.refused.append(seconds)
-        elif code is not StatusCode.CANCELLED:
-            self.others[code.name] += 1
-
 
 def measure(model: Path) -> Iterator[Figure]:
     seconds = float(os.environ.get("BENCH_SECONDS", SECONDS))
-    with backend(model, Options=OPTIONS) as stub:
+    port = free_port()
+    with process(port=port) as (_, stub):
+        load(stub, model, Options=OPTIONS)
         alone = min(_one(stub) for _ in range(3))
         capacity = _capacity(stub, seconds / 2)
         with probing(stub.Health, _PROBE_SECONDS) as idle:
             time.sleep(seconds / 4)
         ends, began = Ends(), time.perf_counter()
         with probing(stub.Health, _PROBE_SECONDS) as probes:
-            sent = _flood(stub, capacity * TIMES, seconds, ends)
+            sent = _flood(port, capacity * TIMES, seconds, ends)
             goodput = ends.rate(began + seconds / 10)
         after = _one(stub)
     came = sent / capacity / seconds
@@ -92,7 +82,7 @@ def measure(model: Path) -> Iterator[Figure]:
 def _one(stub: BackendStub) -> float:
     """Seconds of one request."""
     started = time.perf_counter()
-    Ends().call(stub).result()
+    stub.Predict(_request(), timeout=60)
     return time.perf_counter() - started
 
 
@@ -102,26 +92,40 @@ def _capacity(stub: BackendStub, seconds: float) -> float:
 
     def ask(_: int) -> None:
         while time.perf_counter() < began + seconds:
-            ends.call(stub).result()
+            ends.note(_one(stub), StatusCode.OK.value[0])
 
     with ThreadPoolExecutor(PARALLEL) as pool:
         list(pool.map(ask, range(PARALLEL)))
     return ends.rate(began + seconds / 10)
 
 
-def _flood(stub: BackendStub, rate: float, seconds: float, ends: Ends) -> int:
+def _flood(port: int, rate: float, seconds: float, ends: Ends) -> int:
     """Send `rate` requests per second on schedule; returns how many were sent.
 
     Those that are running or waiting at the end are cancelled.
     """
-    began, calls = time.perf_counter(), []
-    for sent in range(1, int(rate * seconds) + 1):
-        time.sleep(max(began + sent / rate - time.perf_counter(), 0.0))
-        calls.append(ends.call(stub))
-    time.sleep(_GRACE_SECONDS)
-    lost = [call for call in calls if not call.done()]
-    for call in lost:
-        call.cancel()
-    if len(lost) > 2 * PARALLEL:
-        ends.others["no answer"] += len(lost) - 2 * PARALLEL
-    return len(calls)
+    client = LightClient(port, "/backend.Backend/Predict", ends.note)
+    began = time.perf_counter()
+    sent = 0
+    try:
+        for sent in range(1, int(rate * seconds) + 1):
+            client.read_until(began + sent / rate)
+            client.call(_request().SerializeToString())
+        last = time.perf_counter() + _GRACE_SECONDS
+        while (lost := len(client.unanswered) - 2 * PARALLEL) > 0 and time.perf_counter() < last:
+            client.read_until(time.perf_counter() + _GRACE_SECONDS / 100)
+    finally:
+        client.close()
+    if lost > 0:
+        ends.others["no answer"] += lost
+    return sent
+
+
+def _request() -> pb.PredictOptions:
+    """A request with a new prompt, so that nothing is cached."""
+    return pb.PredictOptions(
+        Messages=[pb.Message(role="user", content=f"Tell me story {next(_numbers)}.")],
+        UseTokenizerTemplate=True,
+        Tokens=TOKENS,
+        IgnoreEOS=True,
+    )

@@ -45,21 +45,17 @@ def server(model: Path) -> Iterator[int]:
 
 def until_healthy(child: subprocess.Popen[bytes], port: int) -> None:
     """Wait until a server answers /health. Raises RuntimeError if it ended."""
-    while not _healthy(port):
-        if child.poll() is not None:
-            raise RuntimeError(end_of("the server", child.returncode))
-        time.sleep(0.05)
-
-
-def _healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
+    while child.poll() is None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        try:
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            time.sleep(0.05)
+        finally:
+            connection.close()
+    raise RuntimeError(end_of("the server", child.returncode))
 
 
 def stream(port: int, prompt: str, tokens: int, run: Run | None = None, **fields: object) -> Run:
@@ -93,7 +89,7 @@ def stream(port: int, prompt: str, tokens: int, run: Run | None = None, **fields
 
 def _take(run: Run, chunk: dict[str, object]) -> None:
     match chunk:
-        case {"choices": [{"delta": {"content": str()} | {"reasoning": str()}}]}:
+        case {"choices": [{"delta": {"content": str(text)} | {"reasoning": str(text)}}]} if text:
             run.piece()
         case {"usage": {"prompt_tokens": int(prompt), "completion_tokens": int(tokens)}}:
             run.prompt_tokens, run.tokens = prompt, tokens

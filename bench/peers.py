@@ -36,14 +36,13 @@ OVERHEAD_PAIRS = 15
 OVERHEAD_SECONDS = 60.0  # for the pairs of one comparison
 PEER = "mlx_lm.server"
 Side = TypeVar("Side")
-Figures = Iterator[Figure]
 
 
 class Ask(Protocol):
     def __call__(self, prompt: str, tokens: int, run: Run | None = None) -> Run: ...
 
 
-def measure(model: Path) -> Figures:
+def measure(model: Path) -> Iterator[Figure]:
     folder = comparable(model)
     with _both(folder, (1, STREAMS)) as sides:
         with peer.plain(folder) as alone:
@@ -58,7 +57,7 @@ def measure(model: Path) -> Figures:
         yield from _newcomer(sides)
 
 
-def overhead(model: Path) -> Figures:
+def overhead(model: Path) -> Iterator[Figure]:
     """Compare the overhead of the servers, with a model that needs almost no compute."""
     with _both(comparable(model), tuple(OVERHEAD)) as sides:
         for width, least in OVERHEAD.items():
@@ -104,7 +103,7 @@ def _burst(name: str, lengths: Sequence[int], bound: float, sides: Mapping[str, 
     return at_most(f"{name}: slowest first token", *_ratio(_turns(slowest, sides), bound))
 
 
-def _shared_prefix(sides: Mapping[str, Ask]) -> Figures:
+def _shared_prefix(sides: Mapping[str, Ask]) -> Iterator[Figure]:
     """8 clients whose prompts share a prefix: first not cached, then cached."""
 
     def asked(state: str, turn: int) -> list[str]:
@@ -117,7 +116,7 @@ def _shared_prefix(sides: Mapping[str, Ask]) -> Figures:
     yield at_most("warm prefix of 700 words: slowest first token", *_ratio(values, 1))
 
 
-def _newcomer(sides: Mapping[str, Ask]) -> Figures:
+def _newcomer(sides: Mapping[str, Ask]) -> Iterator[Figure]:
     """A short prompt that arrives while a long one is prefilled and another one streams."""
     (first, gap), (first_of_theirs, gap_of_theirs) = map(_beside_prefill, sides.values())
     yield at_most(

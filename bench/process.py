@@ -29,12 +29,13 @@ _WORDS = (
 def process(
     environment: Mapping[str, str] | None = None,
     stderr: IO[bytes] | None = None,
+    port: int | None = None,
     module: str = "backend",
 ) -> AbstractContextManager[tuple[subprocess.Popen[bytes], BackendStub]]:
     """A backend as `cli.backend_process` starts it; with ORDER, in the order of a GPU."""
     if environ.get("ORDER"):
         module = "bench.measured_backend"
-    return backend_process.process(environment, stderr, module=module)
+    return backend_process.process(environment, stderr, port, module)
 
 
 def load(stub: BackendStub, model: Path, **options: Any) -> None:
@@ -67,7 +68,8 @@ class Run:
 
     @property
     def first(self) -> float:
-        return self.arrivals[0]
+        """Seconds to the first text, or to the end of an answer without text."""
+        return self.arrivals[0] if self.arrivals else self.seconds
 
     def piece(self) -> None:
         self.arrivals.append(time.perf_counter() - self.started)

@@ -121,7 +121,5 @@ def _arrival(drawn: np.random.Generator, number: int) -> Arrived:
 
 
 def _results(planner: Planner) -> list[PlannerEvent]:
-    events: list[PlannerEvent] = [
-        Generated({sequence.number: (7,) for sequence in planner.sequences.of("decode")})
-    ]
-    return [*events, DecodeTimed(_STEP_SECONDS)]
+    tokens = {sequence.number: (7,) for sequence in planner.sequences.of("decode")}
+    return [Generated(tokens), DecodeTimed(_STEP_SECONDS)] if tokens else []

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import psutil
 
 from bench.process import ROOT, load, process, stream
-from bench.report import Figure, at_most, fact
+from bench.report import Figure, at_most
 from cli import default_model
 from cli.backend_process import free_port, until_health
 from common.launch import command
@@ -46,16 +46,17 @@ print(json.dumps({"cpu": cpu, "first": first, "memory": memory}))
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One load. cpu: seconds of CPU time until its end. later: seconds after the first answer.
+    """One load.
 
-    first: seconds from its begin to the first token. memory: resident bytes, without the weights
-    for mlx-lm. weights: bytes, as they are computed with.
+    cpu: seconds of CPU time until its end.
+    first: seconds from its begin to the first token.
+    memory: resident bytes, without the weights for mlx-lm.
+    weights: bytes, as they are computed with.
     """
 
     cpu: float
     first: float
     memory: int
-    later: float = 0.0
     weights: int = 0
 
 
@@ -76,8 +77,6 @@ def measure() -> Iterator[Figure]:
         cpu = statistics.median(one.cpu for one in loads)
         figure = f"CPU time of LoadModel / load(), {name}"
         yield at_most(figure, cpu / theirs, 1.3, f"{cpu:.2f} / {theirs:.2f} s")
-    later = statistics.median(one.later for one in ours)
-    yield fact("CPU time that is left for later / load()", later / theirs, f"{later:.2f} s")
     first, other = (statistics.median(one.first for one in loads) for loads in (ours, plain))
     yield at_most(
         "LoadModel to first token / load() to first token",
@@ -105,7 +104,7 @@ def _start() -> Figure:
         imports.append(_import())
     health, alone = statistics.median(ours), statistics.median(imports)
     return at_most(
-        "start to Health OK / import mlx_lm, median of 10",
+        f"start to Health OK / import mlx_lm, median of {ROUNDS}",
         health / alone,
         1 / 3,
         f"{health * 1e3:.0f} / {alone * 1e3:.0f} ms",
@@ -114,18 +113,14 @@ def _start() -> Figure:
 
 def _health() -> float:
     port = free_port()
+    words = [str(ROOT / "run.sh"), "--addr", f"127.0.0.1:{port}"]
+    quiet = {**environ, "MLX_BACKEND_LOG": "error"}
     started = time.perf_counter()
-    child = subprocess.Popen(
-        [ROOT / "run.sh", "--addr", f"127.0.0.1:{port}"],
-        env={**environ, "MLX_BACKEND_LOG": "error"},
-        stdin=subprocess.DEVNULL,
-    )
-    try:
+    with subprocess.Popen(words, env=quiet, stdin=subprocess.DEVNULL) as child:
         until_health(child, port)
-        return time.perf_counter() - started
-    finally:
+        seconds = time.perf_counter() - started
         child.terminate()
-        child.wait()
+    return seconds
 
 
 def _import() -> float:
@@ -142,11 +137,11 @@ def _loaded(model: Path, cache: str) -> Load:
         load(stub, model)
         after = _used(observed)
         stream(stub, QUESTION, 1)
-        first, answered = time.perf_counter() - began, _used(observed)
+        first = time.perf_counter() - began
         time.sleep(_REST_SECONDS)
         weights = dict(stub.Status(pb.HealthMessage()).memory.breakdown)["weights"]
-        memory, settled = observed.memory_info().rss, _used(observed)
-    return Load(after - before, first, memory, settled - answered, weights)
+        memory = observed.memory_info().rss
+    return Load(after - before, first, memory, weights)
 
 
 def _plain(model: Path) -> Load:
