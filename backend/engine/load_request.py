@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ class LoadRequest:
     context_size: tokens of prompt plus output; 0 means as many as memory holds for one request.
     cache_type_key, cache_type_value: llama.cpp's names for the kind of KV cache.
     adapters: in the order of the request; their effects add up.
+    choices: by name, adapters of which a request may choose one.
     draft_model: the host's reference to a draft model; empty means none.
     embeddings, reranking: whether the model must support these requests.
     most_images, most_audios, most_videos: maximum per request; 0 means the default.
@@ -39,6 +41,7 @@ class LoadRequest:
     cache_type_key: str = ""
     cache_type_value: str = ""
     adapters: tuple[AdapterRequest, ...] = ()
+    choices: tuple[tuple[str, AdapterRequest], ...] = ()
     draft_model: str = ""
     embeddings: bool = False
     reranking: bool = False
@@ -66,6 +69,7 @@ class LoadOrder:
     adapters: tuple[Adapter, ...]
     draft: Checkpoint | None
     media_limits: MediaLimits
+    choices: Mapping[str, Adapter] = field(default_factory=dict)
     started: float = field(default_factory=time.perf_counter)
     ranks: RankLoad | None = None
     head: Checkpoint | None = None

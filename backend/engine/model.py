@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from backend.engine.disk_cache.cache import DiskCache
     from backend.engine.embedding.encode_queue import NewEncoder
+    from backend.engine.executing.executor_sequence import ExecutorSequence
+    from backend.engine.loading.row_adapters import RowAdapters
     from backend.engine.loading.stages import Stages
     from backend.engine.ranks.leader import Leader
     from backend.engine.served_model import ServedModel
@@ -47,6 +50,7 @@ class EngineModel:
     pace: how long prefill passes take; all schedulers of the model share it, so that the load's own
         prompts measure it. None: each has one.
     leader: the connections to the other ranks, if ranks divide the model.
+    adapters: those of which each sequence may use one.
     broadcast: replaces tokens by those that rank 0 chose, inside the graph.
     later: work of the load that the first answers do not need, for when nothing is running.
     """
@@ -78,7 +82,14 @@ class EngineModel:
     pace: Pace | None = None
     leader: Leader | None = None
     broadcast: Callable[[mx.array], mx.array] | None = None
+    adapters: RowAdapters | None = None
     later: Stages[None] | None = None
+
+    def adapted(self, sequences: Iterable[ExecutorSequence]) -> AbstractContextManager[None]:
+        """Build passes in which each row uses the adapter of its sequence."""
+        if self.adapters is None:
+            return nullcontext()
+        return self.adapters.using([sequence.request.adapter for sequence in sequences])
 
 
 Built: TypeAlias = "tuple[EngineModel | None, NewEncoder | None, ServedModel]"

@@ -118,6 +118,8 @@ class Preparer:
             )
 
             key = PrefixKey(prompt.tokens if prompt.media is None else prompt.media.key)
+            if bare.adapter:
+                key = key.computed_by(1 + served.adapters.index(bare.adapter))
             rule: AnswerRule | None = None
             if bare.constraint is not None:
                 yield "grammar"
@@ -128,7 +130,7 @@ class Preparer:
                     rule = _constraint(served, bare, prompt.tail, quick=False)
             rule = _within_budget(served, bare, prompt.tail, rule)
             stored = None
-            disk = served.disk if prompt.media is None else None
+            disk = None if prompt.media is not None or bare.adapter else served.disk
             if disk is not None and disk.has_files(bare.disk.path):
                 yield "disk"
                 stored = self._find_on_disk(served, bare, prompt.tokens)

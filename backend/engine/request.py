@@ -141,6 +141,7 @@ class Extras:
     prompt_only: prefill the prompt and generate nothing.
     count_only: only count the prompt's tokens.
     continue_final_message: the answer continues the last message.
+    adapter: as in `GenerationRequest`.
     presence_window, frequency_window: as in `Sampling`.
     image_messages, audio_messages, video_messages: as in `Attachments`.
     """
@@ -163,6 +164,7 @@ class Extras:
     prompt_only: bool = False
     count_only: bool = False
     continue_final_message: bool = False
+    adapter: str = ""
     image_messages: tuple[Position, ...] | None = None
     audio_messages: tuple[Position, ...] | None = None
     video_messages: tuple[Position, ...] | None = None
@@ -189,6 +191,7 @@ class GenerationRequest:
     n_draft: maximum number of guesses at a time, if the model drafts; None leaves it to the model's
         settings.
     disk: how the prompt cache on disk is used.
+    adapter: the name of an adapter of the model; '' is none.
     attachments: media of the prompt; None if there are none, or once they are in the prompt.
     """
 
@@ -210,6 +213,7 @@ class GenerationRequest:
     thinking_budget: int | None = None
     n_draft: int | None = None
     disk: DiskUse = UNSET
+    adapter: str = ""
     attachments: Attachments | None = None
 
     @property

@@ -38,6 +38,7 @@ class ServedModel:
     default_max_tokens: for requests that set no limit; 0 means up to the end of the context.
     template_words: the `REASONING_WORDS` that the chat template uses.
     constraints: for models that generate text.
+    adapters: names of the adapters of which a request may choose one.
     reader: for requests other than generation.
     division: how ranks divide the model, for logs; '' if they do not.
     """
@@ -67,6 +68,7 @@ class ServedModel:
     constraints: ConstraintCompiler | None = None
     disk: DiskCache | None = None
     reader: Reader | None = None
+    adapters: tuple[str, ...] = ()
     division: str = ""
 
     def parser(

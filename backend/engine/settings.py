@@ -284,6 +284,11 @@ class Settings:
         "Task whose adapter an embedding model applies, such as `retrieval.passage` of Jina"
         " embeddings v3; empty applies none, which Jina embeddings v4 does not allow.",
     )
+    adapters: str = text(
+        "",
+        "LoRA adapters of which each request may choose one, by Metadata `mlx.adapter`: names and"
+        " references such as `sql=/models/sql, fr=org/french`.",
+    )
     tool_parser: str = text("", "Tool call format; empty means detected from the model.")
     reasoning_parser: str = text("", "Reasoning format; empty means detected from the model.")
     eos_token: str = text("", "End-of-sequence token that replaces the tokenizer's own.")

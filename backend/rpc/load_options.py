@@ -7,6 +7,7 @@ A value that cannot work makes the load fail with an explanation, not every late
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ from common.field_names import named
 from common.field_table import FieldTable, Refused, each
 from common.wording import shown
 from wire import backend_pb2 as pb
+
+_ADAPTER_NAME = re.compile(r"[A-Za-z0-9._/-]{1,100}")
+_MOST_CHOICES = 64
 
 OPTIONS = FieldTable(
     neutral=each(
@@ -55,6 +59,7 @@ def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
         cache_type_key=options.CacheTypeKey,
         cache_type_value=options.CacheTypeValue,
         adapters=_adapters(options),
+        choices=_choices(settings.get("adapters", "")),
         draft_model=_reference("DraftModel", options.DraftModel),
         embeddings=options.Embeddings,
         reranking=options.Reranking,
@@ -157,6 +162,24 @@ def _adapter(field: str, reference: str, scale: float) -> AdapterRequest:
             " for 1"
         )
     return AdapterRequest(_reference(field, reference), scale or 1.0)
+
+
+def _choices(text: str) -> tuple[tuple[str, AdapterRequest], ...]:
+    """The adapters that requests may choose, by their names."""
+    choices: dict[str, AdapterRequest] = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, _, reference = (part.strip() for part in entry.partition("="))
+        if not (_ADAPTER_NAME.fullmatch(name) and reference) or name in choices:
+            raise InvalidRequest(
+                f"option adapters has the entry {shown(entry)}: write name=reference, with each"
+                " name once, and only letters, digits and . _ - / in it"
+            )
+        choices[name] = _adapter("adapters", reference, 1.0)
+    if len(choices) > _MOST_CHOICES:
+        raise InvalidRequest(
+            f"option adapters names {len(choices)} adapters: name at most {_MOST_CHOICES}"
+        )
+    return tuple(choices.items())
 
 
 def _context_size(context_size: int, max_model_len: int) -> int:

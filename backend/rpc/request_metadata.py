@@ -254,6 +254,9 @@ KEYS: Mapping[str, Key] = {
         "`true`: nothing is computed; `prompt_tokens` counts the prompt, which may be longer than"
         " the context",
     ),
+    "adapter": Key(
+        str, "name of one of the adapters of the option `adapters`; empty, or not sent: none"
+    ),
     "continue_final_message": Key(
         _FLAG.read,
         "`true`: the last of Messages is the beginning of the answer, and the model continues it",

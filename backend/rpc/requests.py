@@ -27,7 +27,7 @@ from backend.rpc.prompt_fields import prompt_of, tool_choice
 from backend.rpc.request_metadata import PREFIX, extras_of
 from backend.rpc.sampling_fields import sampling
 from common.field_names import named
-from common.wording import shown
+from common.wording import did_you_mean, shown
 from wire import backend_pb2 as pb
 
 MOST_STOPS = 64
@@ -84,8 +84,28 @@ def generation_request(options: pb.PredictOptions, facts: ServedModel) -> Genera
             answer=options.PromptCacheAll,
             read_only=options.PromptCacheRO,
         ),
+        adapter=_adapter(options, extras, facts),
         attachments=_attachments(options, extras, facts),
     )
+
+
+def _adapter(options: pb.PredictOptions, extras: Extras, facts: ServedModel) -> str:
+    """The adapter that the request chooses. Raises InvalidRequest for an unknown one."""
+    name, field = extras.adapter, named("Metadata mlx.adapter")
+    if name and name not in facts.adapters:
+        listed = f"use one of {', '.join(facts.adapters)}"
+        hint = did_you_mean(name, facts.adapters) or (
+            f": {listed}"
+            if facts.adapters
+            else ": the model has none, because its option adapters is empty"
+        )
+        raise InvalidRequest(f"{field} is {shown(name)}, but the model has no such adapter{hint}")
+    if name and options.PromptCachePath:
+        raise InvalidRequest(
+            f"{field} and {named('PromptCachePath')} are both given, but KV that an adapter"
+            " computed is not stored in files: send one of them"
+        )
+    return name
 
 
 def _cannot_constrain_continuation(constraint: ConstraintSpec) -> InvalidRequest:

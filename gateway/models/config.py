@@ -171,7 +171,8 @@ class ModelConfig(Strict):
     lora_adapters: list[str] = about("Several adapters, which are added up.", [])
     lora_scales: list[float] = about("Scales of lora_adapters, in the same order.", [])
     adapters: dict[str, str] = about(
-        "Name → adapter: the adapters that a request may choose with `adapters`.", {}
+        "Name → LoRA adapter: a request may choose one with `adapters`, or by its name as `model`.",
+        {},
     )
     draft_model: str = about(
         "The drafter: a small model, a prediction head (MTP), EAGLE-3 or DFlash.", ""

@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 
+from common.field_names import named
 from gateway import exchange
 from gateway.asking import ask
 from gateway.context import Gateway
-from gateway.errors import ApiError, Names
+from gateway.errors import ApiError, Names, bad_field
 from gateway.generation import Done, Event, generate_all
 from gateway.limits import apart
 from gateway.metrics import AnswerTimes
@@ -19,6 +20,7 @@ from gateway.openai.chat_to_wire import options_of
 from gateway.openai.completion_request import CompletionRequest
 from gateway.openai.field_names import names_of, names_of_choice
 from gateway.openai.translation import Translation
+from gateway.supervisor import failures
 from gateway.supervisor.supervisor import Lease
 from wire import backend_pb2 as pb
 
@@ -30,15 +32,21 @@ async def events_of(
 ) -> AsyncGenerator[tuple[int, Event], None]:
     """Yield the answers' events, each with its choice. Raises ApiError with the client's names."""
 
+    config = gateway.supervisor.resolve(request.model)
+    adapter = adapter_of(request, config)
+    if adapter:
+        for options in wanted:
+            options.Metadata["mlx.adapter"] = adapter
+
     def lend() -> AbstractAsyncContextManager[Lease]:
-        return gateway.supervisor.lease(request.model, request.adapters, request.draft_model)
+        return gateway.supervisor.lease(request.model, request.draft_model)
 
     since = exchange.current().started
 
     async def send(lease: Lease) -> AsyncGenerator[tuple[int, Event], None]:
         for options in wanted:
             options.ModelIdentity = lease.identity
-        if not request.adapters:
+        if not adapter:
             gateway.prompts.note(lease.config.name, wanted[0])
         times = [AnswerTimes(gateway.metrics, lease.config.name, since) for _ in wanted]
         limit = gateway.settings.request_timeout
@@ -56,6 +64,33 @@ async def events_of(
     async with aclosing(ask(lend, send, request)) as answers:
         async for answer in answers:
             yield answer
+
+
+def adapter_of(request: ChatCompletionRequest | CompletionRequest, config: ModelConfig) -> str:
+    """The adapter of the model's file that a request chooses; '' if none. Raises ApiError.
+
+    As in mlx_lm.server by `adapters`, as in llama.cpp by `lora`, or as in vLLM by `model`.
+    """
+    names = list(config.adapters)
+    if request.adapters:
+        if request.adapters not in names:
+            raise failures.not_listed("adapters", request.adapters, names)
+        return request.adapters
+    if request.lora is not None:
+        used = [entry.id for entry in request.lora if entry.scale]
+        if any(entry.id >= len(names) for entry in request.lora):
+            raise bad_field(
+                f"{named('lora')} has an id that /lora-adapters does not list: the model"
+                f" has {len(names)} adapters"
+            )
+        if any(entry.scale not in (0, 1) for entry in request.lora):
+            raise bad_field(
+                f"{named('lora')} has a scale other than 0 and 1: an adapter is used as it was made"
+            )
+        if len(used) > 1:
+            raise bad_field(f"{named('lora')} uses {len(used)} adapters: use one for each request")
+        return names[used[0]] if used else ""
+    return request.model if request.model in names else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,6 @@ _OTHERS = {
     **dict.fromkeys(("grammar_lazy", "grammar_triggers"), _WHOLE),
     "regex": Refused("send guided_regex"),
     **dict.fromkeys(("ebnf", "structural_tag"), _FORM),
-    "lora": Refused("adapters are set in the model's file: send adapters or another model"),
     "image_data": Refused("send images as image_url parts of a message"),
     "t_max_predict_ms": Refused("limit an answer by max_tokens", empty_or(-1)),
     "truncate_prompt_tokens": Refused("shorten the prompt", empty_or(-1)),

@@ -39,6 +39,13 @@ def _biases(value: Any) -> Any:
     return value
 
 
+class Lora(Strict):
+    """One entry of llama.cpp's `lora`."""
+
+    id: Natural
+    scale: float
+
+
 class CommonSampling(Strict):
     """The sampling fields that `/responses` has as well. Null always means absent."""
 
@@ -81,6 +88,7 @@ class SamplingFields(CommonSampling):
     num_draft_tokens: Natural | None = about("Maximum tokens drafted at a time; 0: none.")
     n_probs: Alternatives | None = about("Log-probabilities with this many alternatives; 0: off.")
     adapters: str | None = about("mlx_lm.server: one of the adapters of the model's file, by name.")
+    lora: list[Lora] | None = about("llama.cpp: one of /lora-adapters with scale 1, others with 0.")
     draft_model: str | None = about("mlx_lm.server: one of the draft_models of the model's file.")
 
     def fill(self, values: Mapping[str, Any]) -> None:

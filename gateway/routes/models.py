@@ -39,7 +39,7 @@ async def list_models(
     after_id: Annotated[str | None, Query(description="The page begins after this model.")] = None,
     before_id: Annotated[str | None, Query(description="The page ends before this model.")] = None,
 ) -> Json:
-    """Every model, by its own name first, then by its aliases; in pages as Anthropic's are.
+    """Every model by its own name, its aliases and its adapters; in pages as Anthropic's are.
 
     `models` has those that chat, in the form of Codex.
     """
@@ -47,7 +47,7 @@ async def list_models(
     cards = [
         _card(gateway, model, name, states)
         for model in gateway.supervisor.models
-        for name in (model.name, *model.aliases)
+        for name in (model.name, *model.aliases, *model.adapters)
     ]
     if after_id is not None and before_id is not None:
         raise bad_field(f"after_id and {named('before_id')} are both given: send one")

@@ -44,7 +44,7 @@ class Catalogue:
         return dict(self._folder.broken)
 
     def resolve(self, name: str | None) -> ModelConfig:
-        """The model of this name or alias; for None or UNNAMED the only model.
+        """The model of this name, alias or adapter; for None or UNNAMED the only model.
 
         Raises ApiError: 404 for an unknown name, 500 for an invalid file, 400 without a name.
         """
@@ -55,6 +55,9 @@ class Catalogue:
             return folder.models[0]
         if model := _named(name, folder.models):
             return model
+        adapted = [model for model in folder.models if name in model.adapters]
+        if len(adapted) == 1:
+            return adapted[0]
         if name in folder.broken:
             raise failures.broken_file(folder.broken[name])
         if name == UNNAMED:

@@ -31,14 +31,13 @@ _log = logging.getLogger("gateway.supervisor")
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What is loaded: a model, with the adapter and the draft model that a request chose."""
+    """What is loaded: a model, with the draft model that a request chose."""
 
     name: str
-    adapter: str = ""
     draft: str = ""
 
     def __str__(self) -> str:
-        return "+".join(part for part in (self.name, self.adapter, self.draft) if part)
+        return "+".join(part for part in (self.name, self.draft) if part)
 
 
 class ModelInstance:

@@ -24,19 +24,20 @@ _WIRE = {
 }
 
 
-def load_request(
-    config: ModelConfig, models_dir: Path, adapter: str = "", draft: str = ""
-) -> pb.ModelOptions:
-    """The message for a model, with one of its `adapters` and `draft_models` if those are named."""
+def load_request(config: ModelConfig, models_dir: Path, draft: str = "") -> pb.ModelOptions:
+    """The message for a model, with one of its `draft_models` if it is named."""
     draft_model = draft or config.draft_model
+    own = [f"n_draft:{config.n_draft}"] if config.n_draft else []
+    if config.adapters:
+        own.append(f"adapters:{', '.join(map('='.join, config.adapters.items()))}")
     return pb.ModelOptions(
         Model=config.parameters.model,
         ModelFile=str(models_dir / config.parameters.model),
         ModelPath=str(models_dir),
         # The last entry of a key counts, so the file's own options come last.
-        Options=[*([f"n_draft:{config.n_draft}"] if config.n_draft else ()), *config.options],
+        Options=[*own, *config.options],
         EngineArgs=json.dumps(config.engine_args) if config.engine_args else "",
-        LoraAdapters=[*config.lora_adapters, *([config.adapters[adapter]] if adapter else [])],
+        LoraAdapters=config.lora_adapters,
         DraftModel=_local(models_dir, draft_model),
         Tokenizer=config.parameters.tokenizer,
         RopeFreqBase=config.parameters.rope_freq_base,

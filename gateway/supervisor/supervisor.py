@@ -182,11 +182,9 @@ class Supervisor:
         await asyncio.gather(*(instance.shut() for instance in self._all()))
 
     @asynccontextmanager
-    async def lease(
-        self, name: str | None, adapters: str | None = None, draft_model: str | None = None
-    ) -> AsyncIterator[Lease]:
-        """A loaded model, with an adapter and draft model that its file offers. Raises ApiError."""
-        instance = self._instance(self._catalogue.resolve(name), adapters or "", draft_model or "")
+    async def lease(self, name: str | None, draft_model: str | None = None) -> AsyncIterator[Lease]:
+        """A loaded model, with a draft model that its file offers. Raises ApiError."""
+        instance = self._instance(self._catalogue.resolve(name), draft_model or "")
         instance.leases += 1
         self._unused.clear()
         if self._warming is not None:
@@ -241,17 +239,15 @@ class Supervisor:
         self._catalogue.remove(name)
         self.reload(read=False)
 
-    def _instance(self, config: ModelConfig, adapter: str, draft: str) -> ModelInstance:
-        if adapter and adapter not in config.adapters:
-            raise failures.not_listed("adapters", adapter, list(config.adapters))
+    def _instance(self, config: ModelConfig, draft: str) -> ModelInstance:
         if draft and draft not in (config.draft_model, *config.draft_models):
             if exchange.current().strict:
                 raise failures.not_listed("draft_model", draft, config.draft_models)
             exchange.current().ignore("draft_model")  # a draft model does not change the answer
         draft = draft if draft in config.draft_models and draft != config.draft_model else ""
-        key = Key(config.name, adapter, draft)
+        key = Key(config.name, draft)
         if key not in self._instances:
-            request = load_request(config, self._settings.folder, adapter, draft)
+            request = load_request(config, self._settings.folder, draft)
             timeout = self._settings.load_timeout
             self._instances[key] = ModelInstance(key, config, request, timeout)
         return self._instances[key]

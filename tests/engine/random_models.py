@@ -79,6 +79,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @cache
 def random_model(kind: str) -> Any:
+    """The model of the kind that all tests share."""
+    return new_random_model(kind)
+
+
+def new_random_model(kind: str) -> Any:
     """A model of the kind, float32, with the same weights at every call."""
     config = CONFIGS[kind]
     architecture = importlib.import_module(f"mlx_lm.models.{config['model_type']}")

@@ -13,6 +13,7 @@ from backend.engine.events import Finished, GrowingText, Progress, Undelivered
 from backend.engine.executing.score_plan import ScorePlan
 from backend.engine.gauges import Gauges
 from backend.engine.model import EngineModel
+from backend.engine.planning.prefix_index import PrefixKey
 from backend.engine.request import GenerationRequest, RawPrompt, Sampling
 from backend.engine.sampling.logits_head import LogitsHead
 from backend.engine.scheduler import Scheduler
@@ -92,8 +93,14 @@ class Rounds:
         places = request.pop("places", ())
         stored = request.pop("stored", None)
         wanted = GenerationRequest(str(ticket), RawPrompt(""), sampling, **request)
+        key = None
+        if wanted.adapter:
+            assert self.model.adapters is not None
+            key = PrefixKey(prompt).computed_by(self.model.adapters.index(wanted.adapter))
         self.scheduler.submit(
-            Submit(1, ticket, wanted, list(prompt), limit, constraint, stored, places=places)
+            Submit(
+                1, ticket, wanted, list(prompt), limit, constraint, stored, places=places, key=key
+            )
         )
 
     def score(self, ticket: int, plan: ScorePlan) -> None:

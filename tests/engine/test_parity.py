@@ -52,6 +52,7 @@ class Request:
     """0, or the distance that the grammar wants between a token and the next (modulo 7)."""
     logprobs: int | None
     stop: tuple[str, ...] = ()
+    adapter: str = ""
 
     def play(self, rounds: Rounds, ticket: int) -> None:
         grammar = Strides(self.stride, self.limit // 2) if self.stride else None
@@ -63,6 +64,7 @@ class Request:
             grammar=grammar,
             logprobs=self.logprobs,
             stop=self.stop,
+            adapter=self.adapter,
         )
 
 
@@ -195,7 +197,11 @@ def _play(
             if dice.random() < 0.2:
                 for _ in range(min(dice.choice([1, 1, 4]), MOST_ROWS - len(requests))):
                     ticket = len(requests) + 1
-                    requests[ticket] = _request(dice, common, requests, rounds)
+                    request = _request(dice, common, requests, rounds)
+                    if model.adapters is not None:
+                        adapter = dice.choice(["", *model.adapters.names])
+                        request = replace(request, adapter=adapter)
+                    requests[ticket] = request
                     lonely = Rounds(reference)
                     requests[ticket].play(lonely, 1)
                     lonely.drain()

@@ -178,3 +178,22 @@ def test_one_or_several_adapters_may_be_named_and_a_scale_of_0_means_1() -> None
 )
 def test_impossible_adapter_settings_are_refused(fields: dict[str, Any], why: str) -> None:
     assert why in refusal(**fields)
+
+
+def test_adapters_from_which_requests_choose_have_names() -> None:
+    request, _ = load_request(model_options(Options=["adapters: sql=/models/sql , fr = org/fr"]))
+    assert request.choices == (
+        ("sql", AdapterRequest("/models/sql")),
+        ("fr", AdapterRequest("org/fr")),
+    )
+    assert load_request(model_options(Options=["adapters:"]))[0].choices == ()
+
+
+@pytest.mark.parametrize("value", ["sql", "=a", "sql=", "a b=c", "a=b,a=c", f"{'x' * 101}=a"])
+def test_adapters_without_a_usable_name_are_refused(value: str) -> None:
+    assert "write name=reference" in refusal(Options=[f"adapters:{value}"])
+
+
+def test_too_many_adapters_are_refused() -> None:
+    many = ",".join(f"a{at}=b{at}" for at in range(65))
+    assert "65 adapters: name at most 64" in refusal(Options=[f"adapters:{many}"])

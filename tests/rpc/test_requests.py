@@ -570,3 +570,18 @@ def test_other_grammars_replace_the_tool_constraint() -> None:
         predict_options(**fields | {"Tools": tools, "ToolChoice": choice})
     ).constraint
     assert constraint == ConstraintSpec("calls", tools=(required,), parallel=False)
+
+
+def test_a_request_chooses_an_adapter_that_the_model_has() -> None:
+    facts = replace(FACTS, adapters=("sql", "french"))
+    options = predict_options(Metadata={"mlx.adapter": "sql"})
+    assert generation_request(options, facts).adapter == "sql"
+    assert generation_request(predict_options(), facts).adapter == ""
+    unknown = predict_options(Metadata={"mlx.adapter": "sqll"})
+    with pytest.raises(InvalidRequest, match=r"mlx.adapter is 'sqll'.*did you mean 'sql'"):
+        generation_request(unknown, facts)
+    with pytest.raises(InvalidRequest, match="the model has none, because its option adapters"):
+        generation_request(options, FACTS)
+    stored = predict_options(Metadata={"mlx.adapter": "sql"}, PromptCachePath="/tmp/a")
+    with pytest.raises(InvalidRequest, match="PromptCachePath are both given"):
+        generation_request(stored, facts)

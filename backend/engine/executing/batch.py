@@ -258,15 +258,18 @@ class DecodeBatch(Rows):
 
     def _run(self, tokens: mx.array, layers: list[Any]) -> mx.array:
         """Return the logits, [sequences, tokens, vocabulary]."""
+        sequences = self.sequences
         if (rows := self.cache.pass_rows) is not None:
             tokens = tokens[mx.array(rows[0])]
+            sequences = [sequences[row] for row in rows[0]]
         drafting = self._engine_model.drafting
-        if drafting is None or drafting.states is None:
-            logits: mx.array = self._model(tokens, cache=layers)
-        else:
-            with drafting.states.watched() as seen:
-                logits = self._model(tokens, cache=layers)
-            self._passed = latest(seen, tokens.shape[0])
+        with self._engine_model.adapted(sequences):
+            if drafting is None or drafting.states is None:
+                logits: mx.array = self._model(tokens, cache=layers)
+            else:
+                with drafting.states.watched() as seen:
+                    logits = self._model(tokens, cache=layers)
+                self._passed = latest(seen, tokens.shape[0])
         if rows is not None:
             own = mx.array(rows[1])
             logits = logits[own]
@@ -305,7 +308,8 @@ class DecodeBatch(Rows):
         """Feed a lone sequence its tokens again, for models that cannot skip padding."""
         if any(self._again):
             (again,), (sequence,) = self._again, self.sequences
-            self._model(mx.array([again]), cache=self.cache.layers)
+            with self._engine_model.adapted([sequence]):
+                self._model(mx.array([again]), cache=self.cache.layers)
             sequence.history += again
             self._again = [[]]
 

@@ -214,7 +214,8 @@ class PrefillPasses:
         def run() -> mx.array:
             if media is not None:
                 return media.run(start, end, row)
-            logits: mx.array = self._model.model(mx.array([tokens]), cache=row)
+            with self._model.adapted([sequence]):
+                logits: mx.array = self._model.model(mx.array([tokens]), cache=row)
             return logits
 
         launched = PrefillPass(len(tokens), len(tokens), start, (sequence,), self._times.clock())
@@ -249,7 +250,7 @@ class PrefillPasses:
         padded = mx.array([[*text, *[0] * (width - len(text))] for text in texts])
 
         def run() -> mx.array:
-            with group.cache.prefill(counts) as layers:
+            with group.cache.prefill(counts) as layers, self._model.adapted(group.sequences):
                 logits: mx.array = self._model.model(padded, cache=layers)
             return logits
 

@@ -33,7 +33,7 @@ class PrefixFiles:
         self._model.disk.save(list(tokens), copied, trimmable=trimmable, path=path)
 
     def _may_hold(self, sequence: ExecutorSequence) -> bool:
-        """Return whether the sequence's KV can be in a file: not if it has images.
+        """Return whether the sequence's KV can be in a file: not if it has images or an adapter.
 
         Checked before copying.
         """
@@ -41,5 +41,6 @@ class PrefixFiles:
         return (
             disk is not None
             and sequence.media is None
+            and not sequence.request.adapter
             and disk.has_files(sequence.request.disk.path)
         )

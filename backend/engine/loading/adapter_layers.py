@@ -37,7 +37,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """One adapter's part in one layer. scale: of its product."""
 
     adapter: Adapter
@@ -51,35 +51,44 @@ class _Part:
 
 def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
     """Add the adapters to the model. Raises ModelRejected; the model is then unusable."""
-    layers: dict[str, list[_Part]] = {}
+    layers: dict[str, list[Part]] = {}
     modules = dict(model.named_modules())
     for adapter in adapters:
-        tensors = mx.load(str(adapter.weights))
-        assert isinstance(tensors, dict)
-        if adapter.kind == "full":
-            _replace(model, adapter, tensors)
-        elif adapter.peft is not None:
-            if not adapter.task:
-                _replace(model, adapter, _saved_whole(model, tensors, modules))
-            for name, (whole, scale) in layers_of(tensors, adapter.peft).items():
-                paths = _own_paths(model, name, modules)
-                for path, own in zip(paths, _divided(whole, len(paths)), strict=True):
-                    if path in modules or not adapter.task:
-                        part = _Part(adapter, own, adapter.scale * scale)
-                        layers.setdefault(path, []).append(part)
-            if adapter.task and not layers:
-                raise adapter.rejected("its weights have no adapters for tasks")
-        else:
-            for path in sorted({name.rpartition(".")[0] for name in tensors}):
-                prefix = f"{path}."
-                own = {
-                    name.removeprefix(prefix): tensors[name]
-                    for name in tensors
-                    if name.startswith(prefix)
-                }
-                layers.setdefault(path, []).append(_Part(adapter, own, adapter.scale))
+        whole, parts = contents(model, adapter, modules)
+        _replace(model, adapter, whole)
+        for path, part in parts:
+            layers.setdefault(path, []).append(part)
+        if adapter.task and not layers:
+            raise adapter.rejected("its weights have no adapters for tasks")
     adapted = [(path, _adapted(path, modules, parts)) for path, parts in layers.items()]
     model.update_modules(tree_unflatten(adapted))
+
+
+def contents(
+    model: Any, adapter: Adapter, modules: Mapping[str, Any]
+) -> tuple[dict[str, mx.array], list[tuple[str, Part]]]:
+    """Read an adapter: the weights that it replaces, and its parts in layers, by their paths."""
+    tensors = mx.load(str(adapter.weights))
+    assert isinstance(tensors, dict)
+    if adapter.kind == "full":
+        return tensors, []
+    parts: list[tuple[str, Part]] = []
+    if adapter.peft is None:
+        for path in sorted({name.rpartition(".")[0] for name in tensors}):
+            prefix = f"{path}."
+            own = {
+                name.removeprefix(prefix): tensors[name]
+                for name in tensors
+                if name.startswith(prefix)
+            }
+            parts.append((path, Part(adapter, own, adapter.scale)))
+        return {}, parts
+    for name, (whole, scale) in layers_of(tensors, adapter.peft).items():
+        paths = _own_paths(model, name, modules)
+        for path, own in zip(paths, _divided(whole, len(paths)), strict=True):
+            if path in modules or not adapter.task:
+                parts.append((path, Part(adapter, own, adapter.scale * scale)))
+    return {} if adapter.task else _saved_whole(model, tensors, modules), parts
 
 
 def _saved_whole(
@@ -140,24 +149,29 @@ def _replace(model: Any, adapter: Adapter, tensors: dict[str, mx.array]) -> None
     )
 
 
-def _adapted(path: str, modules: dict[str, Any], parts: list[_Part]) -> Any:
-    """The layer that replaces the one at `path`."""
-    adapter = parts[0].adapter
-    base = modules.get(path)
-    if base is None:
+def layer_at(path: str, modules: Mapping[str, Any], adapter: Adapter) -> Any:
+    """The layer that an adapter changes. Raises ModelRejected if the model has none there."""
+    if path not in modules:
         hint = did_you_mean(path, modules)
         raise adapter.rejected(f"the model has no layer {shown(path)}{hint}")
+    return modules[path]
+
+
+def _adapted(path: str, modules: dict[str, Any], parts: list[Part]) -> Any:
+    """The layer that replaces the one at `path`."""
+    adapter = parts[0].adapter
+    base = layer_at(path, modules, adapter)
     without_dora = (*_SWITCH, QuantizedEmbedding)
     if type(base) not in _ADAPTABLE or (adapter.kind == "dora" and type(base) in without_dora):
         raise adapter.rejected(
             f"layer {shown(path)} is a {type(base).__name__}, which takes no {adapter.kind} adapter"
         )
     for part in parts:
-        _require_shapes(path, part, _shapes(base))
+        require_shapes(path, part, base)
     return _lora(base, parts) if adapter.kind == "lora" else _dora(base, parts[0])
 
 
-def _lora(base: Any, parts: list[_Part]) -> Any:
+def _lora(base: Any, parts: list[Part]) -> Any:
     kind: Any = LoRALinear
     if type(base) in _EMBEDDING:
         kind = LoRAEmbedding
@@ -178,7 +192,7 @@ def _lora(base: Any, parts: list[_Part]) -> Any:
     )
 
 
-def _dora(base: Any, part: _Part) -> Any:
+def _dora(base: Any, part: Part) -> Any:
     kind: Any = DoRAEmbedding if type(base) in _EMBEDDING else DoRALinear
     return _filled(kind.from_base(base, r=part.rank, scale=part.scale), part.weights)
 
@@ -189,7 +203,9 @@ def _filled(layer: Any, weights: dict[str, mx.array]) -> Any:
     return layer
 
 
-def _require_shapes(path: str, part: _Part, shapes: dict[str, Shape]) -> None:
+def require_shapes(path: str, part: Part, base: Any) -> None:
+    """Raise ModelRejected for a part that was made for a layer of another shape."""
+    shapes = _shapes(base)
     for name, weight in part.weights.items():
         expected = tuple(size or part.rank for size in shapes[name])
         if weight.shape != expected:

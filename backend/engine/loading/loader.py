@@ -124,6 +124,10 @@ def find(
         request.model, request.model_file, request.model_path, revision=settings.revision
     )
     adapters = find_adapters(request.adapters, request.model_path, cancelled)
+    choices = {
+        name: find_adapters([wanted], request.model_path, cancelled)[0]
+        for name, wanted in request.choices
+    }
     if isinstance(place, HubModel):
         from backend.engine.loading.download import download
 
@@ -146,7 +150,14 @@ def find(
             f"{named('LoraAdapter')} is set, but adapters are not applied to vision-language"
             " models: leave it empty, or set the option type:text"
         )
-    return LoadOrder(request, epoch, settings, checkpoint, kind, adapters, draft, limits, head=head)
+    if choices and (checkpoint.media or checkpoint.kind is not ModelKind.TEXT):
+        raise InvalidRequest(
+            "option adapters is set, but requests choose adapters only of models for text: remove"
+            " it, or set the option type:text"
+        )
+    return LoadOrder(
+        request, epoch, settings, checkpoint, kind, adapters, draft, limits, choices, head=head
+    )
 
 
 def _flagged(checkpoint: Checkpoint, request: LoadRequest) -> Checkpoint:

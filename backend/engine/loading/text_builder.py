@@ -18,6 +18,7 @@ from backend.engine.embedding.readers import Limits
 from backend.engine.errors import ModelRejected
 from backend.engine.executing.warm_up import SHORT, warm_up
 from backend.engine.load_request import LoadOrder
+from backend.engine.loading.adapters import adapters_digest
 from backend.engine.loading.early_layers import only_building
 from backend.engine.loading.findings import findings_of
 from backend.engine.loading.row_masks import fit_row_masks
@@ -95,6 +96,7 @@ def build(
         here,
         dtype=request.dtype,
         adapters=order.adapters,
+        choices=order.choices,
         open_model=open_model,
         member=ranks.member if ranks else None,
     )
@@ -102,7 +104,10 @@ def build(
     yield "files"
     findings = findings_of(
         order.checkpoint.path,
-        (here.kind, here.name, loaded.adapter_digest, f"{order.checkpoint.of_vlm}"),
+        (
+            *(here.kind, here.name, f"{order.checkpoint.of_vlm}"),
+            *(loaded.adapter_digest, adapters_digest(list(order.choices.values()))),
+        ),
         dtype=loaded.arithmetic,
         kv_kind=repr(order.cache_kind),
     )
@@ -213,6 +218,7 @@ def build(
         blas=blas,
         leader=ranks.leader if ranks else None,
         broadcast=broadcast if ranks else None,
+        adapters=loaded.row_adapters,
     )
     verdicts = known.get("verdicts", {})
     if settings.load_trial is not False:
@@ -278,6 +284,7 @@ def build(
         step_timeout=device.step_timeout(here, settings),
         weights_bytes=loaded.weights_bytes + (drafting.weights_bytes if drafting else 0),
         reader=reader,
+        adapters=tuple(order.choices),
         division=ranks.division(traits.shards) if ranks else "",
     )
     device.apply(plan)

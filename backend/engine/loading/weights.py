@@ -11,7 +11,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+    from backend.engine.loading.row_adapters import RowAdapters
     from backend.engine.ranks.sharding import Shard
 
 _log = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class LoadedModel:
     dtype: str
     chat_template: str | None
     adapter_digest: str = ""
+    row_adapters: RowAdapters | None = None
     dequantized: bool = False
     shard: Shard | None = None
 
@@ -99,6 +101,7 @@ def load_model(
     *,
     dtype: str = "",
     adapters: Sequence[Adapter] = (),
+    choices: Mapping[str, Adapter] | None = None,
     open_model: OpenModel | None = None,
     member: Member | None = None,
 ) -> Stages[LoadedModel]:
@@ -110,7 +113,9 @@ def load_model(
     """
     type_ = weight_type(device, weight_dtype(settings, dtype))
     try:
-        loading = _load(checkpoint, settings, device, type_, adapters, open_model, member)
+        loading = _load(
+            checkpoint, settings, device, type_, adapters, choices or {}, open_model, member
+        )
         return (yield from loading)
     except EngineError as error:
         refusal = error
@@ -140,6 +145,7 @@ def _load(
     device: Device,
     type_: WeightType | None,
     adapters: Sequence[Adapter],
+    choices: Mapping[str, Adapter],
     open_model: OpenModel | None,
     member: Member | None,
 ) -> Stages[LoadedModel]:
@@ -179,6 +185,11 @@ def _load(
         from backend.engine.loading.adapter_layers import apply_adapters
 
         apply_adapters(model, adapters)
+    row_adapters = None
+    if choices:
+        from backend.engine.loading.row_adapters import add_choices
+
+        row_adapters = add_choices(model, choices)
     if type_:
         cast(model, type_)
     limit = memory_limit(device, settings)
@@ -212,6 +223,7 @@ def _load(
         dtype=_dtype_of(model),
         chat_template=_template_of(tokenizer),
         adapter_digest=adapters_digest(adapters),
+        row_adapters=row_adapters,
         dequantized=dequantized,
         shard=shard,
     )

@@ -22,6 +22,7 @@ Tokens = NDArray[np.int32]
 
 # Tokens per block. Smaller blocks mean more digests per key, larger ones more tokens to compare.
 BLOCK = 256
+_TOKEN_BITS = 24  # above any vocabulary; the other bits of a token's 31 number adapters
 _FEW = 16  # tokens; computing them is as fast as finding them
 # A new entry replaces others only among this many: thousands may share its first tokens.
 _MOST_COMPARED = 32
@@ -56,6 +57,15 @@ class PrefixKey:
         tokens = np.concatenate((self.tokens, _as_tokens(more)))
         tokens.flags.writeable = False
         return self._of(tokens, _with_digests(self.digests[: len(self) // BLOCK], tokens))
+
+    def computed_by(self, adapter: int) -> PrefixKey:
+        """Return the key of these tokens in KV that an adapter computed; it equals no other's.
+
+        adapter: from 1. Keys match from their first token, so that token alone is changed.
+        """
+        tokens = self.tokens.copy()
+        tokens[:1] += adapter << _TOKEN_BITS
+        return PrefixKey(tokens)
 
     def prefix(self, length: int) -> PrefixKey:
         """The key of the first `length` tokens. It shares the arrays, so it keeps them alive."""

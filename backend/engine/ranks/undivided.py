@@ -26,6 +26,7 @@ def require_divisible(order: LoadOrder) -> None:
             order.adapters,
             f"{named('LoraAdapter')} is set, but adapters are not applied where ranks",
         ),
+        (order.choices, "option adapters is set, but adapters are not applied where ranks"),
         (order.draft, f"{named('DraftModel')} is set, but no tokens are drafted where ranks"),
         (settings.prompt_lookup, "prompt_lookup is set, but no tokens are drafted where ranks"),
         (settings.mtp, "mtp is set, but no tokens are drafted where ranks"),

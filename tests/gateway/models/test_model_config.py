@@ -103,9 +103,9 @@ def test_the_models_choice_in_a_request_is_added_to_that_of_the_file(tmp_path: P
     text = "parameters: {model: m}\nlora_adapters: [a]\nadapters: {b: loras/b}\ndraft_model: small"
     config = folder_of(tmp_path, m=text + "\nengine_args: {parallel: 2}").models[0]
     plain = load_request(config, tmp_path)
-    chosen = load_request(config, tmp_path, adapter="b", draft="owner/draft")
-    assert list(plain.LoraAdapters) == ["a"]
-    assert list(chosen.LoraAdapters) == ["a", "loras/b"]
+    chosen = load_request(config, tmp_path, draft="owner/draft")
+    assert list(plain.LoraAdapters) == list(chosen.LoraAdapters) == ["a"]
+    assert list(chosen.Options) == ["adapters:b=loras/b"]
     assert plain.DraftModel == str(tmp_path / "small")
     assert chosen.DraftModel == "owner/draft"
     assert plain.EngineArgs == '{"parallel": 2}'

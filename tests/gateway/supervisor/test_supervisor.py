@@ -125,8 +125,6 @@ async def test_a_slot_for_a_model_is_given_to_the_requested_one(tmp_path: Path) 
 
         await until(lambda: has_ended(second))  # no request uses it any more
         await until_state(supervisor, "two", State.STOPPED)
-        error = await refusal(supervisor, "one", adapters="none")
-        assert (error.status, error.param) == (400, "adapters")
         requests_begun.begun(strict=True)
         error = await refusal(supervisor, "one", draft_model="/etc/passwd")
         assert (error.status, error.param) == (400, "draft_model")

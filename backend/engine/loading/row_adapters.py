@@ -1,0 +1,118 @@
+"""LoRA adapters of which each row of a batch uses one, or none.
+
+A layer computes W x + s B A x with the A and B of the row's adapter. They are stacked, padded to
+the largest rank, so that one product serves all rows. Index 0 is no adapter: its A and B are 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import mlx.core as mx
+from mlx.nn.layers.base import Module
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import QuantizedLinear
+from mlx.utils import tree_unflatten
+from mlx_lm.tuner.lora import LoRALinear
+
+from backend.engine.loading.adapter_layers import Part, contents, layer_at, require_shapes
+from common.wording import shown
+
+if TYPE_CHECKING:
+    from backend.engine.loading.adapters import Adapter
+
+# Exactly these classes: their input has one vector for each token of each row.
+_CHOOSABLE = (Linear, QuantizedLinear, LoRALinear)
+
+
+class RowAdapters:
+    """The adapters from which requests choose, and the choice of the pass that is being built.
+
+    names: an adapter's index is its position here plus 1.
+    chosen: the index of each row's adapter, [rows]; None if no row has one.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.chosen: mx.array | None = None
+
+    def index(self, name: str) -> int:
+        return self.names.index(name) + 1 if name else 0
+
+    @contextmanager
+    def using(self, names: Sequence[str]) -> Iterator[None]:
+        """Choose the adapter of each row of the passes that are built meanwhile; '' is none."""
+        if any(names):
+            self.chosen = mx.array([self.index(name) for name in names], dtype=mx.uint32)
+        try:
+            yield
+        finally:
+            self.chosen = None
+
+
+class ChoosingLinear(Module):
+    """A linear layer that adds what the adapter of each row computes."""
+
+    def __init__(self, base: Any, adapters: RowAdapters, parts: Mapping[int, Part]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.linear = base
+        self._adapters = adapters
+        rank = max(part.rank for part in parts.values())
+        inputs, outputs = next(
+            (part.weights["lora_a"].shape[0], part.weights["lora_b"].shape[1])
+            for part in parts.values()
+        )
+        dtype = next(part.weights["lora_a"].dtype for part in parts.values())
+        first = [mx.zeros((inputs, rank), dtype)] * (len(adapters.names) + 1)
+        second = [mx.zeros((rank, outputs), dtype)] * (len(adapters.names) + 1)
+        for index, part in parts.items():
+            missing = rank - part.rank
+            first[index] = mx.pad(part.weights["lora_a"].astype(dtype), [(0, 0), (0, missing)])
+            second[index] = mx.pad(
+                part.scale * part.weights["lora_b"].astype(dtype), [(0, missing), (0, 0)]
+            )
+        self.lora_a = mx.stack(first)
+        self.lora_b = mx.stack(second)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array = self.linear(x)
+        chosen = self._adapters.chosen
+        if chosen is None:
+            return y
+        # Some layers get the tokens of all rows one after the other.
+        rows = x.reshape(chosen.size, -1, x.shape[-1]).astype(self.lora_a.dtype)
+        change = mx.gather_mm(rows, self.lora_a, rhs_indices=chosen)
+        change = mx.gather_mm(change, self.lora_b, rhs_indices=chosen)
+        return y + change.reshape(y.shape).astype(y.dtype)
+
+
+def add_choices(model: Any, choices: Mapping[str, Adapter]) -> RowAdapters:
+    """Let rows choose among adapters, by name. Raises ModelRejected; the model is then unusable."""
+    adapters = RowAdapters(list(choices))
+    modules = dict(model.named_modules())
+    layers: dict[str, dict[int, Part]] = {}
+    for name, adapter in choices.items():
+        whole, parts = contents(model, adapter, modules)
+        if adapter.kind != "lora":
+            raise _rejected(adapter, f"it is of the kind {adapter.kind}")
+        if whole:
+            raise _rejected(adapter, f"it replaces {shown(next(iter(whole)))}")
+        for path, part in parts:
+            base = layer_at(path, modules, adapter)
+            if path == "lm_head" or type(base) not in _CHOOSABLE:
+                raise _rejected(adapter, f"it adapts {shown(path)}, a {type(base).__name__}")
+            require_shapes(path, part, getattr(base, "linear", base))
+            layers.setdefault(path, {})[adapters.index(name)] = part
+    choosing = [
+        (path, ChoosingLinear(modules[path], adapters, parts)) for path, parts in layers.items()
+    ]
+    model.update_modules(tree_unflatten(choosing))
+    return adapters
+
+
+def _rejected(adapter: Adapter, why: str) -> Exception:
+    return adapter.rejected(
+        f"requests cannot choose it, because {why}: name it in LoraAdapter of a model of its own"
+    )

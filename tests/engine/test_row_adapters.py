@@ -1,0 +1,127 @@
+"""Adapters of which each request chooses one: rows with different adapters share their passes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx.nn.layers.linear import Linear
+from mlx.nn.layers.quantized import quantize
+
+from backend.engine.errors import ModelRejected
+from backend.engine.loading.adapter_layers import apply_adapters
+from backend.engine.loading.adapters import Adapter, AdapterRequest, inspect_adapter
+from backend.engine.loading.row_adapters import RowAdapters, add_choices
+from backend.engine.request import GenerationRequest
+from tests.engine.kv_models import words
+from tests.engine.random_models import CONFIGS, new_random_model
+from tests.engine.rounds import Rounds, alone, engine_model
+from tests.engine.test_loading_adapters import write_adapter
+from tests.engine.test_parity import check_schedule
+from tests.long import TEST_LONG
+
+RANKS = {"one": 2, "two": 4, "three": 3}
+
+
+def write_choices(folder: Path, model: Any, **ranks: int) -> dict[str, Adapter]:
+    """Write adapters of a model's linear layers, some of which only the first one changes."""
+    layers = [
+        (path, module)
+        for path, module in model.named_modules()
+        if isinstance(module, Linear) and path != "lm_head"
+    ]
+    found = {}
+    for seed, (name, rank) in enumerate((ranks or RANKS).items()):
+        keys = iter(mx.random.split(mx.random.key(seed), 2 * len(layers)))
+        weights = {}
+        for path, layer in layers if seed == 0 else layers[1:]:
+            outputs, inputs = layer.weight.shape
+            for part, shape in (("lora_a", (inputs, rank)), ("lora_b", (rank, outputs))):
+                weights[f"{path}.{part}"] = 0.2 * mx.random.normal(shape, key=next(keys))
+        write_adapter(folder / name, weights, rank=rank, scale=1.0 + seed)
+        found[name] = inspect_adapter(folder / name, AdapterRequest(name))
+    return found
+
+
+@pytest.mark.parametrize("bits", [0, 4])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_every_row_computes_what_its_adapter_computes_alone(
+    kind: str, bits: int, tmp_path: Path
+) -> None:
+    choices = write_choices(tmp_path, new_random_model(kind))
+    tokens = mx.array([words(9, row) for row in range(4)]) % 96
+
+    def model() -> Any:
+        made = new_random_model(kind)
+        if bits:
+            quantize(made, 32, bits, class_predicate=_fits)
+        return made
+
+    served = model()
+    adapters = add_choices(served, choices)
+    with adapters.using(["two", "", "one", "three"]):
+        together = served(tokens)
+    for row, name in enumerate(["two", "", "one", "three"]):
+        own = model()
+        apply_adapters(own, [choices[name]] if name else [])
+        assert mx.allclose(own(tokens[row : row + 1])[0], together[row], atol=1e-4), name
+    assert mx.allclose(served(tokens), model()(tokens), atol=1e-5)
+    assert not mx.allclose(together[0], served(tokens)[0], atol=1e-2)
+
+
+def _fits(path: str, module: Any) -> bool:
+    return isinstance(module, Linear) and module.weight.shape[-1] % 32 == 0
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_row_has_the_tokens_that_it_has_alone(kind: str, tmp_path: Path) -> None:
+    served = new_random_model(kind)
+    adapters = add_choices(served, write_choices(tmp_path, served))
+    mx.eval(served.parameters())
+    model = engine_model(served, adapters=adapters)
+    seen: Counter[str] = Counter()
+    for seed in range(24 if TEST_LONG else 8):
+        seen += check_schedule(model, seed)
+    assert seen["tokens compared"] > 200
+    assert seen["rows served from the prefix cache"] > 5
+
+
+@pytest.mark.usefixtures("each_order")
+def test_equal_prompts_share_kv_only_with_the_same_adapter(tmp_path: Path) -> None:
+    served = new_random_model("full")
+    adapters = add_choices(served, write_choices(tmp_path, served))
+    model = engine_model(served, adapters=adapters)
+    rounds = Rounds(model)
+    prompt = [token % 90 + 1 for token in words(600, 1)]
+    expected = {name: alone(model, prompt, 8, adapter=name).tokens for name in ("", *RANKS)}
+    assert len({tuple(tokens) for tokens in expected.values()}) == 4
+    cached = {}
+    for ticket, name in enumerate(["", "one", "two", "three", "one", ""]):
+        rounds.submit(ticket, prompt, 8, adapter=name)
+        rounds.drain()
+        assert rounds.received[ticket].tokens == expected[name]
+        finished = rounds.received[ticket].finished
+        assert finished is not None
+        cached[ticket] = finished.usage.cached_tokens
+    assert [cached[ticket] > 500 for ticket in range(6)] == [False] * 4 + [True] * 2
+
+
+def test_adapters_that_rows_cannot_choose_are_refused(tmp_path: Path) -> None:
+    model = new_random_model("full")
+    shapes = {"lora_a": (96, 2), "lora_b": (2, 32)}
+    weights = {
+        f"model.embed_tokens.{name}": mx.random.normal(shape) for name, shape in shapes.items()
+    }
+    write_adapter(tmp_path / "embedding", weights, rank=2)
+    adapter = inspect_adapter(tmp_path / "embedding", AdapterRequest("embedding"))
+    with pytest.raises(ModelRejected, match=r"embed_tokens.*, a Embedding.*LoraAdapter"):
+        add_choices(model, {"embedding": adapter})
+
+
+def test_an_index_is_the_position_of_a_name() -> None:
+    adapters = RowAdapters(["a", "b"])
+    assert [adapters.index(name) for name in ("", "a", "b")] == [0, 1, 2]
+    assert GenerationRequest.__dataclass_fields__["adapter"].default == ""
