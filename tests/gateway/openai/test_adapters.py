@@ -20,7 +20,7 @@ def write_random(folder: Path, seed: int) -> str:
     """An adapter for the projections of the small model, large enough to change its answers."""
     loaded = mx.load(str(TINY_TEXT / "model.safetensors"))
     assert isinstance(loaded, dict)
-    weights = {}
+    weights: dict[str, mx.array] = {}
     for name, weight in loaded.items():
         if name.endswith("_proj.weight"):
             outputs, inputs = weight.shape
