@@ -97,12 +97,19 @@ def build(
         adapters=order.adapters,
         open_model=open_model,
         member=ranks.member if ranks else None,
+        offloads=ranks is None,
     )
     fit_row_masks(loaded.model)
     yield "files"
     findings = findings_of(
         order.checkpoint.path,
-        (here.kind, here.name, loaded.adapter_digest, f"{order.checkpoint.of_vlm}"),
+        (
+            here.kind,
+            here.name,
+            loaded.adapter_digest,
+            f"{order.checkpoint.of_vlm}",
+            f"{loaded.experts is not None}",
+        ),
         dtype=loaded.arithmetic,
         kv_kind=repr(order.cache_kind),
     )
@@ -125,6 +132,7 @@ def build(
     context_size = served_context(loaded.context_size, request.context_size)
     drafting = yield from load_drafting(order, loaded, traits.head, context_size, here)
     taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
+    taken += loaded.experts.working_bytes if loaded.experts else 0
     if open_media_input is not None:
         # The processor's cache takes one half; the other half, features, is freed for sequences.
         taken += settings.vision_cache_mib * MIB // 2
@@ -208,6 +216,7 @@ def build(
         stall_ms=settings.stall_ms,
         stream_interval_ms=settings.stream_interval_ms,
         drafting=drafting,
+        experts=loaded.experts,
         media=media_input.reader if media_input else None,
         repetition_guard=settings.repetition_guard,
         blas=blas,
