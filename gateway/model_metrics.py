@@ -19,7 +19,8 @@ from wire import backend_pb2 as pb
 
 _SCRAPE_LIMIT = 1.0  # seconds; a backend that is busy loading must not block the scrape
 _G, _C = GaugeMetricFamily, CounterMetricFamily
-# By field of MetricsResponse, or key of its trailing metadata (mlx-draft-*: if the model drafts).
+# By field of MetricsResponse, or key of its trailing metadata: mlx-draft-* if the model drafts,
+# mlx-expert-* if its experts stay in the checkpoint's files.
 _COUNTED = {
     "tokens_per_second": (_G, "tokens_per_second", "Latest decode speed of all answers together."),
     "tokens_generated": (_C, "generated_tokens", "Tokens generated since the backend's start."),
@@ -28,6 +29,11 @@ _COUNTED = {
     "mlx-draft-tokens": (_C, "draft_tokens", "Guesses checked since the load."),
     "mlx-draft-accepted-tokens": (_C, "draft_accepted_tokens", "Guesses that were right."),
     "mlx-draft-gain": (_G, "draft_gain", "Decode speed, relative to plain steps."),
+    "mlx-expert-slots": (_G, "expert_slots", "Experts of each layer that fit in memory."),
+    "mlx-expert-hits": (_C, "expert_hits", "Experts that a pass used and that were in memory."),
+    "mlx-expert-misses": (_C, "expert_misses", "Experts that a pass had to read."),
+    "mlx-expert-read-bytes": (_C, "expert_read_bytes", "Bytes read from weight files."),
+    "mlx-expert-wait-seconds": (_C, "expert_wait_seconds", "Seconds spent waiting for reads."),
 }
 # A model and, if its backend answers, its counters since the start.
 ModelNow = tuple[ModelStatus, Mapping[str, float]]

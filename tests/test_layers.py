@@ -39,7 +39,7 @@ LAYERS = {
     "choice": f"{ENGINE}.sampling {ENGINE}.constraints",
     "parts of a model": f"""
         {ENGINE}.loading {ENGINE}.load_request {ENGINE}.prompting {ENGINE}.media {ENGINE}.vision
-        {ENGINE}.ranks {ENGINE}.disk_cache
+        {ENGINE}.ranks {ENGINE}.disk_cache {ENGINE}.experts
         {ENGINE}.embedding.kind {ENGINE}.embedding.encoder_shape {ENGINE}.embedding.task_adapters
     """,
     "passes": f"""

@@ -295,7 +295,7 @@ class Engine:
         memory = dict(self._memory)
         total = memory.get("mlx_active", 0) + memory.get("mlx_cache", 0)
         if self._served is not None:
-            memory["weights"] = self._served.weights_bytes
+            memory["weights"] = self._served.weights_bytes - memory.get("expert_cache", 0)
         ranks = self._leader.report() if self._leader is not None else ()
         return EngineStatus(state, total, memory, ranks)
 
@@ -320,6 +320,7 @@ class Engine:
             prompt_tokens_processed=gauges.prompt_tokens_processed,
             tokens_per_second=gauges.tokens_per_second,
             guessing=gauges.guessing,
+            experts=gauges.experts,
         )
 
     async def stop(self, grace: float) -> None:

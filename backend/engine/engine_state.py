@@ -43,11 +43,30 @@ class GuessReport:
     guessers: str = ""
 
 
+@dataclass(slots=True)
+class ExpertCounts:
+    """How experts are used that stay in the checkpoint's files; written by the engine thread.
+
+    slots: experts of each layer that fit in memory. experts: of each layer. layers: with experts.
+    hits, misses: experts that a layer used in a pass and that were in memory or had to be read.
+    wait_seconds: for which the engine waited for reads.
+    """
+
+    slots: int
+    experts: int
+    layers: int
+    hits: int = 0
+    misses: int = 0
+    read_bytes: int = 0
+    wait_seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
     """Totals since the process started, and the speed of the latest decode step.
 
     guessing: the results of drafting; None if the model does not draft.
+    experts: None unless experts stay in the checkpoint's files.
     """
 
     running: int
@@ -56,3 +75,4 @@ class EngineMetrics:
     prompt_tokens_processed: int
     tokens_per_second: float
     guessing: GuessReport | None = None
+    experts: ExpertCounts | None = None

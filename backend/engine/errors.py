@@ -128,6 +128,10 @@ class EngineFailed(EngineError):
     """An internal fault of the engine while it served this request."""
 
 
+class ExpertsUnreadable(EngineFailed):
+    """Experts that stay in the checkpoint's files cannot be read any more."""
+
+
 class NotFinite(EngineFailed):
     """The model computed NaN or infinity instead of a probability."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from backend.engine.engine_state import GuessReport
+from backend.engine.engine_state import ExpertCounts, GuessReport
 from backend.engine.heartbeat import Heartbeat
 
 
@@ -18,6 +18,7 @@ class Gauges:
     preemptions: sequences that were preempted to free memory.
     unstored: answers whose KV was larger than the whole prompt cache.
     guessing: what drafting does, if the model drafts.
+    experts: how experts are read, if they stay in the checkpoint's files.
     heartbeat: the record of the current step.
     """
 
@@ -28,4 +29,5 @@ class Gauges:
     preemptions: int = 0
     unstored: int = 0
     guessing: GuessReport | None = None
+    experts: ExpertCounts | None = None
     heartbeat: Heartbeat = field(default_factory=Heartbeat.fresh)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from backend.engine.disk_cache.cache import DiskCache
     from backend.engine.embedding.encode_queue import NewEncoder
     from backend.engine.executing.executor_sequence import ExecutorSequence
+    from backend.engine.experts.offload import CachedExperts
     from backend.engine.loading.row_adapters import RowAdapters
     from backend.engine.loading.stages import Stages
     from backend.engine.ranks.leader import Leader
@@ -42,6 +43,7 @@ class EngineModel:
     reads_whole: whether all tokens of a prompt attend to each other.
     memory_limit: bytes that MLX may use in all, including weights_bytes.
     drafting: speculative decoding, if the model drafts.
+    experts: the cache of those that stay in the checkpoint's files, if any do.
     disk: the prompt cache on disk.
     media: encodes images and sounds.
     stream_interval_ms: how long text may be collected before it is sent.
@@ -70,6 +72,7 @@ class EngineModel:
     stall_ms: int
     stream_interval_ms: int = 0
     drafting: Drafting | None = None
+    experts: CachedExperts | None = None
     reads_whole: bool = False
     disk: DiskCache | None = None
     batches: bool = True

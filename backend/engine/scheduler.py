@@ -126,6 +126,7 @@ class Scheduler:
             ),
             model.pace,
         )
+        gauges.experts = None if model.experts is None else model.experts.counts
         self._show_guessing()
 
     @property
@@ -513,6 +514,8 @@ class Scheduler:
         }
         if self._model.drafting is not None:
             parts["draft_kv_cache"] = self.executor.draft_bytes
+        if self._model.experts is not None:
+            parts["expert_cache"] = self._model.experts.nbytes
         if self._model.media is not None:
             parts["media_features"] = self.executor.feature_bytes
         return parts

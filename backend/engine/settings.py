@@ -95,6 +95,15 @@ class Settings:
         _MIB,
         "Total memory in MiB that MLX may use; 0 or auto is what the device can spare.",
     )
+    expert_cache_mib: int | None = number(
+        None,
+        0,
+        _MIB,
+        "Memory in MiB for the experts of a mixture of experts whose experts stay in the"
+        " checkpoint's files, from which a step reads what it lacks; 0 loads all experts into"
+        " memory, auto does so if the model fits, and is otherwise three quarters of the memory"
+        " that its other weights leave. Experts in files stay quantised, whatever dequantize says.",
+    )
     repetition_guard: int = number(
         0,
         0,

@@ -173,15 +173,15 @@ class Servicer(backend_pb2_grpc.BackendServicer):
 
     async def Status(self, _: pb.HealthMessage, context: Context) -> pb.StatusResponse:
         status = await self._engine.status()
-        guessing = self._engine.metrics().guessing
-        if shown := (*trailers.of_guessing(guessing), *trailers.of_ranks(status.ranks)):
+        metrics = self._engine.metrics()
+        if shown := (*trailers.of_metrics(metrics), *trailers.of_ranks(status.ranks)):
             context.set_trailing_metadata(shown)
         memory = pb.MemoryUsageData(total=status.total_bytes, breakdown=status.breakdown)
         return pb.StatusResponse(state=_STATES[status.state], memory=memory)
 
     async def GetMetrics(self, _: pb.MetricsRequest, context: Context) -> pb.MetricsResponse:
         metrics = self._engine.metrics()
-        if shown := trailers.of_guessing(metrics.guessing):
+        if shown := trailers.of_metrics(metrics):
             context.set_trailing_metadata(shown)
         return pb.MetricsResponse(
             tokens_per_second=metrics.tokens_per_second,

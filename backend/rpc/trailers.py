@@ -2,8 +2,9 @@
 
 After Predict and PredictStream a host needs to know why an answer ended, how many prompt tokens
 came from the cache, and how many answer tokens were reasoning. Status and GetMetrics report the
-results of drafting if the model drafts, and Status reports the ranks if there are several. Only
-successful calls have these trailers, and hosts may ignore them.
+results of drafting if the model drafts, and the use of experts if they stay in the checkpoint's
+files; Status reports the ranks if there are several. Only successful calls have these trailers, and
+hosts may ignore them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from backend.engine.engine_state import GuessReport
+from backend.engine.engine_state import EngineMetrics, GuessReport
 from backend.engine.events import Finished
 
 FINISH_REASON = "mlx-finish-reason"
@@ -26,6 +27,11 @@ DRAFTED = "mlx-draft-tokens"
 ACCEPTED = "mlx-draft-accepted-tokens"
 GAIN = "mlx-draft-gain"
 GUESSERS = "mlx-draft-guessers"
+EXPERT_SLOTS = "mlx-expert-slots"
+EXPERT_HITS = "mlx-expert-hits"
+EXPERT_MISSES = "mlx-expert-misses"
+EXPERT_BYTES = "mlx-expert-read-bytes"
+EXPERT_SECONDS = "mlx-expert-wait-seconds"
 RANK = "mlx-rank"  # of Status: a line for each rank
 
 _UNPRINTABLE = re.compile("[^ -~]")
@@ -45,8 +51,22 @@ def of(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | bytes], .
     return tuple(trailers)
 
 
-def of_guessing(report: GuessReport | None) -> tuple[tuple[str, str], ...]:
-    """The trailers of Status and GetMetrics about drafting."""
+def of_metrics(metrics: EngineMetrics) -> tuple[tuple[str, str], ...]:
+    """The trailers of Status and GetMetrics about drafting, and about experts in files."""
+    experts = metrics.experts
+    if experts is None:
+        return _of_guessing(metrics.guessing)
+    return (
+        *_of_guessing(metrics.guessing),
+        (EXPERT_SLOTS, str(experts.slots)),
+        (EXPERT_HITS, str(experts.hits)),
+        (EXPERT_MISSES, str(experts.misses)),
+        (EXPERT_BYTES, str(experts.read_bytes)),
+        (EXPERT_SECONDS, f"{experts.wait_seconds:.3f}"),
+    )
+
+
+def _of_guessing(report: GuessReport | None) -> tuple[tuple[str, str], ...]:
     if report is None:
         return ()
     return (

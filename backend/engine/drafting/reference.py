@@ -89,7 +89,7 @@ def _with_scheme(reference: str) -> str:
 def own_settings(settings: Settings) -> Settings:
     """Return the settings of the main model that also apply to the draft model."""
     unset: dict[str, Any] = dict.fromkeys(SPECIAL_TOKENS, "")
-    return replace(settings, revision="", **unset)
+    return replace(settings, revision="", expert_cache_mib=0, **unset)
 
 
 @contextmanager

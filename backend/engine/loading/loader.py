@@ -144,6 +144,11 @@ def find(
     cache_folder(settings.prompt_cache_dir)
     checkpoint = _flagged(inspect(path, place.name, settings), request)
     require_tasks(checkpoint.kind, checkpoint.config, settings.task)
+    if settings.expert_cache_mib and checkpoint.kind is not ModelKind.TEXT:
+        raise InvalidRequest(
+            f"option expert_cache_mib is {settings.expert_cache_mib}, but the model"
+            f" {checkpoint.kind.words}: leave it out for this model"
+        )
     draft = find_draft(request.draft_model, request.model_path, settings, cancelled)
     if checkpoint.media and adapters:
         raise InvalidRequest(

@@ -99,13 +99,14 @@ def build(
         choices=order.choices,
         open_model=open_model,
         member=ranks.member if ranks else None,
+        offloads=ranks is None,
     )
     fit_row_masks(loaded.model)
     yield "files"
     findings = findings_of(
         order.checkpoint.path,
         (
-            *(here.kind, here.name, f"{order.checkpoint.of_vlm}"),
+            *(here.kind, here.name, f"{order.checkpoint.of_vlm}", f"{loaded.experts is not None}"),
             *(loaded.adapter_digest, adapters_digest(list(order.choices.values()))),
         ),
         dtype=loaded.arithmetic,
@@ -130,6 +131,7 @@ def build(
     context_size = served_context(loaded.context_size, request.context_size)
     drafting = yield from load_drafting(order, loaded, traits.head, context_size, here)
     taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
+    taken += loaded.experts.working_bytes if loaded.experts else 0
     if open_media_input is not None:
         # The processor's cache takes one half; the other half, features, is freed for sequences.
         taken += settings.vision_cache_mib * MIB // 2
@@ -213,6 +215,7 @@ def build(
         stall_ms=settings.stall_ms,
         stream_interval_ms=settings.stream_interval_ms,
         drafting=drafting,
+        experts=loaded.experts,
         media=media_input.reader if media_input else None,
         repetition_guard=settings.repetition_guard,
         blas=blas,

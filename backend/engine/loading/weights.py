@@ -25,7 +25,7 @@ from backend.engine.device import (
     starts_layers_early,
     weight_type,
 )
-from backend.engine.errors import EngineError, ModelRejected
+from backend.engine.errors import EngineError, InvalidRequest, ModelRejected
 from backend.engine.loading.adapters import Adapter, adapters_digest
 from backend.engine.loading.architectures import model_types
 from backend.engine.loading.checkpoint import Checkpoint, missing_files
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+    from backend.engine.experts.offload import CachedExperts
     from backend.engine.loading.row_adapters import RowAdapters
     from backend.engine.ranks.sharding import Shard
 
@@ -61,7 +62,8 @@ class LoadedModel:
     dequantized: whether the weights are quantised in the checkpoint and dense in memory.
     context_size: the model's own. chat_template: None if it has none. adapter_digest: identifies
     its adapters, for the keys of caches; '' if there are none. shard: this rank's part of the
-    model; None if it has the whole model.
+    model; None if it has the whole model. experts: the cache of those that stay in the checkpoint's
+    files, which `weights_bytes` contains; None if none do.
     """
 
     name: str
@@ -77,11 +79,15 @@ class LoadedModel:
     row_adapters: RowAdapters | None = None
     dequantized: bool = False
     shard: Shard | None = None
+    experts: CachedExperts | None = None
 
     @property
     def arithmetic(self) -> str:
         """Names the data type of computations. Models that differ in it have different KV."""
-        return f"{self.dtype}, dequantised" if self.dequantized else self.dtype
+        if not self.dequantized:
+            return self.dtype
+        packed = self.experts is not None and self.experts.packed
+        return f"{self.dtype}, dequantised{' except experts' if packed else ''}"
 
     @property
     def matrix_bytes(self) -> int:
@@ -104,17 +110,20 @@ def load_model(
     choices: Mapping[str, Adapter] | None = None,
     open_model: OpenModel | None = None,
     member: Member | None = None,
+    offloads: bool = False,
 ) -> Stages[LoadedModel]:
     """Load a checkpoint with its adapters; ends on `engine`. Raises ModelRejected, InvalidRequest.
 
     dtype: the load request's own field. open_model: creates the model, with weights still lazy, and
     returns its configuration too; None means mlx-lm's function. member: the rank whose part is
-    loaded; None means the whole model. After an error nothing stays in memory.
+    loaded; None means the whole model. offloads: whether experts may stay in the files. After an
+    error nothing stays in memory.
     """
     type_ = weight_type(device, weight_dtype(settings, dtype))
     try:
         loading = _load(
-            checkpoint, settings, device, type_, adapters, choices or {}, open_model, member
+            *(checkpoint, settings, device, type_, adapters),
+            *(choices or {}, open_model, member, offloads),
         )
         return (yield from loading)
     except EngineError as error:
@@ -148,6 +157,7 @@ def _load(
     choices: Mapping[str, Adapter],
     open_model: OpenModel | None,
     member: Member | None,
+    offloads: bool,
 ) -> Stages[LoadedModel]:
     yield "files"
     from mlx_lm.utils import load_model as open_text_model
@@ -193,18 +203,16 @@ def _load(
     if type_:
         cast(model, type_)
     limit = memory_limit(device, settings)
+    experts = (yield from _offload(model, checkpoint, settings, limit)) if offloads else None
     dequantized = dequantizes(device, settings.dequantize, type_) and _make_dense(
         model, checkpoint.name, device, limit
     )
     if member is not None and shard is None:
         shard = keep_heads(model, checkpoint.name, config, member.place)
     size = bytes_of(model)
-    if size > limit:
-        raise ModelRejected.because(
-            checkpoint.name,
-            f"its weights take {size // MIB} MiB and MLX may use {limit // MIB} MiB; raise"
-            " memory_limit_mib or use a smaller or more quantised model",
-        )
+    taken = size + (experts.nbytes + experts.working_bytes if experts else 0)
+    if taken > limit:
+        raise _too_large(checkpoint.name, taken, limit)
     yield from evaluate(model, size)
     # Starting a layer early would start a pass that may never be completed, and between ranks that
     # must not happen.
@@ -219,13 +227,45 @@ def _load(
         config=config,
         eos_token_ids=end_tokens(tokenizer, checkpoint.config, config),
         context_size=context_of(config),
-        weights_bytes=size,
+        weights_bytes=size + (experts.nbytes if experts else 0),
         dtype=_dtype_of(model),
         chat_template=_template_of(tokenizer),
         adapter_digest=adapters_digest(adapters),
         row_adapters=row_adapters,
         dequantized=dequantized,
         shard=shard,
+        experts=experts,
+    )
+
+
+def _offload(
+    model: Any, checkpoint: Checkpoint, settings: Settings, limit: int
+) -> Stages[CachedExperts | None]:
+    """Leave the experts in the files, if they are to stay there; ends on `engine`."""
+    wanted, size = settings.expert_cache_mib, bytes_of(model)
+    if wanted == 0 or (wanted is None and size <= limit):
+        return None
+    from backend.engine.experts.offload import NotOffloadedError, expert_bytes, offload
+
+    rest = size - expert_bytes(model)
+    budget = max(limit - rest, 0) * 3 // 4 if wanted is None else wanted * MIB
+    try:
+        return (yield from offload(model, checkpoint.name, checkpoint.path, budget))
+    except NotOffloadedError as error:
+        why = str(error)
+    if wanted is None:
+        raise _too_large(checkpoint.name, size, limit, why)
+    raise InvalidRequest(
+        f"option expert_cache_mib is {wanted}, but {why}: leave expert_cache_mib out, or change it"
+    )
+
+
+def _too_large(name: str, size: int, limit: int, why: str = "") -> ModelRejected:
+    reason = f", and its experts cannot stay in its files, because {why}" if why else ""
+    return ModelRejected.because(
+        name,
+        f"its weights take {size // MIB} MiB and MLX may use {limit // MIB} MiB{reason}; raise"
+        " memory_limit_mib or use a smaller or more quantised model",
     )
 
 

@@ -31,6 +31,10 @@ def require_divisible(order: LoadOrder) -> None:
         (settings.prompt_lookup, "prompt_lookup is set, but no tokens are drafted where ranks"),
         (settings.mtp, "mtp is set, but no tokens are drafted where ranks"),
         (
+            settings.expert_cache_mib,
+            "expert_cache_mib is set, but experts stay in no files where ranks",
+        ),
+        (
             settings.prompt_cache_dir,
             "prompt_cache_dir is set, but no KV is kept on disk where ranks",
         ),

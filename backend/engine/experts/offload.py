@@ -1,0 +1,178 @@
+"""Leaves the experts of a model in the checkpoint's files, while its weights are still lazy."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from backend.engine.engine_state import ExpertCounts
+from backend.engine.experts.layer_cache import LayerCache, Parameter
+from backend.engine.experts.place import PlaceFinder
+from backend.engine.experts.weight_files import WeightFiles
+from backend.engine.loading.stages import Stages
+from backend.engine.units import MIB
+from common.wording import shown
+
+_log = logging.getLogger(__name__)
+
+_MOST_PORTION = 16 * MIB  # that is read before it is written to slots
+_HELD_PORTIONS = 4  # one that is read, and one as read, in its type and as it is written
+
+
+class NotOffloadedError(ValueError):
+    """Why the experts cannot stay in the files: a clause for the message to the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedExperts:
+    """The experts of a model that stay in its files.
+
+    nbytes: of all slots. working_bytes: what reading takes besides. packed: whether the experts are
+    quantised in memory.
+    """
+
+    nbytes: int
+    working_bytes: int
+    packed: bool
+    counts: ExpertCounts
+
+
+class _SlotLayer(nn.Module):  # type: ignore[misc,name-defined]  # mlx.nn is untyped
+    """Takes the place of a switch layer. Its parameters are the cache's, and no one else's."""
+
+    def __init__(self, cache: LayerCache) -> None:
+        super().__init__()
+        self.cache = cache
+
+    def __call__(self, x: mx.array, indices: mx.array) -> mx.array:
+        return self.cache(x, indices)
+
+
+def expert_bytes(model: Any) -> int:
+    """The bytes of all experts that could stay in the files."""
+    return sum(
+        values.nbytes for _, switch in _switches(model) for *_, values in _parameters(switch)
+    )
+
+
+def offload(model: Any, name: str, folder: Path, budget: int) -> Stages[CachedExperts]:
+    """Replace the experts by caches of `budget` bytes in all; ends on `engine`.
+
+    Raises NotOffloadedError; the model cannot be used then.
+    """
+    switches = dict(_switches(model))
+    if not switches:
+        raise NotOffloadedError("the model has no experts that mlx-lm's switch layers compute")
+    for path, switch in switches.items():
+        if any(type(projection) not in _classes("Linear") for _, projection in _parts(switch)):
+            raise NotOffloadedError(
+                f"an adapter changes the experts of {path}, and adapters are applied to experts in"
+                " memory only"
+            )
+    sizes = [_size_of(switch) for switch in switches.values()]
+    experts = max(_count(switch) for switch in switches.values())
+    slots, portion = slots_of(budget, sizes)
+    if slots < 1:
+        least = sum(sizes) + _HELD_PORTIONS * portion
+        raise NotOffloadedError(
+            f"a cache of {budget // MIB} MiB cannot hold one expert of each layer, which takes"
+            f" {-(-least // MIB)} MiB"
+        )
+    slots = min(slots, experts)
+    counts = ExpertCounts(slots=slots, experts=experts, layers=len(switches))
+    files = WeightFiles(folder, counts)
+    finder = PlaceFinder(files)
+    caches: dict[str, LayerCache] = {}
+    for path, switch in switches.items():
+        parameters: list[Parameter] = []
+        for part, projection, key, values in _parameters(switch):
+            yield "engine"
+            mx.eval(values)
+            place = yield from finder.find(f"{path}.{part}.{key}", values)
+            if place is None:
+                raise NotOffloadedError(
+                    f"the checkpoint's files do not hold {path}.{part}.{key} in the form in which"
+                    " the model uses it"
+                )
+            own = min(slots, values.shape[0])
+            projection[key] = mx.zeros((own, *values.shape[1:]), values.dtype)
+            mx.eval(projection[key])
+            parameters.append(Parameter(projection, key, place))
+        caches[path] = LayerCache(switch, parameters, files, portion, counts)
+    layers = [(path, _SlotLayer(cache)) for path, cache in caches.items()]
+    model.update_modules(tree_unflatten(layers))
+    counts.read_bytes, counts.wait_seconds = 0, 0.0
+    nbytes = sum(cache.nbytes for cache in caches.values())
+    _log.info(
+        "model %s: the experts of %d layers stay in its files; a cache of %d MiB holds %d of %d",
+        shown(name),
+        len(switches),
+        nbytes // MIB,
+        slots,
+        experts,
+    )
+    packed = any("scales" in each for switch in switches.values() for _, each in _parts(switch))
+    return CachedExperts(nbytes, _HELD_PORTIONS * portion, packed, counts)
+
+
+def slots_of(budget: int, sizes: Sequence[int]) -> tuple[int, int]:
+    """The slots of each layer, and the bytes of a portion. sizes: of an expert of each layer."""
+    portion = max(min(_MOST_PORTION, budget // 16), *sizes)
+    return (budget - _HELD_PORTIONS * portion) // sum(sizes), portion
+
+
+def _classes(ending: str) -> set[type]:
+    """The classes of switch layers whose names end so, of mlx-lm and of mlx-vlm.
+
+    Exactly these: a layer derived from one may use the numbers of experts for more.
+    """
+    modules = [sys.modules.get(f"{package}.models.switch_layers") for package in _PACKAGES]
+    return {
+        getattr(module, name)
+        for module in modules
+        if module is not None
+        for name in _NAMES
+        if name.endswith(ending)
+    }
+
+
+_PACKAGES = ("mlx_lm", "mlx_vlm")
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj", "fc1", "fc2")
+_NAMES = ("SwitchGLU", "SwitchMLP", "SwitchLinear", "QuantizedSwitchLinear")
+
+
+def _switches(model: Any) -> Iterator[tuple[str, Any]]:
+    """The layers of experts, by path."""
+    kinds = _classes("GLU") | _classes("MLP")
+    return ((path, module) for path, module in model.named_modules() if type(module) in kinds)
+
+
+def _parts(switch: Any) -> list[tuple[str, Any]]:
+    """The projections of a layer of experts."""
+    return [(name, switch[name]) for name in _PROJECTIONS if name in switch]
+
+
+def _parameters(switch: Any) -> Iterator[tuple[str, Any, str, mx.array]]:
+    """The parameters: the projection's name, the projection, the parameter's name, its value."""
+    for part, projection in _parts(switch):
+        for key, values in projection.items():
+            if isinstance(values, mx.array):
+                yield part, projection, key, values
+
+
+def _count(switch: Any) -> int:
+    """The number of a layer's experts."""
+    return max(values.shape[0] for *_, values in _parameters(switch))
+
+
+def _size_of(switch: Any) -> int:
+    """The bytes of one expert in memory."""
+    return sum(values.nbytes for *_, values in _parameters(switch)) // _count(switch)

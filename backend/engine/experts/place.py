@@ -1,0 +1,140 @@
+"""Finds where a checkpoint's files hold the weights of each expert.
+
+Checkpoints differ: experts are stored one by one or stacked, two projections may be fused, one
+after the other or row by row, and matrices may be transposed. No names are known here. A candidate
+is a tensor of the same layer with as many values, or several of them that differ in one number, and
+it is accepted if its bytes are, for every expert, the weights that the model's own code has loaded.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from backend.engine.experts.weight_files import Span, Tensor, WeightFiles
+from backend.engine.loading.stages import Stages
+from backend.engine.units import MIB
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+_COMPARED_BYTES = 32 * MIB  # of the experts that are compared in one stage of a load
+_WORDS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the values of one parameter of a layer are.
+
+    spans: of each expert. dtype: in the files. form: how they become the parameter; `even` and
+    `odd` take every other row, `turned` is transposed, and with `first` or `second` a half of that.
+    """
+
+    spans: tuple[Span, ...]
+    dtype: mx.Dtype
+    form: str
+
+    def values(self, raw: mx.array, like: mx.array) -> mx.array:
+        """Return [experts, …] values in the form of a parameter. raw: [experts, bytes]."""
+        count, shape = raw.shape[0], like.shape[1:]
+        values = raw.view(self.dtype)
+        if not _both_floating(self.dtype, like.dtype):
+            values = values.view(like.dtype)
+        match self.form:
+            case "whole":
+                values = values.reshape(count, *shape)
+            case "even" | "odd":
+                rows = values.reshape(count, shape[0], 2, *shape[1:])
+                values = rows[:, :, int(self.form == "odd")]
+            case _:
+                halves = values.reshape(count, shape[1], -1, shape[0])
+                values = halves[:, :, int(self.form == "turned second")].swapaxes(1, 2)
+        return values.astype(like.dtype)
+
+
+class PlaceFinder:
+    """Finds parameters in the weight files of one model."""
+
+    def __init__(self, files: WeightFiles) -> None:
+        self._files = files
+        self._stacked: defaultdict[tuple[str, ...], list[list[Tensor]]] = defaultdict(list)
+        self._single: defaultdict[tuple[str, ...], list[list[Tensor]]] = defaultdict(list)
+        groups: defaultdict[tuple[str, ...], dict[int, Tensor]] = defaultdict(dict)
+        for name, tensor in files.tensors.items():
+            numbers = tuple(_NUMBER.findall(name))
+            self._stacked[numbers].append([tensor])
+            if numbers:
+                *before, number, after = re.split(r"\.(\d+)(?=\.)", name)
+                groups[(*before, after)][int(number)] = tensor
+        for parts, members in groups.items():
+            if members.keys() == set(range(len(members))):
+                numbers = tuple(_NUMBER.findall(".".join(parts[:-1]) + "."))
+                self._single[numbers].append([members[at] for at in range(len(members))])
+
+    def find(self, path: str, weight: mx.array) -> Stages[Place | None]:
+        """Return where a parameter is; None if no tensor holds its values. Ends on `engine`.
+
+        path: of the parameter. weight: [experts, …], as the model's own code has loaded it.
+        """
+        for place in self._candidates(tuple(_NUMBER.findall(path)), weight):
+            if self._equal(place, weight, slice(0, 1)):
+                step = max(_COMPARED_BYTES // max(place.spans[0].size, 1), 1)
+                for start in range(1, weight.shape[0], step):
+                    yield "engine"
+                    if not self._equal(place, weight, slice(start, start + step)):
+                        break
+                else:
+                    return place
+        return None
+
+    def _equal(self, place: Place, weight: mx.array, experts: slice) -> bool:
+        raw = self._files.finish(self._files.begin(place.spans[experts]))
+        word = _WORDS[weight.dtype.size]  # compared as words, because NaN differs from itself
+        found = place.values(raw, weight)
+        return bool(mx.array_equal(found.view(word), weight[experts].view(word)))
+
+    def _candidates(self, numbers: tuple[str, ...], weight: mx.array) -> Iterator[Place]:
+        experts, size = weight.shape[0], math.prod(weight.shape[1:])
+        for tensors in (*self._stacked[numbers], *self._single[numbers]):
+            first = tensors[0]
+            if any((each.dtype, each.shape) != (first.dtype, first.shape) for each in tensors):
+                continue
+            spans = [each.span for each in tensors]
+            if len(spans) == 1 != experts:
+                if not first.shape or first.shape[0] != experts:
+                    continue
+                spans = _divided(first.span, experts)
+            if len(spans) != experts:
+                continue
+            stored = first.dtype if _both_floating(first.dtype, weight.dtype) else weight.dtype
+            held = spans[0].size / stored.size
+            if held == size:
+                yield from _places(spans, first.dtype, ["whole"], weight, ["turned"])
+            elif held == 2 * size:
+                for half in range(2):
+                    part = [_divided(span, 2)[half] for span in spans]
+                    yield Place(tuple(part), first.dtype, "whole")
+                turned = ["turned first", "turned second"]
+                yield from _places(spans, first.dtype, ["even", "odd"], weight, turned)
+
+
+def _places(
+    spans: Sequence[Span], dtype: mx.Dtype, forms: list[str], weight: mx.array, turned: list[str]
+) -> Iterator[Place]:
+    """The places with these forms, and for matrices with `turned` too."""
+    if weight.ndim == 1:
+        forms = [form for form in forms if form == "whole"]
+    for form in (*forms, *(turned if weight.ndim == 3 else ())):
+        yield Place(tuple(spans), dtype, form)
+
+
+def _divided(span: Span, parts: int) -> list[Span]:
+    size = span.size // parts
+    return [Span(span.file, span.start + at * size, size) for at in range(parts)]
+
+
+def _both_floating(one: mx.Dtype, other: mx.Dtype) -> bool:
+    return mx.issubdtype(one, mx.floating) and mx.issubdtype(other, mx.floating)

@@ -1,0 +1,151 @@
+"""Reads parts of a checkpoint's weight files, on several threads.
+
+The files stay open, so a file that is deleted or replaced by another is still read as it was. One
+that is changed in place is noticed after each read, before anything is computed with it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from backend.engine.engine_state import ExpertCounts
+from backend.engine.errors import ExpertsUnreadable
+from backend.engine.loading.shards import read_header, weight_files
+from backend.engine.threads import reserved_threads
+
+_THREADS = 8  # what an SSD needs to be busy with reads of some hundred KiB
+_TYPES = {
+    "F16": mx.float16, "BF16": mx.bfloat16, "F32": mx.float32, "F8_E4M3": mx.uint8,
+    "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16, "U32": mx.uint32,
+    "I32": mx.int32,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes of a file, which is given by its number."""
+
+    file: int
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor in a file."""
+
+    span: Span
+    dtype: mx.Dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    name: str
+    descriptor: int
+    state: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Reads that have begun, each into one row of `buffer`."""
+
+    buffer: np.ndarray
+    parts: Sequence[Future[None]]
+    files: frozenset[int]
+
+
+class WeightFiles:
+    """The weight files of a model, open until this object is released.
+
+    counts: gets the bytes that are read, and the time for which the engine waits for them.
+    """
+
+    def __init__(self, folder: Path, counts: ExpertCounts) -> None:
+        """Open the files. Raises OSError, ShardError, and Overloaded if there are no threads."""
+        self._counts = counts
+        self._files: list[_File] = []
+        self._threads = reserved_threads(_THREADS, "experts")
+        self.tensors: dict[str, Tensor] = {}
+        self._end = weakref.finalize(self, _close, self._threads, self._files)
+        for name in weight_files(path.name for path in folder.iterdir()):
+            descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+            self._files.append(_File(name, descriptor, _state(descriptor)))
+            self._read_header(name, descriptor)
+
+    def _read_header(self, name: str, descriptor: int) -> None:
+        with open(descriptor, "rb", closefd=False) as file:
+            header, _ = read_header(name, file, os.fstat(descriptor).st_size)
+            data = file.tell()
+        for tensor, entry in header.items():
+            if (dtype := _TYPES.get(entry["dtype"])) is not None:
+                start, end = entry["data_offsets"]
+                span = Span(len(self._files) - 1, data + start, end - start)
+                self.tensors[tensor] = Tensor(span, dtype, tuple(entry["shape"]))
+
+    def begin(self, spans: Sequence[Span]) -> Reading:
+        """Begin to read spans of equal size."""
+        buffer = np.empty((len(spans), spans[0].size), np.uint8)
+        rows = [(span, row.data) for span, row in zip(spans, buffer, strict=True)]
+        shares = [rows[at::_THREADS] for at in range(min(_THREADS, len(rows)))]
+        parts = [self._threads.submit(self._read, share) for share in shares]
+        self._counts.read_bytes += buffer.nbytes
+        return Reading(buffer, parts, frozenset(span.file for span in spans))
+
+    def finish(self, reading: Reading) -> mx.array:
+        """Wait for reads; returns the bytes, [spans, bytes]. Raises ExpertsUnreadable."""
+        began = time.perf_counter()
+        wait(reading.parts)
+        self._counts.wait_seconds += time.perf_counter() - began
+        for part in reading.parts:
+            part.result()
+        for file in reading.files:
+            self._require_unchanged(self._files[file])
+        return mx.array(reading.buffer)
+
+    def _read(self, rows: Sequence[tuple[Span, memoryview]]) -> None:
+        for span, row in rows:
+            file, done = self._files[span.file], 0
+            while done < span.size:
+                try:
+                    count = os.preadv(file.descriptor, [row[done:]], span.start + done)
+                except OSError as fault:
+                    raise ExpertsUnreadable(
+                        f"the weight file {file.name} cannot be read ({fault.strerror}): check the"
+                        " disk, and load the model again"
+                    ) from None
+                if not count:
+                    raise _changed(file)
+                done += count
+
+    def _require_unchanged(self, file: _File) -> None:
+        if _state(file.descriptor) != file.state:
+            raise _changed(file)
+
+
+def _changed(file: _File) -> ExpertsUnreadable:
+    return ExpertsUnreadable(
+        f"the weight file {file.name} has changed since the model was loaded, and holds its"
+        " experts: load the model again"
+    )
+
+
+def _state(descriptor: int) -> tuple[int, int]:
+    """What changes when a file is written to."""
+    found = os.fstat(descriptor)
+    return found.st_size, found.st_mtime_ns
+
+
+def _close(threads: ThreadPoolExecutor, files: list[_File]) -> None:
+    threads.shutdown()
+    while files:
+        os.close(files.pop().descriptor)
