@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from backend.engine.media.limits import MediaLimits
 from backend.engine.request import ChatPrompt, Extras
+from backend.engine.speech.transcript import SpeechAbilities
 from backend.engine.step_limits import StepTimeout
 from backend.engine.token_text import TextStream
 from common.chat_format import ChatFormat
@@ -39,6 +41,8 @@ class ServedModel:
     template_words: the `REASONING_WORDS` that the chat template uses.
     constraints: for models that generate text.
     reader: for requests other than generation.
+    speech: what a speech-to-text model reads of a request.
+    media_limits: the limits on media in requests.
     division: how ranks divide the model, for logs; '' if they do not.
     """
 
@@ -67,6 +71,8 @@ class ServedModel:
     constraints: ConstraintCompiler | None = None
     disk: DiskCache | None = None
     reader: Reader | None = None
+    speech: SpeechAbilities | None = None
+    media_limits: MediaLimits = field(default_factory=MediaLimits)
     division: str = ""
 
     def parser(
