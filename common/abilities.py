@@ -16,7 +16,7 @@ from typing import Any
 from common.chat_format import ChatFormat
 from common.infill_tokens import FAMILIES
 from common.media_parts import has_audio, has_media, has_vision
-from common.model_kind import ModelKind, kind_of
+from common.model_kind import ModelKind, kind_of, with_model_type
 
 _INDEX = "model.safetensors.index.json"
 _FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "chat_template.jinja", _INDEX)
@@ -38,7 +38,11 @@ _PARTS = {
     "server_tools": ("code_execution", "web_search"),
 }
 _THINKING = ("adaptive", "between_tools", "disabled", "enabled")
-_OF_KIND = {ModelKind.TEXT: ("completion",), ModelKind.EMBEDDING: ("embedding",)}
+_OF_KIND = {
+    ModelKind.TEXT: ("completion",),
+    ModelKind.EMBEDDING: ("embedding",),
+    ModelKind.TRANSCRIBE: ("audio",),
+}
 
 
 def abilities(folder: Path, wanted: str = "") -> tuple[str, ...]:
@@ -87,7 +91,7 @@ def _paths(folder: Path) -> list[Path]:
 
 @lru_cache(maxsize=256)
 def _abilities(folder: Path, wanted: str, _stamps: tuple[int, ...]) -> tuple[str, ...]:
-    config = _json(folder / "config.json")
+    config = with_model_type(_json(folder / "config.json"))
     with suppress(OSError, ValueError, TypeError, RecursionError):
         if "model_type" not in config and wanted in ("", "text", "vision"):
             return _UNKNOWN

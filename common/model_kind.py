@@ -6,6 +6,7 @@ precedence over the files.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -18,6 +19,7 @@ class ModelKind(Enum):
     EMBEDDING = "embedding"
     RERANK = "rerank"
     TOKEN_CLASSIFY = "token_classify"
+    TRANSCRIBE = "transcribe"
 
     @property
     def words(self) -> str:
@@ -30,7 +32,12 @@ _WORDS = {
     ModelKind.EMBEDDING: "turns text into vectors and does not generate text",
     ModelKind.RERANK: "ranks documents against a query and does not generate text",
     ModelKind.TOKEN_CLASSIFY: "labels words of a text and does not generate text",
+    ModelKind.TRANSCRIBE: "turns speech into text and answers only AudioTranscription",
 }
+# `model_type` in config.json of the speech-to-text models that are served.
+SPEECH_TYPES = frozenset({"whisper", "parakeet", "qwen3_asr"})
+# NVIDIA's conversions of Parakeet name no type, but the class that trained them.
+_NEMO = re.compile(r"nemo\.collections\.asr\.models\.\w+\.EncDec\w*")
 
 _ONLY_ENCODERS = frozenset({
     "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra",
@@ -38,6 +45,13 @@ _ONLY_ENCODERS = frozenset({
     "mpnet", "new", "nomic_bert", "roberta", "xlm-roberta", "xlm_roberta",
 })  # fmt: skip
 _SENTENCE_TRANSFORMERS = frozenset({"config_sentence_transformers.json", "modules.json"})
+
+
+def with_model_type(config: dict[str, Any]) -> dict[str, Any]:
+    """A configuration with its `model_type`, which only Parakeet's may leave to be derived."""
+    if config.get("model_type") is None and _NEMO.match(str(config.get("target", ""))):
+        return config | {"model_type": "parakeet"}
+    return config
 
 
 def kind_of(config: Mapping[str, Any], files: frozenset[str], wanted: str) -> ModelKind:
@@ -49,6 +63,8 @@ def kind_of(config: Mapping[str, Any], files: frozenset[str], wanted: str) -> Mo
         return ModelKind(wanted)
     if config.get("model_file"):
         return ModelKind.TEXT
+    if config["model_type"] in SPEECH_TYPES:
+        return ModelKind.TRANSCRIBE
     architectures = [str(name) for name in config.get("architectures") or ()]
     if any(name.endswith("ForTokenClassification") for name in architectures):
         return ModelKind.TOKEN_CLASSIFY

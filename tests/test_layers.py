@@ -29,7 +29,8 @@ LAYERS = {
         {ENGINE}.blas_threads {ENGINE}.engine_state {ENGINE}.gauges {ENGINE}.heartbeat
         {ENGINE}.step_limits {ENGINE}.token_text {ENGINE}.repetition
         {ENGINE}.constraints.spec {ENGINE}.disk_cache.use {ENGINE}.embedding.encoding
-        {ENGINE}.executing.score_plan {ENGINE}.media.limits {ENGINE}.vision.media_plan
+        {ENGINE}.executing.score_plan {ENGINE}.media.limits {ENGINE}.speech.transcript
+        {ENGINE}.vision.media_plan
     """,
     "planning": f"{ENGINE}.planning",
     "caches": f"""
@@ -43,16 +44,17 @@ LAYERS = {
         {ENGINE}.embedding.kind {ENGINE}.embedding.encoder_shape {ENGINE}.embedding.task_adapters
     """,
     "passes": f"""
-        {ENGINE}.executing {ENGINE}.drafting {ENGINE}.embedding {ENGINE}.vision.media_prefill
-        {ENGINE}.model {ENGINE}.served_model {ENGINE}.commands
+        {ENGINE}.executing {ENGINE}.drafting {ENGINE}.embedding {ENGINE}.speech
+        {ENGINE}.vision.media_prefill {ENGINE}.model {ENGINE}.served_model {ENGINE}.commands
     """,
     "loop": f"""
         {ENGINE}.scheduler {ENGINE}.worker {ENGINE}.output {ENGINE}.ranks.leading_executor
     """,
     "builders": f"""
         {ENGINE}.loading.loader {ENGINE}.loading.text_builder {ENGINE}.vision.vision_builder
-        {ENGINE}.embedding.embedding_builder {ENGINE}.loading.traits {ENGINE}.executing.warm_up
-        {ENGINE}.loading.serving_trial {ENGINE}.loading.serving_verdict
+        {ENGINE}.embedding.embedding_builder {ENGINE}.speech.speech_builder
+        {ENGINE}.loading.traits {ENGINE}.executing.warm_up {ENGINE}.loading.serving_trial
+        {ENGINE}.loading.serving_verdict
         {ENGINE}.ranks.followed_model {ENGINE}.ranks.follower
     """,
     "front": f"{ENGINE}.engine {ENGINE}.preparing",

@@ -17,6 +17,7 @@ COVERED = {
     "acceptance/test_embedding.py": "backend/rpc/text_readings",
     "acceptance/test_hanging.py": "backend/rpc/watchdog",
     "acceptance/test_score.py": "backend/rpc/scores",
+    "acceptance/test_transcription.py": "backend/engine/speech/speech_builder",
     "cli/test_agents.py": "cli/launching",
     "cli/test_command_line.py": """
         cli/__main__ cli/client cli/conversation cli/downloads cli/local_models cli/options

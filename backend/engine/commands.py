@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from backend.engine.embedding.encoding import Piece
 from backend.engine.request import GenerationRequest
+from backend.engine.speech.transcript import Speech
 
 if TYPE_CHECKING:
     from backend.engine.constraints.constraint import AnswerRule
@@ -47,11 +48,11 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Encode rows (Embedding, Rerank, TokenClassify). epoch: as in `Submit`."""
+    """Encode rows (Embedding, Rerank, TokenClassify), or transcribe. epoch: as in `Submit`."""
 
     epoch: int
     ticket: int
-    pieces: list[Piece]
+    pieces: list[Piece] | Speech
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from backend.engine.preparing import Preparer, Work
 from backend.engine.prompting.text_calls import TextCalls
 from backend.engine.request import GenerationRequest
 from backend.engine.served_model import ServedModel
+from backend.engine.speech.transcript import Speech
 from backend.engine.step_limits import StepLimits
 from backend.engine.threads import require_threads, reserved_threads
 from backend.engine.worker import Worker
@@ -44,6 +45,8 @@ from common.model_kind import ModelKind
 from common.wording import shown
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from backend.engine.loading.stages import Stages, StageThread
     from backend.engine.ranks.leader import Leader
 
@@ -258,6 +261,25 @@ class Engine:
                 if isinstance(event, Finished):
                     return event.scores
         raise AssertionError("a generation ends with Finished, or raises")
+
+    async def hear(self, recording: str) -> np.ndarray:
+        """The samples of a recording, one channel at SOUND_RATE per second.
+
+        recording: a path, base64 or a data URI. Cancelling the caller cancels the request. Raises
+        InvalidRequest, Overloaded, NotLoaded.
+        """
+        answer = self._queue(Encoding, self._preparer.recording(recording))
+        return (await answer.result()).outputs[0]
+
+    def transcribe(self, speech: Speech) -> Generation:
+        """Queue a recording; its events are `Heard`, then `Finished`.
+
+        Raises WrongKind, NotLoaded, Overloaded, ShuttingDown.
+        """
+        served = self._require()
+        if served.speech is None:
+            raise _wrong_kind("AudioTranscription", served)
+        return self._queue(Generation, self._preparer.speech(speech))
 
     def _queue(self, owner_of: Callable[[Callable[[], None]], Owner], work: Work) -> Owner:
         served = self._require()

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from backend.engine.speech.transcript import Heard
+
 FinishReason = Literal["stop", "length"]
 
 
@@ -125,6 +127,6 @@ class Progress:
     text: ClassVar[str] = ""
 
 
-Event = Progress | TextDelta | Finished
+Event = Progress | TextDelta | Heard | Finished
 # what the engine thread publishes; it becomes an Event when it is delivered
-Undelivered = Progress | GrowingText | Finished
+Undelivered = Progress | GrowingText | Heard | Finished

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from backend.engine.blas_threads import BlasThreads
 from backend.engine.drafting.draft_loading import Drafting
+from backend.engine.errors import EngineError
+from backend.engine.gauges import Gauges
 from backend.engine.planning.pace import Pace
 from backend.engine.planning.plan import CacheCost, PassCost
 from backend.engine.sampling.logits_head import LogitsHead
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from backend.engine.disk_cache.cache import DiskCache
-    from backend.engine.embedding.encode_queue import NewEncoder
     from backend.engine.executing.executor_sequence import ExecutorSequence
     from backend.engine.experts.offload import CachedExperts
     from backend.engine.loading.row_adapters import RowAdapters
@@ -95,5 +96,25 @@ class EngineModel:
         return self.adapters.using([sequence.request.adapter for sequence in sequences])
 
 
-Built: TypeAlias = "tuple[EngineModel | None, NewEncoder | None, ServedModel]"
-"""The result of a load: the model that generates or None, the encoder or None, the served model."""
+class RowQueue(Protocol):
+    """Runs requests other than generation, one `step` at a time; see `EncodeQueue`."""
+
+    short: bool
+
+    @property
+    def busy(self) -> bool: ...
+    @property
+    def room(self) -> int: ...
+    @property
+    def needs(self) -> int: ...
+    def submit(self, ticket: int, rows: Any, /) -> None: ...
+    def cancel(self, ticket: int) -> None: ...
+    def cancel_all(self, error: EngineError) -> None: ...
+    def step(self, *, running: bool, room: int | None = None) -> None: ...
+
+
+NewQueue = Callable[
+    [Callable[[int, Any], None], Callable[[str, BaseException], None], Gauges], RowQueue
+]
+Built: TypeAlias = "tuple[EngineModel | None, NewQueue | None, ServedModel]"
+"""The result of a load: the model that generates or None, the queue of others, the served model."""

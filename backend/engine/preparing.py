@@ -38,6 +38,7 @@ from backend.engine.request import (
     RawPrompt,
     TokenPrompt,
 )
+from backend.engine.speech.transcript import Speech
 from backend.engine.threads import reserved_threads
 from backend.engine.worker import Worker
 
@@ -196,6 +197,27 @@ class Preparer:
                 self._worker.send(Encode(served.epoch, ticket, pieces))
             else:
                 self._publish([(ticket, Encoded(()))])
+
+        return work
+
+    def recording(self, text: str) -> Work:
+        """Decode a recording. The answer's only output is its samples."""
+
+        def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
+            yield "media"
+            from backend.engine.media.decoding import decode_recording
+
+            samples = decode_recording(text, served.media_limits)
+            self._publish([(ticket, Encoded((samples,)))])
+
+        return work
+
+    def speech(self, speech: Speech) -> Work:
+        """Queue a recording for a speech-to-text model."""
+
+        def work(served: ServedModel, ticket: int) -> Iterator[Stage]:
+            self._worker.send(Encode(served.epoch, ticket, speech))
+            yield from ()
 
         return work
 

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from backend.engine.media.limits import MediaLimits
 from backend.engine.request import ChatPrompt, Extras
+from backend.engine.speech.transcript import SpeechAbilities
 from backend.engine.step_limits import StepTimeout
 from backend.engine.token_text import TextStream
 from common.chat_format import ChatFormat
@@ -40,6 +42,8 @@ class ServedModel:
     constraints: for models that generate text.
     adapters: names of the adapters of which a request may choose one.
     reader: for requests other than generation.
+    speech: what a speech-to-text model reads of a request.
+    media_limits: the limits on media in requests.
     division: how ranks divide the model, for logs; '' if they do not.
     """
 
@@ -69,6 +73,8 @@ class ServedModel:
     disk: DiskCache | None = None
     reader: Reader | None = None
     adapters: tuple[str, ...] = ()
+    speech: SpeechAbilities | None = None
+    media_limits: MediaLimits = field(default_factory=MediaLimits)
     division: str = ""
 
     def parser(

@@ -265,7 +265,7 @@ class Settings:
         "",
         "Kind of model; empty means detected from the checkpoint, text serves only the text part of"
         " a vision-language model.",
-        ("", "text", "vision", "embedding", "rerank", "token_classify"),
+        ("", "text", "vision", "embedding", "rerank", "token_classify", "transcribe"),
     )
     pooling: str = text(
         "",

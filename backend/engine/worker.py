@@ -25,9 +25,8 @@ from backend.engine.outbox import Outbox, Publication
 from common.machine_memory import return_freed_memory
 
 if TYPE_CHECKING:
-    from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder
     from backend.engine.loading.stages import Stages
-    from backend.engine.model import Built, EngineModel
+    from backend.engine.model import Built, EngineModel, NewQueue, RowQueue
     from backend.engine.scheduler import Scheduler
     from backend.engine.served_model import ServedModel
 
@@ -58,7 +57,7 @@ class Worker:
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self._epoch = 0
         self._scheduler: Scheduler | None = None
-        self._encoder: EncodeQueue | None = None
+        self._encoder: RowQueue | None = None
         self._later: Stages[None] | None = None
         self.gauges = Gauges()
         self._announced: set[int] = set()
@@ -247,7 +246,7 @@ class Worker:
             return
         self._encoder.submit(command.ticket, command.pieces)
 
-    def _encode_rows(self, encoder: EncodeQueue, *, running: bool) -> None:
+    def _encode_rows(self, encoder: RowQueue, *, running: bool) -> None:
         """Run one batch if the running sequences leave memory for its first row."""
         room = encoder.room
         if self._scheduler is not None:
@@ -283,7 +282,7 @@ class Worker:
         command.done.set_result(self._take_over(*built))
 
     def _take_over(
-        self, model: EngineModel | None, new_encoder: NewEncoder | None, served: ServedModel
+        self, model: EngineModel | None, new_encoder: NewQueue | None, served: ServedModel
     ) -> ServedModel:
         from backend.engine.scheduler import Scheduler
 

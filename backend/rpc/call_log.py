@@ -20,7 +20,10 @@ from common.log_lines import traceback_of
 
 Notes = dict[str, object]
 
-_LOGGED_AT_INFO = frozenset({"Predict", "PredictStream", "LoadModel", "Free"})
+_LOGGED_AT_INFO = frozenset({
+    "Predict", "PredictStream", "LoadModel", "Free",
+    "AudioTranscription", "AudioTranscriptionStream",
+})  # fmt: skip
 _REFUSALS_SECONDS = 1.0  # the period for which refusals are counted in one line
 _notes: ContextVar[Notes] = ContextVar("notes")
 

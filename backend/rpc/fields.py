@@ -1,4 +1,4 @@
-"""How each field of PredictOptions and ModelOptions is treated: used, refused, or neutral.
+"""How each field of a request to generate, load or transcribe is treated: used, refused, neutral.
 
 Hosts fill most fields from their configuration, so most fields arrive with values that mean "off";
 those are accepted. If ignoring a field would change what the user gets, any other value of it is
@@ -223,6 +223,30 @@ MODEL_OPTIONS = FieldTable(
     },
 )
 
+TRANSCRIPT_REQUEST = FieldTable(
+    used={
+        "dst": "the recording: the path of a file that the host has stored, base64 or a data URI;"
+        " WAV, FLAC, OGG, MP3, M4A, MP4, WebM or AAC, up to two hours",
+        "language": "a code such as `en`; empty or `auto`: the model detects it. Parakeet always"
+        " does; a model that accepts audio reads it in its prompt",
+        "translate": "into English: multilingual Whisper models, and models that accept audio;"
+        " refused for others",
+        "prompt": "earlier text, or words that may occur: Whisper and Qwen3-ASR; Parakeet reads"
+        " none. For a model that accepts audio, it replaces the question",
+        "temperature": "0 is greedy, and Whisper tries higher ones where its text repeats itself or"
+        " is improbable; above 0 it is refused for Parakeet",
+        "timestamp_granularities": "`segment`, and `word` for Whisper and Parakeet",
+        "ModelIdentity": "compared with the loaded model's before anything else",
+    },
+    refused={},
+    neutral={
+        "threads": _DEVICE,
+        "diarize": "speakers are not distinguished, and `speaker` stays empty; hosts set it for"
+        " every request",
+        "stream": "the RPC decides",
+    },
+)
+
 
 def render() -> str:
     """The tables of docs/fields.md."""
@@ -233,6 +257,11 @@ def render() -> str:
             _table("PredictOptions", "field | treatment", _rows(predict, PREDICT_OPTIONS)),
             _table("Metadata of a request", "key | meaning", keys),
             _table("ModelOptions", "field | treatment", _rows(model, MODEL_OPTIONS)),
+            _table(
+                "TranscriptRequest",
+                "field | treatment",
+                _rows(pb.TranscriptRequest, TRANSCRIPT_REQUEST),
+            ),
         )
     )
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from backend.rpc.statuses import IdentityMismatch
 
-GUARDED = frozenset(
-    {"Predict", "PredictStream", "Embedding", "TokenizeString", "Rerank", "TokenClassify", "Score"}
-)
+GUARDED = frozenset({
+    "Predict", "PredictStream", "Embedding", "TokenizeString", "Rerank", "TokenClassify", "Score",
+    "AudioTranscription", "AudioTranscriptionStream",
+})  # fmt: skip
 
 
 class Identity:

@@ -29,7 +29,10 @@ from common.machine_memory import return_freed_memory
 
 SERVICE = "backend.Backend"
 REACHED = (("mlx-reached", "1"),)
-QUEUED = frozenset({"Predict", "PredictStream", "Embedding", "Rerank", "Score", "TokenClassify"})
+QUEUED = frozenset({
+    "Predict", "PredictStream", "Embedding", "Rerank", "Score", "TokenClassify",
+    "AudioTranscription", "AudioTranscriptionStream",
+})  # fmt: skip
 """The methods whose requests wait for the engine, and are refused while its queue is full."""
 _PREFIX = f"/{SERVICE}/"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"

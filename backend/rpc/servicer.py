@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from typing import Any, TypeAlias
 
 import grpc
@@ -20,6 +21,7 @@ from backend.engine.events import Finished, Progress, TextDelta, Usage
 from backend.engine.generation import Generation
 from backend.engine.load_request import LoadRequest
 from backend.engine.served_model import ServedModel
+from backend.engine.speech.transcript import Heard
 from backend.rpc import logs, replies, scores, text_readings, trailers
 from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage
@@ -27,6 +29,7 @@ from backend.rpc.identity import Identity
 from backend.rpc.last_load import LastLoad
 from backend.rpc.load_options import load_request
 from backend.rpc.requests import generation_request
+from backend.rpc.transcription import transcribe
 from common.chat_events import ChatEvent, message_of
 from common.field_names import named
 from wire import backend_pb2 as pb
@@ -115,7 +118,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         del request
         async with generation:
             async for event in generation:
-                if isinstance(event, Progress):
+                if isinstance(event, Progress | Heard):
                     continue
                 usage = event.usage
                 events += _read(answer, event)
@@ -129,8 +132,9 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         del request
         async with generation:
             async for event in generation:
-                if isinstance(event, Progress):
-                    await context.write(replies.progress(event))
+                if isinstance(event, Progress | Heard):
+                    if isinstance(event, Progress):
+                        await context.write(replies.progress(event))
                     continue
                 for part in _read(answer, event):
                     logprobs = answer.piece_logprobs()
@@ -228,6 +232,26 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         self, request: pb.TokenClassifyRequest, _context: Context
     ) -> pb.TokenClassifyResponse:
         return await text_readings.classify(self._engine, request)
+
+    async def AudioTranscription(
+        self, request: pb.TranscriptRequest, _context: Context
+    ) -> pb.TranscriptResult:
+        async with aclosing(transcribe(self._engine, request)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, pb.TranscriptResult):
+                    return piece
+        raise AssertionError("a transcription ends with its result, or raises")
+
+    async def AudioTranscriptionStream(
+        self, request: pb.TranscriptRequest, context: Context
+    ) -> None:
+        async with aclosing(transcribe(self._engine, request)) as pieces:
+            async for piece in pieces:
+                await context.write(
+                    pb.TranscriptStreamResponse(delta=piece)
+                    if isinstance(piece, str)
+                    else pb.TranscriptStreamResponse(final_result=piece)
+                )
 
 
 def _tell_truncated(context: Context, tokens: int) -> None:

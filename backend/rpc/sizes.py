@@ -32,7 +32,7 @@ _LARGER = {
 _WHOLE = frozenset(
     {
         "Audios", "Embeddings", "Images", "Messages", "Prompt", "Videos",
-        "candidates", "documents", "prompt", "query", "text", "tokens",
+        "candidates", "documents", "dst", "prompt", "query", "text", "tokens",
     }
 )  # fmt: skip
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5

@@ -10,7 +10,7 @@ import pytest
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.request import Extras
-from backend.rpc.fields import MODEL_OPTIONS, PREDICT_OPTIONS, render
+from backend.rpc.fields import MODEL_OPTIONS, PREDICT_OPTIONS, TRANSCRIPT_REQUEST, render
 from backend.rpc.request_metadata import KEYS
 from backend.rpc.requests import generation_request
 from backend.rpc.statuses import status_of
@@ -22,7 +22,12 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "fields.md"
 
 
 @pytest.mark.parametrize(
-    ("wire", "message"), [(PREDICT_OPTIONS, pb.PredictOptions), (MODEL_OPTIONS, pb.ModelOptions)]
+    ("wire", "message"),
+    [
+        (PREDICT_OPTIONS, pb.PredictOptions),
+        (MODEL_OPTIONS, pb.ModelOptions),
+        (TRANSCRIPT_REQUEST, pb.TranscriptRequest),
+    ],
 )
 def test_every_field_has_exactly_one_row(wire: FieldTable, message: Any) -> None:
     rows = [*wire.used, *wire.refused, *wire.neutral]

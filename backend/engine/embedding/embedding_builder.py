@@ -16,7 +16,7 @@ from backend.engine.device import Device
 from backend.engine.embedding import networks
 from backend.engine.embedding.batch_plan import ActivationCost
 from backend.engine.embedding.dense_layers import applied, dense_layers
-from backend.engine.embedding.encode_queue import EncodeQueue, NewEncoder, Run
+from backend.engine.embedding.encode_queue import EncodeQueue, Run
 from backend.engine.embedding.kind import (
     ANSWERING_RERANKERS,
     has_score,
@@ -54,7 +54,7 @@ from backend.engine.loading.adapters import require_addable
 from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.weights import LoadedModel, OpenModel, load_model
-from backend.engine.model import Built
+from backend.engine.model import Built, NewQueue
 from backend.engine.planning.pace import Pace
 from backend.engine.prompting.chat import chat_format
 from backend.engine.prompting.prompts import PromptBuilder
@@ -134,7 +134,7 @@ def text_embedder(
     here: Device,
     limits: Limits,
     room: int,
-) -> tuple[NewEncoder, TextReader] | tuple[None, None]:
+) -> tuple[NewQueue, TextReader] | tuple[None, None]:
     """The encoder and reader with which a generative model answers Embedding.
 
     Nothing is computed until the first request. None if the model has no part that ends before the
@@ -303,7 +303,7 @@ def _privacy_path(path: Path, labels: tuple[str, ...]) -> Callable[[np.ndarray],
 
 def _new_encoder(
     run: Run, loaded: LoadedModel, settings: Settings, here: Device, room: int
-) -> NewEncoder:
+) -> NewQueue:
     part = _part(loaded.config)
     hidden = int(part.get("hidden_size") or part.get("n_embd") or part.get("dim") or 4096)
     heads = int(part.get("num_attention_heads") or part.get("n_head") or 16)

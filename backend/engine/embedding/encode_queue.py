@@ -37,7 +37,6 @@ Run = Callable[[Sequence[Piece]], list[np.ndarray]]
 
 Publish = Callable[[int, "Encoded | EngineError"], None]
 Report = Callable[[str, BaseException], None]
-NewEncoder = Callable[[Publish, Report, Gauges], "EncodeQueue"]
 
 
 @dataclass(eq=False, slots=True)

@@ -36,7 +36,7 @@ class Encoded:
     """The model's float32 output for each piece of a request, in the order of the pieces.
 
     Depending on the model: a vector (dim,), token vectors (tokens, dim), one score (), or label
-    probabilities (tokens, labels).
+    probabilities (tokens, labels). For a recording: its samples.
     """
 
     outputs: tuple[np.ndarray, ...]

@@ -15,7 +15,7 @@ from backend.engine.embedding.task_adapters import is_jina_v4
 from backend.engine.errors import InvalidRequest, ModelRejected
 from backend.engine.loading.architectures import is_multimodal, model_types
 from common.field_names import named
-from common.model_kind import ModelKind
+from common.model_kind import SPEECH_TYPES, ModelKind
 from common.wording import shown
 
 # The value of `module_of` for the encoders of ours.
@@ -42,6 +42,7 @@ FAMILIES: Mapping[ModelKind, frozenset[str]] = {
     ModelKind.TOKEN_CLASSIFY: frozenset({
         "bert", *_ROBERTAS, "modernbert", "mpnet", "distilbert", "openai_privacy_filter",
     }),
+    ModelKind.TRANSCRIBE: SPEECH_TYPES,
 }  # fmt: skip
 # The kinds that text models of mlx-lm serve: pooled, or by the token with which they answer.
 _OF_TEXT_MODELS = (ModelKind.EMBEDDING, ModelKind.RERANK)

@@ -34,7 +34,7 @@ from backend.engine.settings import Settings
 from backend.engine.vision.families import why_not_read, why_not_seen
 from common.field_names import named
 from common.media_parts import has_media
-from common.model_kind import ModelKind, kind_of
+from common.model_kind import ModelKind, kind_of, with_model_type
 from common.wording import did_you_mean, shown
 
 _TOKENIZER_FILES = (
@@ -117,7 +117,8 @@ def inspect(
         media = kind is ModelKind.TEXT and _takes_media(name, config, shards.tensors, settings)
         if kind is ModelKind.TEXT and not media and not config.get("model_file"):
             _require_text_family(name, config["model_type"])
-        _require_tokenizer(path, name)
+        if config["model_type"] != "parakeet":  # its vocabulary is in config.json
+            _require_tokenizer(path, name)
         return Checkpoint(path, name, config, shards.bytes, kind, media, missing=shards.missing)
     except (UnsafeFileError, BadFileError) as error:
         raise ModelRejected.because(name, str(error)) from None
@@ -252,7 +253,7 @@ def _kind(config: dict[str, Any], files: frozenset[str], settings: Settings) -> 
 
 def _read_config(path: Path, name: str) -> dict[str, Any]:
     try:
-        return read_object(path / "config.json")
+        return with_model_type(read_object(path / "config.json"))
     except BadFileError as error:
         raise ModelRejected.because(name, str(error)) from None
 

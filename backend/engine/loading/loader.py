@@ -81,7 +81,9 @@ def _load(
 
 
 def _build(order: LoadOrder) -> Stages[Built]:
-    if order.checkpoint.kind is not ModelKind.TEXT:
+    if order.checkpoint.kind is ModelKind.TRANSCRIBE:
+        from backend.engine.speech.speech_builder import build
+    elif order.checkpoint.kind is not ModelKind.TEXT:
         from backend.engine.embedding.embedding_builder import build
     elif order.checkpoint.of_vlm:
         from backend.engine.vision.vision_builder import build

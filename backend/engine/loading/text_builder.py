@@ -263,6 +263,7 @@ def build(
                 copy=device.host_reads_disturb(here),
             )
     served = ServedModel(
+        media_limits=order.media_limits,
         name=loaded.name,
         model_type=loaded.model_type,
         context_size=context_size,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.media.item_bytes import item_bytes
@@ -17,6 +18,7 @@ from backend.engine.media.items import BadItem, Media, Picture, Sound, Video
 from backend.engine.media.limits import (
     LEAST_PIXELS,
     PICTURES_IN_ALL,
+    RECORDING_SECONDS,
     VIDEO_CPU_SECONDS,
     MediaLimits,
 )
@@ -24,6 +26,9 @@ from backend.engine.media.picture import decode_picture
 from backend.engine.media.sound import decode_sound
 from backend.engine.media.video import decode_video
 from common.field_names import named
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def decode(
@@ -74,6 +79,17 @@ def decode(
             sounds.append(decode_sound(read(text), sound_left, limits.audio_seconds))
         sound_left -= len(sounds[-1].samples) / sounds[-1].rate
     return Media(tuple(pictures), tuple(films), tuple(sounds))
+
+
+def decode_recording(text: str, limits: MediaLimits) -> np.ndarray:
+    """Decode the recording of a transcription. Raises InvalidRequest.
+
+    It may be a path, because that is what hosts send: they store the upload of their client.
+    """
+    with _naming("dst"):
+        content = item_bytes(text, limits.item_bytes, allow_paths=True)
+        samples: np.ndarray = decode_sound(content, RECORDING_SECONDS, RECORDING_SECONDS).samples
+        return samples
 
 
 @contextmanager

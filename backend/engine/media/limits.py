@@ -14,6 +14,7 @@ MAX_SIDE = 16_384
 MAX_RATIO = 200
 PICTURES_IN_ALL = 4
 LEAST_PIXELS = 32 * 32  # of a video frame: the minimum that the families' processors accept
+RECORDING_SECONDS = 7200  # of a recording to transcribe, which is never in one prompt
 VIDEO_CPU_SECONDS: Final = 30
 VIDEO_WALL_SECONDS: Final = 120
 VIDEO_MEMORY: Final = 1024 * MIB

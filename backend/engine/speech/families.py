@@ -1,0 +1,123 @@
+"""The speech-to-text models of mlx-audio that transcribe a recording in windows cut at pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from backend.engine.media.items import SOUND_RATE
+from backend.engine.speech import whisper
+from backend.engine.speech.transcript import Heard, Segment, Speech, SpeechAbilities, Word
+from backend.engine.speech.windows import windows
+
+Result = tuple[tuple[Segment, ...], str]
+
+
+def transcriber(model_type: str, model: Any) -> Callable[[Speech], Iterator[Heard | None]]:
+    """The function that transcribes with a model."""
+    if model_type == "whisper":
+        return partial(whisper.transcribe, model)
+    return partial(_in_windows, partial(_OTHERS[model_type], model))
+
+
+def abilities_of(model_type: str, model: Any) -> SpeechAbilities:
+    """What a model reads of a request."""
+    if model_type == "parakeet":
+        return SpeechAbilities(times_words=True)
+    if model_type == "qwen3_asr":
+        return SpeechAbilities(frozenset(_qwen_languages(model)), prompts=True, samples=True)
+    several = bool(model.is_multilingual)
+    languages = list(_languages())[: model.num_languages] if several else ["en"]
+    return SpeechAbilities(
+        frozenset(languages), translates=several, prompts=True, samples=True, times_words=True
+    )
+
+
+def _languages() -> Mapping[str, str]:
+    """The names of languages, in English and without capitals, by their codes."""
+    from mlx_audio.stt.models.whisper.tokenizer import LANGUAGES
+
+    names: Mapping[str, str] = LANGUAGES
+    return names
+
+
+def _qwen_languages(model: Any) -> dict[str, str]:
+    """The names by which a model knows languages, by their codes."""
+    own = {str(name).lower(): str(name) for name in model.config.support_languages}
+    named = {"filipino": "tl"} | {name: code for code, name in _languages().items()}
+    return {named[name]: own[name] for name in own if name in named}
+
+
+def _in_windows(hear: Callable[[Speech, mx.array], Result], speech: Speech) -> Iterator[Heard]:
+    for start, end in windows(speech.samples):
+        offset = start / SOUND_RATE
+        segments, language = hear(speech, mx.array(speech.samples[start:end]))
+        begun = " " if start else ""  # windows are separated by a space
+        shifted = tuple(
+            _shifted(segment, offset, "" if at else begun)
+            for at, segment in enumerate(segments)
+            if segment.text.strip()
+        )
+        yield Heard(shifted, language or speech.language, end)
+
+
+def _shifted(segment: Segment, offset: float, begun: str) -> Segment:
+    words = tuple(Word(w.start + offset, w.end + offset, w.text) for w in segment.words)
+    text = segment.text if segment.text.startswith(" ") else begun + segment.text
+    return Segment(segment.start + offset, segment.end + offset, text, segment.tokens, words)
+
+
+def _parakeet(model: Any, _speech: Speech, sound: mx.array) -> Result:
+    """Segments as the model divides them; a token that begins with a space begins a word.
+
+    Sounds shorter than a frame have none.
+    """
+    heard = model.generate(sound, dtype=_dtype(model))
+    return tuple(map(_sentence, heard.sentences)), ""
+
+
+def _sentence(sentence: Any) -> Segment:
+    words: list[Word] = []
+    for token in sentence.tokens:
+        if words and not token.text.startswith(" "):
+            last = words[-1]
+            words[-1] = Word(last.start, float(token.end), last.text + token.text)
+        else:
+            words.append(Word(float(token.start), float(token.end), token.text))
+    ids = tuple(int(token.id) for token in sentence.tokens)
+    return Segment(float(sentence.start), float(sentence.end), sentence.text, ids, tuple(words))
+
+
+def _qwen3_asr(model: Any, speech: Speech, sound: mx.array) -> Result:
+    """One segment for a window; the language is the one that the model names."""
+    mx.random.seed(len(sound))
+    names = _qwen_languages(model)
+    heard = model.generate(
+        sound,
+        temperature=speech.temperature,
+        language=names.get(speech.language),
+        system_prompt=speech.prompt or None,
+        max_tokens=_MOST_TOKENS,
+    )
+    named = heard.language[0] if heard.language else ""
+    code = next((code for code, name in names.items() if name == named), "")
+    return (Segment(0.0, len(sound) / SOUND_RATE, heard.text),), code
+
+
+def _dtype(model: Any) -> Any:
+    """The type in which a model computes."""
+    leaves: dict[str, Any] = {}
+    tree_flatten(model.parameters(), destination=leaves)
+    types = (leaf.dtype for leaf in leaves.values())
+    return next((each for each in types if mx.issubdtype(each, mx.floating)), mx.float32)
+
+
+_MOST_TOKENS = 1024  # for 30 seconds
+_OTHERS: Mapping[str, Callable[[Any, Speech, mx.array], Result]] = {
+    "parakeet": _parakeet,
+    "qwen3_asr": _qwen3_asr,
+}

@@ -1,0 +1,191 @@
+"""Builds a speech-to-text model, which mlx-audio computes."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from backend.engine import device as devices
+from backend.engine.errors import EngineError, ModelRejected, WrongKind
+from backend.engine.load_request import LoadOrder
+from backend.engine.loading.stages import Stages
+from backend.engine.loading.weights import bytes_of, cast, evaluate, reason_of
+from backend.engine.media.items import SOUND_RATE
+from backend.engine.model import Built
+from backend.engine.prompting.chat import chat_format
+from backend.engine.served_model import ServedModel
+from backend.engine.settings import weight_dtype
+from backend.engine.speech.families import abilities_of, transcriber
+from backend.engine.speech.speech_queue import SpeechQueue
+from backend.engine.speech.transcript import Speech
+from backend.engine.speech.windows import MOST_SECONDS
+from backend.engine.units import MIB
+from common.context_size import context_of
+from common.wording import shown
+
+_log = logging.getLogger(__name__)
+_FLOAT = 4  # bytes
+_MELS = 128
+_FRAMES_PER_SECOND = 100
+_WINDOW_FRAMES = 3000
+
+
+def build(order: LoadOrder) -> Stages[Built]:
+    """Build a model. Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest."""
+    settings, checkpoint = order.settings, order.checkpoint
+    name, model_type = checkpoint.name, str(checkpoint.config["model_type"])
+    yield "engine"
+    here = devices.detect()
+    devices.prepare(here)
+    type_ = devices.weight_type(here, weight_dtype(settings, order.request.dtype))
+    limit = devices.memory_limit(here, settings)
+    try:
+        model = open_model(checkpoint.path, model_type)
+        if model_type == "whisper":
+            # Its decoding is written for these two types.
+            type_ = "float32" if type_ == "float32" else "float16"
+            model.dtype = getattr(mx, type_)
+        if type_:
+            cast(model, type_)
+        size = bytes_of(model)
+        if size > limit:
+            raise ModelRejected.because(
+                name,
+                f"its weights take {size // MIB} MiB and MLX may use {limit // MIB} MiB; raise"
+                " memory_limit_mib or use a smaller or more quantised model",
+            )
+        yield from evaluate(model, size)
+    except EngineError:
+        raise
+    except Exception as fault:
+        _log.warning("model %s: its weights cannot be loaded", shown(name), exc_info=True)
+        raise ModelRejected.because(name, reason_of(fault, checkpoint.path)) from None
+    plan = devices.memory_plan(here, settings, size)
+    transcribe = transcriber(model_type, model)
+    needs = partial(_needs, checkpoint.config)
+    yield "engine"
+    _prove(transcribe, name)
+    served = ServedModel(
+        name=name,
+        model_type=model_type,
+        context_size=_context(checkpoint.config),
+        chat_template=None,
+        chat_format=chat_format(None, ()),
+        rendered_template="",
+        vocabulary_size=0,
+        token_bytes=lambda _: b"",
+        new_text=_no_text,
+        kind=checkpoint.kind,
+        epoch=order.epoch,
+        prompts=_NoTokenizer(name, checkpoint.kind.words),  # type: ignore[arg-type]
+        capacity=settings.parallel + settings.max_queue,
+        step_timeout=devices.step_timeout(here, settings),
+        weights_bytes=size,
+        speech=abilities_of(model_type, model),
+        media_limits=order.media_limits,
+    )
+    devices.apply(plan)
+    room = max(plan.limit - size, 0)
+    return None, partial(SpeechQueue, transcribe, needs, settings.parallel, room), served
+
+
+def open_model(path: Path, model_type: str) -> Any:
+    """A model with its weights still lazy, and its tokenizer.
+
+    mlx-audio's own function also guesses the type from the folder's name, and lets Qwen3-ASR run
+    code of the checkpoint.
+    """
+    from mlx_audio.utils import apply_quantization, load_config, load_weights
+
+    module = importlib.import_module(f"mlx_audio.stt.models.{model_type}")
+    config = load_config(path) | {"model_path": str(path)}
+    model = module.Model(module.ModelConfig.from_dict(config))
+    weights = load_weights(path)
+    if hasattr(model, "sanitize"):
+        weights = model.sanitize(weights)
+    apply_quantization(model, config, weights, getattr(model, "model_quant_predicate", None))
+    model.load_weights(list(weights.items()))
+    model.eval()
+    if model_type == "whisper":
+        model = type(model).post_load_hook(model, path)
+        if model._processor is None:
+            raise ValueError(
+                "its tokenizer or preprocessor_config.json is missing: use a version with the files"
+                " of the original"
+            )
+    elif model_type == "qwen3_asr":
+        from transformers import AutoTokenizer, WhisperFeatureExtractor
+
+        model._tokenizer = AutoTokenizer.from_pretrained(path)
+        model._feature_extractor = WhisperFeatureExtractor.from_pretrained(path)
+        model.config.model_repo = ""
+    return model
+
+
+def _context(config: dict[str, Any]) -> int:
+    """The tokens of a window's text, with those of the text before it."""
+    own = config.get("max_target_positions") or config.get("n_text_ctx")
+    return own if isinstance(own, int) and own > 0 else context_of(config)
+
+
+def _needs(config: dict[str, Any], speech: Speech) -> int:
+    """The bytes for a recording: its samples and spectrum, and the activations of a window.
+
+    The largest activations are the attention weights of the encoder's frames to each other.
+    """
+    part = config.get("audio_config") or config.get("encoder") or config
+    numbers = part if isinstance(part, dict) else config
+    heads = next(
+        (numbers[key] for key in _HEADS if isinstance(numbers.get(key), int)), _USUAL_HEADS
+    )
+    positions = _WINDOW_FRAMES // 2
+    activations = 4 * heads * positions**2 * _FLOAT
+    seconds = max(len(speech.samples) / SOUND_RATE, MOST_SECONDS)
+    spectrum = 2 * int(seconds * _FRAMES_PER_SECOND) * _MELS * _FLOAT
+    return activations + spectrum + len(speech.samples) * _FLOAT
+
+
+_HEADS = ("encoder_attention_heads", "n_audio_head", "n_heads")
+_USUAL_HEADS = 20
+
+
+def _prove(transcribe: Callable[[Speech], Any], name: str) -> None:
+    """Transcribe a second of silence. Raises ModelRejected if the model cannot.
+
+    This also compiles kernels before the first request.
+    """
+    try:
+        for _ in transcribe(Speech(np.zeros(SOUND_RATE, np.float32), temperature=1e-3)):
+            pass
+    except EngineError:
+        raise
+    except Exception as fault:
+        _log.warning("model %s: the first recording failed", shown(name), exc_info=True)
+        reason = f"it failed on its first recording ({type(fault).__name__})"
+        raise ModelRejected.because(name, reason) from None
+    finally:
+        mx.clear_cache()
+
+
+def _no_text(_: bool) -> Any:
+    raise AssertionError("a model of speech gets no request for text")
+
+
+class _NoTokenizer:
+    """In place of the tokenizer: its tokens are only those of transcripts."""
+
+    def __init__(self, name: str, words: str) -> None:
+        self._refusal = f"the loaded model {shown(name)} {words}"
+
+    def tokenize(self, _text: str) -> list[int]:
+        raise WrongKind(f"TokenizeString is not served: {self._refusal}")
+
+    def detokenize(self, _tokens: list[int]) -> str:
+        raise WrongKind(f"Detokenize is not served: {self._refusal}")

@@ -1,0 +1,229 @@
+"""AudioTranscription: recordings into text, by a model of speech, or by one that accepts audio.
+
+A model that accepts audio gets the recording in pieces of 30 seconds, each as a conversation of its
+own: its times are those of the pieces.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import math
+from collections.abc import AsyncGenerator
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from backend.engine.engine import Engine
+from backend.engine.errors import InvalidRequest, WrongKind
+from backend.engine.events import Finished, TextDelta
+from backend.engine.served_model import ServedModel
+from backend.engine.speech.transcript import Heard, Segment, Speech, SpeechAbilities
+from backend.engine.vision.media_plan import AUDIO
+from backend.rpc.answer import Answer
+from backend.rpc.call_log import note, note_usage
+from backend.rpc.requests import generation_request
+from common.chat_events import Content
+from common.field_names import named
+from common.wording import shown
+from wire import backend_pb2 as pb
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_NANOSECONDS = 1_000_000_000
+_GRANULARITIES = ("segment", "word")
+_MOST_TOKENS = 1024  # of an answer about 30 seconds
+_HOTTEST = 100.0
+_SERVED_BY = (
+    "load a speech-to-text model (Whisper, Parakeet, Qwen3-ASR), or a model that accepts audio"
+)
+
+
+async def transcribe(
+    engine: Engine, request: pb.TranscriptRequest
+) -> AsyncGenerator[str | pb.TranscriptResult, None]:
+    """Yield the text in pieces, and the result at the end. Raises WrongKind, InvalidRequest, …."""
+    from backend.engine.media.items import SOUND_RATE
+
+    facts = engine.require_model()
+    if facts.speech is None and AUDIO not in facts.media:
+        raise WrongKind(
+            f"AudioTranscription is not served: the loaded model {shown(facts.name)}"
+            f" {facts.kind.words} and accepts no audio; {_SERVED_BY}"
+        )
+    abilities = facts.speech or SpeechAbilities(translates=True, prompts=True, samples=True)
+    _require_sound(request, abilities)
+    language = _language(request.language, abilities if facts.speech else None)
+    samples = await engine.hear(request.dst)
+    segments: list[Segment] = []
+    text = ""
+    pieces = (
+        _by_speech_model(engine, request, language, samples)
+        if facts.speech
+        else _by_prompts(engine, facts, request, language, samples)
+    )
+    async for piece in pieces:
+        if isinstance(piece, Heard):
+            segments += piece.segments
+            language = language or piece.language
+        elif delta := piece if text else piece.lstrip():
+            text += delta
+            yield delta
+    yield pb.TranscriptResult(
+        segments=[_on_the_wire(index, segment) for index, segment in enumerate(segments)],
+        text=text,
+        language=language,
+        duration=len(samples) / SOUND_RATE,
+    )
+
+
+async def _by_speech_model(
+    engine: Engine, request: pb.TranscriptRequest, language: str, samples: np.ndarray
+) -> AsyncGenerator[str | Heard, None]:
+    speech = Speech(
+        samples,
+        language,
+        request.prompt,
+        request.temperature,
+        request.translate,
+        "word" in request.timestamp_granularities,
+    )
+    async with engine.transcribe(speech) as transcription:
+        async for event in transcription:
+            if isinstance(event, Heard):
+                for segment in event.segments:
+                    yield segment.text
+                yield event
+            elif isinstance(event, Finished):
+                note_usage(event.usage)
+
+
+async def _by_prompts(
+    engine: Engine,
+    facts: ServedModel,
+    request: pb.TranscriptRequest,
+    language: str,
+    samples: np.ndarray,
+) -> AsyncGenerator[str | Heard, None]:
+    """Ask for a transcript of each piece, in llama.cpp's words; `prompt` replaces them."""
+    from backend.engine.media.items import SOUND_RATE
+    from backend.engine.speech.windows import windows
+
+    asked = request.prompt or "Transcribe audio to text"
+    asked += f" (language: {language})" if language else ""
+    asked += " (translate it into English)" if request.translate else ""
+    for start, end in windows(samples):
+        options = pb.PredictOptions(
+            Messages=[pb.Message(role="user", content=asked)],
+            UseTokenizerTemplate=True,
+            Audios=[await asyncio.to_thread(_wav, samples[start:end])],
+            Temperature=request.temperature,
+            Tokens=_MOST_TOKENS,
+            Metadata={"enable_thinking": "false"},
+        )
+        text = ""
+        async for piece in _answer(engine, facts, options):
+            delta = piece if text or not start else f" {piece.lstrip()}"
+            text += delta
+            yield delta
+        yield Heard((Segment(start / SOUND_RATE, end / SOUND_RATE, text),) if text.strip() else ())
+
+
+async def _answer(
+    engine: Engine, facts: ServedModel, options: pb.PredictOptions
+) -> AsyncGenerator[str, None]:
+    """The content of an answer, in pieces, without reasoning."""
+    request = generation_request(options, facts)
+    note(id=request.request_id)
+    async with engine.submit(request) as generation:
+        answer = Answer(facts, request, generation, partial_calls=False)
+        async for event in generation:
+            match event:
+                case TextDelta():
+                    parts = answer.feed(event)
+                case Finished():
+                    note_usage(event.usage)
+                    parts = answer.finish(event)
+                case _:
+                    continue
+            for part in parts:
+                if isinstance(part, Content) and part.text:
+                    yield part.text
+
+
+def _wav(samples: np.ndarray) -> str:
+    """The base64 of a WAV file with these samples, unchanged."""
+    import soundfile
+
+    from backend.engine.media.items import SOUND_RATE
+
+    file = BytesIO()
+    soundfile.write(file, samples, SOUND_RATE, "FLOAT", format="WAV")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _require_sound(request: pb.TranscriptRequest, abilities: SpeechAbilities) -> None:
+    """Refuse what the model cannot do. Raises InvalidRequest."""
+    if not request.dst:
+        raise InvalidRequest(f"{named('dst')} is empty: send a recording")
+    if not (0 <= request.temperature <= _HOTTEST) or not math.isfinite(request.temperature):
+        raise InvalidRequest(
+            f"{named('temperature')} is {request.temperature:g}: send 0 to {_HOTTEST:g}"
+        )
+    if request.temperature and not abilities.samples:
+        raise InvalidRequest(
+            f"{named('temperature')} is {request.temperature:g}, but this model chooses the most"
+            " likely text only: send 0"
+        )
+    if request.translate and not abilities.translates:
+        raise InvalidRequest(
+            f"{named('translate')} is true, but this model does not translate: load a multilingual"
+            " Whisper model, or send false"
+        )
+    for word in request.timestamp_granularities:
+        if word not in _GRANULARITIES:
+            raise InvalidRequest(
+                f"{named('timestamp_granularities')} has {shown(word)}: send segment or word"
+            )
+    if "word" in request.timestamp_granularities and not abilities.times_words:
+        raise InvalidRequest(
+            f"{named('timestamp_granularities')} has word, but this model does not tell the times"
+            " of words: send segment, or load a Whisper or Parakeet model"
+        )
+
+
+def _language(given: str, abilities: SpeechAbilities | None) -> str:
+    """The code of a language; '' if the model detects it. Raises InvalidRequest.
+
+    abilities: None for a model that reads its name in a prompt.
+    """
+    word = given.strip()
+    code = word.lower().replace("_", "-").partition("-")[0]
+    if code == "auto":
+        return ""
+    if abilities is None or not word:
+        return word
+    if abilities.languages and code not in abilities.languages:
+        raise InvalidRequest(
+            f"{named('language')} is {shown(given)}, which this model does not know: send a code"
+            f" such as {', '.join(sorted(abilities.languages)[:8])}, or leave it out"
+        )
+    return code
+
+
+def _on_the_wire(index: int, segment: Segment) -> pb.TranscriptSegment:
+    return pb.TranscriptSegment(
+        id=index,
+        start=round(segment.start * _NANOSECONDS),
+        end=round(segment.end * _NANOSECONDS),
+        text=segment.text,
+        tokens=segment.tokens,
+        words=[
+            pb.TranscriptWord(
+                start=round(word.start * _NANOSECONDS),
+                end=round(word.end * _NANOSECONDS),
+                text=word.text.strip(),
+            )
+            for word in segment.words
+        ],
+    )

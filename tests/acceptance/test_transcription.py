@@ -1,0 +1,172 @@
+"""Transcriptions over the wire: by a model of speech, by one that accepts audio, and by neither."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import soundfile
+
+from tests.acceptance.backend import ROOT, TINY_TEXT, WAIT, Backend
+from tests.acceptance.test_hearing import ONE, clip
+from tests.acceptance.test_hearing import sound as tone
+from tests.engine.speech.tiny_speech import speech, write_whisper
+from tests.polling import until
+from wire import backend_pb2 as pb
+
+TINY_OMNI = ROOT / "tests" / "models" / "tiny_omni"
+NANOSECONDS = 1_000_000_000
+
+
+def recording(seconds: float, form: str = "WAV") -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, speech(seconds), 16_000, format=form)
+    return file.getvalue()
+
+
+def asked(content: bytes, **fields: Any) -> pb.TranscriptRequest:
+    return pb.TranscriptRequest(dst=base64.b64encode(content).decode(), **fields)
+
+
+def refusal(backend: Backend, request: pb.TranscriptRequest) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as refused:
+        backend.stub.AudioTranscription(request, timeout=WAIT)
+    error: Any = refused.value
+    return error.code(), error.details()
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    backend = Backend()
+    result = backend.load(write_whisper(tmp_path_factory.mktemp("tiny_whisper")))
+    assert result.message == "loaded tiny_whisper0 (whisper, context 64 tokens)"
+    yield backend
+    assert backend.close() == 0
+
+
+@pytest.fixture(scope="module")
+def omni() -> Iterator[Backend]:
+    backend = Backend()
+    assert backend.load(TINY_OMNI).success
+    yield backend
+    assert backend.close() == 0
+
+
+def test_a_host_s_file_becomes_segments_with_times(whisper: Backend, tmp_path: Path) -> None:
+    file = tmp_path / "upload"
+    file.write_bytes(recording(33.0, "MP3"))
+    request = pb.TranscriptRequest(dst=str(file), temperature=0.4, threads=4, diarize=True)
+    result = whisper.stub.AudioTranscription(request, timeout=WAIT)
+    assert result.duration == pytest.approx(33.0, abs=0.1)
+    assert result.language
+    assert [segment.id for segment in result.segments] == list(range(len(result.segments)))
+    assert "".join(segment.text for segment in result.segments).strip() == result.text
+    assert all(0 <= each.start <= each.end <= 64 * NANOSECONDS for each in result.segments)
+    assert any(each.start > 20 * NANOSECONDS for each in result.segments), "of the second window"
+    assert all(segment.tokens for segment in result.segments)
+
+
+def test_a_stream_s_pieces_are_the_text(whisper: Backend) -> None:
+    request = asked(recording(40.0), language="en", temperature=0.4)
+    *parts, last = whisper.stub.AudioTranscriptionStream(request, timeout=WAIT)
+    assert len(parts) > 1
+    assert all(part.delta and not part.HasField("final_result") for part in parts)
+    assert "".join(part.delta for part in parts) == last.final_result.text
+    alone = whisper.stub.AudioTranscription(request, timeout=WAIT)
+    assert last.final_result == alone
+
+
+def test_words_have_times_if_they_are_requested(whisper: Backend) -> None:
+    request = asked(
+        recording(3.0), language="en", temperature=0.4, timestamp_granularities=["word"]
+    )
+    result = whisper.stub.AudioTranscription(request, timeout=WAIT)
+    words = [word for segment in result.segments for word in segment.words]
+    assert words
+    assert all(0 <= word.start <= word.end for word in words)
+
+
+def test_the_process_answers_while_it_transcribes_and_after_a_cancel(whisper: Backend) -> None:
+    call = whisper.stub.AudioTranscriptionStream(asked(recording(600.0, "MP3")), timeout=WAIT)
+    next(call)
+    assert whisper.stub.Health(pb.HealthMessage(), timeout=WAIT).message == b"OK"
+    assert whisper.stub.Status(pb.HealthMessage(), timeout=WAIT).state == pb.StatusResponse.BUSY
+    call.cancel()
+    until(whisper.idle)
+
+
+@pytest.mark.parametrize(
+    ("request_", "said"),
+    [
+        (pb.TranscriptRequest(), "dst is empty"),
+        (pb.TranscriptRequest(dst="/nowhere/a.wav"), "dst is a path, but not of a readable file"),
+        (asked(b"GIF89a and more"), "dst is in the format GIF"),
+        (asked(recording(1.0), language="xx"), "language is 'xx', which this model does not know"),
+        (asked(recording(1.0), temperature=-1), "temperature is -1"),
+        (
+            asked(recording(1.0), timestamp_granularities=["day"]),
+            "timestamp_granularities has 'day'",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused(
+    whisper: Backend, request_: pb.TranscriptRequest, said: str
+) -> None:
+    code, details = refusal(whisper, request_)
+    assert (code, details[: len(said)]) == (grpc.StatusCode.INVALID_ARGUMENT, said)
+
+
+def test_a_request_for_another_model_is_refused(whisper: Backend) -> None:
+    code, details = refusal(whisper, asked(recording(1.0), ModelIdentity="other"))
+    assert code == grpc.StatusCode.NOT_FOUND
+    assert "model identity mismatch" in details
+
+
+def test_a_model_of_speech_says_that_it_answers_nothing_else(whisper: Backend) -> None:
+    with pytest.raises(grpc.RpcError) as refused:
+        whisper.stub.Predict(pb.PredictOptions(Prompt="hello"), timeout=WAIT)
+    error: Any = refused.value
+    assert error.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert "turns speech into text" in error.details()
+
+
+def test_a_model_that_accepts_audio_is_asked(omni: Backend) -> None:
+    request = pb.TranscriptRequest(dst=clip("high"), prompt=ONE)
+    result = omni.stub.AudioTranscription(request, timeout=WAIT)
+    assert result.text == "The sound is high."
+    assert [segment.text for segment in result.segments] == [result.text]
+    assert result.segments[0].end == pytest.approx(result.duration * NANOSECONDS, rel=1e-6)
+
+
+def test_a_longer_recording_is_asked_about_in_pieces(omni: Backend) -> None:
+    import numpy as np
+
+    file = io.BytesIO()
+    long = np.concatenate(
+        [np.resize(tone("low"), 25 * 16_000), np.resize(tone("high"), 20 * 16_000)]
+    )
+    soundfile.write(file, long, 16_000, format="WAV")
+    request = asked(file.getvalue(), prompt=ONE)
+    *parts, last = omni.stub.AudioTranscriptionStream(request, timeout=WAIT)
+    result = last.final_result
+    assert len(result.segments) == 2
+    assert result.segments[0].end == result.segments[1].start
+    assert "".join(part.delta for part in parts) == result.text
+
+
+def test_a_model_without_audio_says_what_serves_it() -> None:
+    backend = Backend()
+    assert backend.load(TINY_TEXT).success
+    code, details = refusal(backend, asked(recording(1.0)))
+    assert code == grpc.StatusCode.UNIMPLEMENTED
+    assert details == (
+        "AudioTranscription is not served: the loaded model 'tiny_text' generates text and accepts"
+        " no audio; load a speech-to-text model (Whisper, Parakeet, Qwen3-ASR), or a model that"
+        " accepts audio"
+    )
+    assert backend.close() == 0

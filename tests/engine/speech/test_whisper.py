@@ -1,0 +1,131 @@
+"""Windows of Whisper, against mlx-audio's own loop over the same recording."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from backend.engine.speech import whisper
+from backend.engine.speech.transcript import Heard, Segment, Speech
+from tests.engine.speech.tiny_speech import speech
+
+SECONDS = (0.005, 0.3, 12.0, 40.0)
+
+
+@pytest.fixture
+def greedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No second try: mlx-audio draws it with random numbers of another seed."""
+    monkeypatch.setattr(whisper, "TEMPERATURES", (0.0,))
+
+
+def heard(model: Any, given: Speech) -> list[Heard]:
+    return [each for each in whisper.transcribe(model, given) if each is not None]
+
+
+def segments(model: Any, given: Speech) -> list[Segment]:
+    return [segment for each in heard(model, given) for segment in each.segments]
+
+
+def reference(model: Any, given: Speech) -> Any:
+    return model.generate(
+        given.samples,
+        temperature=0.0,
+        fp16=False,
+        language=given.language or None,
+        task="translate" if given.translate else "transcribe",
+        initial_prompt=given.prompt or None,
+        word_timestamps=given.words,
+    )
+
+
+def written(found: list[Segment]) -> list[tuple[Any, ...]]:
+    return [
+        (
+            round(each.start, 3),
+            each.text,
+            each.tokens,
+            [(round(w.start, 3), round(w.end, 3), w.text) for w in each.words],
+        )
+        for each in found
+    ]
+
+
+def written_by(theirs: Any) -> list[tuple[Any, ...]]:
+    return [
+        (
+            round(each["start"], 3),
+            each["text"],
+            tuple(each["tokens"]),
+            [
+                (round(w["start"], 3), round(w["end"], 3), w["word"])
+                for w in each.get("words") or []
+            ],
+        )
+        for each in theirs.segments
+        if each["tokens"]
+    ]
+
+
+def require_equal(model: Any, given: Speech) -> None:
+    expected = reference(model, given)
+    assert written(segments(model, given)) == written_by(expected)
+
+
+@pytest.mark.usefixtures("greedy")
+@pytest.mark.parametrize("seconds", SECONDS[1:])
+def test_its_tokens_and_times_are_those_of_mlx_audio(several: Any, seconds: float) -> None:
+    given = Speech(speech(seconds))
+    require_equal(several, given)
+    assert heard(several, given)[-1].language == reference(several, given).language
+
+
+@pytest.mark.usefixtures("greedy")
+@pytest.mark.parametrize(
+    "given",
+    [
+        Speech(speech(8), language="de"),
+        Speech(speech(8), language="de", translate=True),
+        Speech(speech(35), language="en", prompt="w12 w13"),
+        Speech(speech(35), language="en", words=True),
+    ],
+    ids=("language", "translate", "prompt", "words"),
+)
+def test_the_fields_of_a_request_reach_the_model(several: Any, given: Speech) -> None:
+    require_equal(several, given)
+
+
+@pytest.mark.usefixtures("greedy")
+def test_a_model_of_one_language_is_not_asked_which(english: Any) -> None:
+    given = Speech(speech(5))
+    require_equal(english, given)
+    assert {each.language for each in heard(english, given)} == {"en"}
+
+
+def test_a_recording_without_a_frame_has_no_text(several: Any) -> None:
+    assert [each.segments for each in heard(several, Speech(speech(SECONDS[0])))] == [()]
+
+
+def test_a_second_try_draws_the_same_tokens_beside_other_requests(several: Any) -> None:
+    """The random numbers are those of the window, whatever is drawn between its tries."""
+    first, second = Speech(speech(3)), Speech(speech(3, seed=1))
+    alone = written(segments(several, first))
+    turns = [whisper.transcribe(several, first), whisper.transcribe(several, second)]
+    found: list[Segment] = []
+    while turns:
+        turn = turns.pop(0)
+        try:
+            each = next(turn)
+        except StopIteration:
+            continue
+        turns.append(turn)
+        if each is not None and turn.gi_frame.f_locals["speech"] is first:  # type: ignore[attr-defined]
+            found += each.segments
+    assert written(found) == alone
+
+
+def test_the_last_window_ends_with_the_recording(several: Any) -> None:
+    given = Speech(speech(40.0), language="en", temperature=0.5)
+    ends = [each.samples for each in heard(several, given)]
+    assert ends == sorted(ends)
+    assert ends[-1] == len(given.samples)

@@ -1,0 +1,124 @@
+"""Builds small speech-to-text checkpoints with random weights, in the form of the originals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+from mlx_audio.stt.models.whisper.tokenizer import LANGUAGES
+from mlx_audio.stt.models.whisper.whisper import Model, ModelConfig
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+SIZE = 16
+_BASE = 50_257  # tokens of text
+# mlx-audio's names → Hugging Face's; the first that occurs replaces.
+_HF = (
+    (".cross_attn_ln.", ".encoder_attn_layer_norm."),
+    (".attn_ln.", ".self_attn_layer_norm."),
+    (".mlp_ln.", ".final_layer_norm."),
+    (".cross_attn.query.", ".encoder_attn.q_proj."),
+    (".cross_attn.key.", ".encoder_attn.k_proj."),
+    (".cross_attn.value.", ".encoder_attn.v_proj."),
+    (".cross_attn.out.", ".encoder_attn.out_proj."),
+    (".attn.query.", ".self_attn.q_proj."),
+    (".attn.key.", ".self_attn.k_proj."),
+    (".attn.value.", ".self_attn.v_proj."),
+    (".attn.out.", ".self_attn.out_proj."),
+    (".mlp1.", ".fc1."),
+    (".mlp2.", ".fc2."),
+    (".ln_post.", ".layer_norm."),
+    ("decoder.ln.", "decoder.layer_norm."),
+    ("decoder.token_embedding.", "decoder.embed_tokens."),
+    ("decoder.positional_embedding", "decoder.embed_positions.weight"),
+)
+
+
+def write_whisper(folder: Path, *, multilingual: bool = True) -> Path:
+    """Write a Whisper of two layers in Hugging Face's form; returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = list(_special_tokens(multilingual=multilingual))
+    base = _BASE if multilingual else 300
+    config = {
+        "model_type": "whisper",
+        "architectures": ["WhisperForConditionalGeneration"],
+        "is_encoder_decoder": True,
+        "num_mel_bins": 80,
+        "max_source_positions": 1500,
+        "max_target_positions": 64,
+        "d_model": SIZE,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "vocab_size": base + len(tokens),
+    }
+    mx.random.seed(7)
+    model = Model(ModelConfig.from_dict(config), mx.float32)
+    weights = {}
+    for name, value in tree_flatten(model.parameters()):
+        scale = 0.5 if "bias" not in name else 0.1
+        drawn = value if name.endswith(("ln.weight", "ln_post.weight")) else None
+        drawn = mx.random.normal(value.shape) * scale if drawn is None else drawn
+        weights[_hf_name(name)] = (
+            drawn.transpose(0, 2, 1) if ".conv" in name and drawn.ndim == 3 else drawn
+        )
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    _write(folder / "config.json", config)
+    _write(
+        folder / "preprocessor_config.json",
+        {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 80},
+    )
+    _tokenizer(base, tokens).save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "WhisperTokenizer", "model_max_length": 64}
+    ends = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+    _write(folder / "tokenizer_config.json", settings | ends)
+    return folder
+
+
+def speech(seconds: float, seed: int = 0) -> np.ndarray:
+    """Tones that change and pause, at 16,000 samples per second."""
+    draws = np.random.default_rng(seed)
+    pieces: list[np.ndarray] = []
+    while sum(map(len, pieces)) < seconds * 16_000:
+        time = np.arange(int(draws.integers(2_000, 12_000))) / 16_000
+        pitch, loud = draws.uniform(100, 900), draws.choice([0.0, 0.2, 0.5])
+        pieces.append(loud * np.sin(2 * np.pi * pitch * time))
+    return np.concatenate(pieces)[: int(seconds * 16_000)].astype(np.float32)
+
+
+def _special_tokens(*, multilingual: bool) -> Iterator[str]:
+    yield from ("<|endoftext|>", "<|startoftranscript|>")
+    if multilingual:
+        yield from (f"<|{code}|>" for code in list(LANGUAGES)[:99])
+    yield from ("<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>")
+    yield from ("<|nospeech|>", "<|notimestamps|>")
+    yield from (f"<|{at * 0.02:.2f}|>" for at in range(1501))
+
+
+def _tokenizer(base: int, special: list[str]) -> Tokenizer:
+    """Bytes, tokens that no text has, then the special ones."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    texts = [*letters, *(f"Ġw{at}" for at in range(base - len(letters)))]
+    tokenizer = Tokenizer(models.BPE({text: at for at, text in enumerate(texts)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    return tokenizer
+
+
+def _hf_name(name: str) -> str:
+    name = name.replace(".blocks.", ".layers.")
+    for own, theirs in _HF:
+        if own in name:
+            name = name.replace(own, theirs)
+            break
+    return f"model.{name}"
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value))
