@@ -261,3 +261,21 @@ def test_other_failures_have_a_message(error: Exception, sentence: str) -> None:
     absent, text = hub_child._described(error, "")
     assert text.startswith(sentence)
     assert not absent
+
+
+@pytest.mark.parametrize("name", ["weights.00.safetensors", "text.safetensors"])
+def test_weights_under_other_names_are_downloaded(hub: Hub, tmp_path: Path, name: str) -> None:
+    folder = hub.repositories[REPOSITORY] = write_model(tmp_path / "other")
+    (folder / "model.safetensors").rename(folder / name)
+    assert (get() / name).is_file()
+
+
+def test_weights_that_only_the_index_names_are_downloaded(hub: Hub) -> None:
+    folder = hub.repositories[REPOSITORY]
+    index = folder / "model.safetensors.index.json"
+    index.write_text(index.read_text().replace(WEIGHTS[1], "vision.safetensors"))
+    (folder / WEIGHTS[1]).rename(folder / "vision.safetensors")
+    lost = get() / "vision.safetensors"
+    lost.resolve().unlink()
+    lost.unlink()
+    assert (get() / "vision.safetensors").is_file()

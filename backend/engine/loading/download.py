@@ -22,6 +22,7 @@ from backend.engine.loading.checkpoint import (
 )
 from backend.engine.loading.hub_process import cache_for, fetch
 from backend.engine.loading.model_reference import HubModel, LocalModel, resolve
+from backend.engine.loading.shards import indexed_files, weight_files
 from backend.engine.settings import Settings
 from common.wording import shown
 
@@ -66,7 +67,7 @@ def download(
     require_files(model.name, listed or frozenset(path.name for path in small.iterdir()))
     inspect_config(small, model.name, settings, drafts=drafts)
     exact = dataclasses.replace(model, revision=small.name)
-    complete = fetch(exact, _ALL_FILES, cache, cancel)
+    complete = fetch(exact, (*_ALL_FILES, *_weights(listed, small)), cache, cancel)
     _log.info("downloaded model %s", shown(model.name))
     return complete
 
@@ -86,7 +87,15 @@ def _cached(model: HubModel, cache: Path) -> Path | None:
         )
     except (LocalEntryNotFoundError, HFValidationError):
         return None
-    return Path(path)
+    folder = Path(path)
+    weights = _weights(_listed(model, folder, cache), folder)
+    return folder if all((folder / name).exists() for name in weights) else None
+
+
+def _weights(listed: frozenset[str] | None, folder: Path) -> frozenset[str]:
+    """The weight files of a repository, whose names may be unusual. folder: has its index."""
+    listed = listed or frozenset()
+    return listed & (indexed_files(folder) | set(weight_files(listed)))
 
 
 def _listed(model: HubModel, snapshot: Path, cache: Path) -> frozenset[str] | None:

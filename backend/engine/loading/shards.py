@@ -105,15 +105,20 @@ def indexed_tensors(directory: Path) -> frozenset[str]:
     return frozenset(_weight_map(directory))
 
 
+def indexed_files(directory: Path) -> frozenset[str]:
+    """The names of the files that the index lists."""
+    return frozenset(_weight_map(directory).values())
+
+
 def _expected(directory: Path, present: set[str]) -> set[str]:
     """The files that belong together, by the index or else by their numbers.
 
     An index that names none of the existing files was left over by a conversion, and mlx-lm loads
     such a checkpoint.
     """
-    indexed = set(_weight_map(directory).values())
+    indexed = indexed_files(directory)
     if present <= indexed:
-        return indexed
+        return set(indexed)
     expected: set[str] = set()
     for name in present:
         if match := _NUMBERED.fullmatch(name):
