@@ -27,8 +27,7 @@ def model_types() -> frozenset[str]:
         for path in model_files("mlx_lm", "*.py")
         if _MODEL_CLASS.search(path.read_text(encoding="utf-8"))
     }
-    known = aliases("mlx_lm").items()
-    return frozenset(modules | {alias for alias, type_ in known if type_ in modules})
+    return _with_aliases("mlx_lm", modules)
 
 
 @cache
@@ -40,7 +39,11 @@ def vlm_model_types() -> frozenset[str]:
         for path in model_files("mlx_vlm", "*/__init__.py")
         if _OF_ANOTHER.search(path.read_text(encoding="utf-8"))
     }
-    known = aliases("mlx_vlm").items()
+    return _with_aliases("mlx_vlm", modules)
+
+
+def _with_aliases(package: str, modules: set[str]) -> frozenset[str]:
+    known = aliases(package).items()
     return frozenset(modules | {alias for alias, type_ in known if type_ in modules})
 
 

@@ -25,7 +25,6 @@ from backend.engine.loading.json_files import BadFileError, read_object
 from backend.engine.loading.model_reference import gguf_rejected
 from backend.engine.loading.shards import (
     ShardError,
-    Shards,
     indexed_tensors,
     read_shards,
     weight_files,
@@ -105,7 +104,7 @@ def inspect(
         require_files(name, files)
         require_regular_files(path)
         config = inspect_config(path, name, settings, drafts=drafts)
-        shards = _weights(path, name)
+        shards = read_shards(path)
         drafter = drafter_kind(config)
         kind = ModelKind.TEXT if drafter else _kind(config, files, settings)
         # Of a model that generates text, a missing file may hold what it does not need.
@@ -120,7 +119,9 @@ def inspect(
         if config["model_type"] != "parakeet":  # its vocabulary is in config.json
             _require_tokenizer(path, name)
         return Checkpoint(path, name, config, shards.bytes, kind, media, missing=shards.missing)
-    except (UnsafeFileError, BadFileError) as error:
+    except ShardError as error:
+        raise IncompleteError.because(name, str(error)) from None
+    except UnsafeFileError as error:
         raise ModelRejected.because(name, str(error)) from None
     except OSError as error:
         file = Path(error.filename).name if error.filename and error.filename != str(path) else ""
@@ -134,7 +135,10 @@ def inspect_config(
 ) -> dict[str, Any]:
     """The checks that need no weights. drafts: it may be a drafter. Raises ModelRejected."""
     files = frozenset(entry.name for entry in path.iterdir())
-    config = _read_config(path, name)
+    try:
+        config = with_model_type(read_object(path / "config.json"))
+    except BadFileError as error:
+        raise ModelRejected.because(name, str(error)) from None
     model_type = config.get("model_type")
     if drafts and drafter_kind(config):
         return config
@@ -251,13 +255,6 @@ def _kind(config: dict[str, Any], files: frozenset[str], settings: Settings) -> 
     return kind_of(config, files, "text" if settings.type == "vision" else settings.type)
 
 
-def _read_config(path: Path, name: str) -> dict[str, Any]:
-    try:
-        return with_model_type(read_object(path / "config.json"))
-    except BadFileError as error:
-        raise ModelRejected.because(name, str(error)) from None
-
-
 def require_files(name: str, files: frozenset[str]) -> None:
     """Refuse a folder or a repository by the names of its files. Raises ModelRejected."""
     names = [file.lower() for file in files]
@@ -287,13 +284,6 @@ def require_files(name: str, files: frozenset[str]) -> None:
 def missing_files(name: str, files: str) -> IncompleteError:
     """The error for missing weight files. files: their names, as a list for messages."""
     return IncompleteError.because(name, f"weight files are missing ({files}): download it again")
-
-
-def _weights(path: Path, name: str) -> Shards:
-    try:
-        return read_shards(path)
-    except ShardError as error:
-        raise IncompleteError.because(name, str(error)) from None
 
 
 def _takes_media(

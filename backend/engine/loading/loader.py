@@ -52,32 +52,22 @@ def load(
     Cancelled, ShuttingDown if ranks do not join, and RankLost.
     """
     with ExitStack() as held:
-        return (yield from _load(request, epoch, cancelled, leader, held))
-
-
-def _load(
-    request: LoadRequest,
-    epoch: int,
-    cancelled: threading.Event,
-    leader: Leader | None,
-    held: ExitStack,
-) -> Stages[Built]:
-    order = find(request, epoch, cancelled, held)
-    import_mlx_lm()
-    if leader is None:
-        return (yield from _build(order))
-    require_divisible(order)
-    timeout = order.settings.rank_timeout
-    yield from leader.form(timeout, cancelled)
-    try:
-        member = leader.begin(request, epoch, timeout, cancelled)
-        stages = _build(replace(order, ranks=RankLoad(leader, member)))
-        return (yield from leader.stages_until_refused(stages))
-    except Exception as fault:
-        raise leader.ended(epoch, fault) from None
-    except BaseException:
-        leader.abandon(epoch)
-        raise
+        order = find(request, epoch, cancelled, held)
+        import_mlx_lm()
+        if leader is None:
+            return (yield from _build(order))
+        require_divisible(order)
+        timeout = order.settings.rank_timeout
+        yield from leader.form(timeout, cancelled)
+        try:
+            member = leader.begin(request, epoch, timeout, cancelled)
+            stages = _build(replace(order, ranks=RankLoad(leader, member)))
+            return (yield from leader.stages_until_refused(stages))
+        except Exception as fault:
+            raise leader.ended(epoch, fault) from None
+        except BaseException:
+            leader.abandon(epoch)
+            raise
 
 
 def _build(order: LoadOrder) -> Stages[Built]:

@@ -421,19 +421,14 @@ class PromptBuilder:
 
     def known_words(self) -> frozenset[str]:
         """Return which of `REASONING_WORDS` change what the template renders."""
-        return frozenset(
-            word for word, values in REASONING_WORDS.items() if self._changes_text(word, values)
-        )
-
-    def _changes_text(self, word: str, values: Sequence[Any]) -> bool:
-        texts = set()
-        for value in values:
-            arguments = {"enable_thinking": True, word: value}
-            try:
-                texts.add(self.render(ChatPrompt(_SAMPLE, template_arguments=arguments)))
-            except InvalidRequest:
-                return False
-        return len(texts) > 1
+        found = set()
+        for word, values in REASONING_WORDS.items():
+            given = ({"enable_thinking": True, word: value} for value in values)
+            prompts = (ChatPrompt(_SAMPLE, template_arguments=arguments) for arguments in given)
+            with suppress(InvalidRequest):
+                if len(set(map(self.render, prompts))) > 1:
+                    found.add(word)
+        return frozenset(found)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text; special tokens in it are recognised, and none is added.
