@@ -81,7 +81,7 @@ class EncodeQueue:
     ) -> None:
         self._run = run
         self._cost = cost
-        self._room = room
+        self.room = room
         self._publish = publish
         self._report = report
         self._gauges = gauges
@@ -98,11 +98,6 @@ class EncodeQueue:
         return bool(self._buckets)
 
     @property
-    def room(self) -> int:
-        """Bytes that are left after the weights."""
-        return self._room
-
-    @property
     def needs(self) -> int:
         """Bytes that the next step needs at least: those of its first row."""
         return self._cost.of(1, self._next[0].length) if self._buckets else 0
@@ -116,12 +111,12 @@ class EncodeQueue:
         """Queue a request's rows; publish Overloaded if one row alone does not fit in memory."""
         longest = max(len(piece.ids) for piece in pieces)
         needed = self._cost.of(1, longest)
-        if needed > self._room:
+        if needed > self.room:
             self._publish(
                 ticket,
                 Overloaded(
                     f"a text of {longest} tokens needs {needed // MIB} MiB, but the model leaves"
-                    f" only {self._room // MIB} MiB: send a shorter text, or raise"
+                    f" only {self.room // MIB} MiB: send a shorter text, or raise"
                     " memory_limit_mib"
                 ),
             )

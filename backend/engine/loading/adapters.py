@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -108,7 +109,8 @@ def adapters_digest(adapters: Sequence[Adapter]) -> str:
 
 def _folder(request: AdapterRequest, model_path: str, cancel: threading.Event) -> Path:
     name = request.reference
-    if _is_file(Path(model_path) / name.strip()):
+    # For a name that is too long, or has a zero byte, `Path.is_file` raises an error.
+    if os.path.isfile(Path(model_path) / name.strip()):  # noqa: PTH113
         raise _rejected(name, f"it is a file; name the folder with {CONFIG} and {WEIGHTS}")
     try:
         place = resolve(name, model_path=model_path)
@@ -120,13 +122,6 @@ def _folder(request: AdapterRequest, model_path: str, cancel: threading.Event) -
     except EngineError as error:
         # `resolve` and `fetch` write their messages about a model.
         raise type(error)(str(error).replace("model ", "adapter ", 1)) from None
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # a name that is too long, or has a zero byte
-        return False
 
 
 def inspect_adapter(folder: Path, request: AdapterRequest, part: str = "") -> Adapter:

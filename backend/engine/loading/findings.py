@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -58,7 +58,9 @@ class Findings:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             fresh.write_text(text)
             fresh.replace(self._path)
-            for old in _by_age(self._path.parent)[_MOST_FILES:]:
+            files = self._path.parent.iterdir()
+            by_age = sorted(files, key=lambda path: path.stat().st_mtime, reverse=True)
+            for old in by_age[_MOST_FILES:]:
                 old.unlink()
         except OSError:
             with suppress(OSError):
@@ -92,14 +94,3 @@ def _code() -> str:
         state = path.stat()
         digest.update(f"{path.relative_to(_CODE)} {state.st_size} {state.st_mtime_ns}\n".encode())
     return digest.hexdigest()
-
-
-def _by_age(folder: Path) -> list[Path]:
-    """The files of a folder, the newest first."""
-
-    def aged() -> Iterator[tuple[float, Path]]:
-        for path in folder.iterdir():
-            with suppress(OSError):  # another process has deleted it
-                yield path.stat().st_mtime, path
-
-    return [path for _, path in sorted(aged(), reverse=True)]

@@ -25,6 +25,7 @@ _HUB_SCHEMES = ("huggingface", "hf")
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _FILE_VERBS = ("tree", "blob", "resolve", "raw")
 _MODEL_FILES = ("config.json", "model.safetensors.index.json")
+_exists = os.path.exists  # False, without an error, for a name that is too long
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +89,7 @@ def _existing(reference: str, model_file: str, model_path: str) -> Path | None:
                 candidates.append(Path(model_path) / reference)
             if reference.startswith("./") or _exists(plain / "config.json"):
                 candidates.append(plain)
-    return next((path for path in candidates if _exists(path)), None)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a name that is too long, or a folder that may not be read
-        return False
+    return next(filter(_exists, candidates), None)
 
 
 def _same(first: str, second: str) -> bool:
