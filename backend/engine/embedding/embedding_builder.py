@@ -145,7 +145,7 @@ def text_embedder(
     rule = pooling_of_text_model(settings)
     run = networks.embedder(networks.causal(loaded.model), (), rule, pad_token=0)
     encode = _id_encoder(checkpoint, loaded)
-    reader = TextReader(encode, limits, per_token=rule.mode == "none", truncates=settings.truncate)
+    reader = TextReader(encode, limits, per_token=rule.per_token, truncates=settings.truncate)
     return _new_encoder(run, loaded, settings, here, room), reader
 
 
@@ -201,7 +201,7 @@ def _embedding(
         encode = _id_encoder(checkpoint, loaded)
     else:
         end = _end_token(checkpoint, loaded)
-        if end is None and rule.mode == "last" and config["model_type"] == "qwen3":
+        if end is None and rule.modes == ("last",) and config["model_type"] == "qwen3":
             # Conversions of Qwen3-Embedding no longer append it, although it is pooled.
             end = _id_or_none(config.get("eos_token_id"))
         lower = transformer.get("do_lower_case") is True
@@ -211,7 +211,7 @@ def _embedding(
     return run, TextReader(
         encode,
         limits,
-        per_token=rule.mode == "none",
+        per_token=rule.per_token,
         prompts=prompts,
         truncates=settings.truncate,
     )

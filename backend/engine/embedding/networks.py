@@ -31,19 +31,19 @@ Hidden = Callable[[PaddedRows], mx.array]
 
 def embedder(hidden: Hidden, dense: Sequence[Any], rule: PoolingRule, pad_token: int) -> Run:
     """Computes a vector (dim,) for each row, or (tokens, dim) with the pooling mode `none`."""
-    per_token = rule.mode == "none"
 
     def vectors_of(rows: PaddedRows) -> mx.array:
         vectors = hidden(rows)
-        if per_token:
+        if rule.per_token:
             vectors = vectors.astype(mx.float32)
         else:
-            vectors = pool(vectors, rows, rule.mode)
+            pooled = [pool(vectors, rows, mode) for mode in rule.modes]
+            vectors = mx.concatenate(pooled, axis=-1)
             for layer in dense:
                 vectors = layer(vectors)
         return normalized(vectors) if rule.normalize else vectors
 
-    return _run(vectors_of, pad_token, per_token=per_token)
+    return _run(vectors_of, pad_token, per_token=rule.per_token)
 
 
 def classifier(model: Any, pad_token: int, *, raw: bool) -> Run:

@@ -7,7 +7,7 @@ separate folder.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from backend.engine.embedding.kind import FAMILIES, is_causal
@@ -20,11 +20,12 @@ from common.wording import shown
 
 Mode = Literal["cls", "mean", "max", "last", "weighted_mean", "mean_sqrt_len", "none"]
 
-# The names in sentence-transformers (flags before version 5, names since) → ours.
+# The names in sentence-transformers (flags before version 5, names since) → ours. Of several flags,
+# the poolings follow one another in this order.
 _FLAGS: Mapping[str, Mode] = {
     "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
     "pooling_mode_weightedmean_tokens": "weighted_mean",
     "pooling_mode_lasttoken": "last",
@@ -43,15 +44,23 @@ _FAMILY: Mapping[str, Mode] = {"lfm2": "cls", "new": "cls", "gte": "cls"}
 
 @dataclass(frozen=True, slots=True)
 class PoolingRule:
-    """mode: `none` keeps the vectors of the tokens. normalize: scale each vector to length 1."""
+    """modes: poolings whose vectors follow one another; `none` keeps the vectors of the tokens.
 
-    mode: Mode
+    normalize: whether to scale each vector to length 1.
+    """
+
+    modes: tuple[Mode, ...]
     normalize: bool
+
+    @property
+    def per_token(self) -> bool:
+        """Whether the result is a vector for each token."""
+        return self.modes == ("none",)
 
 
 def pooling_of_text_model(settings: Settings) -> PoolingRule:
     """The rule for a generative model: by default, the last token, scaled to length 1."""
-    return _overridden(PoolingRule("last", True), settings)
+    return _overridden(PoolingRule(("last",), True), settings)
 
 
 def pooling_of_checkpoint(
@@ -66,14 +75,15 @@ def pooling_of_checkpoint(
     generates = model_type not in FAMILIES[ModelKind.EMBEDDING] and is_causal(config)
     family: Mode = "last" if generates and not own else _FAMILY.get(model_type, "mean")
     if (steps := files.steps) is None:
-        return _overridden(PoolingRule(_mode(files, "1_Pooling") or family, True), settings)
-    mode, normalize, pooled = family, own, False
+        return _overridden(PoolingRule(_modes(files, "1_Pooling") or (family,), True), settings)
+    modes: tuple[Mode, ...] = (family,)
+    normalize, pooled = own, False
     for kind, folder in steps:
         if kind == "Pooling":
-            found = _mode(files, folder)
+            found = _modes(files, folder)
             if found is None and not settings.pooling:
                 raise _unpooled(files, f"{folder}/config.json, which its modules.json names")
-            mode = found or mode
+            modes = found or modes
         elif kind == "Normalize":
             normalize = True
         elif kind not in ("Transformer", "Dense"):
@@ -86,7 +96,7 @@ def pooling_of_checkpoint(
         pooled = pooled or kind == "Pooling"
     if not (pooled or own or settings.pooling):
         raise _unpooled(files, "the step Pooling in modules.json")
-    return _overridden(PoolingRule(mode, normalize), settings)
+    return _overridden(PoolingRule(modes, normalize), settings)
 
 
 def _unpooled(files: SentenceFiles, missing: str) -> ModelRejected:
@@ -101,29 +111,22 @@ def _overridden(rule: PoolingRule, settings: Settings) -> PoolingRule:
 
     Without pooling, vectors are not normalised by default, because hosts do so after pooling.
     """
-    mode = cast(Mode, settings.pooling) if settings.pooling else rule.mode
-    normalize = rule.normalize and mode != "none"
-    if settings.normalize is not None:
-        normalize = settings.normalize
-    return PoolingRule(mode, normalize)
+    if settings.pooling:
+        rule = replace(rule, modes=(cast(Mode, settings.pooling),))
+    normalize = rule.normalize and not rule.per_token
+    return replace(rule, normalize=normalize if settings.normalize is None else settings.normalize)
 
 
-def _mode(files: SentenceFiles, folder: str) -> Mode | None:
+def _modes(files: SentenceFiles, folder: str) -> tuple[Mode, ...] | None:
     """Read a Pooling step's configuration; None if there is none. Its own default is the mean."""
     stated = files.value(f"{folder}/config.json")
     if not isinstance(stated, dict):
         return None
     named = stated.get("pooling_mode")
     if named is None:
-        chosen = [mode for flag, mode in _FLAGS.items() if stated.get(flag)]
-    else:
-        names = named if isinstance(named, list) else [named]
-        unknown = [word for word in names if not isinstance(word, str) or word not in _NAMES]
-        if unknown:
-            raise files.rejected(f"its pooling {shown(unknown[0])} is not supported")
-        chosen = [_NAMES[word] for word in names]
-    if len(chosen) > 1:
-        raise files.rejected(
-            f"it concatenates several poolings ({', '.join(chosen)}), which is not supported"
-        )
-    return chosen[0] if chosen else "mean"
+        return tuple(mode for flag, mode in _FLAGS.items() if stated.get(flag)) or ("mean",)
+    names = named if isinstance(named, list) else [named]
+    unknown = [word for word in names if not isinstance(word, str) or word not in _NAMES]
+    if unknown:
+        raise files.rejected(f"its pooling {shown(unknown[0])} is not supported")
+    return tuple(_NAMES[word] for word in names) or ("mean",)

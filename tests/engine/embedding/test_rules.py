@@ -152,13 +152,17 @@ def state(folder: Path, *modules: str, **pooling: Any) -> PoolingRule:
 
 def test_pooling_is_read_from_the_checkpoint(tmp_path: Path) -> None:
     two = ("Transformer", "Pooling")
-    assert state(tmp_path, *two, pooling_mode_cls_token=True) == PoolingRule("cls", False)
-    assert state(tmp_path, *two, "Normalize", pooling_mode="lasttoken") == PoolingRule("last", True)
-    with pytest.raises(ModelRejected, match=r"concatenates several poolings \(cls, mean\)"):
-        state(tmp_path, *two, pooling_mode_cls_token=True, pooling_mode_mean_tokens=True)
+    assert state(tmp_path, *two, pooling_mode_cls_token=True) == PoolingRule(("cls",), False)
+    assert state(tmp_path, *two, "Normalize", pooling_mode="lasttoken") == PoolingRule(
+        ("last",), True
+    )
+    flags = {f"pooling_mode_{kind}_tokens": True for kind in ("mean", "max")}
+    several = state(tmp_path, *two, **flags, pooling_mode_cls_token=True)
+    assert several.modes == ("cls", "max", "mean")
+    assert state(tmp_path, *two, pooling_mode=["mean", "cls"]).modes == ("mean", "cls")
     with pytest.raises(ModelRejected, match="its pooling 'attention' is not supported"):
         state(tmp_path, *two, pooling_mode="attention")
-    assert state(tmp_path, *two, "Dense", "Normalize") == PoolingRule("mean", True)
+    assert state(tmp_path, *two, "Dense", "Normalize") == PoolingRule(("mean",), True)
     for order in (("Transformer", "Dense", "Pooling"), (*two, "Normalize", "Dense")):
         with pytest.raises(ModelRejected, match="before pooling or after normalisation"):
             state(tmp_path, *order)
@@ -172,10 +176,10 @@ def test_pooling_is_read_from_the_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ModelRejected, match=r"it lacks 1_Pooling/config\.json, .* option pooling"):
         pooling_of_checkpoint(SentenceFiles(tmp_path, "m"), config, Settings())
     chosen = pooling_of_checkpoint(SentenceFiles(tmp_path, "m"), config, Settings(pooling="cls"))
-    assert chosen == PoolingRule("cls", False)
+    assert chosen == PoolingRule(("cls",), False)
     (tmp_path / "modules.json").unlink()
     rule = pooling_of_checkpoint(SentenceFiles(tmp_path, "m"), {"model_type": "bert"}, Settings())
-    assert rule == PoolingRule("mean", True)
+    assert rule == PoolingRule(("mean",), True)
 
 
 @pytest.mark.parametrize(

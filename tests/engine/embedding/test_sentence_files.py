@@ -154,3 +154,13 @@ async def test_one_long_document_does_not_fail_a_request(tmp_path: Path) -> None
         assert sorted(one.index for one in found) == list(range(len(documents)))
         with pytest.raises(TooLong, match=r"documents\[4\] is"):
             await rerank(engine, QUERY, documents, truncate=False)
+
+
+async def test_the_vectors_of_several_poolings_follow_one_another(tmp_path: Path) -> None:
+    folder = tiny.write("bert", tmp_path)
+    async with serving(folder, settings={"pooling": "none"}) as engine:
+        text = await embed(engine, "moon, is it paris?")
+    change(folder / "1_Pooling" / "config.json", pooling_mode_mean_tokens=True)
+    states = np.array(text.values).reshape(text.rows, text.dim)
+    wanted = np.concatenate([states[0], states.mean(axis=0)])
+    np.testing.assert_allclose(await vector(folder, "moon, is it paris?"), wanted, atol=1e-6)
