@@ -68,11 +68,12 @@ class UsedPrompts:
 
     def save(self) -> None:
         """Write the file. If that fails, the next run begins without it."""
-        if self._file is None or not self._seen:
+        used = {model: prompts for model in self._seen if (prompts := self.of(model))}
+        if self._file is None or not used:
             return
         stored = self._read() | {
-            model: [json_format.MessageToDict(prompt) for prompt in self.of(model)]
-            for model in self._seen
+            model: [json_format.MessageToDict(prompt) for prompt in prompts]
+            for model, prompts in used.items()
         }
         fresh = self._file.with_suffix(f".{os.getpid()}")
         with suppress(OSError):

@@ -213,7 +213,7 @@ async def served(folder: Path) -> AsyncIterator[Served]:
     backend.release.set()
     settings = {"name": MODEL, "address": backend.address, "parameters": {"model": MODEL}}
     (folder / f"{MODEL}.yaml").write_text(json.dumps(settings))
-    own = GatewaySettings(folder, max_memory_bytes=0)
+    own = GatewaySettings(folder, max_memory_bytes=0, forget_prompts=True)
     app = create_app(own, Supervisor(own, read_folder(folder)), Traffic())
     async with app.router.lifespan_context(app):
         yield Served(app)

@@ -65,7 +65,7 @@ async def client(
 ) -> AsyncIterator[httpx.AsyncClient]:
     monkeypatch.setattr(instance, "_POLL", 3600.0)  # the watchdog calls Health and Status too
     write(tmp_path, "m", {"address": backend[1], "parameters": {"model": "owner/m"}})
-    settings = GatewaySettings(tmp_path, max_memory_bytes=0)
+    settings = GatewaySettings(tmp_path, max_memory_bytes=0, forget_prompts=True)
     app = create_app(settings, Supervisor(settings, read_folder(tmp_path)), Traffic())
     transport = httpx.ASGITransport(app)
     async with (

@@ -40,7 +40,10 @@ def test_no_socket_takes_the_place_of_a_closed_stream(tmp_path: Path) -> None:
 
 def test_a_full_log_pipe_blocks_no_request_and_dropped_lines_are_counted(tmp_path: Path) -> None:
     gateway = subprocess.Popen(
-        [sys.executable, "-m", "gateway", "--models-dir", str(tmp_path), "--port", "0"],
+        [
+            *(sys.executable, "-m", "gateway", "--models-dir", str(tmp_path), "--port", "0"),
+            "--forget-prompts",
+        ],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
