@@ -31,7 +31,7 @@ COVERED = {
     "engine/caching/test_kv.py": "backend/engine/caching/flat_places",
     "engine/constraints/test_calls.py": "common/call_grammar common/null_keywords",
     "engine/constraints/test_grammars.py": """
-        backend/engine/constraints/recent backend/engine/constraints/special_tokens
+        backend/engine/recent backend/engine/constraints/special_tokens
     """,
     "engine/constraints/test_trial.py": """
         backend/engine/constraints/reading backend/engine/constraints/trial_process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -42,6 +43,32 @@ def test_another_process_reads_what_was_written_last(steps: list[str]) -> None:
         assert name or not step or step[0] == "\0"
     heartbeat.rest()
     assert (other.steps, other.running) == (len(steps), False)
+
+
+BEGIN = st.tuples(st.sampled_from(["a", "b"]), st.sampled_from([None, 0.0, 2.5]))
+
+
+@given(st.lists(BEGIN | st.just("tick") | st.just("rest"), max_size=60), st.booleans())
+def test_steps_that_repeat_have_the_limits_of_all_steps(
+    events: list[tuple[str, float | None] | Literal["tick", "rest"]], compiles: bool
+) -> None:
+    heartbeat, timeout = Heartbeat.fresh(), StepTimeout(3, 500, compiles)
+    heartbeat.limits, expected = StepLimits(timeout), StepLimits(timeout)
+    count = 0
+    for event in events:
+        if event == "tick":
+            heartbeat.tick()
+        elif event == "rest":
+            heartbeat.rest()
+            expected.end(heartbeat.ticks)
+        else:
+            step, seconds = event
+            heartbeat.begin(step, expected=seconds)
+            count += 1
+            limit = expected.begin(step, seconds, heartbeat.ticks)
+            assert (heartbeat.step, heartbeat.limit) == (step, limit)
+            assert heartbeat.running
+            assert heartbeat.steps == count
 
 
 @pytest.mark.parametrize(

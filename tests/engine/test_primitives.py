@@ -38,9 +38,9 @@ SETTINGS = {
 # ours and mlx-lm's, for 1, 8 and 32 rows; one sampled step in 16 also makes the noise of all 16
 TABLE: dict[str, tuple[tuple[int, int], ...]] = {
     "greedy": ((326, 411), (394, 411), (394, 411)),
-    "temperature": ((334, 420), (402, 414), (402, 414)),
+    "temperature": ((333, 420), (401, 414), (401, 414)),
     "top_p": ((347, 427), (415, 421), (415, 421)),
-    "min_p": ((336, 422), (404, 416), (404, 416)),
+    "min_p": ((335, 422), (403, 416), (403, 416)),
     "top_k and top_p": ((350, 430), (418, 424), (418, 424)),
     "penalties": ((345, 434), (413, 596), (413, 1148)),
 }

@@ -46,6 +46,21 @@ def test_cancel_frees_the_slot_in_every_state() -> None:
     assert rounds.scheduler.executor.row_bytes == 0
 
 
+def test_a_token_that_ends_an_answer_is_not_counted_and_one_that_may_not_is() -> None:
+    model = engine_model(random_model("full"), end_tokens=frozenset())
+    whole = alone(model, [1, 2, 3], 12, sampling=Sampling(temperature=1, seed=3)).tokens
+    end = whole[5]
+    rounds = Rounds(replace(model, end_tokens=frozenset({end})))
+    for ticket, ignores in ((1, False), (2, True)):
+        drawn = Sampling(temperature=1, seed=3)
+        rounds.submit(ticket, [1, 2, 3], 12, sampling=drawn, ignore_eos=ignores)
+    rounds.drain()
+    ended = [rounds.received[ticket].finished for ticket in (1, 2)]
+    counts = [one.usage.completion_tokens for one in ended if one is not None]
+    assert counts == [whole.index(end), 12]
+    assert rounds.gauges.tokens_generated == sum(counts)
+
+
 def test_the_planner_is_hardly_asked_while_rows_only_decode_and_learns_all_their_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -22,11 +22,11 @@ from backend.engine.constraints.grammar_limits import (
 )
 from backend.engine.constraints.matching import TokenizerSource, matcher_of, on_stack
 from backend.engine.constraints.reasoning import setting_of
-from backend.engine.constraints.recent import Recent
 from backend.engine.constraints.spec import ConstraintSpec
 from backend.engine.constraints.table import TokenTable, source_of
 from backend.engine.constraints.trial import Trial
 from backend.engine.errors import InvalidRequest, Overloaded, about
+from backend.engine.recent import Recent
 from backend.engine.units import MIB
 from common.chat_format import ChatFormat
 from common.field_names import unmarked
@@ -37,6 +37,7 @@ MAX_TEXT = 256 * 1024
 """Maximum number of characters of a grammar, or of tools as JSON."""
 _TEXTS_KEPT = 4 * MIB
 """Maximum number of characters of the grammars that are kept after they were read."""
+_MOST_KEPT = 64  # grammars
 _FREE_SHARE = 4  # grammars may use 1/_FREE_SHARE of the memory that is free
 
 Try = Callable[[str, Mapping[str, Any]], dict[str, Any]]
@@ -70,8 +71,8 @@ class ConstraintCompiler:
         self._trial: Trial | None = None
         self._unready = ""  # why the table cannot be built; another try would take a second
         self._ready_lock = threading.Lock()
-        self._grammars: Recent[dict[str, Any]] = Recent(_TEXTS_KEPT)
-        self._compiled: Recent[Compiled] = Recent(MEMORY_KEPT)
+        self._grammars: Recent[dict[str, Any]] = Recent(_TEXTS_KEPT, _MOST_KEPT)
+        self._compiled: Recent[Compiled] = Recent(MEMORY_KEPT, _MOST_KEPT)
         self._in_use: WeakSet[Compiled] = WeakSet()
         self._in_use_lock = threading.Lock()
 

@@ -111,7 +111,7 @@ class Executor:
         own = [
             sequence.media_prefill for sequence in self.sequences.values() if sequence.media_prefill
         ]
-        return self._model.media.features.nbytes + sum(prefill.nbytes for prefill in own)
+        return self._model.media.features.size + sum(prefill.nbytes for prefill in own)
 
     def add(self, sequence: ExecutorSequence) -> None:
         """Accept a sequence; a plan starts it later."""
@@ -553,7 +553,7 @@ class Executor:
             return []
         other = OtherBytes(
             disk.writing_bytes if disk else 0,
-            features=media.features.nbytes if media else 0,
+            features=media.features.size if media else 0,
             files=disk.read_bytes if disk else 0,
             texts=self.lacking_bytes,
         )

@@ -25,7 +25,8 @@ _EVERY_RANK = (1 << 31) - 1
 _LEAST_REACH = 64
 _NUCLEUS_REACH = 1024
 _LEAST_SHARE = 1e-30
-_LOG2_E = 1.4426950408889634
+# Arrays, because making one of a number takes as long as an operation.
+_REMOVED, _TWO, _LOG2_E = map(mx.array, (_NEVER, 2.0, 1.4426950408889634))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ def likelihood(logits: mx.array, temperature: mx.array | None = None) -> mx.arra
     below = logits - mx.max(logits, axis=-1, keepdims=True)
     if temperature is not None:
         below = below / temperature
-    return mx.power(2.0, below * _LOG2_E)
+    return mx.power(_TWO, below * _LOG2_E)
 
 
 def _column(
@@ -150,7 +151,7 @@ def _column(
 
 
 def _only(kept: mx.array, logits: mx.array) -> mx.array:
-    return mx.where(kept, logits, _NEVER)
+    return mx.where(kept, logits, _REMOVED)
 
 
 def _shares(logits: mx.array) -> mx.array:
@@ -183,10 +184,11 @@ def _nucleus(left: mx.array, most: mx.array, total: mx.array | None, *, in_order
     """
     rising = left[:, ::-1] if in_order else mx.sort(left, axis=-1)
     weight = likelihood(rising)
-    upto = mx.cumsum(weight, axis=-1, reverse=True)
-    before = upto - weight
     # Before the first token, nothing adds up: it is kept whatever rounding does.
-    kept = before < most * (upto[:, :1] if total is None else total)
+    before = mx.cumsum(weight, axis=-1, reverse=True, inclusive=False)
+    if total is None:
+        total = mx.sum(weight, axis=-1, keepdims=True)
+    kept = before < most * total
     if in_order:
         return kept[:, ::-1]
     count = mx.sum(kept, axis=-1, keepdims=True)

@@ -169,7 +169,8 @@ class _Draw:
             "temperature": mx.array([[row.temperature] for row in rows])
         }
         self._random: dict[str, mx.array] = {}  # of several steps, on the first axis
-        self._at = self._made = 0  # the place of the next step's in it, and of the end
+        self._by_step: dict[str, list[mx.array]] = {}  # the parts that were not used, the next last
+        self._left = 0  # their number
         self._next: list[int] = []  # the next steps of the rows
 
     @property
@@ -193,7 +194,7 @@ class _Draw:
 
     def _random_of(self, steps: Sequence[int], vocabulary: int) -> dict[str, mx.array]:
         """The noise and, for XTC, the random numbers of a step; later steps' are made with them."""
-        if self._at == self._made or steps != self._next:
+        if not self._left or steps != self._next:
             # Some samplers are used once.
             count = _STEPS if self._next else 1
             seeds = [row.seed for row in self._rows] * count
@@ -202,10 +203,14 @@ class _Draw:
             self._random = dict(zip(("of_blocks", "inside_blocks"), noise, strict=True))
             if "xtc" in self._columns:
                 self._random["uniform"] = mx.array(row_uniforms(keys).reshape(count, -1, 1))
-            self._at, self._made = 0, count
+            self._by_step = {
+                name: cast(list[mx.array], mx.split(values, count))[::-1]
+                for name, values in self._random.items()
+            }
+            self._left = count
         self._next = [step + 1 for step in steps]
-        self._at += 1
-        return {name: values[self._at - 1] for name, values in self._random.items()}
+        self._left -= 1
+        return {name: mx.squeeze(parts.pop(), 0) for name, parts in self._by_step.items()}
 
 
 @compiled

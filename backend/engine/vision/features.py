@@ -6,10 +6,9 @@ only on its content and can be reused in every prompt that contains it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -144,45 +143,3 @@ def thawed(arrays: Mapping[str, Any]) -> dict[str, Any]:
         return mx.array(value) if isinstance(value, kind) else value
 
     return {name: one(value, np.ndarray) for name, value in arrays.items()}
-
-
-class _Measured(Protocol):
-    @property
-    def nbytes(self) -> int: ...
-
-
-_Value = TypeVar("_Value", bound=_Measured)
-
-
-class Recent(Generic[_Value]):
-    """The most recently used values, by the digest of their content, limited in bytes."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._held: OrderedDict[bytes, _Value] = OrderedDict()
-        self.nbytes = 0
-
-    def find(self, digest: bytes) -> _Value | None:
-        value = self._held.get(digest)
-        if value is not None:
-            self._held.move_to_end(digest)
-        return value
-
-    def store(self, digest: bytes, value: _Value) -> None:
-        if digest in self._held or value.nbytes > self._max_bytes:
-            return
-        self._held[digest] = value
-        self.nbytes += value.nbytes
-        self.shrink(self._max_bytes)
-
-    def holds(self, value: _Value) -> bool:
-        return any(held is value for held in self._held.values())
-
-    def shrink(self, most: int) -> None:
-        """Drop the least recently used values until at most `most` bytes are left."""
-        while self.nbytes > most:
-            self.nbytes -= self._held.popitem(last=False)[1].nbytes
-
-    def clear(self) -> None:
-        self._held.clear()
-        self.nbytes = 0

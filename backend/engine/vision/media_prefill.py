@@ -15,7 +15,8 @@ import numpy as np
 
 from backend.engine.caching import kv
 from backend.engine.caching.row_shift import RowShift
-from backend.engine.vision.features import Features, Recent, encode, of_text, outputs
+from backend.engine.recent import Recent
+from backend.engine.vision.features import Features, encode, of_text, outputs
 from backend.engine.vision.media_plan import MediaItem, MediaPlan, Span
 from backend.engine.vision.multimodal_model import MultimodalModel
 from backend.engine.vision.positions import grids_of, positions_of
@@ -56,11 +57,11 @@ class MediaReader:
 
     def features_of(self, span: Span) -> tuple[Features, bool]:
         """Return the features of an item, and whether they had to be computed."""
-        known = self.features.find(span.item.digest)
+        known = self.features.get(span.item.digest)
         if known is not None:
             return known, False
         features = self.encode(span.item)
-        self.features.store(span.item.digest, features)
+        self.features.put(span.item.digest, features, features.nbytes)
         return features, True
 
     def encode(self, item: MediaItem) -> Features:
@@ -121,7 +122,7 @@ class MediaPrefill:
     def nbytes(self) -> int:
         """Bytes of the features that this row still needs and that are not in the cache."""
         remembered = self._reader.features
-        return sum(own.nbytes for own in self._features.values() if not remembered.holds(own))
+        return sum(own.nbytes for own in self._features.values() if not remembered.has(own))
 
     def uncut(self, start: int, end: int) -> int:
         """Return where a chunk to `end` must end instead, if a pass must not cut items."""

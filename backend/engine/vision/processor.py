@@ -30,8 +30,9 @@ from backend.engine.media.items import SOUND_RATE, Picture, Sound, Video
 from backend.engine.media.picture import picture_of
 from backend.engine.media.sound import resampled
 from backend.engine.patching import patch
+from backend.engine.recent import Recent
 from backend.engine.vision.families import family_of
-from backend.engine.vision.features import Recent, frozen
+from backend.engine.vision.features import frozen
 from backend.engine.vision.media_plan import AUDIO, IMAGE, VIDEO, MediaItem
 from backend.engine.vision.patches import replaced
 
@@ -176,7 +177,7 @@ class ItemProcessor:
         if untiled:
             given = replace(given, digest=hashlib.sha256(given.digest + b"untiled").digest())
         with self._lock:
-            item = self._recent.find(given.digest)
+            item = self._recent.get(given.digest)
             if item is not None:
                 return item
             try:
@@ -188,7 +189,7 @@ class ItemProcessor:
                     f"{name} cannot be prepared for this model ({type(fault).__name__}): send it in"
                     " another size or length"
                 ) from None
-            self._recent.store(item.digest, item)
+            self._recent.put(item.digest, item, item.nbytes)
             return item
 
     @cached_property
