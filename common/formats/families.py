@@ -6,17 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from common.formats import (
-    addressed,
-    gemma,
-    minimax_m3,
-    mistral,
-    qwen,
-)
+from common.formats import addressed, gemma, mistral, qwen
 from common.formats.family import THINK, Family
 from common.formats.foreign import foreign_calls
 from common.formats.harmony import Harmony
 from common.formats.json_calls import bare_block, read_bare_calls
+from common.formats.minimax_m3 import MARK
 from common.formats.reading import CallSyntax, Tags, begins_line
 from common.formats.sections import Section
 from common.formats.shapes import (
@@ -319,14 +314,12 @@ FAMILIES = (
     Family(
         "MiniMax M3", "minimax_m3",
         TagShape(
-            opening=f"{minimax_m3.MARK}<tool_call>\n",
-            call=f'{minimax_m3.MARK}<invoke name="{{name}}">',
-            parameter=f"{minimax_m3.MARK}<{{key}}>", value_end=f"{minimax_m3.MARK}</{{key}}>",
-            call_end=f"{minimax_m3.MARK}</invoke>\n", closing=f"{minimax_m3.MARK}</tool_call>",
-            forbidden=(minimax_m3.MARK,),
+            opening=f"{MARK}<tool_call>\n", call=f'{MARK}<invoke name="{{name}}">',
+            parameter=f"{MARK}<{{key}}>", value_end=f"{MARK}</{{key}}>",
+            call_end=f"{MARK}</invoke>\n", closing=f"{MARK}</tool_call>", forbidden=(MARK,),
         ),
-        signs=[(minimax_m3.MARK,)], tags=(Tags("<mm:think>", "</mm:think>", anywhere=True),),
-        reasoning="minimax_m3", calls=minimax_m3.CALLS,
+        signs=[(MARK,)], tags=(Tags("<mm:think>", "</mm:think>", anywhere=True),),
+        reasoning="minimax_m3",
     ),
     Family(
         "dots", "dots", invoked("", "dots_function_call", lines="paired"),

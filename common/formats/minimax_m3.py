@@ -7,106 +7,79 @@ which type a value is, and whether elements are members of an object or entries 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 
-from common.formats.answer import Call
-from common.formats.cursor import Markers, Wait
-from common.formats.json_text import json_string
-from common.formats.reading import CallSyntax, Reading
-from common.formats.tagged_calls import ValueSender, attributes_of
+from common.formats.cursor import Cursor, Markers, Wait
+from common.formats.reading import Reading
+from common.formats.tagged_calls import CallTags, ValueSender
 from common.formats.values import object_of
 
 MARK = "]<]minimax[>["
-_BLOCK, _CALL = f"{MARK}<tool_call>", f"{MARK}<invoke"
-_BLOCK_END, _CALL_END = f"{MARK}</tool_call>", f"{MARK}</invoke>"
 _MARKS = Markers([MARK])
-_HEADER, _KEY = re.compile(r"[^<>\n]*"), re.compile(r"[^<>/\s]*")
+_KEY = re.compile(r"[^<>/\s]*")
 _ENTRY = "item"
 _DEEPEST = 50
 Path = tuple[str | None, ...]
 
 
-def _read(reading: Reading) -> Wait[None]:
-    """Read a block of calls, or calls without the block's tags."""
-    cursor = reading.cursor
-    yield from cursor.accept(_BLOCK)
-    count = 0
-    while True:
-        start = cursor.position
-        with cursor.ahead():
-            yield from cursor.space()
-            space = cursor.position - start
-            found = yield from cursor.at([_CALL])
-        if not found:
-            break
-        cursor.take(space + len(_CALL))
-        reading.call((yield from _read_call(reading)))
-        count += 1
-    yield from cursor.accept_after_space(_BLOCK_END)
-    if not count:
-        raise cursor.unreadable()
+class ElementTags(CallTags):
+    """An argument's tag is its key."""
 
+    def _opens_parameter(self, cursor: Cursor) -> Wait[bool]:
+        opened = yield from cursor.at([self.parameter])
+        others = yield from cursor.at([self.call, self.block, self.block_close, self.call_close])
+        return bool(cursor.take(0 if others else len(opened)))
 
-def _read_call(reading: Reading) -> Wait[Call]:
-    cursor = reading.cursor
-    header = yield from cursor.run(_HEADER)
-    yield from cursor.expect(">")
-    name = reading.tools.meant(attributes_of(header).get("name", ""))
-    if not name:
-        raise cursor.unreadable()
-    reading.begin(name)
-    arguments = yield from _read_members(reading, name, (), _CALL_END)
-    return Call(name, object_of(arguments))
+    def _next_key(self, _reading: Reading) -> Wait[str | None]:
+        """None, because a tag inside an argument is a member, even if its key is the same."""
+        yield from ()
+        return None
 
-
-def _read_members(reading: Reading, name: str, path: Path, end: str) -> Wait[list[tuple[str, str]]]:
-    """Read elements up to the end of the one around them: keys, and values as JSON."""
-    cursor = reading.cursor
-    if len(path) > _DEEPEST:
-        raise cursor.unreadable()
-    found: list[tuple[str, str]] = []
-    while True:
-        yield from cursor.space()
-        if (yield from cursor.accept(end)):
-            return found
-        if found and not path and (yield from cursor.at([_CALL, _BLOCK_END])):
-            return found  # its end is missing
-        if found and not path and not (yield from cursor.more()) and not reading.was_cut():
-            return found
-        yield from cursor.expect(f"{MARK}<")
+    def _read_parameter_header(self, cursor: Cursor) -> Wait[tuple[Mapping[str, str], bool]]:
         key = yield from cursor.run(_KEY)
         yield from cursor.expect(">")
         if not key:
             raise cursor.unreadable()
-        is_entry = key == _ENTRY and "object" not in reading.tools.types_at(name, path)
-        place = (*path, None if path and is_entry else key)
-        send = _discard if path else reading.send
-        send(("{" if not found else ", ") + json_string(key) + ": ")
-        is_text = partial(reading.tools.is_text, name, key, undeclared="text")
-        value = ValueSender(send, is_text)
-        found.append((key, (yield from _read_value(reading, name, place, key, value))))
-        value.whole(found[-1][1])
+        return {"name": key}, False
+
+    def _read_value(
+        self, reading: Reading, name: str, attributes: Mapping[str, str], value: ValueSender
+    ) -> Wait[str]:
+        return (yield from _read_element(reading, name, (), attributes["name"], value))
 
 
-def _read_value(reading: Reading, name: str, path: Path, key: str, value: ValueSender) -> Wait[str]:
+def _read_element(
+    reading: Reading, name: str, path: Path, key: str, value: ValueSender | None = None
+) -> Wait[str]:
     """Read text, or the elements inside, and the closing tag; returns the value as JSON."""
-    cursor = reading.cursor
+    cursor, tools = reading.cursor, reading.tools
+    is_entry = path and key == _ENTRY and "object" not in tools.types_at(name, path)
+    path = (*path, None if is_entry else key)
     chunks: list[str] = []
 
     def add(text: str) -> None:
         chunks.append(text)
-        value.add(text)
+        if value:
+            value.add(text)
 
     yield from cursor.inside(_MARKS, add)
     text, end = "".join(chunks), f"{MARK}</{key}>"
     if (yield from cursor.accept(end)):
-        return reading.tools.typed_at(name, path, text)
-    if text.strip() or value.sent:
+        return tools.typed_at(name, path, text)
+    if text.strip() or (value and value.sent) or len(path) > _DEEPEST:
         raise cursor.unreadable()
-    value.stop()
-    members = yield from _read_members(reading, name, path, end)
-    return _container(members, reading.tools.types_at(name, path))
+    if value:
+        value.stop()
+    members: list[tuple[str, str]] = []
+    while not (yield from cursor.accept(end)):
+        yield from cursor.expect(f"{MARK}<")
+        inner = yield from cursor.run(_KEY)
+        yield from cursor.expect(">")
+        if not inner:
+            raise cursor.unreadable()
+        members.append((inner, (yield from _read_element(reading, name, path, inner))))
+        yield from cursor.space()
+    return _container(members, tools.types_at(name, path))
 
 
 def _container(members: Sequence[tuple[str, str]], types: frozenset[str]) -> str:
@@ -122,10 +95,3 @@ def _container(members: Sequence[tuple[str, str]], types: frozenset[str]) -> str
             for key, several in values.items()
         ]
     )
-
-
-def _discard(_text: str) -> None:
-    pass
-
-
-CALLS = (CallSyntax((_BLOCK, _CALL), _read, (_BLOCK_END, _CALL_END)),)

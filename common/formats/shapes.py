@@ -12,6 +12,7 @@ from common.formats.cursor import Cursor, Wait
 from common.formats.gemma import fenced_calls
 from common.formats.glm import KeyValueTags
 from common.formats.json_calls import read_bare_calls, read_json_calls
+from common.formats.minimax_m3 import ElementTags
 from common.formats.pythonic import read_fenced_pythonic, read_pythonic
 from common.formats.reading import CallSyntax, Reading, always
 from common.formats.sections import Section
@@ -170,7 +171,8 @@ class TagShape:
             key_close, _, value = parameter[4].partition("\n")
             after_name = head[4].strip()
             return KeyValueTags(**common, key_close=key_close, value=value, after_name=after_name)
-        return CallTags(
+        # The tags of an argument are its key, if the closing one has it too.
+        return (ElementTags if "{key}" in self.value_end else CallTags)(
             **common,
             header=attributes_of if head[2] else named,
             parameter_header=attributes_of if parameter[2] else keyed,

@@ -428,10 +428,10 @@ class CallTags:
         value = self._value_sender(reading, name, key, attributes, arguments)
         value.given = {key, *(k for k, _ in arguments)}
         value.declared = reading.tools.properties(name)
-        text = "" if closed else (yield from self._read_text(reading, value))
-        if value.lines == "dropped" or (value.lines == "paired" and _FIRST_BREAK.match(text)):
-            text = _LAST_BREAK.sub("", _FIRST_BREAK.sub("", text))
-        arguments.append((key, self._typed(reading, name, key, text, attributes)))
+        if closed:
+            arguments.append((key, self._typed(reading, name, "", attributes)))
+        else:
+            arguments.append((key, (yield from self._read_value(reading, name, attributes, value))))
         value.whole(arguments[-1][1])
 
     def _value_sender(
@@ -451,10 +451,17 @@ class CallTags:
 
         return ValueSender(send, known, self.lines)
 
-    def _typed(
-        self, reading: Reading, name: str, key: str, text: str, attributes: Mapping[str, str]
-    ) -> str:
-        flag, is_text = self.text_flag
+    def _read_value(
+        self, reading: Reading, name: str, attributes: Mapping[str, str], value: ValueSender
+    ) -> Wait[str]:
+        """Read a value and its closing tag; returns it as JSON."""
+        text = yield from self._read_text(reading, value)
+        if value.lines == "dropped" or (value.lines == "paired" and _FIRST_BREAK.match(text)):
+            text = _LAST_BREAK.sub("", _FIRST_BREAK.sub("", text))
+        return self._typed(reading, name, text, attributes)
+
+    def _typed(self, reading: Reading, name: str, text: str, attributes: Mapping[str, str]) -> str:
+        key, (flag, is_text) = attributes[self.parameter_key], self.text_flag
         if flag in attributes:
             if attributes[flag] == is_text:
                 return reading.tools.retyped(name, key, text)
