@@ -17,11 +17,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.pairs import at_least_in_pairs
 from bench.process import backend
 from bench.report import Figure, fact
+from tests.engine.drafting.heads import write_checkpoint
 from wire import backend_pb2 as pb
 from wire.backend_pb2_grpc import BackendStub
 
@@ -61,12 +63,14 @@ class Text:
 
     prompt: has a placeholder for the row's number.
     bounds: by number of rows, the minimum ratio, if it is not NEVER_BELOW.
+    chat: whether the prompt is a message, and not what the model reads.
     """
 
     name: str
     prompt: str
     grammar: str = ""
     bounds: Mapping[int, float] = field(default_factory=dict)
+    chat: bool = True
 
 
 CODE_AGAIN = "Write this code again, with the class named Line{} instead of Queue:\n" + CODE
@@ -81,10 +85,14 @@ TINY_TEXTS = (
     JSON,
     Text("free text", "Tell me a long story about a fox. {}", bounds={1: 1.2}),
 )
+# The only text that the model with a head has learnt; its vocabulary has no spaces.
+HEAD_TEXTS = (Text("known text", "abc{}", bounds={1: 1.2}, chat=False),)
 
 
 def measure(model: Path, tiny: Path, tiny_draft: Path) -> Iterator[Figure]:
-    """Measure prompt lookup on a model whose steps take noticeable time, and a draft model.
+    """Measure prompt lookup on a model whose steps take noticeable time, a draft model, and a head.
+
+    The head is that of a model of eight layers, and drafts without a setting.
 
     tiny_draft: a draft model whose step costs about half of that of `tiny`.
     """
@@ -92,6 +100,9 @@ def measure(model: Path, tiny: Path, tiny_draft: Path) -> Iterator[Figure]:
     yield from _figures("prompt lookup", model, lookup, TEXTS, Length(40, 5, 120.0))
     drafts = {"DraftModel": str(tiny_draft)}
     yield from _figures("the tiny draft model", tiny, drafts, TINY_TEXTS, Length(128, 18, 60.0))
+    with TemporaryDirectory() as folder:
+        head = write_checkpoint(Path(folder, "head"), "mimo", 50, 48, num_hidden_layers=8).path
+        yield from _figures("a head (mtp: auto)", head, {}, HEAD_TEXTS, Length(128, 18, 60.0))
 
 
 def _figures(
@@ -114,7 +125,7 @@ def _figures(
                     partial(speed, n_draft=-1),
                 )
         yield fact(f"guesses of {what} that were right, share", *_accepted(stub))
-        with _backends(model, {}) as plain:
+        with _backends(model, {"Options": ["mtp:false"]}) as plain:
 
             def unguessed(turn: int, stubs: Sequence[BackendStub]) -> float:
                 stub = stubs[turn % len(stubs)]
@@ -141,11 +152,12 @@ def _speed(stub: BackendStub, text: Text, rows: int, tokens: int, n_draft: int) 
     """Tokens per second of all rows together, each after its first token."""
 
     def ask(number: int) -> float:
-        content = "Please. " * number + text.prompt.format(number)
+        content = ("Please. " if text.chat else "x") * number + text.prompt.format(number)
         reply = stub.Predict(
             pb.PredictOptions(
-                Messages=[pb.Message(role="user", content=content)],
-                UseTokenizerTemplate=True,
+                Messages=[pb.Message(role="user", content=content)] if text.chat else [],
+                Prompt="" if text.chat else content,
+                UseTokenizerTemplate=text.chat,
                 Tokens=tokens,
                 IgnoreEOS=True,
                 Grammar=text.grammar,

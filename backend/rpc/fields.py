@@ -148,7 +148,7 @@ MODEL_OPTIONS = FieldTable(
         "Options": "options (docs/options.md) as `key:value`",
         "CacheTypeKey": "type of the KV cache: empty or `f16` (the model's own type), `q8_0`,"
         " `q5_0`, `q4_0` …; unknown names, and types that the model does not support, are refused",
-        "CacheTypeValue": "must equal CacheTypeKey: MLX has one type for both",
+        "CacheTypeValue": "the same for the values; the two may differ, such as `q8_0` and `q4_0`",
         "LoraAdapter": "an adapter of mlx-lm or PEFT: path, also below ModelPath, or hub id",
         "LoraAdapters": "further adapters; several are added up",
         "LoraScale": "multiplies the adapter's own scale; 0 means 1",

@@ -158,7 +158,7 @@ class ModelConfig(Strict):
     reranking: bool = about("Require a model that can serve /rerank.", False)
     mmproj: str = about("Passed to LoadModel.", "")
     cache_type_k: str = about("Type of the KV cache: `f16`, `q8_0`, `q4_0` …", "")
-    cache_type_v: str = about("Must equal cache_type_k: one type for both.", "")
+    cache_type_v: str = about("The same for the values; may differ, such as `q8_0` and `q4_0`.", "")
     rope_scaling: str = about("Passed to LoadModel.", "")
     yarn_ext_factor: float = about("Passed to LoadModel.", 0)
     yarn_attn_factor: float = about("Passed to LoadModel.", 0)

@@ -123,7 +123,7 @@ def kv_model(kind: str, **changes: Any) -> Any:
     model.update(tree_map(fill, model.parameters()))
     mx.eval(model.parameters())
     if kind == "quantised":
-        use_kind(model, CacheKind(8, 32))
+        use_kind(model, CacheKind(8, 8, 32))
     return model
 
 

@@ -144,15 +144,17 @@ def check_schedule(
     seed: int,
     reference: EngineModel | None = None,
     learn: Callable[[list[int]], None] = lambda _: None,
+    closeness: float = 1e-3,
 ) -> Counter[str]:
     """Play one schedule; returns how often each special case occurred. A failure names the seed.
 
     reference: computes the answer of every row alone; by default the same model. learn: is called
-    with each prompt and its answer beforehand. Half of the schedules run in the order of a GPU; in
-    half of them, rows that were left stay in the passes even if no prompt is being prefilled.
+    with each prompt and its answer beforehand. closeness: of log-probabilities. Half of the
+    schedules run in the order of a GPU; in half of them, rows that were left stay in the passes
+    even if no prompt is being prefilled.
     """
     try:
-        return _play(model, random.Random(seed), reference or model, learn)
+        return _play(model, random.Random(seed), reference or model, learn, closeness)
     except BaseException as fault:
         fault.add_note(f"seed {seed}")
         raise
@@ -163,6 +165,7 @@ def _play(
     dice: random.Random,
     reference: EngineModel,
     learn: Callable[[list[int]], None],
+    closeness: float,
 ) -> Counter[str]:
     waits = dice.random() < 0.5
     common = [dice.randrange(1, VOCABULARY) for _ in range(60)]
@@ -229,7 +232,7 @@ def _play(
         assert received.tokens == expected.tokens
         assert received.text == expected.text
         assert received.finished.reason == expected.finished.reason
-        _check_logprobs(received.finished.logprobs, expected.finished.logprobs)
+        _check_logprobs(received.finished.logprobs, expected.finished.logprobs, closeness)
         usage = received.finished.usage
         assert usage.prompt_tokens == len(requests[ticket].prompt)
         assert usage.completion_tokens == expected.finished.usage.completion_tokens
@@ -251,12 +254,14 @@ def _passed_by(plans: Sequence[StepPlan]) -> Counter[str]:
 
 
 def _check_logprobs(
-    received: tuple[TokenLogprob, ...] | None, expected: tuple[TokenLogprob, ...] | None
+    received: tuple[TokenLogprob, ...] | None,
+    expected: tuple[TokenLogprob, ...] | None,
+    closeness: float,
 ) -> None:
     assert (received is None) == (expected is None)
     for one, other in zip(received or (), expected or (), strict=True):
         assert one.token == other.token
-        assert abs(one.logprob - other.logprob) < 1e-3
+        assert abs(one.logprob - other.logprob) < closeness
         assert len(one.top) == len(other.top)
 
 

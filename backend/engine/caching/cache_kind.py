@@ -1,14 +1,13 @@
 """The kind of KV cache that a load request asks for. Pure: nothing here needs MLX or a model.
 
 There are two ways to ask. CacheTypeKey and CacheTypeValue have llama.cpp's names, which a host
-reads from `cache_type_k` and `cache_type_v` in a model's configuration; the settings `kv_bits` and
-`kv_group_size` are mlx-lm's. MLX's quantised attention uses one setting for keys and values, so two
-different ones are refused.
+reads from `cache_type_k` and `cache_type_v` in a model's configuration, and may differ; the
+settings `kv_bits` and `kv_group_size` are mlx-lm's, and apply to both.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from backend.engine.errors import InvalidRequest
 from backend.engine.settings import Settings
@@ -28,14 +27,21 @@ _NAMES = "f16, f32, bf16, q8_0, q5_0, q5_1, q4_0 or q4_1"
 class CacheKind:
     """A kind of KV cache.
 
-    bits: per quantised value; 0 means no quantisation. group_size: values that share a scale and a
-    bias; 0 means that it depends on the model's head size. dtype: the type of an unquantised cache;
-    "" means the model's own.
+    key_bits, value_bits: per quantised number; 0 means no quantisation.
+    group_size: numbers that share a scale and a bias; 0 means that it depends on the model's head
+        size.
+    dtype: the type of what is not quantised; "" means the model's own.
     """
 
-    bits: int = 0
+    key_bits: int = 0
+    value_bits: int = 0
     group_size: int = 0
     dtype: str = ""
+
+    @property
+    def quantised(self) -> bool:
+        """Whether keys or values are quantised."""
+        return bool(self.key_bits or self.value_bits)
 
 
 def cache_kind(settings: Settings, key: str = "", value: str = "") -> CacheKind:
@@ -44,24 +50,25 @@ def cache_kind(settings: Settings, key: str = "", value: str = "") -> CacheKind:
     q4_0 and q4_1 both become MLX's 4 bits with a scale and a bias for 32 values, which is what
     q4_1 is in llama.cpp; q5_0 and q5_1 likewise.
     """
-    of_fields = _of_fields(key.strip().lower(), value.strip().lower())
+    kind = _of_fields(key.strip().lower(), value.strip().lower())
     bits, group_size = settings.kv_bits, settings.kv_group_size
     if bits and bits not in _BITS:
         raise InvalidRequest(f"option kv_bits is {bits}: MLX quantises to 2, 3, 4, 5, 6 or 8 bits")
     if group_size and group_size not in _GROUPS:
         raise InvalidRequest(f"option kv_group_size is {group_size}: it must be 32, 64 or 128")
-    if bits and (key.strip() or value.strip()) and bits != of_fields.bits:
+    if bits and (key.strip() or value.strip()) and {bits} != {kind.key_bits, kind.value_bits}:
         raise InvalidRequest(
             f"option kv_bits is {bits}, but {named('CacheTypeKey')} is {shown(key)} and"
             f" {named('CacheTypeValue')} is {shown(value)}: give one of them"
         )
-    bits = bits or of_fields.bits
-    if group_size and not bits:
+    if bits and not kind.quantised:
+        kind = CacheKind(bits, bits)
+    if group_size and not kind.quantised:
         raise InvalidRequest(
             f"option kv_group_size is {group_size}, but the KV cache is not quantised: set kv_bits"
             " too, or remove it"
         )
-    return CacheKind(bits, group_size or of_fields.group_size, of_fields.dtype)
+    return replace(kind, group_size=group_size or kind.group_size)
 
 
 def group_size_for(kind: CacheKind, head_sizes: frozenset[int]) -> int:
@@ -90,19 +97,12 @@ def _of_fields(key: str, value: str) -> CacheKind:
             raise InvalidRequest(
                 f"{named(name)} is {shown(given)}, which MLX does not have: use {_NAMES}"
             )
-    bits = _QUANTIZED.get(key, 0)
-    if bits != _QUANTIZED.get(value, 0):
-        raise InvalidRequest(
-            f"{named('CacheTypeKey')} is {shown(key or 'f16')} and {named('CacheTypeValue')} is"
-            f" {shown(value or 'f16')}: MLX's attention needs both quantised in the same way, so"
-            " set both to the same type"
-        )
-    if bits:
-        return CacheKind(bits, _BLOCK)
-    types = {_PLAIN[key], _PLAIN[value]} - {""}
+    types = {_PLAIN.get(key, ""), _PLAIN.get(value, "")} - {""}
     if len(types) > 1:
         raise InvalidRequest(
             f"{named('CacheTypeKey')} is {shown(key)} and {named('CacheTypeValue')} is"
-            f" {shown(value)}: MLX stores keys and values in one type, so set both to the same"
+            f" {shown(value)}: what is not quantised has one type, that of the model, so set both"
+            " to the same"
         )
-    return CacheKind(dtype=types.pop() if types else "")
+    bits = _QUANTIZED.get(key, 0), _QUANTIZED.get(value, 0)
+    return CacheKind(*bits, _BLOCK if any(bits) else 0, types.pop() if types else "")

@@ -25,7 +25,7 @@ from backend.engine.caching.gather import (
     taken,
 )
 from backend.engine.caching.layer_kv import LayerKV
-from backend.engine.caching.quantized_kv import QuantizedKV
+from backend.engine.caching.quantized_kv import QuantizedKV, QuantizedWindowKV
 from backend.engine.caching.row_shift import RowShift
 from backend.engine.caching.window_kv import WindowKV
 from backend.engine.planning.plan import CacheCost
@@ -533,16 +533,22 @@ def cost(model: Any, row: RowCache | None = None) -> CacheCost:
         feed(model, row, 1)
     per_token = fixed = 0
     windowed: list[tuple[int, int]] = []
+    # What a pass dequantises, for one layer at a time: of all tokens, and of a window.
+    dense, dense_window = 0, (0, 0)
     unknown = False
     for layer in leaves(row):
         if keeps_state(layer) or isinstance(layer, RowShift):
             fixed += layer.nbytes
         elif isinstance(layer, (WindowKV, RotatingKVCache, ChunkedKVCache)):
             most = layer.chunk_size if isinstance(layer, ChunkedKVCache) else layer.max_size
-            parts = layer.keys, layer.values
+            parts = layer.parts if isinstance(layer, LayerKV) else (layer.keys, layer.values)
             windowed.append((sum(part.nbytes for part in parts) // parts[0].shape[2], most))
+            if isinstance(layer, QuantizedWindowKV):
+                dense_window = max(dense_window, (layer.packing.dense_bytes(layer), most))
         elif isinstance(layer, LayerKV):
             per_token += layer.nbytes // layer.parts[0].shape[2] if layer.parts else 0
+            if isinstance(layer, QuantizedKV):
+                dense = max(dense, layer.packing.dense_bytes(layer))
         elif hasattr(layer, "keys"):
             per_token += 0 if layer.keys is None else layer.nbytes // layer.keys.shape[2]
         else:
@@ -556,7 +562,8 @@ def cost(model: Any, row: RowCache | None = None) -> CacheCost:
         grown = -(-(nbytes(layers) - before) // _SETTLED)
         per_token += grown
         fixed += max(before - grown * (_SETTLED - 1), 0)
-    return CacheCost(per_token, fixed, tuple(windowed))
+    windowed += [dense_window] if dense_window[0] else []
+    return CacheCost(per_token + dense, fixed, tuple(windowed))
 
 
 def _is_measured(layer: Any) -> bool:

@@ -127,12 +127,22 @@ class LayerKV:
         return whole_steps(tokens)
 
     @property
-    def parts(self) -> Parts:
+    def buffers(self) -> Parts:
+        """Keys and values as they are stored."""
         return () if self.keys is None else (self.keys, self.values)
+
+    @buffers.setter
+    def buffers(self, parts: Parts) -> None:
+        self.keys, self.values = parts or (None, None)
+
+    @property
+    def parts(self) -> Parts:
+        """The buffers, with all tokens in place."""
+        return self.buffers
 
     @parts.setter
     def parts(self, parts: Parts) -> None:
-        self.keys, self.values = parts or (None, None)
+        self.buffers = parts
 
     def fresh(self, keys: mx.array, values: mx.array) -> Parts:
         """New keys and values in the form in which they are kept."""
@@ -165,7 +175,12 @@ class LayerKV:
 
     def keys_and_values(self) -> tuple[Any, Any]:
         rows, used = len(self.lengths), self.held(self.lengths.longest)
-        return self.keys[:rows, :, :used], self.values[:rows, :, :used]
+        return self.given(tuple(part[:rows, :, :used] for part in self.buffers))
+
+    def given(self, parts: Parts) -> tuple[Any, Any]:
+        """Return keys and values as the model gets them."""
+        keys, values = parts
+        return keys, values
 
     def drop(self, tokens: Sequence[int]) -> None:
         """Remove the last `tokens[i]` tokens of each sequence i, without a copy."""

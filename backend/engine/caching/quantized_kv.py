@@ -1,8 +1,10 @@
-"""Quantised KV of one or several sequences.
+"""Quantised KV of one or several sequences: keys and values with numbers of bits of their own.
 
 mlx-lm has a cache for a single sequence (`QuantizedKVCache`), which cannot be batched and
-miscounts bytes with 3, 5 and 6 bits, and none for several. mlx-lm's attention recognises quantised
-caches by their attributes `bits` and `group_size`.
+miscounts bytes with 3, 5 and 6 bits, and none for several or for sliding windows. Its attention
+recognises quantised caches by their attributes `bits` and `group_size`, and multiplies with the
+packed values; `quantized_attention` lets it do so with pairs. A model whose attention is code of
+its own, or has sinks, gets a layer's keys and values dequantised.
 
 Keys and values are quantised when they are appended, also those of the current prefill step, so the
 result does not depend on how the prompt was split into steps.
@@ -11,58 +13,134 @@ result does not depend on how the prompt was split into steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
 
 import mlx.core as mx
 
 from backend.engine.caching.layer_kv import LayerKV, Parts
 from backend.engine.caching.shared_numbers import shared_numbers
+from backend.engine.caching.window_kv import WindowKV
 
 # Packed values (uint32), scales and biases, each [sequences, heads, tokens, n].
-Packed = tuple[mx.array, ...]
+_PACKED = 3
 
 
-class QuantizedKV(LayerKV):
-    """keys, values: packed values (uint32), scales and biases of each."""
+class Bits(NamedTuple):
+    """Bits per key and per value; 0 means that they are not quantised."""
 
-    keys: Packed | None
-    values: Packed | None
+    key: int
+    value: int
 
-    def __init__(
-        self, group_size: int, bits: int, lengths: Sequence[int] = (0,), parts: Parts = ()
-    ) -> None:
-        super().__init__(lengths, parts)
-        self.group_size = group_size
-        self.bits = bits
 
-    def with_rows(self, lengths: Sequence[int], parts: Parts = ()) -> Self:
-        return type(self)(self.group_size, self.bits, lengths, parts)
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How a layer's KV is quantised.
+
+    group_size: values that share a scale and a bias.
+    dense: whether the model gets keys and values dequantised.
+    """
+
+    bits: Bits
+    group_size: int
+    dense: bool = False
+
+    def packed(self, part: mx.array, bits: int) -> Parts:
+        """Return keys or values in the form in which they are stored."""
+        return tuple(mx.quantize(part, group_size=self.group_size, bits=bits)) if bits else (part,)
+
+    def unpacked(self, part: Any, bits: int) -> Any:
+        """Return what the model gets."""
+        if not (bits and self.dense):
+            return part
+        packed, scales, biases = part
+        return mx.dequantize(packed, scales, biases, group_size=self.group_size, bits=bits)
+
+    def size(self, part: Any) -> int:
+        """Return the numbers per head of keys or values, as the model knows them."""
+        return int(part[1].shape[3] * self.group_size if type(part) is tuple else part.shape[3])
+
+    def dense_bytes(self, layer: LayerKV) -> int:
+        """Return the bytes per token of keys and values that are dequantised in a pass."""
+        if not (self.dense and layer.parts):
+            return 0
+        pairs = zip((layer.keys, layer.values), self.bits, strict=True)
+        return sum(
+            self.size(part) * part[1].shape[1] * part[1].dtype.size for part, bits in pairs if bits
+        )
+
+
+class _Quantized(LayerKV):
+    """A part of the classes below. keys, values: an array, or a tuple of `_PACKED` of them."""
+
+    packing: Packing
+
+    def pack(self, packing: Packing) -> None:
+        self.packing = packing
+        self.group_size = packing.group_size
+        if not packing.dense:
+            self.bits = packing.bits  # mlx-lm's sign of packed values
 
     @property
-    def parts(self) -> Parts:
-        return (*(self.keys or ()), *(self.values or ()))
+    def buffers(self) -> Parts:
+        return () if self.keys is None else (*_parts(self.keys), *_parts(self.values))
 
-    @parts.setter
-    def parts(self, parts: Parts) -> None:
-        self.keys, self.values = parts[:3] or None, parts[3:] or None
+    @buffers.setter
+    def buffers(self, parts: Parts) -> None:
+        self.keys, self.values = self._pair(parts) if parts else (None, None)
+
+    def _pair(self, parts: Parts) -> tuple[Any, Any]:
+        """Return parts as keys and values."""
+        count = _PACKED if self.packing.bits.key else 1
+        keys, values = parts[:count], parts[count:]
+        return keys if count > 1 else keys[0], values if len(values) > 1 else values[0]
 
     def fresh(self, keys: mx.array, values: mx.array) -> Parts:
-        return (*self._packed(keys), *self._packed(values))
+        packed, (key, value) = self.packing.packed, self.packing.bits
+        return (*packed(keys, key), *packed(values, value))
 
-    def _packed(self, values: mx.array) -> Packed:
-        return tuple(mx.quantize(values, group_size=self.group_size, bits=self.bits))
-
-    def keys_and_values(self) -> tuple[Packed, Packed]:
-        rows, used = len(self.lengths), self.lengths.longest
-        used_parts = tuple(part[:rows, :, :used] for part in self.parts)
-        return used_parts[:3], used_parts[3:]
+    def given(self, parts: Parts) -> tuple[Any, Any]:
+        (keys, values), (key, value) = self._pair(parts), self.packing.bits
+        return self.packing.unpacked(keys, key), self.packing.unpacked(values, value)
 
     @property
     def state(self) -> tuple[Any, ...]:
-        return self.keys, self.values, self.offset, self.group_size, self.bits
+        keys, values, *rest = super().state
+        return (keys, values, *rest, self.packing.group_size, *self.packing.bits)
 
     @state.setter
     def state(self, state: tuple[Any, ...]) -> None:
-        keys, values, length, self.group_size, self.bits = state
-        self.parts = (*(keys or ()), *(values or ()))
+        # A part of several arrays comes as a list from what stores a state in a file.
+        keys, values, length, *_ = state
+        self.keys, self.values = (
+            tuple(part) if type(part) is list else part for part in (keys, values)
+        )
         self.lengths = shared_numbers((length,))
+
+
+class QuantizedKV(_Quantized):
+    """Keys and values of all tokens."""
+
+    def __init__(self, packing: Packing, lengths: Sequence[int] = (0,), parts: Parts = ()) -> None:
+        self.pack(packing)
+        super().__init__(lengths, parts)
+
+    def with_rows(self, lengths: Sequence[int], parts: Parts = ()) -> Self:
+        return type(self)(self.packing, lengths, parts)
+
+
+class QuantizedWindowKV(_Quantized, WindowKV):
+    """Keys and values of the tokens in a sliding window."""
+
+    def __init__(
+        self, packing: Packing, max_size: int, lengths: Sequence[int] = (0,), parts: Parts = ()
+    ) -> None:
+        self.pack(packing)
+        super().__init__(max_size, lengths, parts)
+
+    def with_rows(self, lengths: Sequence[int], parts: Parts = ()) -> Self:
+        return type(self)(self.packing, self.max_size, lengths, parts)
+
+
+def _parts(part: Any) -> Parts:
+    return part if type(part) is tuple else (part,)

@@ -42,11 +42,11 @@ class WindowKV(LayerKV):
         """The window of each sequence, complete."""
         if self._outside:
             self._move_in()
-        return () if self.keys is None else (self.keys, self.values)
+        return self.buffers
 
     @parts.setter
     def parts(self, parts: Parts) -> None:
-        self.keys, self.values = parts or (None, None)
+        self.buffers = parts
 
     def _move_in(self) -> None:
         """Write the tokens of the latest pass that were not taken back into the window."""
@@ -54,8 +54,7 @@ class WindowKV(LayerKV):
         counts = tuple(map(int.__sub__, self.lengths, self._before))
         if any(counts):
             self.parts = tuple(
-                self._moved_in(*pair, counts)
-                for pair in zip((self.keys, self.values), new, strict=True)
+                self._moved_in(*pair, counts) for pair in zip(self.buffers, new, strict=True)
             )
 
     def _moved_in(self, part: mx.array, fresh: mx.array, counts: tuple[int, ...]) -> mx.array:
@@ -65,7 +64,7 @@ class WindowKV(LayerKV):
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """Append [sequences, heads, tokens, size]; returns all keys and values to attend to."""
-        new, tokens, before = (keys, values), keys.shape[2], self.lengths
+        new, tokens, before = self.fresh(keys, values), keys.shape[2], self.lengths
         longest = before.longest + tokens
         self.parts = parts = self.grown(new, self.held(longest))
         self.lengths = shared_numbers.plus(before, tokens)
@@ -81,11 +80,12 @@ class WindowKV(LayerKV):
         if not self._outside:
             return super().keys_and_values()
         rows, used = len(self._before), self.held(self._before.longest)
-        keys, values = (
-            mx.concatenate([part[:rows, :, :used], fresh], axis=2) if used else fresh
-            for part, fresh in zip((self.keys, self.values), self._outside, strict=True)
+        return self.given(
+            tuple(
+                mx.concatenate([part[:rows, :, :used], fresh], axis=2) if used else fresh
+                for part, fresh in zip(self.buffers, self._outside, strict=True)
+            )
         )
-        return keys, values
 
     def drop(self, tokens: Sequence[int]) -> None:
         """Remove tokens as in `LayerKV`; if some have left the window, only of the latest pass."""
@@ -125,8 +125,8 @@ class WindowKV(LayerKV):
 
     @property
     def state(self) -> tuple[Any, ...]:
-        parts = self.parts or (None, None)
-        return (*parts, self.offset, self.max_size)
+        self.parts = self.parts  # with the tokens of the latest pass
+        return self.keys, self.values, self.offset, self.max_size
 
     @state.setter
     def state(self, state: tuple[Any, ...]) -> None:
@@ -135,5 +135,4 @@ class WindowKV(LayerKV):
 
     @property
     def arrays(self) -> Parts:
-        window = () if self.keys is None else (self.keys, self.values)
-        return (*window, *self._outside)
+        return (*self.buffers, *self._outside)

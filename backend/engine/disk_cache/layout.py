@@ -20,7 +20,8 @@ from backend.engine.caching.row_shift import RowShift
 
 # Classes of ours and of mlx-lm.
 _WHOLE = frozenset({"LayerKV", "QuantizedKV"})  # they store every token
-_GROWING = _WHOLE | {"WindowKV", "ChunkedKVCache"}  # axis 2 of their arrays is time
+_WINDOWS = frozenset({"WindowKV", "QuantizedWindowKV"})
+_GROWING = _WHOLE | _WINDOWS | {"ChunkedKVCache"}  # axis 2 of their arrays is time
 KINDS = _GROWING | {"ArraysCache"}
 # NumPy has no bfloat16, so arrays are viewed as unsigned integers.
 _CARRIERS = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
@@ -112,7 +113,7 @@ def _fits(mine: Layer, layer: Layer, tokens: int) -> bool:
         return False
     if mine.kind in _WHOLE:  # numbers: group size and bits if it is quantised
         return numbers == expected and length == tokens
-    if mine.kind == "WindowKV":  # size of the window
+    if mine.kind in _WINDOWS:  # size of the window, then as above
         return numbers == expected and length == min(tokens, numbers[0])
     if numbers[:-1] != expected[:-1]:
         return False

@@ -20,7 +20,6 @@ import mlx.core as mx
 
 from backend.engine.caching import kv
 from backend.engine.caching.layer_kv import LayerKV
-from backend.engine.caching.quantized_kv import QuantizedKV
 from backend.engine.caching.window_kv import WindowKV
 from backend.engine.planning.plan import PassCost
 from backend.engine.request import Sampling
@@ -219,8 +218,6 @@ def _lengthen(row: kv.RowCache, tokens: int) -> None:
 
 def _zeros(layer: Any, like: Any, tokens: int) -> mx.array:
     """Zeros, [1, heads, tokens, size], in the form in which a model appends to the layer."""
-    if isinstance(layer, QuantizedKV):
-        packed, scales, _ = like
-        size = scales.shape[3] * layer.group_size
-        return mx.zeros((1, packed.shape[1], tokens, size), scales.dtype)
-    return mx.zeros((*like.shape[:2], tokens, like.shape[3]), like.dtype)
+    of = like[1] if isinstance(like, tuple) else like
+    size = layer.packing.size(like) if isinstance(like, tuple) else like.shape[3]
+    return mx.zeros((1, of.shape[1], tokens, size), of.dtype)

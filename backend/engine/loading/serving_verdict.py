@@ -91,7 +91,7 @@ def family_verdict(order: LoadOrder, device: Device, *, drafts: bool) -> Verdict
         package, table, model_type = "mlx_vlm", SEEING_ON_CPU, model_type.lower()
     elif checkpoint.of_vlm or "model_file" in checkpoint.config:
         return None
-    if device.kind != "cpu" or drafts or order.ranks or order.cache_kind.bits:
+    if device.kind != "cpu" or drafts or order.ranks or order.cache_kind.quantised:
         return None
     way = table.get(aliases(package).get(model_type, model_type))
     return None if way is None else Verdict(way)

@@ -20,7 +20,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList
 from backend.engine.caching import kv
 from backend.engine.caching.gather import gathered
 from backend.engine.caching.layer_kv import LayerKV
-from backend.engine.caching.quantized_kv import QuantizedKV
+from backend.engine.caching.quantized_kv import Bits, Packing, QuantizedKV
 from backend.engine.caching.window_kv import WindowKV
 from tests.engine.kv_models import MODELS, kv_model, words
 from tests.long import TEST_LONG
@@ -459,7 +459,7 @@ def test_the_rows_of_a_pass_do_not_depend_on_the_kinds_of_the_layers() -> None:
         for layer in (
             lambda: WindowKV(16),
             lambda: ArraysCache(1),
-            lambda: QuantizedKV(32, 4),
+            lambda: QuantizedKV(Packing(Bits(8, 4), 32)),
             lambda: CacheList(WindowKV(16), ArraysCache(1)),
         ):
             assert _rows_of_passes(layer, seed) == attention, (seed, layer())

@@ -19,7 +19,8 @@ from backend.engine.units import MIB
 from tests.engine.kv_models import use_kind
 from tests.engine.random_models import CONFIGS, VOCABULARY, random_model
 
-KINDS = (*CONFIGS, "quantised", "bfloat16")
+PAIRS = {"8 and 4 bits": "full", "a window of 8 and 4 bits": "window"}
+KINDS = (*CONFIGS, "quantised", "bfloat16", *PAIRS)
 IDENTITY = "0123456789abcdef" * 2
 PATIENCE = 120.0  # seconds that a test waits for the disk thread
 
@@ -29,7 +30,7 @@ def model_of(kind: str) -> Any:
     """A model whose rows are of the kind: one of `random_models`, quantised, or in bfloat16."""
     if kind in CONFIGS:
         return random_model(kind)
-    config = CONFIGS["full"] | {"head_dim": 32}
+    config = CONFIGS[PAIRS.get(kind, "full")] | {"head_dim": 32}
     module = importlib.import_module(f"mlx_lm.models.{config['model_type']}")
     model = module.Model(module.ModelArgs.from_dict(config))
     keys = iter(mx.random.split(mx.random.key(7), 100))
@@ -40,7 +41,9 @@ def model_of(kind: str) -> Any:
 
     model.update(tree_map(fill, model.parameters()))
     if kind == "quantised":
-        use_kind(model, CacheKind(8, 32))
+        use_kind(model, CacheKind(8, 8, 32))
+    elif kind in PAIRS:
+        use_kind(model, CacheKind(8, 4, 32))
     return model
 
 

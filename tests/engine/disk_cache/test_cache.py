@@ -57,6 +57,9 @@ def restored(disk: DiskCache, model: Any, prompt: list[int]) -> tuple[kv.RowCach
     return row, stored.length
 
 
+TRIMMABLE = ("full", "quantised", "bfloat16", "8 and 4 bits")
+
+
 def first(model: Any, tokens: list[int], length: int) -> kv.RowCache:
     """The first `length` tokens of the row that was saved.
 
@@ -107,7 +110,7 @@ def test_a_row_that_left_a_batch_is_stored_like_any_other(kind: str, tmp_path: P
     assert same(back, row)
 
 
-@pytest.mark.parametrize("kind", ["full", "quantised", "bfloat16"])
+@pytest.mark.parametrize("kind", TRIMMABLE)
 def test_trimmable_kv_serves_any_common_prefix(kind: str, tmp_path: Path) -> None:
     model, tokens = model_of(kind), words(150)
     disk = disk_cache(model, tmp_path)
@@ -118,7 +121,7 @@ def test_trimmable_kv_serves_any_common_prefix(kind: str, tmp_path: Path) -> Non
         assert same(row, first(model, tokens, length))
 
 
-@pytest.mark.parametrize("kind", ["full", "quantised", "bfloat16"])
+@pytest.mark.parametrize("kind", TRIMMABLE)
 def test_a_row_from_a_longer_file_holds_no_more_than_its_own_tokens(
     kind: str, tmp_path: Path
 ) -> None:
@@ -342,7 +345,7 @@ def test_a_conversation_continues_after_a_restart(kind: str, memory: int, tmp_pa
     first = cached(restarted.ask(more))
     # KV that cannot be trimmed and has taken the end token continues from the prompt only.
     whole = len(prompt) + len(received.tokens)
-    assert first >= (whole - 1 if kind in ("full", "quantised", "bfloat16") else len(prompt) - 1)
+    assert first >= (whole - 1 if kind in TRIMMABLE else len(prompt) - 1)
     again = cached(Process(kind, tmp_path, prompt_cache_bytes=memory).ask(prompt))
     assert again == len(prompt) - 1, "the same prompt runs its last token only"
 

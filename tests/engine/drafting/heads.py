@@ -184,15 +184,22 @@ _NAMES = {
 SPLIT = sorted({kind for kinds in SPLIT_HEADS.values() for kind in kinds})
 
 
-def write_checkpoint(directory: Path, kind: str, steps: int = _STEPS) -> Checkpoint:
-    """A model and its head, trained together to continue texts by `follower`, in float32."""
-    write_model(directory, dtype="float32", **CONFIGS[kind])
+def write_checkpoint(
+    directory: Path, kind: str, steps: int = _STEPS, length: int = LENGTH, **changes: Any
+) -> Checkpoint:
+    """A model and its head, trained together to continue texts by `follower`, in float32.
+
+    changes: to the configuration. length: tokens of the texts.
+    """
+    config = CONFIGS[kind] | changes
+    write_model(directory, dtype="float32", **config)
     model = mlx_lm.load(str(directory))[0]
     module = importlib.import_module(f"mlx_lm.models.{kind}")
-    body = module.Model(module.ModelArgs.from_dict(CONFIGS[kind] | _ALONE))
+    body = module.Model(module.ModelArgs.from_dict(config | _ALONE))
     embedding = embedding_of(model, VOCABULARY)
-    head = PredictionHead(body, embedding, _SIZE, 1e-5, state_first=kind in STATE_FIRST)
-    _train(model, head, steps)
+    size = config["hidden_size"]
+    head = PredictionHead(body, embedding, size, 1e-5, state_first=kind in STATE_FIRST)
+    _train(model, head, steps, length)
     weights = dict(tree_flatten(model.parameters()))
     write_weights(directory, weights | published(head, kind))
     return inspect(directory, directory.name, Settings())
@@ -280,7 +287,7 @@ class Both(Module):
         self.model, self.head = model, head
 
 
-def _train(model: Any, head: PredictionHead, steps: int) -> None:
+def _train(model: Any, head: PredictionHead, steps: int, length: int) -> None:
     projection = LogitsHead(model, VOCABULARY)
     both: Any = Both(model, head)
     optimizer = Adam(1e-2)
@@ -295,7 +302,7 @@ def _train(model: Any, head: PredictionHead, steps: int) -> None:
     step = value_and_grad(both, loss)
     dice = random.Random(1)
     for _ in range(steps):
-        _, gradients = step(both, mx.array([text(dice, LENGTH) for _ in range(_TEXTS)]))
+        _, gradients = step(both, mx.array([text(dice, length) for _ in range(_TEXTS)]))
         optimizer.update(both, gradients)
         mx.eval(both.parameters(), optimizer.state)
 

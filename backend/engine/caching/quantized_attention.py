@@ -1,0 +1,75 @@
+"""Attention over quantised keys and values with different numbers of bits.
+
+mlx-lm and mlx-vlm have a function for one number of bits, which their attention looks up in its own
+module at each call. This one, in its place, also accepts pairs, and parts that are not quantised.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+
+_MODULES = ("mlx_lm.models.base", "mlx_vlm.models.base")
+_NAME = "quantized_scaled_dot_product_attention"
+
+
+def install() -> None:
+    """Replace the function in the libraries that are loaded."""
+    for name in _MODULES:
+        module: Any = sys.modules.get(name)
+        if module is not None:
+            getattr(module, _NAME)  # fails if a release has renamed it
+            setattr(module, _NAME, attend)
+
+
+def attend(
+    queries: mx.array,
+    q_keys: Any,
+    q_values: Any,
+    scale: float,
+    mask: mx.array | str | None,
+    group_size: int = 64,
+    bits: int | Sequence[int] = 8,
+) -> mx.array:
+    """Return the attention of queries, [rows, heads, tokens, size], with the libraries' arguments.
+
+    q_keys, q_values: packed values, scales and biases, or an array that is not quantised.
+    bits: of keys and values, or of both.
+    """
+    key_bits, value_bits = (bits, bits) if isinstance(bits, int) else bits
+    rows, heads, tokens, size = queries.shape
+    kv_heads = (q_keys[0] if key_bits else q_keys).shape[1]
+    # Heads that share keys and values are an axis of their own.
+    grouped = (queries * scale).reshape(rows, kv_heads, heads // kv_heads, tokens, size)
+    scores = _product(grouped, q_keys, group_size, key_bits, transpose=True)
+    if isinstance(mask, str):
+        columns = scores.shape[-1]
+        mask = mx.arange(columns - tokens, columns)[:, None] >= mx.arange(columns)
+    if mask is not None:
+        if mask.ndim > 3:
+            by_head = mask.shape[1] > 1
+            mask = mask.reshape(
+                mask.shape[0], *(grouped.shape[1:3] if by_head else (1, 1)), *mask.shape[2:]
+            )
+        if mask.dtype == mx.bool_:
+            scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+        else:
+            scores += mask
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    found = _product(weights, q_values, group_size, value_bits, transpose=False)
+    return found.reshape(rows, heads, tokens, found.shape[-1])
+
+
+def _product(
+    left: mx.array, right: Any, group_size: int, bits: int, *, transpose: bool
+) -> mx.array:
+    if not bits:
+        plain: mx.array = mx.expand_dims(right, 2)
+        return left @ (plain.swapaxes(-1, -2) if transpose else plain)
+    packed, scales, biases = (mx.expand_dims(part, 2) for part in right)
+    return mx.quantized_matmul(
+        left, packed, scales, biases, transpose=transpose, group_size=group_size, bits=bits
+    )
