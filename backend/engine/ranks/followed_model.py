@@ -24,7 +24,7 @@ from backend.engine.mlx_lm_import import import_mlx_lm
 from backend.engine.model import EngineModel
 from backend.engine.ranks.group import broadcast
 from backend.engine.ranks.member import Member
-from backend.engine.ranks.wire import Add, Clear, Open, Plain, Step
+from backend.engine.ranks.wire import Add, Plain, Signal, Step
 from backend.engine.request import GenerationRequest, TokenPrompt
 from backend.engine.token_text import ByteStream
 
@@ -39,15 +39,15 @@ class FollowedModel:
         self._executor = Executor(model)
         self._steps = 0
 
-    def obey(self, message: Open | Add | Step | Clear | Plain) -> None:
+    def obey(self, message: Signal | Add | Step | Plain) -> None:
         match message:
             case Step():
                 self._step(message)
             case Add():
                 self._add(message)
-            case Open():
+            case Signal.OPEN:
                 self._executor = Executor(self._model)
-            case Clear():
+            case Signal.CLEAR:
                 self._executor.clear()
                 mx.clear_cache()
             case Plain(tokens):

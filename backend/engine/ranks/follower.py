@@ -28,20 +28,16 @@ from backend.engine.ranks.wire import (
     Abandon,
     Add,
     Agreed,
-    Clear,
-    Drop,
     Failed,
     Form,
-    Join,
     LoadReport,
     LoadShard,
     Message,
-    Open,
     Plain,
-    Ready,
+    Signal,
     Software,
     Step,
-    Stop,
+    name_of,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +61,7 @@ def follow(place: Place, token: str, end: Callable[[int], NoReturn] = os._exit) 
 
     def listen() -> None:
         try:
-            while not isinstance(message := link.receive(), Stop):
+            while (message := link.receive()) is not Signal.STOP:
                 follower.receive(message, lambda: end(FAILED))
             end(STOPPED)
         except LinkLost as loss:
@@ -125,7 +121,7 @@ class _Follower:
         match message:
             case Form(timeout):
                 self._set_timeout(timeout)
-            case Join():
+            case Signal.JOIN:
                 self._link.timeout = max(self._link.timeout, self._place.timeout)
             case LoadShard(number, timeout=timeout):
                 self._set_timeout(timeout)
@@ -142,25 +138,25 @@ class _Follower:
     def _obey(self, message: Message) -> None:
         match message:
             case Form():
-                self._link.send(Ready())
-            case Join():
+                self._link.send(Signal.READY)
+            case Signal.JOIN:
                 from backend.engine.ranks.group import join_group
 
                 join_group(self._place)
             case LoadShard():
                 self._load(message)
-            case Drop():
+            case Signal.DROP:
                 self._drop()
             case Abandon(number):
                 if number == self._number:
                     self._drop()
             case Agreed():
                 pass  # of a load that has already ended here
-            case Open() | Add() | Step() | Clear() | Plain():
+            case Signal.OPEN | Add() | Step() | Signal.CLEAR | Plain():
                 assert self._model is not None, "rank 0 uses only what is loaded"
                 self._model.obey(message)
             case other:
-                raise LinkLost(f"sent {type(other).__name__}, which this rank does not expect")
+                raise LinkLost(f"sent {name_of(other)}, which this rank does not expect")
 
     def _load(self, order: LoadShard) -> None:
         from backend.engine.ranks.followed_model import load_followed

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
-import queue
 import signal
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -52,17 +53,15 @@ from backend.engine.ranks.software import require_same
 from backend.engine.ranks.wire import (
     Abandon,
     Agreed,
-    Drop,
     Failed,
     Form,
-    Join,
     LoadReport,
     LoadShard,
     Message,
-    Ready,
+    Signal,
     Software,
     Step,
-    Stop,
+    name_of,
 )
 
 Loaded = TypeVar("Loaded")
@@ -85,7 +84,7 @@ class _Follower:
     link: Link
     versions: Mapping[str, str]
     ready: bool = False
-    reports: queue.SimpleQueue[LoadReport] = field(default_factory=queue.SimpleQueue)
+    reports: deque[LoadReport] = field(default_factory=deque)
 
 
 class Leader:
@@ -137,7 +136,7 @@ class Leader:
             self._listener.close()
         for follower in list(self._followers.values()):
             with contextlib.suppress(LinkLost):
-                follower.link.send(Stop())
+                follower.link.send(Signal.STOP)
             follower.link.close()
 
     def report(self) -> tuple[str, ...]:
@@ -209,7 +208,7 @@ class Leader:
         for follower in followers.values():
             follower.ready = False
         self._set_timeout(timeout)
-        self._send(Form(timeout))
+        self.send(Form(timeout))
 
         def missing() -> str:
             self._require_whole()
@@ -228,7 +227,7 @@ class Leader:
 
         for follower in list(self._followers.values()):
             follower.link.timeout = max(timeout, self.place.timeout)
-        self._send(Join())
+        self.send(Signal.JOIN)
         try:
             join_group(self.place)
         except EngineFailed as fault:
@@ -249,12 +248,12 @@ class Leader:
         self._set_timeout(timeout)
         with self._changed:
             self._load, self._refusal = number, ""
-        self._send(LoadShard(number, fields, timeout))
+        self.send(LoadShard(number, fields, timeout))
 
         def agree(value: Value) -> Sequence[Value]:
             ranks = range(1, self.place.size)
             values = [value, *(self._next_report(rank, number, cancelled).value for rank in ranks)]
-            self._send(Agreed(number, tuple(values)))
+            self.send(Agreed(number, tuple(values)))
             return values
 
         return Member(self.place, agree)
@@ -275,14 +274,14 @@ class Leader:
     def drop(self) -> None:
         """Tell the ranks to drop the model. Raises RankLost."""
         self.shards = ()
-        self._send(Drop())
+        self.send(Signal.DROP)
 
     def abandon(self, number: int) -> None:
         """End a load that failed or was cancelled."""
         with self._changed:
             self._load, self._refusal = 0, ""
         with contextlib.suppress(EngineError):
-            self._send(Abandon(number))
+            self.send(Abandon(number))
 
     def ended(self, number: int, fault: Exception) -> Exception:
         """Return the exception to raise for an error of a load: RankLost if a lost rank caused it.
@@ -292,8 +291,7 @@ class Leader:
         refused = self._refusal
         self.abandon(number)
         if not refused and isinstance(fault, ModelRejected | EngineFailed):
-            with self._changed:
-                self._changed.wait_for(lambda: bool(self.broken), _NAME_SECONDS)
+            self._wait_for_cause()
         return RankLost(self.broken) if self.broken else fault
 
     def _set_timeout(self, seconds: float) -> None:
@@ -304,41 +302,37 @@ class Leader:
 
     def _next_report(self, rank: int, number: int, cancelled: threading.Event) -> LoadReport:
         """Return the next report of a rank about a load."""
-        reported = time.monotonic()
-        while True:
+        reports = self._followers[rank].reports
+
+        def missing() -> str:
             self._require_whole()
-            if cancelled.is_set():
-                raise Cancelled("the load was cancelled")
             if self._refusal:
                 raise ModelRejected(self._refusal)
-            try:
-                report = self._followers[rank].reports.get(timeout=_CHECK_SECONDS)
-            except queue.Empty:
-                if time.monotonic() - reported >= _REPORT_SECONDS:
-                    reported = time.monotonic()
-                    _log.warning("the load waits for %s", self.place.name(rank))
-                continue
-            if report.number == number:  # not one of a load that was abandoned
-                return report
+            while reports and reports[0].number != number:  # of a load that was abandoned
+                reports.popleft()
+            return "" if reports else self.place.name(rank)
+
+        self._wait_while(missing, cancelled, math.inf)
+        return reports.popleft()
 
     def _wait_while(
         self, missing: Callable[[], str], cancelled: threading.Event, limit: float
     ) -> None:
         """Wait until no rank is missing. missing: returns their names. limit: in seconds."""
         began = reported = time.monotonic()
-        while names := missing():
-            if cancelled.is_set():
-                raise Cancelled("the load was cancelled")
-            now = time.monotonic()
-            if now - began >= limit:
-                raise ShuttingDown(
-                    f"{names} did not join within {limit:g} s: check that every rank is started,"
-                    f" reaches rank 0 and has the same token{self._refused}"
-                )
-            if now - reported >= _REPORT_SECONDS:
-                reported = now
-                _log.warning("the load waits for %s", names)
-            with self._changed:
+        with self._changed:
+            while names := missing():
+                if cancelled.is_set():
+                    raise Cancelled("the load was cancelled")
+                now = time.monotonic()
+                if now - began >= limit:
+                    raise ShuttingDown(
+                        f"{names} did not join within {limit:g} s: check that every rank is"
+                        f" started, reaches rank 0 and has the same token{self._refused}"
+                    )
+                if now - reported >= _REPORT_SECONDS:
+                    reported = now
+                    _log.warning("the load waits for %s", names)
                 self._changed.wait(_CHECK_SECONDS)
 
     def _missing(self) -> str:
@@ -351,23 +345,14 @@ class Leader:
 
     # Plans.
 
-    def send(self, message: Message) -> None:
-        """Send a message to all ranks. Raises RankLost."""
-        began, counts = time.perf_counter(), isinstance(message, Step)
-        size = self._send(message)
-        if counts:
-            self.steps += 1
-            self.step_seconds += time.perf_counter() - began
-            self.step_bytes += size
-
     def fault(self, fault: Exception) -> RankLost:
         """Return the exception to raise for an MLX error: RankLost if a lost rank caused it."""
-        with self._changed:
-            self._changed.wait_for(lambda: bool(self.broken), _NAME_SECONDS)
+        self._wait_for_cause()
         return RankLost(self.broken or f"rank 0 failed: {type(fault).__name__}: {fault}")
 
-    def _send(self, message: Message) -> int:
-        frame = frame_of(message)
+    def send(self, message: Message) -> None:
+        """Send a message to all ranks. Raises RankLost."""
+        began, frame = time.perf_counter(), frame_of(message)
         for rank, follower in list(self._followers.items()):
             self._require_whole()
             try:
@@ -375,7 +360,15 @@ class Leader:
             except LinkLost as loss:
                 self._lose(rank, follower, str(loss))
         self._require_whole()
-        return len(frame)
+        if isinstance(message, Step):
+            self.steps += 1
+            self.step_seconds += time.perf_counter() - began
+            self.step_bytes += len(frame)
+
+    def _wait_for_cause(self) -> None:
+        """Give the loss of a rank, which MLX may notice first, the time to be noticed here too."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self.broken), _NAME_SECONDS)
 
     def _require_whole(self) -> None:
         if self.broken:
@@ -419,8 +412,10 @@ class Leader:
                     case LoadReport(number, refusal=why) if why:
                         self._refuse(rank, follower, number, why)
                     case LoadReport() as report:
-                        follower.reports.put(report)
-                    case Ready():
+                        with self._changed:
+                            follower.reports.append(report)
+                            self._changed.notify_all()
+                    case Signal.READY:
                         with self._changed:
                             follower.ready = True
                             self._changed.notify_all()
@@ -428,7 +423,7 @@ class Leader:
                         self._lose(rank, follower, f"failed: {why}")
                         return
                     case other:
-                        raise LinkLost(f"sent {type(other).__name__}, which rank 0 does not expect")
+                        raise LinkLost(f"sent {name_of(other)}, which rank 0 does not expect")
         except LinkLost as loss:
             self._lose(rank, follower, str(loss))
         except Exception as fault:
@@ -476,7 +471,7 @@ def _versions_from(link: Link) -> Mapping[str, str]:
     first = link.receive()
     if isinstance(first, Software):
         return first.versions
-    raise LinkLost(f"sent {type(first).__name__} before the versions of its software")
+    raise LinkLost(f"sent {name_of(first)} before the versions of its software")
 
 
 def leader_of(hostfile: str, transport: str) -> Leader:

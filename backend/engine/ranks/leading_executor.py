@@ -11,7 +11,7 @@ from backend.engine.executing.failure import GRAMMAR
 from backend.engine.model import EngineModel
 from backend.engine.planning.plan import PlannerEvent, StepPlan
 from backend.engine.ranks.leader import Leader
-from backend.engine.ranks.wire import Add, Clear, Open, Step
+from backend.engine.ranks.wire import Add, Signal, Step
 
 
 class LeadingExecutor(Executor):
@@ -24,7 +24,7 @@ class LeadingExecutor(Executor):
     def __init__(self, model: EngineModel, leader: Leader) -> None:
         super().__init__(model)
         self._leader = leader
-        leader.send(Open())
+        leader.send(Signal.OPEN)
 
     def add(self, sequence: ExecutorSequence) -> None:
         scoring = sequence.scoring
@@ -52,7 +52,7 @@ class LeadingExecutor(Executor):
         return events
 
     def clear(self) -> None:
-        self._leader.send(Clear())
+        self._leader.send(Signal.CLEAR)
         super().clear()
 
     def _failed(self, sequences: Iterable[ExecutorSequence], where: str, fault: Exception) -> None:

@@ -20,9 +20,8 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
-from backend.engine.ranks.wire import VERSION, Beat, Message, WireError, decode, encode
+from backend.engine.ranks.wire import VERSION, Message, Signal, WireError, decode, encode
 
 _MAGIC = b"MLXRANKS"
 _NONCE = 32
@@ -94,7 +93,7 @@ class Link:
                 message = decode(self._exactly(length))
             except WireError as fault:
                 raise LinkLost(f"sent a message that cannot be read: {fault}") from None
-            if not isinstance(message, Beat):
+            if message is not Signal.BEAT:
                 return message
 
     def close(self) -> None:
@@ -125,7 +124,7 @@ class Link:
                 raise TimeoutError
 
     def _beat(self) -> None:
-        beat = frame_of(Beat())
+        beat = frame_of(Signal.BEAT)
         while not self._closed:
             self._beat_now.wait(self._timeout / _BEATS)
             self._beat_now.clear()
@@ -203,26 +202,13 @@ def listen(address: tuple[str, int]) -> socket.socket:
 
     Raises OSError.
     """
-    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     fault = OSError("the name has no address")
-    for family, _, _, _, place in found:
+    for family, _, _, _, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
         try:
-            return _listener(family, place)
+            return socket.create_server(place[:2], family=family)
         except OSError as refused:
             fault = refused
     raise fault
-
-
-def _listener(family: int, place: Any) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(place)
-        listener.listen()
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def accepting(listener: socket.socket, take: Callable[[socket.socket, str], None]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache
 from typing import Any
 
@@ -16,19 +17,23 @@ from pydantic import TypeAdapter
 from backend.engine.executing.score_plan import ScorePlan
 from backend.engine.planning.plan import StepPlan
 
-VERSION = 8
+VERSION = 9
 
 
 class WireError(Exception):
     """These bytes are not a message of this version."""
 
 
-# From either side.
+class Signal(Enum):
+    """A message without fields."""
 
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """A heartbeat: the sender is alive."""
+    BEAT = "beat"  # from either side: a heartbeat, because the sender is alive
+    JOIN = "join"  # join the group of mx.distributed now, as every other rank does
+    READY = "ready"  # from another rank: it waits for JOIN, and does nothing else
+    OPEN = "open"  # create a new executor for the following plans
+    CLEAR = "clear"  # drop all sequences and entries
+    DROP = "drop"  # drop the model
+    STOP = "stop"  # exit, because rank 0 is shutting down
 
 
 # From rank 0.
@@ -36,17 +41,12 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Answer Ready, so that the group of mx.distributed can be formed.
+    """Answer READY, so that the group of mx.distributed can be formed.
 
     timeout: seconds of silence after which a rank counts as lost until the group is formed.
     """
 
     timeout: float
-
-
-@dataclass(frozen=True, slots=True)
-class Join:
-    """Join the group of mx.distributed now, as every other rank does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,6 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """Create a new executor for the following plans."""
-
-
-@dataclass(frozen=True, slots=True)
 class Add:
     """A sequence that a later plan starts, with everything that affects its forward passes."""
 
@@ -108,21 +103,6 @@ class Plain:
     tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Clear:
-    """Drop all sequences and entries."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """Drop the model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Exit, because rank 0 is shutting down."""
-
-
 # From the others.
 
 
@@ -131,11 +111,6 @@ class Software:
     """The first message of a rank. versions: of the packages that must be the same everywhere."""
 
     versions: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """This rank waits for the order to join the group, and does nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +133,15 @@ class Failed:
 
 
 Message = (
-    Beat | Form | Join | LoadShard | Agreed | Abandon | Open | Add | Step | Plain | Clear | Drop
-    | Stop | Software | Ready | LoadReport | Failed
+    Signal | Form | LoadShard | Agreed | Abandon | Add | Step | Plain | Software | LoadReport
+    | Failed
 )  # fmt: skip
 _MESSAGES: dict[str, Any] = {kind.__name__: kind for kind in typing.get_args(Message)}
+
+
+def name_of(message: Message) -> str:
+    """Return what a message is, for an error about it."""
+    return message.name if isinstance(message, Signal) else type(message).__name__
 
 
 def encode(message: Message) -> bytes:

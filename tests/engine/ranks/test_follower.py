@@ -12,7 +12,7 @@ from pathlib import Path
 
 from backend.engine.ranks.link import Link, accept, listen
 from backend.engine.ranks.place import TOKEN, Place
-from backend.engine.ranks.wire import Join
+from backend.engine.ranks.wire import Signal
 from backend.supervising.supervisor import free_ports
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,7 @@ def test_a_rank_that_waits_for_the_group_ends_when_nobody_comes(tmp_path: Path) 
         try:
             connection, _ = listener.accept()
             _, link = accept(connection, "secret", 2, 60.0)
-            link.send(Join())
+            link.send(Signal.JOIN)
             threading.Thread(target=_hold, args=(link,), daemon=True).start()
             assert rank.wait(WAIT) != 0
         finally:

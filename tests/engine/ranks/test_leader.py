@@ -25,7 +25,7 @@ from backend.engine.ranks.leader import Leader
 from backend.engine.ranks.link import Link, LinkLost, connect
 from backend.engine.ranks.place import Place
 from backend.engine.ranks.software import versions
-from backend.engine.ranks.wire import Form, Join, LoadReport, LoadShard, Ready, Software
+from backend.engine.ranks.wire import Form, LoadReport, LoadShard, Signal, Software
 from backend.supervising.supervisor import free_ports
 
 WAIT = 120.0  # seconds, on a busy machine too
@@ -58,8 +58,8 @@ class Ranks:
         )
         forming.start()
         assert other.receive() == Form(WAIT)
-        other.send(Ready())
-        assert other.receive() == Join()
+        other.send(Signal.READY)
+        assert other.receive() == Signal.JOIN
         forming.join(WAIT)
         assert not forming.is_alive()
 
@@ -139,7 +139,7 @@ def test_a_rank_of_another_version_is_named_before_it_gets_any_order(
 def test_a_rank_that_says_nothing_of_its_software_does_not_join(ranks: Ranks) -> None:
     place = ranks.leader.place
     other = connect(place.control, "secret", 1, place.size, place.timeout)
-    other.send(Ready())
+    other.send(Signal.READY)
     with pytest.raises(LinkLost):
         other.receive()
     assert not ranks.leader._followers
@@ -230,7 +230,7 @@ def test_a_message_that_breaks_its_reader_loses_the_rank(
 
     other = ranks.joined()
     monkeypatch.setattr(link, "decode", broken)
-    other.send(Ready())
+    other.send(Signal.READY)
     ranks.until(lambda: not ranks.leader._followers)
     other.close()
 

@@ -16,7 +16,7 @@ import pytest
 
 from backend.engine.ranks import link
 from backend.engine.ranks.link import Link, LinkLost, accept, accepting, connect, listen
-from backend.engine.ranks.wire import VERSION, Beat, Open, Ready
+from backend.engine.ranks.wire import VERSION, Signal
 from tests.polling import until
 
 WAIT = 120.0  # seconds, on a busy machine too
@@ -69,9 +69,9 @@ def pair() -> Iterator[tuple[Link, Link]]:
 
 def test_messages_pass_in_order_and_heartbeats_are_not_among_them(pair: tuple[Link, Link]) -> None:
     own, other = pair
-    for message in (Beat(), Open(), Beat(), Ready()):
+    for message in (Signal.BEAT, Signal.OPEN, Signal.BEAT, Signal.READY):
         own.send(message)
-    assert [other.receive(), other.receive()] == [Open(), Ready()]
+    assert [other.receive(), other.receive()] == [Signal.OPEN, Signal.READY]
 
 
 def test_a_closed_connection_is_noticed(pair: tuple[Link, Link]) -> None:
@@ -126,9 +126,9 @@ def test_heartbeats_keep_the_connection() -> None:
     reader.start()
     reader.join(2.5)  # longer than the time-out
     assert reader.is_alive()
-    other.send(Ready())
+    other.send(Signal.READY)
     reader.join(WAIT)
-    assert received == [Ready()]
+    assert received == [Signal.READY]
     own.close()
     other.close()
 
@@ -141,7 +141,7 @@ def test_a_shorter_timeout_applies_at_once(pair: tuple[Link, Link]) -> None:
     reader.start()
     reader.join(2.5)
     assert reader.is_alive()
-    other.send(Ready())
+    other.send(Signal.READY)
     reader.join(WAIT)
     assert not reader.is_alive()
 
