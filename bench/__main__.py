@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from bench import (
     drafting,
+    experts,
     gateway,
     gpu,
     growth,
@@ -46,6 +47,7 @@ def measurements() -> dict[str, Measurement]:
         "overload": lambda: overload.measure(ensure()),
         "host": lambda: host.measure(TINY),
         "drafting": lambda: drafting.measure(ensure(), TINY, TINY_DRAFT),
+        "experts": experts.measure,
         "gateway": lambda: gateway.measure(ensure()),
         "growth": growth.measure,
         "simulation": simulation.measure,
