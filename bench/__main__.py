@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 from bench import (
     drafting,
+    experts,
     gateway,
     gpu,
     growth,
@@ -48,6 +49,7 @@ def measurements() -> dict[str, Measurement]:
         "host": lambda: host.measure(TINY),
         "drafting": lambda: drafting.measure(ensure(), TINY, TINY_DRAFT),
         "kv-quality": lambda: kv_quality.measure(ensure()),
+        "experts": experts.measure,
         "gateway": lambda: gateway.measure(ensure()),
         "growth": growth.measure,
         "simulation": simulation.measure,

@@ -29,7 +29,6 @@ _COUNTED = {
     "mlx-draft-tokens": (_C, "draft_tokens", "Guesses checked since the load."),
     "mlx-draft-accepted-tokens": (_C, "draft_accepted_tokens", "Guesses that were right."),
     "mlx-draft-gain": (_G, "draft_gain", "Decode speed, relative to plain steps."),
-    "mlx-expert-slots": (_G, "expert_slots", "Experts of each layer that fit in memory."),
     "mlx-expert-hits": (_C, "expert_hits", "Experts that a pass used and that were in memory."),
     "mlx-expert-misses": (_C, "expert_misses", "Experts that a pass had to read."),
     "mlx-expert-read-bytes": (_C, "expert_read_bytes", "Bytes read from weight files."),

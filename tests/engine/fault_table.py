@@ -193,6 +193,23 @@ EDGES: dict[str, list[Edge]] = {
             "gateway/models/test_model_config.py::test_a_bad_file_is_reported_in_a_sentence",
         ),
         Edge(
+            "a weight file that is truncated or overwritten while experts are read from it",
+            "INTERNAL for the requests that need it, with the name of the file",
+            f"{_ACCEPTANCE}experts.py::test_a_changed_file_ends_requests_and_nothing_else",
+        ),
+        Edge(
+            "a weight file that is deleted or replaced while experts are read from it",
+            "none; the open file is still read",
+            "engine/experts/test_layer_cache.py::"
+            "test_a_file_that_is_deleted_or_replaced_is_still_read",
+        ),
+        Edge(
+            "a fault of the disk while an expert is read",
+            "INTERNAL for the requests of the pass; the next ones are served",
+            "engine/experts/test_layer_cache.py::"
+            "test_a_fault_of_the_disk_ends_only_the_requests_of_its_pass",
+        ),
+        Edge(
             "any flipped bit in a KV file",
             "a cache miss",
             "engine/disk_cache/test_entry_file.py::test_any_flipped_bit_is_a_miss",

@@ -9,17 +9,24 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.engine.experts.checkpoints import FORMS, write_experts
 from tests.gateway.asking import chat
 from tests.gateway.gateway_process import ROOT, GatewayProcess, tiny
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
-TINY = frozenset({("model", "tiny")})
+TINY, EXPERTS = (frozenset({("model", name)}) for name in ("tiny", "experts"))
 
 
 @pytest.fixture(scope="module")
-def gateway() -> Iterator[GatewayProcess]:
-    """A gateway whose model drafts, so that it reports every metric."""
-    process = GatewayProcess({"tiny": tiny(options=["prompt_lookup:true"])})
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """A gateway with a model that drafts, and one whose experts stay in its files.
+
+    So it reports every metric.
+    """
+    folder = tmp_path_factory.mktemp("experts") / "qwen"
+    write_experts(folder, FORMS["Qwen3, of mlx-lm"])
+    experts = tiny(parameters={"model": str(folder)}, options=["expert_cache_mib:1"])
+    process = GatewayProcess({"tiny": tiny(options=["prompt_lookup:true"]), "experts": experts})
     yield process
     process.close()
 
@@ -34,9 +41,11 @@ def scrape(gateway: GatewayProcess) -> dict[Sample, float]:
     }
 
 
-def scrape_with_model(gateway: GatewayProcess) -> dict[Sample, float]:
-    """Scrape until the backend answers within the time that a scrape allows."""
-    while ("gateway_model_generated_tokens_total", TINY) not in (found := scrape(gateway)):
+def scrape_with_model(
+    gateway: GatewayProcess, model: frozenset[tuple[str, str]] = TINY
+) -> dict[Sample, float]:
+    """Scrape until the model's backend answers within the time that a scrape allows."""
+    while ("gateway_model_generated_tokens_total", model) not in (found := scrape(gateway)):
         pass
     return found
 
@@ -93,9 +102,25 @@ def test_guesses_are_counted_by_model(gateway: GatewayProcess) -> None:
     assert found["gateway_model_draft_gain", TINY] > 0
 
 
+def test_experts_are_counted_by_model(gateway: GatewayProcess) -> None:
+    _ask_experts(gateway)
+    found = scrape_with_model(gateway, EXPERTS)
+    assert found["gateway_model_expert_misses_total", EXPERTS] > 0
+    assert found["gateway_model_expert_hits_total", EXPERTS] > 0
+    assert found["gateway_model_expert_read_bytes_total", EXPERTS] > 1000
+    assert found["gateway_model_expert_wait_seconds_total", EXPERTS] > 0
+    assert ("gateway_model_expert_hits_total", TINY) not in found
+
+
+def _ask_experts(gateway: GatewayProcess) -> None:
+    asked = {"model": "experts", "prompt": "one two three", "max_tokens": 8, "ignore_eos": True}
+    assert gateway.client.post("/v1/completions", json=asked).status_code == 200
+
+
 def test_every_metric_of_the_dashboard_exists(gateway: GatewayProcess) -> None:
     chat(gateway)
-    found = {name for name, _ in scrape_with_model(gateway)}
+    _ask_experts(gateway)
+    found = {name for model in (TINY, EXPERTS) for name, _ in scrape_with_model(gateway, model)}
     dashboard = json.loads((ROOT / "docs" / "grafana.json").read_text("utf-8"))
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked = {name for query in queries for name in re.findall(r"\bgateway_\w+", query)}

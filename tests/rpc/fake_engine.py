@@ -15,7 +15,13 @@ from types import TracebackType
 from typing import cast
 
 from backend.engine.engine import Asked, Engine
-from backend.engine.engine_state import EngineMetrics, EngineState, EngineStatus, GuessReport
+from backend.engine.engine_state import (
+    EngineMetrics,
+    EngineState,
+    EngineStatus,
+    ExpertCounts,
+    GuessReport,
+)
 from backend.engine.errors import Cancelled, NotLoaded, Overloaded, ShuttingDown, WrongKind
 from backend.engine.events import Event, Finished, FinishReason, Progress, TextDelta, Usage
 from backend.engine.generation import Generation
@@ -120,6 +126,7 @@ class FakeEngine(Engine):
         self.ranks: tuple[str, ...] = ()
         self.stopping = False
         self.guessing: GuessReport | None = None
+        self.experts: ExpertCounts | None = None
 
     def start(self, before_load: Callable[[], None] = lambda: None) -> None: ...
 
@@ -179,7 +186,7 @@ class FakeEngine(Engine):
         return EngineStatus(self.state, 300, {"weights": 200, "cache": 100}, self.ranks)
 
     def metrics(self) -> EngineMetrics:
-        return EngineMetrics(1, 0, 2**40, 12, 34.5, self.guessing)
+        return EngineMetrics(1, 0, 2**40, 12, 34.5, self.guessing, self.experts)
 
     async def stop(self, grace: float) -> None:
         self.stopping = True

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from backend.engine.engine_state import EngineState, GuessReport
+from backend.engine.engine_state import EngineState, ExpertCounts, GuessReport
 from tests.rpc.client import failure_of, raw_call
 from tests.rpc.conftest import WAIT, Running
 from tests.rpc.fake_engine import FakeEngine, Script
@@ -246,6 +246,24 @@ def test_metrics_report_drafting(
         "mlx-draft-accepted-tokens": "15",
         "mlx-draft-gain": "1.50",
         "mlx-draft-guessers": "prompt lookup, draft model",
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "asked"), [("Status", pb.HealthMessage()), ("GetMetrics", pb.MetricsRequest())]
+)
+def test_metrics_report_experts(
+    stub: BackendStub, engine: FakeEngine, method: str, asked: Any
+) -> None:
+    engine.experts = ExpertCounts(12, 128, 48, 700, 90, 2**40, 1.2345)
+    _, call = getattr(stub, method).with_call(asked)
+    shown = {key: value for key, value in call.trailing_metadata() if "expert" in key}
+    assert shown == {
+        "mlx-expert-slots": "12",
+        "mlx-expert-hits": "700",
+        "mlx-expert-misses": "90",
+        "mlx-expert-read-bytes": "1099511627776",
+        "mlx-expert-wait-seconds": "1.234",
     }
 
 

@@ -70,7 +70,7 @@ def offload(model: Any, name: str, folder: Path, budget: int) -> Stages[CachedEx
     """
     switches = dict(_switches(model))
     if not switches:
-        raise NotOffloadedError("the model has no experts that mlx-lm's switch layers compute")
+        raise NotOffloadedError("the model has no experts that could stay in its files")
     for path, switch in switches.items():
         if any(type(projection) not in _classes("Linear") for _, projection in _parts(switch)):
             raise NotOffloadedError(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.lora import LoRASwitchLinear
 
@@ -14,6 +15,10 @@ from backend.engine.engine_state import ExpertCounts
 from backend.engine.experts.offload import NotOffloadedError, expert_bytes, offload
 from backend.engine.experts.place import PlaceFinder
 from backend.engine.experts.weight_files import WeightFiles
+from backend.engine.loading.weights import cast
+from backend.engine.units import MIB
+from backend.engine.vision.vision_builder import _open_multimodal_model
+from tests.architectures.shapes import UNBUILT, architectures, configuration, tiny_model
 from tests.engine.experts.checkpoints import (
     EXPERTS,
     FORMS,
@@ -23,10 +28,17 @@ from tests.engine.experts.checkpoints import (
     with_slots,
     write_experts,
 )
-from tests.engine.loading_models import write_model
+from tests.engine.loading_models import write_model, write_weights
 from tests.engine.loads import at_once
+from tests.engine.vision.families import write_family
+from tests.long import TEST_LONG
 
 QWEN = "Qwen3, one by one"
+MIXTURES = [
+    model_type
+    for model_type in architectures()
+    if model_type not in UNBUILT and "experts" in str(configuration(model_type))
+]
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +63,32 @@ def test_logits_are_those_of_the_resident_model(
     counts = found.counts
     assert min(counts.misses, counts.read_bytes, counts.wait_seconds) > 0
     assert counts.hits or slots < EXPERTS
+
+
+@pytest.mark.parametrize("model_type", MIXTURES if TEST_LONG else MIXTURES[::7])
+def test_every_mixture_of_mlx_lm_computes_the_same(model_type: str, tmp_path: Path) -> None:
+    resident = tiny_model(model_type)
+    if not expert_bytes(resident):
+        pytest.skip("its experts are not computed by mlx-lm's switch layers")
+    write_weights(tmp_path, dict(tree_flatten(resident.parameters())))
+    cached = tiny_model.__wrapped__(model_type)
+    found = at_once(offload(cached, model_type, tmp_path, expert_bytes(cached) + MIB))
+    tokens = mx.array([[5, 9, 22, 7, 44, 3, 2, 61, 33, 8, 21, 90, 13, 17, 5, 6]])
+    assert mx.array_equal(cached(tokens), resident(tokens))
+    assert found.counts.misses
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_5_moe", "gemma4_moe", "glm4v_moe"])
+def test_models_of_mlx_vlm_compute_the_same(family: str, tmp_path: Path) -> None:
+    folder = write_family(tmp_path / family, family)
+    resident, cached = (_open_multimodal_model(folder)[0] for _ in range(2))
+    for model in (resident, cached):
+        cast(model, "float32")
+    found = at_once(offload(cached, family, folder, expert_bytes(cached) // 3 + MIB // 2))
+    tokens = mx.array([[5, 9, 22, 7, 44, 3, 2, 61, 33, 8, 21, 90, 13, 17, 5, 6]])
+    ours, theirs = (model(tokens, cache=model.make_cache()) for model in (cached, resident))
+    assert mx.array_equal(ours, theirs)
+    assert found.counts.slots < found.counts.experts
 
 
 @pytest.mark.parametrize("form", FORMS)

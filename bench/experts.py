@@ -1,0 +1,170 @@
+"""Experts that stay in the checkpoint's files, at several sizes of their cache.
+
+The model is a mixture of experts with random weights, whose routers prefer some experts over others
+as those of trained models do. All sides compute in the same type, and take turns in every round.
+Once the system has the files in its page cache, a read costs what copying costs; the bytes that are
+read for each token say what a disk would add.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from bench.process import ROOT, backend, text
+from bench.report import Table
+from cli.default_model import cache_directory
+from wire import backend_pb2 as pb
+from wire.backend_pb2_grpc import BackendStub
+
+TOKENIZER = ROOT / "tests" / "models" / "tiny_text"
+SHARES = (1.0, 0.5, 0.25, 0.125)
+ROWS = (1, 4)
+ROUNDS = 3
+TOKENS = 32
+PROMPT = 60  # words of a prompt whose prefill is timed
+_LAYERS, _EXPERTS, _WIDTH, _INNER = 6, 64, 512, 384
+_SKEW = 2.5  # how far the logit of the most popular expert is above that of the least popular
+_FIXED = 12  # MiB of a cache that hold no experts, so that shares are those of the slots
+_EXPERT_BYTES = 4 * 3 * _WIDTH * _INNER
+
+
+@dataclass
+class _Side:
+    """A backend. share: of the experts that fit in its cache; 0 if all are in memory."""
+
+    share: float
+    stub: BackendStub
+    speeds: dict[str, list[float]] = field(default_factory=dict)
+
+    def time(self, turn: int) -> None:
+        for rows in ROWS:
+            with ThreadPoolExecutor(rows) as pool:
+                replies = list(pool.map(self.ask, [f"{turn} {row}" for row in range(rows)]))
+            decoded = sum(1e3 * (TOKENS - 1) / each.timing_token_generation for each in replies)
+            self.speeds.setdefault(f"{rows} row{'s' * (rows > 1)}", []).append(decoded)
+        reply = self.ask(f"{turn} long", PROMPT, 1)
+        read = 1e3 * reply.prompt_tokens / reply.timing_prompt_processing
+        self.speeds.setdefault("prefill", []).append(read)
+
+    def ask(self, seed: str, words: int = 8, tokens: int = TOKENS) -> pb.Reply:
+        """An answer whose tokens are drawn, because greedy ones would soon repeat themselves."""
+        request = pb.PredictOptions(
+            Prompt=text(seed, words), Tokens=tokens, IgnoreEOS=True, Temperature=1.0, Seed=words
+        )
+        reply: pb.Reply = self.stub.Predict(request)
+        return reply
+
+    def counts(self) -> dict[str, float]:
+        _, call = self.stub.GetMetrics.with_call(pb.MetricsRequest())
+        found = dict(call.trailing_metadata())
+        return {key: float(value) for key, value in found.items() if "expert" in key}
+
+
+def measure() -> Iterator[Table]:
+    """The speed with experts in files, relative to the same model in memory."""
+    model = _checkpoint()
+    with ExitStack() as stack:
+        sides = []
+        for share in (0.0, *SHARES):
+            mib = _FIXED + int(share * _LAYERS * _EXPERTS * _EXPERT_BYTES) // (1 << 20) + 1
+            options = {"Options": [f"expert_cache_mib:{mib}"]} if share else {}
+            sides.append(_Side(share, stack.enter_context(backend(model, **options))))
+        for turn in range(ROUNDS):
+            for side in sides if turn % 2 else reversed(sides):
+                side.time(turn)
+        yield Table(
+            "Experts in files: speed relative to experts in memory, medians of the rounds",
+            ["slots", *sides[0].speeds, "hits", "MiB read per token", "s waited per s"],
+            [_row(side, sides[0]) for side in sides[1:]],
+        )
+
+
+def _row(side: _Side, resident: _Side) -> list[str]:
+    ratios = [
+        statistics.median(
+            mine / theirs for mine, theirs in zip(speeds, resident.speeds[key], strict=True)
+        )
+        for key, speeds in side.speeds.items()
+    ]
+    return [f"{side.share:.1%}", *(f"{ratio:.2f}" for ratio in ratios), *_reads(side)]
+
+
+def _reads(side: _Side) -> list[str]:
+    """Hits, bytes and waiting of one more answer of one row."""
+    before = side.counts()
+    reply = side.ask("counted")
+    seconds = (reply.timing_prompt_processing + reply.timing_token_generation) / 1e3
+    grown = {key: value - before[key] for key, value in side.counts().items()}
+    used = grown["mlx-expert-hits"] + grown["mlx-expert-misses"]
+    return [
+        f"{grown['mlx-expert-hits'] / used:.0%}",
+        f"{grown['mlx-expert-read-bytes'] / TOKENS / (1 << 20):.1f}",
+        f"{grown['mlx-expert-wait-seconds'] / seconds:.2f}",
+    ]
+
+
+def _checkpoint() -> Path:
+    """The checkpoint, written to the cache once: 450 MiB in bfloat16, 900 MiB in memory."""
+    folder = cache_directory() / "bench" / "experts"
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        made = Path(scratch) / folder.name
+        shutil.copytree(TOKENIZER, made, ignore=shutil.ignore_patterns("*.safetensors"))
+        own = json.loads((made / "config.json").read_text())
+        config = {
+            "model_type": "qwen3_moe",
+            "hidden_size": _WIDTH,
+            "intermediate_size": _INNER,
+            "moe_intermediate_size": _INNER,
+            "num_hidden_layers": _LAYERS,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "num_experts": _EXPERTS,
+            "num_experts_per_tok": 8,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "norm_topk_prob": True,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+            "max_position_embeddings": 4096,
+            "vocab_size": own["vocab_size"],
+            "eos_token_id": own["eos_token_id"],
+        }
+        (made / "config.json").write_text(json.dumps(config))
+        weights = _weights(config)
+        mx.save_safetensors(str(made / "model.safetensors"), weights, metadata={"format": "mlx"})
+        made.replace(folder)
+    return folder
+
+
+def _weights(config: dict[str, Any]) -> dict[str, mx.array]:
+    """Random weights. A direction that all tokens share makes the routers prefer some experts."""
+    from mlx_lm.models import qwen3_moe
+
+    mx.random.seed(3)
+    model = qwen3_moe.Model(qwen3_moe.ModelArgs.from_dict(config))
+    shared = mx.random.normal((_WIDTH,))
+    model.model.embed_tokens.weight = mx.random.normal((config["vocab_size"], _WIDTH)) + shared
+    for layer in model.model.layers:
+        popular = mx.random.permutation(mx.linspace(0, _SKEW, _EXPERTS))
+        own = mx.random.normal((_EXPERTS, _WIDTH)) / _WIDTH**0.5
+        layer.mlp.gate.weight = own + 2**0.5 * popular[:, None] * shared / _WIDTH
+    model.set_dtype(mx.bfloat16)
+    named: Any = tree_flatten(model.parameters())
+    return dict(named)
