@@ -37,6 +37,7 @@ from gateway.routes import (
     responses,
     status,
     tokenize,
+    transcriptions,
 )
 from gateway.settings import GatewaySettings
 from gateway.supervisor.supervisor import Supervisor
@@ -44,7 +45,10 @@ from gateway.traffic import Traffic
 from gateway.used_prompts import UsedPrompts
 
 PREFIXES = ("/v1", "", "/api/v0", "/api/v1", "/v2")  # LM Studio's, Lemonade's, Cohere's
-_APIS = (chat, completions, embeddings, health, messages, models, rerank, responses, tokenize)
+_APIS = (
+    chat, completions, embeddings, health, messages, models, rerank, responses, tokenize,
+    transcriptions,
+)  # fmt: skip
 ROUTERS = tuple(api.router for api in _APIS)
 
 

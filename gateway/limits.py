@@ -81,7 +81,7 @@ class JsonRoute(APIRoute):
 
         async def with_body(request: Request) -> Response:
             # Free the body, because it may be large and the request may take long.
-            body = request.scope.pop(_BODY)
+            body = taken_body(request.scope)
             if "POST" in (self.methods or ()) or self.body_field is not None:
                 parsed = await parse(Headers(scope=request.scope), body)
                 exchange.current().model = str(parsed.get("model") or "")[:200]
@@ -101,6 +101,12 @@ class JsonRoute(APIRoute):
         if problems:
             raise invalid(likeliest(problems))
         return checked
+
+
+def taken_body(scope: Scope) -> bytearray:
+    """The body of a request, for a route that reads it itself. It is freed with its last user."""
+    body: bytearray = scope.pop(_BODY)
+    return body
 
 
 async def apart(work: Callable[..., T], *arguments: Any) -> T:

@@ -50,7 +50,8 @@ COVERED = {
     """,
     "engine/executing/test_executor_faults.py": "backend/engine/executing/failure",
     "engine/executing/test_scoring.py": "backend/engine/executing/kept_entries",
-    "engine/media/test_videos.py": "backend/engine/media/video_process",
+    "engine/media/test_sounds.py": "backend/engine/media/sound_process",
+    "engine/media/test_videos.py": "backend/engine/media/child backend/engine/media/video_process",
     "engine/planning/test_planner.py": """
         backend/engine/planning/prefix_source backend/engine/planning/sequence_table
         backend/engine/planning/snapshot_places backend/engine/planning/stored_entries
@@ -100,6 +101,7 @@ COVERED = {
     "gateway/responses/test_responses_to_chat.py": "gateway/responses/tools",
     "gateway/routes/test_model_pages.py": "gateway/responses/codex_models gateway/routes/models",
     "gateway/routes/test_shell_numbers.py": "gateway/routes/rerank gateway/routes/tokenize",
+    "gateway/routes/test_transcriptions.py": "gateway/openai/transcript",
     "gateway/supervisor/test_supervisor.py": "gateway/supervisor/backend",
     "gateway/supervisor/test_supervisor_warden.py": "gateway/supervisor/warden_process",
     "gateway/test_errors_bodies.py": "gateway/openai/base gateway/tagged",

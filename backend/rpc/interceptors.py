@@ -23,7 +23,7 @@ from backend.rpc.identity import Identity
 from backend.rpc.long_requests import LONG, return_memory_soon
 from backend.rpc.other_services import checked
 from backend.rpc.sizes import require_bounded
-from backend.rpc.statuses import status_of
+from backend.rpc.statuses import NotServed, status_of
 from backend.rpc.unsent_requests import UnsentRequests
 from common.machine_memory import return_freed_memory
 
@@ -77,6 +77,24 @@ async def _refuse(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -
 _REFUSAL: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
 
 
+def _not_served(path: str) -> Handler:
+    """The handler of a method of LocalAI's protocol that no model answers here; else None."""
+    if not path.startswith(_PREFIX):
+        return None
+    status = status_of(
+        NotServed(
+            f"{path.removeprefix(_PREFIX)[:64]} is not served: this backend runs models that"
+            " generate text, embed, rank or label it, or turn speech into it; use another backend"
+            " for this call"
+        )
+    )
+
+    async def refuse(_requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await context.abort(status.code, status.sentence)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)
+
+
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Parses the request, checks the model identity, and turns exceptions into statuses.
 
@@ -101,7 +119,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
     ) -> Handler:
         handler: Any = await continuation(details)
         if handler is None:
-            return None
+            return _not_served(details.method)
         if not details.method.startswith(_PREFIX):
             return checked(details.method, handler, self._unsent)
         call = self._around(details.method.removeprefix(_PREFIX), handler)

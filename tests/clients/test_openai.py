@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import soundfile
 
 from tests.clients.environments import client_tool, node_program, python_program
+from tests.engine.speech.tiny_speech import speech, write_whisper
 from tests.gateway.gateway_process import GatewayProcess
 
 COUNTED = "1 2 3 4 5"
@@ -101,3 +103,41 @@ def test_vercel_ai(gateway: GatewayProcess) -> None:
     assert "Paris" in results["afterTool"]
     assert results["object"] == ["capital", "country"]
     assert results["reasoning"][1] == "3 + 4 = 7"
+
+
+@pytest.fixture(scope="module")
+def audio(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What the SDK makes of the transcripts of a small Whisper."""
+    folder = tmp_path_factory.mktemp("audio")
+    file = folder / "speech.mp3"
+    soundfile.write(file, speech(3.0), 16_000, format="MP3")
+    model = {"parameters": {"model": str(write_whisper(folder / "whisper"))}}
+    process = GatewayProcess({"whisper": model})
+    yield python_program("openai_audio", process.url, str(file))
+    process.close()
+
+
+def test_transcripts_in_every_form(audio: Any) -> None:
+    text = audio["json"]
+    assert text
+    detailed, language, seconds = audio["verbose"]  # words change where windows begin
+    assert (language, round(seconds)) == ("en", 3)
+    assert "".join(each[2] for each in audio["segments"]).strip() == detailed
+    assert audio["words"]
+    assert audio["text"].strip() == text
+    assert audio["srt"].startswith("1\n")
+    assert audio["vtt"].startswith("WEBVTT\n")
+    assert audio["translated"]
+
+
+def test_a_streamed_transcript(audio: Any) -> None:
+    *deltas, done = audio["types"]
+    assert set(deltas) == {"transcript.text.delta"}
+    assert done == "transcript.text.done"
+    assert audio["streamed"] == audio["done"] == audio["json"]
+
+
+def test_refused_transcripts(audio: Any) -> None:
+    assert audio["bad_language"] == ["BadRequestError", 400, "language"]
+    assert audio["bad_form"] == ["BadRequestError", 400, "response_format"]
+    assert audio["speakers"] == ["BadRequestError", 400, "known_speaker_names"]

@@ -106,7 +106,8 @@ def test_a_model_file_loads(file: dict[str, Any]) -> None:
 
 def test_every_kind_of_call_has_a_file() -> None:
     usecases = {usecase for file in MODELS for usecase in file["known_usecases"]}
-    assert usecases == {"chat", "vision", "embeddings", "rerank", "token_classify", "score"}
+    texts = {"chat", "vision", "embeddings", "rerank", "token_classify", "score"}
+    assert usecases == texts | {"transcript"}
 
 
 def test_the_router_names_files_of_the_document() -> None:

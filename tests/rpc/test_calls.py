@@ -305,6 +305,7 @@ def test_methods_that_the_loaded_model_does_not_support_say_so(
 def test_an_rpc_that_does_not_exist_here_is_unimplemented(running: Running) -> None:
     failure = failure_of(lambda: raw_call(running.channel, "/backend.Backend/TTS", b""))
     assert failure.code is grpc.StatusCode.UNIMPLEMENTED
+    assert failure.sentence.startswith("TTS is not served: this backend runs models that")
 
 
 def test_many_threads_with_a_connection_per_call_are_served(running: Running) -> None:

@@ -88,7 +88,7 @@ def decode_recording(text: str, limits: MediaLimits) -> np.ndarray:
     """
     with _naming("dst"):
         content = item_bytes(text, limits.item_bytes, allow_paths=True)
-        samples: np.ndarray = decode_sound(content, RECORDING_SECONDS, RECORDING_SECONDS).samples
+        samples: np.ndarray = decode_sound(content, RECORDING_SECONDS, 0).samples
         return samples
 
 

@@ -7,30 +7,39 @@ a small file with hours of silence costs no more than the allowed seconds.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import asdict
 from io import BytesIO
 from typing import Any
 
 import numpy as np
 
+from backend.engine.media.child import answer_of
 from backend.engine.media.items import SOUND_RATE, BadItem, Sound
 from backend.engine.media.kinds import require_format
+from backend.engine.media.limits import SOUND_CPU_SECONDS, SOUND_MEMORY
+from backend.engine.media.sound_process import DEMUXERS, Task
+from backend.engine.units import MIB
 
-FORMATS = ("WAV", "FLAC", "OGG", "MP3")
+_OWN = ("WAV", "FLAC", "OGG", "MP3", "AIFF")  # which libsndfile decodes in this process
+FORMATS = (*_OWN, *DEMUXERS)
 RATES = range(4_000, 192_001)
 MAX_CHANNELS = 8
 _BLOCK = 1 << 16
+_PROGRAM = "backend.engine.media.sound_process"
+_SLOW = f"is a sound that takes more than {SOUND_CPU_SECONDS} seconds to decode: send a part of it"
+_LARGE = f"is a sound that takes more than {SOUND_MEMORY // MIB} MiB to decode: send it as MP3"
 
 
 def decode_sound(content: bytes, most: float, allowed: int) -> Sound:
     """Decode the audio in a file.
 
     most: seconds that are left for it in this request.
-    allowed: seconds that all sounds of a request may have together.
+    allowed: seconds that all sounds of a request may have together; 0 if there is only one.
 
     Raises BadItem.
     """
     name = require_format(content, "sound", FORMATS)
-    mixed, rate = _read(content, name, most, allowed)
+    mixed, rate = (_read if name in _OWN else _read_apart)(content, name, most, allowed)
     samples = resampled(mixed, rate)
     if not len(samples):
         raise BadItem(f"is too short: it has no sample at {SOUND_RATE} per second")
@@ -63,10 +72,7 @@ def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, in
         with soundfile.SoundFile(_File(content)) as file:
             rate: int = file.samplerate
             declared: int = file.frames
-            if rate not in RATES:
-                raise BadItem(
-                    f"has {rate} samples per second: send {RATES.start} to {RATES.stop - 1} of them"
-                )
+            _require_rate(rate)
             if file.channels > MAX_CHANNELS:
                 raise BadItem(
                     f"has {file.channels} channels, but at most {MAX_CHANNELS} are mixed: send"
@@ -79,11 +85,7 @@ def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, in
                     break
                 left -= len(block)
                 if left < 0:
-                    raise BadItem(
-                        f"is longer than {most:g} seconds, but the sounds of a request may have"
-                        f" {allowed} together: send less, or load the model with a larger"
-                        " max_audio_seconds"
-                    )
+                    raise _too_long(most, allowed)
                 with np.errstate(over="ignore", invalid="ignore"):
                     blocks.append(block.mean(axis=1, dtype=np.float32))
     except BadItem:
@@ -96,6 +98,41 @@ def _read(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, in
     if name == "FLAC" and found < declared:
         raise BadItem(f"is a truncated FLAC sound: it has {found} of {declared} samples")
     return np.concatenate(blocks), rate
+
+
+def _read_apart(content: bytes, name: str, most: float, allowed: int) -> tuple[Any, int]:
+    """The same for a file that FFmpeg decodes, in a process of its own."""
+    task = Task(name, most, MAX_CHANNELS, SOUND_CPU_SECONDS)
+    wall = 2 * SOUND_CPU_SECONDS
+    try:
+        answer, samples = answer_of(_PROGRAM, asdict(task), content, wall, "sounds", _SLOW, _LARGE)
+    except BadItem as bad:
+        broken = str(bad).startswith("cannot")
+        raise BadItem(f"is a {name} sound that {bad}") if broken else bad from None
+    rate: int = answer["rate"]
+    _require_rate(rate)
+    mixed = np.frombuffer(samples, np.float32)
+    if not len(mixed):
+        raise BadItem(f"is a {name} sound without any samples")
+    if len(mixed) > most * rate:
+        raise _too_long(most, allowed)
+    return mixed, rate
+
+
+def _require_rate(rate: int) -> None:
+    if rate not in RATES:
+        raise BadItem(
+            f"has {rate} samples per second: send {RATES.start} to {RATES.stop - 1} of them"
+        )
+
+
+def _too_long(most: float, allowed: int) -> BadItem:
+    if not allowed:
+        return BadItem(f"is longer than {most:g} seconds: divide it into several recordings")
+    return BadItem(
+        f"is longer than {most:g} seconds, but the sounds of a request may have {allowed} together:"
+        " send less, or load the model with a larger max_audio_seconds"
+    )
 
 
 def resampled(mixed: Any, rate: int, target_rate: int = SOUND_RATE) -> Any:

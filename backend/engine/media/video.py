@@ -8,16 +8,13 @@ the file's bytes.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import os
-import signal
 from dataclasses import asdict
 
 from PIL import Image
 
-from backend.engine.errors import EngineFailed
-from backend.engine.media.items import BadItem, Video
+from backend.engine.media.child import answer_of
+from backend.engine.media.items import Video
 from backend.engine.media.kinds import require_format
 from backend.engine.media.limits import (
     VIDEO_CPU_SECONDS,
@@ -28,8 +25,6 @@ from backend.engine.media.limits import (
 from backend.engine.media.picture import picture_of
 from backend.engine.media.video_process import FORMATS, Found, Task
 from backend.engine.units import MIB
-from common.bounded_process import TOO_LARGE, output_of
-from common.process_end import end_of
 
 _PROGRAM = "backend.engine.media.video_process"
 _SLOW = (
@@ -38,7 +33,6 @@ _SLOW = (
     " frames"
 )
 _LARGE = f"takes more than {VIDEO_MEMORY // MIB} MiB of memory to decode: send it smaller"
-_CAUSES = {-signal.SIGXCPU: _SLOW, -signal.SIGKILL: _LARGE, TOO_LARGE: _LARGE}
 
 
 def decode_video(
@@ -60,18 +54,10 @@ def decode_video(
         seconds=limits.video_seconds,
         cpu_seconds=max(math.ceil(cpu_seconds), 1),
     )
-    ended = output_of(_PROGRAM, asdict(task), content, VIDEO_WALL_SECONDS, os.environ)
-    if ended.code is None:
-        raise BadItem(_SLOW)
-    if ended.code in _CAUSES or (ended.code < 0 and ended.code != -signal.SIGILL):
-        raise BadItem(_CAUSES.get(ended.code, "cannot be decoded: it crashes the decoder"))
-    if ended.code:
-        raise EngineFailed(end_of("the process that decodes videos", ended.code))
-    head, _, rows = ended.output.partition(b"\n")
-    answer = json.loads(head)
-    if "refusal" in answer:
-        raise BadItem(answer["refusal"])
-    found, pixels = Found(**answer), memoryview(rows)
+    answer, pixels = answer_of(
+        _PROGRAM, asdict(task), content, VIDEO_WALL_SECONDS, "videos", _SLOW, _LARGE
+    )
+    found = Found(**answer)
     each = 3 * found.width * found.height
     frames = tuple(
         picture_of(Image.frombytes("RGB", (found.width, found.height), pixels[at : at + each]))

@@ -16,11 +16,11 @@ import math
 import sys
 import time
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from backend.engine.media.limits import VIDEO_MEMORY, shape_problem
 from common.bounded_process import limit_own_process
@@ -39,7 +39,7 @@ _DEMUXERS = {
 }
 FORMATS = tuple(_DEMUXERS)
 _CODECS = ("h264", "hevc", "vp8", "vp9", "mpeg4", "mpeg2video", "h263", "mjpeg", "gif")
-_BROKEN = "cannot be decoded: its data is broken"
+BROKEN = "cannot be decoded: its data is broken"
 # minimum share of the frames that the header states; with fewer, the video counts as truncated
 _WHOLE = 0.9
 
@@ -81,32 +81,68 @@ class Found:
     cost: float
 
 
-class _RefusedError(Exception):
-    """Why a video is refused, as the rest of a sentence whose subject is the video."""
+class RefusedError(Exception):
+    """Why a file is refused, as the rest of a sentence whose subject is the file."""
 
 
 def main() -> None:
-    import av
     import PIL.Image  # noqa: F401 # here, because what it needs is not the video's memory
 
     task = Task(**json.loads(sys.argv[1]))
     limit_own_process(task.cpu_seconds, VIDEO_MEMORY)
-    try:
+
+    def extracted() -> tuple[dict[str, Any], Iterator[bytes]]:
         found, frames = _extract(task)
-    except _RefusedError as refusal:
-        print(json.dumps({"refusal": str(refusal)}), flush=True)
-        return
+        return asdict(found), (frame.tobytes() for frame in frames)
+
+    write_answer(extracted)
+
+
+def write_answer(decode: Callable[[], tuple[dict[str, Any], Iterable[bytes]]]) -> None:
+    """Write what was decoded: a line of JSON, then bytes; or a line with the refusal."""
+    import av
+
+    try:
+        head, rest = decode()
+    except RefusedError as refusal:
+        head, rest = {"refusal": str(refusal)}, ()
     except (av.FFmpegError, MemoryError):
-        print(json.dumps({"refusal": _BROKEN}), flush=True)
-        return
-    sys.stdout.buffer.write(json.dumps(asdict(found)).encode() + b"\n")
-    for frame in frames:
-        sys.stdout.buffer.write(frame.tobytes())
+        head, rest = {"refusal": BROKEN}, ()
+    sys.stdout.buffer.write(json.dumps(head).encode() + b"\n")
+    for part in rest:
+        sys.stdout.buffer.write(part)
     sys.stdout.buffer.flush()
 
 
+def opened(
+    medium: Literal["audio", "video"], demuxer: str, codecs: Sequence[str]
+) -> tuple[InputContainer, Any]:
+    """Return the file of standard input, and its main stream of a medium. Raises RefusedError."""
+    import av
+
+    allowed = {
+        "protocol_whitelist": "",  # files that the file names are not opened
+        "format_whitelist": demuxer,
+        "codec_whitelist": ",".join(codecs),
+    }
+    try:
+        file = av.open(
+            sys.stdin.buffer,
+            "r",
+            demuxer,
+            container_options=allowed,
+            metadata_errors="replace",  # titles are not always UTF-8
+        )
+        stream: Any = file.streams.best(medium)
+    except av.FFmpegError:
+        stream = None
+    if stream is None:
+        raise RefusedError("cannot be decoded: it is broken or cut off")
+    return file, stream
+
+
 def _extract(task: Task) -> tuple[Found, list[Image]]:
-    """Evenly spaced frames, including the first and the last. Raises _RefusedError."""
+    """Evenly spaced frames, including the first and the last. Raises RefusedError."""
     video, stream = _opened(task)
     packets = _packets(video, stream)
     times = sorted(packet.pts for packet in packets if not packet.is_discard)
@@ -115,7 +151,7 @@ def _extract(task: Task) -> tuple[Found, list[Image]]:
     stated = float(stream.duration * stream.time_base) if stream.duration else 0.0
     stated = stated or (video.duration or 0) / 1e6  # of the whole file, in microseconds
     if max(stated, seconds) > task.seconds:
-        raise _RefusedError(
+        raise RefusedError(
             f"lasts longer than {task.seconds} seconds: send a part of it, or load the model with"
             " a larger max_video_seconds"
         )
@@ -132,44 +168,24 @@ def _extract(task: Task) -> tuple[Found, list[Image]]:
         frames = [_image(frame, share) for at, frame in shown if at in taken]
     width, height = frames[0].size
     if any(frame.size != (width, height) for frame in frames):
-        raise _RefusedError("has frames of different sizes: encode it with one frame size")
+        raise RefusedError("has frames of different sizes: encode it with one frame size")
     return Found(width, height, places, count, rate, time.process_time()), frames
 
 
 def _opened(task: Task) -> tuple[InputContainer, Any]:
-    """Return the video of standard input, and its main stream. Raises _RefusedError."""
-    import av
-
-    demuxer = _DEMUXERS[task.kind]
-    allowed = {
-        "protocol_whitelist": "",  # files that the video names are not opened
-        "format_whitelist": demuxer,
-        "codec_whitelist": ",".join(_CODECS),
-    }
-    try:
-        video = av.open(
-            sys.stdin.buffer,
-            "r",
-            demuxer,
-            container_options=allowed,
-            metadata_errors="replace",  # titles are not always UTF-8
-        )
-        stream: Any = video.streams.best("video")
-    except av.FFmpegError:
-        stream = None
-    if stream is None:
-        raise _RefusedError("cannot be decoded: it is broken or cut off")
+    """Return the video of standard input, and its main stream. Raises RefusedError."""
+    video, stream = opened("video", _DEMUXERS[task.kind], _CODECS)
     codec = stream.codec_context
     if codec is None or codec.name not in _CODECS:
         name = f"the codec {codec.codec.canonical_name}" if codec else "an unknown codec"
-        raise _RefusedError(
+        raise RefusedError(
             f"has {name}, which is not decoded here: send H.264, HEVC, VP8, VP9 or MPEG-4"
         )
     codec.thread_count = 1
     if problem := shape_problem(codec.width, codec.height):
-        raise _RefusedError(problem)
+        raise RefusedError(problem)
     if codec.width * codec.height > task.pixels:
-        raise _RefusedError(
+        raise RefusedError(
             f"is {codec.width} x {codec.height} pixels, but a frame may have {task.pixels} in all:"
             " send it smaller, or load the model with a larger max_image_pixels"
         )
@@ -184,9 +200,9 @@ def _even(count: int, most: int) -> list[int]:
 
 def _require_whole(there: int, count: int) -> None:
     if not there:
-        raise _RefusedError(_BROKEN)
+        raise RefusedError(BROKEN)
     if there < _WHOLE * count:
-        raise _RefusedError(f"is truncated: it has {there} of {count} frames")
+        raise RefusedError(f"is truncated: it has {there} of {count} frames")
 
 
 def _packets(video: InputContainer, stream: Any) -> list[Any]:

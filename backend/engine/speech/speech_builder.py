@@ -22,7 +22,7 @@ from backend.engine.model import Built
 from backend.engine.prompting.chat import chat_format
 from backend.engine.served_model import ServedModel
 from backend.engine.settings import weight_dtype
-from backend.engine.speech.families import abilities_of, transcriber
+from backend.engine.speech.speech_families import abilities_of, transcriber
 from backend.engine.speech.speech_queue import SpeechQueue
 from backend.engine.speech.transcript import Speech
 from backend.engine.speech.windows import MOST_SECONDS
@@ -106,7 +106,8 @@ def open_model(path: Path, model_type: str) -> Any:
 
     module = importlib.import_module(f"mlx_audio.stt.models.{model_type}")
     config = load_config(path) | {"model_path": str(path)}
-    model = module.Model(module.ModelConfig.from_dict(config))
+    made = module.Model(module.ModelConfig.from_dict(config))
+    model = getattr(made, "_model", made)  # that of Qwen3-ASR is inside another object
     weights = load_weights(path)
     if hasattr(model, "sanitize"):
         weights = model.sanitize(weights)

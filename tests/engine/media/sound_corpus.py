@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
+import av
 import numpy as np
 import soundfile
+
+from backend.engine.media.sound_process import DEMUXERS
 
 RATE = 16_000
 TONE = 440.0
@@ -47,6 +50,28 @@ def save(samples: Any, rate: int = RATE, kind: str = "WAV", subtype: str | None 
     return file.getvalue()
 
 
+def encoded(samples: Any, rate: int, name: str, codec: str) -> bytes:
+    """The file that FFmpeg writes for these samples. name: its ending is the format."""
+    file = BytesIO()
+    file.name = name
+    with av.open(file, "w") as container:
+        stream = container.add_stream(codec, rate)
+        assert isinstance(stream, av.AudioStream)
+        stream.layout = "stereo" if samples.shape[1] == 2 else "mono"
+        frame = av.AudioFrame.from_ndarray(
+            np.ascontiguousarray(samples.T), "fltp", stream.layout.name
+        )
+        frame.sample_rate = rate
+        fifo = av.AudioFifo()
+        fifo.write(frame)
+        resampler = av.AudioResampler(stream.codec_context.format, stream.layout, rate)
+        while part := fifo.read(1024, partial=True):
+            for each in resampler.resample(part):
+                container.mux(stream.encode(each))
+        container.mux(stream.encode(None))
+    return file.getvalue()
+
+
 def wav(samples: bytes, channels: int = 1, rate: int = RATE, bits: int = 32, tag: int = 3) -> bytes:
     """A hand-made WAV, of floats by default."""
     size = channels * bits // 8
@@ -77,6 +102,18 @@ def _cases() -> Iterator[GoodSound]:
     yield GoodSound("Vorbis", save(tone(44100, channels=2), 44100, "OGG", "VORBIS"))
     yield GoodSound("Opus", save(tone(48000), 48000, "OGG", "OPUS"))
     yield GoodSound("MP3", save(tone(44100, channels=2), 44100, "MP3"))
+    yield GoodSound("AIFF", save(tone(), kind="AIFF"))
+    for name, codec in (
+        ("a.m4a", "aac"),
+        ("a.m4a", "alac"),
+        ("a.mp4", "aac"),
+        ("a.mov", "pcm_s16le"),
+        ("a.webm", "libopus"),
+        ("a.mka", "libmp3lame"),
+        ("a.aac", "aac"),
+    ):
+        yield GoodSound(f"{codec} in {name}", encoded(tone(48000, channels=2), 48000, name, codec))
+    yield GoodSound("ALAC of 8 kHz", encoded(tone(8000), 8000, "a.m4a", "alac"))
     yield GoodSound("RF64", save(tone(), kind="RF64"))
     endless = bytearray(save(tone()))
     endless[4:8] = endless[40:44] = b"\xff\xff\xff\xff"
@@ -93,14 +130,17 @@ def _refused() -> Iterator[BadSound]:
         "WebM or Matroska": b"\x1aE\xdf\xa3\x9fB\x86\x81\x01",
         "AMR": b"#!AMR\n",
         "WMA": b"0&\xb2u\x8ef\xcf\x11\xa6\xd9",
-        "AIFF": b"FORM\x00\x00\x00\x2eAIFFCOMM",
         "CAF": b"caff\x00\x01",
         "AVI": b"RIFF\x24\x00\x00\x00AVI LIST",
         "PNG": b"\x89PNG\r\n\x1a\n",
         "PDF": b"%PDF-1.4",
     }
     for name, content in other.items():
-        yield BadSound(name, content, f"is in the format {name.strip()}, which is not decoded here")
+        apart = name.strip() in DEMUXERS
+        why = (
+            "cannot be decoded" if apart else f"is in the format {name}, which is not decoded here"
+        )
+        yield BadSound(name, content, why)
     for name, content in {"text": b"hello", "zeros": b"\x00" * 99, "MIDI": b"MThd\x00\x00"}.items():
         yield BadSound(name, content, "is not in a known sound format")
     for kind in ("WAV", "FLAC", "OGG"):

@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.engine.errors import EngineFailed, InvalidRequest
-from backend.engine.media import video
 from backend.engine.media.decoding import decode
 from backend.engine.media.items import BadItem, Video
 from backend.engine.media.limits import MediaLimits
@@ -330,6 +329,6 @@ def test_only_an_instruction_that_the_cpu_lacks_is_not_the_clips_fault(
     def run_and_kill(*given: Any) -> Any:
         return run(*given, lambda child: os.kill(child.pid, number))
 
-    monkeypatch.setattr(video, "output_of", run_and_kill)
+    monkeypatch.setattr("backend.engine.media.child.output_of", run_and_kill)
     with pytest.raises(error, match=words):
         decode_video(CLIP, 1 << 20, LIMITS)

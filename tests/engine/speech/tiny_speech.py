@@ -122,3 +122,131 @@ def _hf_name(name: str) -> str:
 
 def _write(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value))
+
+
+def write_parakeet(folder: Path) -> Path:
+    """Write a Parakeet TDT, whose vocabulary is in its configuration; returns the folder."""
+    from mlx_audio.stt.models import parakeet
+
+    folder.mkdir(parents=True, exist_ok=True)
+    words = ["▁a", "b", "▁c", ".", "d"]
+    config: dict[str, Any] = {
+        "target": "nemo.collections.asr.models.rnnt_bpe_models.EncDecRNNTBPEModel",
+        "model_defaults": {"tdt_durations": [0, 1, 2, 3, 4]},
+        "preprocessor": {
+            "sample_rate": 16_000,
+            "normalize": "per_feature",
+            "window_size": 0.025,
+            "window_stride": 0.01,
+            "window": "hann",
+            "features": 80,
+            "n_fft": 512,
+            "dither": 1e-05,
+            "pad_to": 0,
+            "pad_value": 0.0,
+        },
+        "encoder": {
+            "feat_in": 80,
+            "n_layers": 1,
+            "d_model": SIZE,
+            "n_heads": 2,
+            "self_attention_model": "rel_pos",
+            "subsampling": "dw_striding",
+            "causal_downsampling": False,
+            "pos_emb_max_len": 5000,
+            "ff_expansion_factor": 2,
+            "subsampling_factor": 8,
+            "subsampling_conv_channels": SIZE,
+            "dropout_rate": 0.0,
+            "attention_dropout_rate": 0.0,
+            "conv_dropout_rate": 0.0,
+            "conv_kernel_size": 9,
+            "causal_depthwise_conv": False,
+        },
+        "decoder": {
+            "blank_as_pad": True,
+            "vocab_size": len(words),
+            "prednet": {"pred_hidden": SIZE, "pred_rnn_layers": 1},
+        },
+        "joint": {
+            "num_classes": len(words),
+            "num_extra_outputs": 5,
+            "vocabulary": words,
+            "jointnet": {
+                "encoder_hidden": SIZE,
+                "pred_hidden": SIZE,
+                "joint_hidden": SIZE,
+                "activation": "relu",
+            },
+        },
+        "decoding": {
+            "model_type": "tdt",
+            "durations": [0, 1, 2, 3, 4],
+            "greedy": {"max_symbols": 10},
+        },
+    }
+    mx.random.seed(3)
+    model = parakeet.Model(parakeet.ModelConfig.from_dict(config))
+    _save(folder, model)
+    _write(folder / "config.json", config)
+    return folder
+
+
+def write_qwen(folder: Path) -> Path:
+    """Write a Qwen3-ASR with a tokenizer of bytes; returns the folder."""
+    from mlx_audio.stt.models import qwen3_asr
+
+    folder.mkdir(parents=True, exist_ok=True)
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    marks = "<|im_start|> <|im_end|> <|endoftext|> <|audio_start|> <|audio_pad|> <|audio_end|>"
+    special = [*marks.split(), "<asr_text>"]
+    tokens = {text: len(letters) + at for at, text in enumerate(special)}
+    config = {
+        "model_type": "qwen3_asr",
+        "audio_token_id": tokens["<|audio_pad|>"],
+        "audio_start_token_id": tokens["<|audio_start|>"],
+        "audio_end_token_id": tokens["<|audio_end|>"],
+        "support_languages": ["English", "German"],
+        "audio_config": {
+            "encoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": SIZE,
+            "d_model": SIZE,
+            "output_dim": SIZE,
+            "downsample_hidden_size": 8,
+        },
+        "text_config": {
+            "vocab_size": len(letters) + len(special),
+            "hidden_size": SIZE,
+            "intermediate_size": SIZE,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "max_position_embeddings": 4096,
+        },
+    }
+    mx.random.seed(4)
+    model = qwen3_asr.Model(qwen3_asr.ModelConfig.from_dict(config))
+    _save(folder, model)
+    _write(folder / "config.json", config)
+    _write(
+        folder / "preprocessor_config.json",
+        {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 128},
+    )
+    _tokenizer(len(letters), special).save(str(folder / "tokenizer.json"))
+    _write(
+        folder / "tokenizer_config.json",
+        {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>"},
+    )
+    return folder
+
+
+def _save(folder: Path, model: Any) -> None:
+    """Save a model with random weights instead of its own."""
+    drawn = {
+        name: mx.random.normal(value.shape) * (0.3 if value.ndim > 1 else 0.1)
+        for name, value in tree_flatten(model.parameters())
+        if mx.issubdtype(value.dtype, mx.floating)
+    }
+    mx.save_safetensors(str(folder / "model.safetensors"), drawn)

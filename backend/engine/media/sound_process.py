@@ -1,0 +1,107 @@
+"""The program that decodes the sound of one file, run as a child process; see `sound`.
+
+It decodes what libsndfile does not: the recordings of telephones and browsers, and the sound of
+videos. Standard input is the file; the first argument is `Task` as JSON. It writes one line of
+JSON, `refusal` or the sample rate, followed by float32 samples of one channel.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from backend.engine.media.items import SOUND_RATE
+from backend.engine.media.limits import SOUND_MEMORY
+from backend.engine.media.video_process import BROKEN, RefusedError, opened, write_answer
+from common.bounded_process import limit_own_process
+
+DEMUXERS = {
+    "M4A": "mov",
+    "MP4": "mov",
+    "QuickTime": "mov",
+    "WebM or Matroska": "matroska",
+    "AAC": "aac",
+    "AMR": "amr",
+    "WMA": "asf",
+}
+_CODECS = (
+    "aac", "alac", "mp3float", "opus", "vorbis", "flac", "amrnb", "amrwb", "wmav2", "pcm_s16le",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """The limits for decoding a sound.
+
+    kind: one of DEMUXERS.
+    seconds: maximum length; one more sample is written if the sound is longer.
+    channels: their maximum number.
+    cpu_seconds: maximum processor time.
+    """
+
+    kind: str
+    seconds: float
+    channels: int
+    cpu_seconds: int
+
+
+def main() -> None:
+    task = Task(**json.loads(sys.argv[1]))
+    import av.audio.resampler  # noqa: F401 # here, because what it needs is not the file's memory
+    import numpy as np  # noqa: F401
+
+    limit_own_process(task.cpu_seconds, SOUND_MEMORY)
+    write_answer(lambda: _decoded(task))
+
+
+def _decoded(task: Task) -> tuple[dict[str, Any], Iterator[bytes]]:
+    file, stream = opened("audio", DEMUXERS[task.kind], _CODECS)
+    codec = stream.codec_context
+    if codec is None or codec.name not in _CODECS:
+        name = f"the codec {codec.codec.canonical_name}" if codec else "an unknown codec"
+        raise RefusedError(f"has {name}, which is not decoded here: send AAC, Opus, MP3 or FLAC")
+    if codec.channels > task.channels:
+        raise RefusedError(
+            f"has {codec.channels} channels, but at most {task.channels} are mixed: send fewer"
+        )
+    codec.thread_count = 1
+    # A lower rate than the file's, because hours of samples are passed on in one piece.
+    rate = min(int(codec.sample_rate), SOUND_RATE)
+    parts = _parts(file, stream, rate)
+    first = next(parts, None)
+    if first is None:
+        raise RefusedError(BROKEN)
+    return {"rate": rate}, _within(chain([first], parts), int(task.seconds * rate) + 1)
+
+
+def _parts(file: Any, stream: Any, rate: int) -> Iterator[Any]:
+    """The samples of one frame after the other, mixed to one channel, as far as they are whole."""
+    import av
+    import numpy as np
+    from av.audio.resampler import AudioResampler
+
+    resampler = AudioResampler(format="fltp", rate=rate)
+    for packet in file.demux(stream):
+        with suppress(av.FFmpegError):  # of a damaged packet: the next ones may be whole
+            for frame in packet.decode():
+                for part in resampler.resample(frame):
+                    yield part.to_ndarray().mean(axis=0, dtype=np.float32)
+    for part in resampler.resample(None):
+        yield part.to_ndarray().mean(axis=0, dtype=np.float32)
+
+
+def _within(parts: Iterator[Any], left: int) -> Iterator[bytes]:
+    for part in parts:
+        yield part[:left].tobytes()
+        left -= len(part)
+        if left <= 0:
+            return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""`/audio/transcriptions` and `/audio/translations`, as OpenAI defines them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Annotated, Any, Literal, TypeVar
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from pydantic import Field, ValidationError
+
+from common.field_table import FieldTable, Refused
+from gateway import exchange
+from gateway.asking import ask
+from gateway.calls import as_refusals
+from gateway.context import Gateway, GatewayDep
+from gateway.described import about
+from gateway.errors import bad_field
+from gateway.forms import Part, form_of
+from gateway.limits import apart
+from gateway.openai import base
+from gateway.openai.transcript import srt, usage_of, verbose, vtt
+from gateway.openapi import streamed
+from gateway.problems import likeliest
+from gateway.refusals import invalid
+from gateway.sse import DONE, EventStream
+from gateway.supervisor.supervisor import Lease
+from wire import backend_pb2 as pb
+
+router = APIRouter(tags=["audio"])
+LARGEST_FILE = 36 << 20  # bytes: its base64 fits into a message of gRPC
+_NAMES = {"dst": "file"}
+_LISTS = ("timestamp_granularities", "include", "known_speaker_names", "known_speaker_references")
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+_NO_LOGPROBS = Refused("leave it out: log-probabilities of transcripts are not returned")
+_NO_SPEAKERS = Refused("leave it out: speakers are not distinguished")
+_OTHERS = FieldTable(
+    {
+        "include": _NO_LOGPROBS,
+        **dict.fromkeys(("known_speaker_names", "known_speaker_references"), _NO_SPEAKERS),
+    },
+    {"chunking_strategy": "recordings are divided at pauses"},
+)
+Granularity = Literal["segment", "word"]
+Asked = TypeVar("Asked", bound=base.Request)
+
+
+class TranslationRequest(base.Request):
+    """A recording, which becomes text in English."""
+
+    others = _OTHERS
+
+    file: str = Field(description="The recording, in any of the forms that a backend decodes.")
+    prompt: str | None = about("Earlier text, or words that the recording may contain.")
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = about(
+        "The form of the answer.", "json"
+    )
+    temperature: float | None = about("0: the most likely text.", ge=0, le=1)
+
+
+class TranscriptionRequest(TranslationRequest):
+    """A recording, which becomes text in its own language."""
+
+    language: str | None = about("A code such as en; by default the model detects it.")
+    timestamp_granularities: Annotated[list[Granularity], Field(max_length=2)] = about(
+        "What has times in verbose_json; default: segments.", []
+    )
+    stream: bool | None = about("Whether the text arrives in events.")
+
+
+def _described(schema: type[base.Request]) -> dict[str, Any]:
+    """The form of a request for OpenAPI: pydantic's schema, in which the file is binary."""
+    form = schema.model_json_schema()
+    form["properties"]["file"] |= {"type": "string", "format": "binary"}
+    content = {"multipart/form-data": {"schema": form}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+@router.post(
+    "/audio/transcriptions",
+    openapi_extra=_described(TranscriptionRequest),
+    responses=streamed("OpenAI's transcription.", "`transcript.text.delta`s, then the whole text."),
+)
+async def transcriptions(request: Request, gateway: GatewayDep) -> Response:
+    """The text of a recording, in one piece or as a stream of server-sent events."""
+    asked = await _read(TranscriptionRequest, request)
+    if asked.timestamp_granularities and asked.response_format != "verbose_json":
+        sentence = "timestamp_granularities is set: send response_format verbose_json with it"
+        raise bad_field(sentence, param="timestamp_granularities")
+    if asked.stream and asked.response_format not in ("json", "verbose_json"):
+        sentence = f"stream is true: send response_format json, not {asked.response_format}"
+        raise bad_field(sentence, param="response_format")
+    wanted = pb.TranscriptRequest(
+        language=asked.language or "",
+        timestamp_granularities=asked.timestamp_granularities,
+    )
+    pieces = _pieces(asked, wanted, gateway)
+    if asked.stream:
+        detailed = asked.response_format == "verbose_json"
+        events = _events(pieces, detailed, asked.timestamp_granularities)
+        return EventStream(events, str, gateway.settings, lambda: ": \n\n")
+    return await _answer(pieces, asked, "transcribe", asked.timestamp_granularities)
+
+
+@router.post("/audio/translations", openapi_extra=_described(TranslationRequest))
+async def translations(request: Request, gateway: GatewayDep) -> Response:
+    """The text of a recording in English."""
+    asked = await _read(TranslationRequest, request)
+    pieces = _pieces(asked, pb.TranscriptRequest(translate=True), gateway)
+    return await _answer(pieces, asked, "translate", ())
+
+
+async def _read(schema: type[Asked], request: Request) -> Asked:
+    """The request in a form. Raises ApiError."""
+    fields = await apart(_fields, await form_of(request))
+    exchange.current().model = str(fields.get("model") or "")[:200]
+    try:
+        return schema.model_validate(fields)
+    except ValidationError as failure:
+        raise invalid(likeliest(failure.errors())) from None
+
+
+def _fields(parts: Sequence[Part]) -> dict[str, Any]:
+    """The fields of a form with the types that they have in JSON. Raises ApiError."""
+    fields: dict[str, Any] = {}
+    for part in parts:
+        name = part.name.removesuffix("[]")
+        if name == "file":
+            if not part.content:
+                raise bad_field("file is empty: send a recording", param="file")
+            if len(part.content) > LARGEST_FILE:
+                sentence = f"file has {len(part.content)} bytes: send at most {LARGEST_FILE}"
+                raise bad_field(sentence, "request_too_large", param="file")
+            fields[name] = base64.b64encode(part.content).decode()
+        elif name in _LISTS:
+            fields.setdefault(name, []).append(part.text)
+        else:
+            fields[name] = _typed(name, part.text)
+    return fields
+
+
+def _typed(name: str, text: str) -> Any:
+    """A value of a form as JSON would have it; text that is none stays, and is refused later."""
+    if name == "stream":
+        return _FLAGS.get(text.lower(), text)
+    if name == "temperature":
+        try:
+            return float(text)
+        except ValueError:
+            return text
+    return text
+
+
+async def _pieces(
+    asked: TranslationRequest, wanted: pb.TranscriptRequest, gateway: Gateway
+) -> AsyncGenerator[pb.TranscriptStreamResponse, None]:
+    """The parts of a transcript, as the backend sends them. Raises ApiError."""
+    wanted.dst = asked.file
+    wanted.prompt = asked.prompt or ""
+    wanted.temperature = asked.temperature or 0.0
+    limit = gateway.settings.request_timeout
+
+    async def send(lease: Lease) -> AsyncGenerator[pb.TranscriptStreamResponse, None]:
+        wanted.ModelIdentity = lease.identity
+        with as_refusals(_NAMES):
+            call = lease.stub.AudioTranscriptionStream(wanted, timeout=limit or None)
+            try:
+                async for part in call:
+                    yield part
+            finally:
+                call.cancel()
+
+    async with aclosing(ask(lambda: gateway.supervisor.lease(asked.model), send, asked)) as parts:
+        async for part in parts:
+            yield part
+
+
+async def _answer(
+    pieces: AsyncGenerator[pb.TranscriptStreamResponse, None],
+    asked: TranslationRequest,
+    task: str,
+    granularities: Sequence[str],
+) -> Response:
+    """The whole transcript in the requested form."""
+    result = pb.TranscriptResult()
+    async with aclosing(pieces) as parts:
+        async for part in parts:
+            if part.HasField("final_result"):
+                result = part.final_result
+    match asked.response_format:
+        case "json":
+            return JSONResponse({"text": result.text, "usage": usage_of(result)})
+        case "verbose_json":
+            return JSONResponse(verbose(result, task, granularities))
+        case "srt":
+            return PlainTextResponse(srt(result))
+        case "vtt":
+            return PlainTextResponse(vtt(result))
+    return PlainTextResponse(f"{result.text}\n")
+
+
+async def _events(
+    pieces: AsyncGenerator[pb.TranscriptStreamResponse, None],
+    detailed: bool,
+    granularities: Sequence[str],
+) -> AsyncGenerator[str, None]:
+    """OpenAI's events. detailed: the last one also has what verbose_json has, as in LocalAI."""
+    async with aclosing(pieces) as parts:
+        async for part in parts:
+            if not part.HasField("final_result"):
+                yield _event({"type": "transcript.text.delta", "delta": part.delta})
+                continue
+            result = part.final_result
+            done = {"type": "transcript.text.done", "text": result.text, "usage": usage_of(result)}
+            more = verbose(result, "transcribe", granularities) if detailed else {}
+            yield _event(more | done)
+    yield DONE
+
+
+def _event(value: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(value)}\n\n"
