@@ -62,7 +62,7 @@ def _perplexity(model: object, tokens: list[int]) -> float:
         logits = kv.feed_tokens(model, row, [part])[0].astype(mx.float32)
         following = mx.array(tokens[start + 1 : start + 1 + len(part)])[:, None]
         own = mx.take_along_axis(logits, following, axis=-1)[:, 0]
-        total += (mx.logsumexp(logits, axis=-1) - own).sum().item()
+        total += float((mx.logsumexp(logits, axis=-1) - own).sum())
     return math.exp(total / (len(tokens) - 1))
 
 

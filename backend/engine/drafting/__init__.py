@@ -6,7 +6,7 @@ choice, and the output is the same with and without guesses at every temperature
 
 A step with guesses does not overlap with the next one, because guessing needs the tokens of the
 previous step. `backend.engine.planning.guess_width` decides from measured times whether guesses
-pay. Rows with images get no guesses.
+pay; so a model with a head of its own drafts without being asked. Rows with images get no guesses.
 
 What happens to wrong guesses depends on the layer:
 

@@ -143,11 +143,8 @@ def _own_head(
     """Load the model's prediction head; None if it has none that can be used."""
     required = order.settings.mtp
 
-    def build() -> _Head:
-        return _prediction_head(order, main, projection, order.head)
-
     try:
-        return (yield from _with_head(build, order, main, device))
+        return (yield from _with_head(order, main, projection, device, order.head))
     except NoHeadError as fault:
         why, missing = str(fault), True
     except (HeadError, ModelRejected) as fault:
@@ -175,18 +172,8 @@ def _drafter(
     device: Device,
 ) -> Stages[Drafting]:
     """Load a head that DraftModel names."""
-    assert checkpoint.drafter is not None
-    opened = {
-        DrafterKind.HEAD: _prediction_head,
-        DrafterKind.EAGLE3: _eagle_head,
-        DrafterKind.DFLASH: _block_head,
-    }[checkpoint.drafter]
     try:
-        return (
-            yield from _with_head(
-                lambda: opened(order, main, projection, checkpoint), order, main, device
-            )
-        )
+        return (yield from _with_head(order, main, projection, device, checkpoint))
     except HeadError as fault:
         why = str(fault)
     raise ModelRejected(
@@ -209,70 +196,48 @@ class _Head:
     width: int
 
 
-def _prediction_head(
-    order: LoadOrder, main: LoadedModel, projection: LogitsHead, alone: Checkpoint | None
+def _open(
+    order: LoadOrder, main: LoadedModel, projection: LogitsHead, checkpoint: Checkpoint | None
 ) -> _Head:
-    if not projection.found:
+    """Open a head. checkpoint: as for `open_head`. Raises HeadError."""
+    model, vocabulary = main.model, kv.vocabulary_size(main.model)
+    size = hidden_size(model, vocabulary)
+    kind = (checkpoint and checkpoint.drafter) or DrafterKind.HEAD
+    if kind is not DrafterKind.EAGLE3 and not projection.found:
         raise HeadError("this backend does not find this model's output projection")
-    vocabulary = kv.vocabulary_size(main.model)
-    head = open_head(order.checkpoint, main.model, vocabulary, alone)
     choices = Choices(projection.project, vocabulary)
-    size = hidden_size(main.model, vocabulary)
-    name = DrafterKind.HEAD.value
-    return _Head(head, name, lambda: HeadGuesser(head, choices), projection, size)
-
-
-def _eagle_head(
-    order: LoadOrder,  # noqa: ARG001, as for `_prediction_head`
-    main: LoadedModel,
-    projection: LogitsHead,
-    checkpoint: Checkpoint,
-) -> _Head:
-    vocabulary, config = kv.vocabulary_size(main.model), checkpoint.config
-    places = eagle_places(config, len(main.model.layers))
-    weights = read_weights(checkpoint.path)
-    size = hidden_size(main.model, vocabulary)
-    head, choices = open_eagle(config, weights, main.model, size, vocabulary, projection)
-    states = _layer_states(main, places, size)
-    name = DrafterKind.EAGLE3.value
-    return _Head(head, name, lambda: HeadGuesser(head, choices), states, size * len(places))
-
-
-def _block_head(
-    order: LoadOrder,  # noqa: ARG001, as for `_prediction_head`
-    main: LoadedModel,
-    projection: LogitsHead,
-    checkpoint: Checkpoint,
-) -> _Head:
-    if not projection.found:
-        raise HeadError("this backend does not find this model's output projection")
-    vocabulary, config = kv.vocabulary_size(main.model), checkpoint.config
-    places = block_places(config)
-    weights = read_weights(checkpoint.path)
-    size = hidden_size(main.model, vocabulary)
-    head = open_block_head(config, weights, main.model, size, vocabulary)
-    choices = Choices(projection.project, vocabulary)
-    states = _layer_states(main, places, size)
-    name = DrafterKind.DFLASH.value
-    return _Head(head, name, lambda: BlockGuesser(head, choices), states, size * len(places))
-
-
-def _layer_states(main: LoadedModel, places: Sequence[int], size: int) -> LayerStates:
-    states = LayerStates(main.model, places, size)
+    head: Any
+    new_guesser: Any = HeadGuesser
+    if checkpoint is None or kind is DrafterKind.HEAD:
+        head = open_head(order.checkpoint, model, vocabulary, checkpoint)
+        return _Head(head, kind.value, lambda: new_guesser(head, choices), projection, size)
+    config, weights = checkpoint.config, read_weights(checkpoint.path)
+    if kind is DrafterKind.EAGLE3:
+        places = eagle_places(config, len(model.layers))
+        head, choices = open_eagle(config, weights, model, size, vocabulary, projection)
+    else:
+        places, new_guesser = block_places(config), BlockGuesser
+        head = open_block_head(config, weights, model, size, vocabulary)
+    states = LayerStates(model, places, size)
     if not states.found:
         raise HeadError(
-            f"it needs the states before layers {list(places)}, which this backend cannot read from"
-            f" a model of type {main.model_type} with {len(main.model.layers)} layers"
+            f"it needs the states before layers {places}, which this backend cannot read from a"
+            f" model of type {main.model_type} with {len(model.layers)} layers"
         )
-    return states
+    width = size * len(places)
+    return _Head(head, kind.value, lambda: new_guesser(head, choices), states, width)
 
 
 def _with_head(
-    build: Callable[[], _Head], order: LoadOrder, main: LoadedModel, device: Device
+    order: LoadOrder,
+    main: LoadedModel,
+    projection: LogitsHead,
+    device: Device,
+    checkpoint: Checkpoint | None,
 ) -> Stages[Drafting]:
     """Build a head, load its weights and measure its costs. Raises HeadError, ModelRejected."""
     with _describing(main):
-        opened = build()
+        opened = _open(order, main, projection, checkpoint)
         head = opened.head
         cast(head, main.dtype)
     _require_room(main, bytes_of(head), order.settings, device)
@@ -312,12 +277,12 @@ def _describing(main: LoadedModel) -> Iterator[None]:
 
 
 def _require_room(main: LoadedModel, nbytes: int, settings: Settings, device: Device) -> None:
-    """Raise ModelRejected if the head's weights do not fit in memory beside the model's."""
+    """Raise ModelRejected if what drafts does not fit in memory beside the model."""
     needed, limit = main.weights_bytes + nbytes, memory_limit(device, settings)
     if needed > limit:
         raise ModelRejected.because(
             main.name,
-            f"it and the head that drafts for it take {needed // MIB} MiB, but MLX may use"
+            f"it and what drafts for it take {needed // MIB} MiB, but MLX may use"
             f" {limit // MIB} MiB; raise memory_limit_mib, or load it without drafting",
         )
 
@@ -365,14 +330,7 @@ def _draft_model(
         weights_bytes=loaded.weights_bytes,
         cost=cost,
     )
-    needed = main.weights_bytes + draft.weights_bytes
-    limit = memory_limit(device, settings)
-    if needed > limit:
-        raise ModelRejected.because(
-            loaded.name,
-            f"it and the model take {needed // MIB} MiB, but MLX may use {limit // MIB} MiB; raise"
-            f" memory_limit_mib, or leave {named('DraftModel')} out",
-        )
+    _require_room(main, draft.weights_bytes, settings, device)
     _log.info("draft model %s: %s, %s", shown(loaded.name), loaded.model_type, loaded.arithmetic)
     pace = Pace(prefill_chunk(device, settings), settings.stall_ms * _PAUSE)
     return Drafting(
