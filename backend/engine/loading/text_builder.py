@@ -356,11 +356,14 @@ def _later(
 ) -> Stages[None]:
     """What the first answers do not need.
 
-    most: maximum length of a prompt that is run. finish: what the load left to measure.
+    most: maximum length of a prompt that is run; 0 where ranks divide the model, because a warm-up
+        begins with empty executors on all of them, and rank 0's planner knows their entries.
+    finish: what the load left to measure.
     """
     yield "engine"
     constraints.prepare()
     if finish is not None:
         yield "engine"
         finish()
-    yield from warm_up(engine, most, begun=True)
+    if most:
+        yield from warm_up(engine, most, begun=True)

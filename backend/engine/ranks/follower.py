@@ -19,26 +19,12 @@ from typing import TYPE_CHECKING, NoReturn
 from backend.engine.errors import Cancelled, EngineError
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
-from backend.engine.ranks import rank_timeout
+from backend.engine.ranks import rank_timeout, wire
 from backend.engine.ranks.link import Link, LinkLost, after, connect
 from backend.engine.ranks.member import Member, Value
 from backend.engine.ranks.place import Place
 from backend.engine.ranks.software import versions
-from backend.engine.ranks.wire import (
-    Abandon,
-    Add,
-    Agreed,
-    Failed,
-    Form,
-    LoadReport,
-    LoadShard,
-    Message,
-    Plain,
-    Signal,
-    Software,
-    Step,
-    name_of,
-)
+from backend.engine.ranks.wire import Message, Signal, name_of
 
 if TYPE_CHECKING:
     from backend.engine.ranks.followed_model import FollowedModel
@@ -77,7 +63,7 @@ def follow(place: Place, token: str, end: Callable[[int], NoReturn] = os._exit) 
         why = str(fault) if isinstance(fault, EngineError) else f"{type(fault).__name__}: {fault}"
         _log.error("%s failed", place.name(place.rank), exc_info=fault)
         with contextlib.suppress(LinkLost):
-            link.send(Failed(why))
+            link.send(wire.Failed(why))
     end(FAILED)
 
 
@@ -87,7 +73,7 @@ def _connected(place: Place, token: str) -> Link:
     while True:
         try:
             link = connect(place.control, token, place.rank, place.size, place.timeout)
-            link.send(Software(versions()))
+            link.send(wire.Software(versions()))
             return link
         except (OSError, LinkLost) as fault:
             refused = isinstance(fault, LinkLost)
@@ -119,14 +105,14 @@ class _Follower:
         for results that rank 0 will not compute; then the process ends.
         """
         match message:
-            case Form(timeout):
+            case wire.Form(timeout):
                 self._set_timeout(timeout)
             case Signal.JOIN:
                 self._link.timeout = max(self._link.timeout, self._place.timeout)
-            case LoadShard(number, timeout=timeout):
+            case wire.LoadShard(number, timeout=timeout):
                 self._set_timeout(timeout)
                 self._loads[number] = threading.Event()
-            case Abandon(number) if number in self._loads:
+            case wire.Abandon(number) if number in self._loads:
                 self._loads[number].set()
                 after(self._link.timeout, lambda: end() if number in self._loads else None)
         self._inbox.put(message)
@@ -137,28 +123,28 @@ class _Follower:
 
     def _obey(self, message: Message) -> None:
         match message:
-            case Form():
+            case wire.Form():
                 self._link.send(Signal.READY)
             case Signal.JOIN:
                 from backend.engine.ranks.group import join_group
 
                 join_group(self._place)
-            case LoadShard():
+            case wire.LoadShard():
                 self._load(message)
             case Signal.DROP:
                 self._drop()
-            case Abandon(number):
+            case wire.Abandon(number):
                 if number == self._number:
                     self._drop()
-            case Agreed():
+            case wire.Agreed():
                 pass  # of a load that has already ended here
-            case Signal.OPEN | Add() | Step() | Signal.CLEAR | Plain():
+            case Signal.OPEN | wire.Add() | wire.Step() | Signal.CLEAR | wire.Plain():
                 assert self._model is not None, "rank 0 uses only what is loaded"
                 self._model.obey(message)
             case other:
                 raise LinkLost(f"sent {name_of(other)}, which this rank does not expect")
 
-    def _load(self, order: LoadShard) -> None:
+    def _load(self, order: wire.LoadShard) -> None:
         from backend.engine.ranks.followed_model import load_followed
 
         self._drop()
@@ -166,12 +152,12 @@ class _Follower:
         abandoned = self._loads[order.number]
 
         def agree(value: Value) -> Sequence[Value]:
-            self._link.send(LoadReport(order.number, value))
+            self._link.send(wire.LoadReport(order.number, value))
             while True:
                 match self._inbox.get():
-                    case Agreed(number, values) if number == order.number:
+                    case wire.Agreed(number, values) if number == order.number:
                         return values
-                    case Abandon(number) if number == order.number:
+                    case wire.Abandon(number) if number == order.number:
                         raise Cancelled("the load has ended on another rank")
 
         request, member = LoadRequest(**order.request), Member(self._place, agree)
@@ -182,7 +168,7 @@ class _Follower:
             self._drop()
         except EngineError as refusal:
             self._drop()
-            self._link.send(LoadReport(order.number, refusal=str(refusal)))
+            self._link.send(wire.LoadReport(order.number, refusal=str(refusal)))
         finally:
             del self._loads[order.number]
 

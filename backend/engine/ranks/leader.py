@@ -31,7 +31,7 @@ from backend.engine.errors import (
 )
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.stages import Stages
-from backend.engine.ranks import rank_timeout
+from backend.engine.ranks import rank_timeout, wire
 from backend.engine.ranks.hostfile import (
     Misuse,
     hosts_of,
@@ -50,19 +50,7 @@ from backend.engine.ranks.link import (
 from backend.engine.ranks.member import Member, Value
 from backend.engine.ranks.place import TOKEN, Place
 from backend.engine.ranks.software import require_same
-from backend.engine.ranks.wire import (
-    Abandon,
-    Agreed,
-    Failed,
-    Form,
-    LoadReport,
-    LoadShard,
-    Message,
-    Signal,
-    Software,
-    Step,
-    name_of,
-)
+from backend.engine.ranks.wire import Message, Signal, name_of
 
 Loaded = TypeVar("Loaded")
 
@@ -84,7 +72,7 @@ class _Follower:
     link: Link
     versions: Mapping[str, str]
     ready: bool = False
-    reports: deque[LoadReport] = field(default_factory=deque)
+    reports: deque[wire.LoadReport] = field(default_factory=deque)
 
 
 class Leader:
@@ -208,7 +196,7 @@ class Leader:
         for follower in followers.values():
             follower.ready = False
         self._set_timeout(timeout)
-        self.send(Form(timeout))
+        self.send(wire.Form(timeout))
 
         def missing() -> str:
             self._require_whole()
@@ -248,12 +236,12 @@ class Leader:
         self._set_timeout(timeout)
         with self._changed:
             self._load, self._refusal = number, ""
-        self.send(LoadShard(number, fields, timeout))
+        self.send(wire.LoadShard(number, fields, timeout))
 
         def agree(value: Value) -> Sequence[Value]:
             ranks = range(1, self.place.size)
             values = [value, *(self._next_report(rank, number, cancelled).value for rank in ranks)]
-            self.send(Agreed(number, tuple(values)))
+            self.send(wire.Agreed(number, tuple(values)))
             return values
 
         return Member(self.place, agree)
@@ -281,7 +269,7 @@ class Leader:
         with self._changed:
             self._load, self._refusal = 0, ""
         with contextlib.suppress(EngineError):
-            self.send(Abandon(number))
+            self.send(wire.Abandon(number))
 
     def ended(self, number: int, fault: Exception) -> Exception:
         """Return the exception to raise for an error of a load: RankLost if a lost rank caused it.
@@ -300,7 +288,7 @@ class Leader:
         for follower in list(self._followers.values()):
             follower.link.timeout = seconds
 
-    def _next_report(self, rank: int, number: int, cancelled: threading.Event) -> LoadReport:
+    def _next_report(self, rank: int, number: int, cancelled: threading.Event) -> wire.LoadReport:
         """Return the next report of a rank about a load."""
         reports = self._followers[rank].reports
 
@@ -360,7 +348,7 @@ class Leader:
             except LinkLost as loss:
                 self._lose(rank, follower, str(loss))
         self._require_whole()
-        if isinstance(message, Step):
+        if isinstance(message, wire.Step):
             self.steps += 1
             self.step_seconds += time.perf_counter() - began
             self.step_bytes += len(frame)
@@ -409,9 +397,9 @@ class Leader:
         try:
             while True:
                 match follower.link.receive():
-                    case LoadReport(number, refusal=why) if why:
+                    case wire.LoadReport(number, refusal=why) if why:
                         self._refuse(rank, follower, number, why)
-                    case LoadReport() as report:
+                    case wire.LoadReport() as report:
                         with self._changed:
                             follower.reports.append(report)
                             self._changed.notify_all()
@@ -419,7 +407,7 @@ class Leader:
                         with self._changed:
                             follower.ready = True
                             self._changed.notify_all()
-                    case Failed(why):
+                    case wire.Failed(why):
                         self._lose(rank, follower, f"failed: {why}")
                         return
                     case other:
@@ -469,7 +457,7 @@ class Leader:
 def _versions_from(link: Link) -> Mapping[str, str]:
     """What a rank says of its software, which it does before anything else. Raises LinkLost."""
     first = link.receive()
-    if isinstance(first, Software):
+    if isinstance(first, wire.Software):
         return first.versions
     raise LinkLost(f"sent {name_of(first)} before the versions of its software")
 

@@ -2,6 +2,7 @@
 
 cancelled: cancels loads, each after one stage more, then loads; prints the results as JSON.
 refused: rank 1 refuses between collectives, which ends the process.
+later: after the first answer, does what the load has left, then asks again; prints the results.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from backend.engine.load_request import LoadRequest
 from backend.engine.loading.loader import load
+from backend.engine.loading.stages import at_once
 from tests.engine.ranks.divided_models import write_divided
 from tests.engine.ranks.faulty_rank import REFUSES
 from tests.engine.ranks.local_group import LocalGroup
@@ -46,6 +48,24 @@ def refused(folder: Path) -> None:
         group.load(write_divided(folder, "qwen2"), rank_timeout=10)
 
 
+def later(folder: Path) -> dict[str, object]:
+    with LocalGroup(2) as group:
+        model = group.load(write_divided(folder, "qwen2"))
+        rounds = Rounds(model)
+        prompt = list(range(1, 20))
+        rounds.submit(1, prompt, 5, ignore_eos=True)
+        rounds.drain()
+        assert model.later is not None
+        at_once(model.later)
+        rounds.submit(2, [*prompt, 30], 5, ignore_eos=True)
+        rounds.drain()
+        finished = rounds.received[2].finished
+        assert finished is not None
+        return {"cached": finished.usage.cached_tokens, "causes": group.causes}
+
+
 if __name__ == "__main__":
-    found = {"cancelled": cancelled, "refused": refused}[sys.argv[2]](Path(sys.argv[1]))
+    found = {"cancelled": cancelled, "refused": refused, "later": later}[sys.argv[2]](
+        Path(sys.argv[1])
+    )
     print(json.dumps(found), flush=True)

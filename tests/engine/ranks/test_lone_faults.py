@@ -62,3 +62,12 @@ def test_a_rank_that_waits_in_a_collective_for_one_that_refused_ends_with_its_re
         "the group of ranks has failed: rank 1 (here) refused the load while rank 0 computed: model"
         " 'model' cannot be loaded: its first pass is refused" in ran.stderr
     )
+
+
+def test_what_a_load_leaves_for_later_keeps_the_stored_prefixes_of_all_ranks(
+    tmp_path: Path,
+) -> None:
+    """The planner of rank 0 refers to them by number."""
+    ran = _ran(tmp_path, "later")
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert json.loads(ran.stdout) == {"cached": 19, "causes": []}
