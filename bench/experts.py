@@ -16,12 +16,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from backend.engine.experts.offload import slots_of
+from backend.engine.units import MIB
 from bench.process import ROOT, backend, text
 from bench.report import Table
 from cli.default_model import cache_directory
@@ -36,8 +39,7 @@ TOKENS = 32
 PROMPT = 60  # words of a prompt whose prefill is timed
 _LAYERS, _EXPERTS, _WIDTH, _INNER = 6, 64, 512, 384
 _SKEW = 2.5  # how far the logit of the most popular expert is above that of the least popular
-_FIXED = 12  # MiB of a cache that hold no experts, so that shares are those of the slots
-_EXPERT_BYTES = 4 * 3 * _WIDTH * _INNER
+_EXPERT_BYTES = 4 * 3 * _WIDTH * _INNER  # in memory
 
 
 @dataclass
@@ -78,8 +80,7 @@ def measure() -> Iterator[Table]:
     with ExitStack() as stack:
         sides = []
         for share in (0.0, *SHARES):
-            mib = _FIXED + int(share * _LAYERS * _EXPERTS * _EXPERT_BYTES) // (1 << 20) + 1
-            options = {"Options": [f"expert_cache_mib:{mib}"]} if share else {}
+            options = {"Options": [f"expert_cache_mib:{_cache(share)}"]} if share else {}
             sides.append(_Side(share, stack.enter_context(backend(model, **options))))
         for turn in range(ROUNDS):
             for side in sides if turn % 2 else reversed(sides):
@@ -89,6 +90,12 @@ def measure() -> Iterator[Table]:
             ["slots", *sides[0].speeds, "hits", "MiB read per token", "s waited per s"],
             [_row(side, sides[0]) for side in sides[1:]],
         )
+
+
+def _cache(share: float) -> int:
+    """The MiB of a cache that holds this share of the experts."""
+    sizes = [_EXPERT_BYTES] * _LAYERS
+    return next(mib for mib in count(1) if slots_of(mib * MIB, sizes)[0] >= share * _EXPERTS)
 
 
 def _row(side: _Side, resident: _Side) -> list[str]:
@@ -110,7 +117,7 @@ def _reads(side: _Side) -> list[str]:
     used = grown["mlx-expert-hits"] + grown["mlx-expert-misses"]
     return [
         f"{grown['mlx-expert-hits'] / used:.0%}",
-        f"{grown['mlx-expert-read-bytes'] / TOKENS / (1 << 20):.1f}",
+        f"{grown['mlx-expert-read-bytes'] / TOKENS / MIB:.1f}",
         f"{grown['mlx-expert-wait-seconds'] / seconds:.2f}",
     ]
 

@@ -142,16 +142,18 @@ class LayerCache:
         mx.eval(*after)
         for at, (own, free) in enumerate(portions):
             ready = reading
-            if at + 1 < len(portions):
-                reading = self._begin(portions[at + 1][0])
-            self._write(own, free, ready)
+            if more := portions[at + 1 : at + 2]:
+                reading = self._begin(more[0][0])
+            self._write(own, free, ready, wait=bool(more))
 
-    def _begin(self, experts: np.ndarray) -> list[Reading]:
-        return [self._files.begin([spans[expert] for expert in experts]) for spans in self._sources]
+    def _begin(self, experts: np.ndarray) -> Reading:
+        return self._files.begin([[spans[expert] for expert in experts] for spans in self._sources])
 
-    def _write(self, experts: np.ndarray, slots: np.ndarray, readings: Sequence[Reading]) -> None:
-        """Wait for the reads, and write to the slots, in place."""
-        raw = [self._files.finish(reading) for reading in readings]
+    def _write(
+        self, experts: np.ndarray, slots: np.ndarray, reading: Reading, *, wait: bool
+    ) -> None:
+        """Write what is read to the slots, in place. wait: until it is written."""
+        raw = self._files.finish(reading)
         self._slot[self._expert[slots][self._expert[slots] >= 0]] = -1
         self._expert[slots] = -1
         at = mx.array(slots.astype(np.uint32))
@@ -159,7 +161,8 @@ class LayerCache:
             for read, parameters in zip(raw, self._sources.values(), strict=True):
                 for parameter in parameters:
                     parameter.slots[at] = parameter.place.values(read, parameter.slots)
-            mx.eval([parameter.slots for parameter in self._parameters])
+            evaluate = mx.eval if wait else mx.async_eval  # either allocates memory immediately
+            evaluate([parameter.slots for parameter in self._parameters])
         except Exception:
             self._empty()
             raise

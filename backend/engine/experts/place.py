@@ -91,7 +91,7 @@ class PlaceFinder:
         return None
 
     def _equal(self, place: Place, weight: mx.array, experts: slice) -> bool:
-        raw = self._files.finish(self._files.begin(place.spans[experts]))
+        (raw,) = self._files.finish(self._files.begin([place.spans[experts]]))
         word = _WORDS[weight.dtype.size]  # compared as words, because NaN differs from itself
         found = place.values(raw, weight)
         return bool(mx.array_equal(found.view(word), weight[experts].view(word)))

@@ -57,9 +57,9 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Reads that have begun, each into one row of `buffer`."""
+    """Reads that have begun. buffers: for each source, a row for each of its spans."""
 
-    buffer: np.ndarray
+    buffers: Sequence[np.ndarray]
     parts: Sequence[Future[None]]
     files: frozenset[int]
 
@@ -92,17 +92,24 @@ class WeightFiles:
                 span = Span(len(self._files) - 1, data + start, end - start)
                 self.tensors[tensor] = Tensor(span, dtype, tuple(entry["shape"]))
 
-    def begin(self, spans: Sequence[Span]) -> Reading:
-        """Begin to read spans of equal size."""
-        buffer = np.empty((len(spans), spans[0].size), np.uint8)
-        rows = [(span, row.data) for span, row in zip(spans, buffer, strict=True)]
+    def begin(self, sources: Sequence[Sequence[Span]]) -> Reading:
+        """Begin to read the spans of each source, which are of equal size."""
+        buffers = [np.empty((len(spans), spans[0].size), np.uint8) for spans in sources]
+        rows = [
+            (span, row.data)
+            for spans, buffer in zip(sources, buffers, strict=True)
+            for span, row in zip(spans, buffer, strict=True)
+        ]
         shares = [rows[at::_THREADS] for at in range(min(_THREADS, len(rows)))]
         parts = [self._threads.submit(self._read, share) for share in shares]
-        self._counts.read_bytes += buffer.nbytes
-        return Reading(buffer, parts, frozenset(span.file for span in spans))
+        self._counts.read_bytes += sum(buffer.nbytes for buffer in buffers)
+        return Reading(buffers, parts, frozenset(span.file for span, _ in rows))
 
-    def finish(self, reading: Reading) -> mx.array:
-        """Wait for reads; returns the bytes, [spans, bytes]. Raises ExpertsUnreadable."""
+    def finish(self, reading: Reading) -> list[mx.array]:
+        """Wait for reads; returns the bytes of each source, [spans, bytes].
+
+        Raises ExpertsUnreadable.
+        """
         began = time.perf_counter()
         wait(reading.parts)
         self._counts.wait_seconds += time.perf_counter() - began
@@ -110,7 +117,7 @@ class WeightFiles:
             part.result()
         for file in reading.files:
             self._require_unchanged(self._files[file])
-        return mx.array(reading.buffer)
+        return [mx.array(buffer) for buffer in reading.buffers]
 
     def _read(self, rows: Sequence[tuple[Span, memoryview]]) -> None:
         for span, row in rows:

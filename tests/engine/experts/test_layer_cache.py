@@ -199,7 +199,8 @@ def test_experts_are_read_again_after_a_failed_allocation(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds = _served(folder)
-    evaluate, calls = mx.eval, 0
+    evaluate: Any = mx.async_eval
+    calls = 0
 
     def fail_once(*arrays: Any) -> None:
         nonlocal calls
@@ -208,7 +209,7 @@ def test_experts_are_read_again_after_a_failed_allocation(
             raise RuntimeError("[malloc] Unable to allocate 7 bytes.")
         evaluate(*arrays)
 
-    monkeypatch.setattr(mx, "eval", fail_once)
+    monkeypatch.setattr(mx, "async_eval", fail_once)
     _ask(rounds, 1)
     assert calls
     assert rounds.received[1].text == _expected(folder, 1, 40, 6)
