@@ -47,6 +47,14 @@ def test_the_dtype_setting_wins_over_the_field(
     assert weight_dtype(Settings(dtype=option), field_value) == expected
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("on", True), ("Off", False), ("auto", None), (True, True), (False, False), (None, None)],
+)
+def test_flags_are_also_on_and_off(value: Any, expected: bool | None) -> None:
+    assert Settings.from_values({"mtp": value}).mtp is expected
+
+
 def test_unknown_dtype_field_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="DType must be one of auto"):
         weight_dtype(Settings(), "fp8")

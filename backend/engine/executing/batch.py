@@ -264,7 +264,9 @@ class DecodeBatch(Rows):
             sequences = [sequences[row] for row in rows[0]]
         drafting = self._engine_model.drafting
         with self._engine_model.adapted(sequences):
-            if drafting is None or drafting.states is None:
+            # States cost time, so requests without drafting should not have to pay for them.
+            drafts = any(sequence.request.n_draft != 0 for sequence in self.sequences)
+            if drafting is None or drafting.states is None or not drafts:
                 logits: mx.array = self._model(tokens, cache=layers)
             else:
                 with drafting.states.watched() as seen:

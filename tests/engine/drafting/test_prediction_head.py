@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -30,6 +31,7 @@ from backend.engine.loading.checkpoint import Checkpoint
 from backend.engine.model import EngineModel
 from backend.engine.planning.guess_width import GuessWidth
 from backend.engine.request import Sampling, TokenPrompt
+from backend.engine.sampling.logits_head import LogitsHead
 from common.prefixes import common_prefix
 from tests.engine.drafting.heads import (
     CONFIGS,
@@ -142,6 +144,28 @@ def test_most_guesses_are_right_and_counted(
     right = counted(guesser.made, whole)
     assert [sum(counts) for counts in zip(*recorded.values(), strict=True)] == right
     assert right[1] > 0.7 * right[0] > 60
+
+
+def test_requests_without_drafting_need_no_states(
+    trained: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    watched = LogitsHead.watched
+
+    def counted(self: LogitsHead) -> AbstractContextManager[list[mx.array]]:
+        seen.append(1)
+        return watched(self)
+
+    monkeypatch.setattr(LogitsHead, "watched", counted)
+    _, drafting, _ = models(trained)
+    passes = []
+    for n_draft in (0, None):
+        seen.clear()
+        rounds = Rounds(drafting)
+        rounds.submit(1, [1, 5, 25], 12, ignore_eos=True, n_draft=n_draft)
+        rounds.drain()
+        passes.append(len(seen))
+    assert passes[0] <= 1 < 3 < passes[1], "only the pass of the prompt may collect states"
 
 
 @pytest.mark.parametrize("kind", CONFIGS if TEST_LONG else ["qwen3_5"])
