@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from backend.engine.executing.score_plan import ScorePlan
 from backend.engine.planning.plan import StepPlan
 
-VERSION = 9
+VERSION = 10
 
 
 class WireError(Exception):
