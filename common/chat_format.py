@@ -83,6 +83,13 @@ class ChatFormat:
             return other
         return replace(other, grammar=replace(other.grammar, tags=self.grammar.tags))
 
+    @property
+    def strict(self) -> ChatFormat:
+        """This format without the calls of other families."""
+        if not isinstance(self.grammar, TaggedText):
+            return self
+        return replace(self, grammar=replace(self.grammar, foreign=()))
+
     def varies(self, other: ChatFormat) -> bool:
         """Whether the other format, of another name, is read in the same way."""
         calls = [getattr(each.grammar, "calls", ()) for each in (self, other)]

@@ -205,7 +205,7 @@ def _alternatives(schema: Any, root: Mapping[str, Any]) -> Iterable[Mapping[str,
             if isinstance(entry.get(key), list):
                 queue.extend(entry[key])
         if isinstance(reference := entry.get("$ref"), str):
-            queue.append(_resolved(reference, root))
+            queue.append(referenced(reference, root))
 
 
 def _inner(schema: Any, root: Mapping[str, Any], step: str | None) -> Any:
@@ -219,7 +219,8 @@ def _inner(schema: Any, root: Mapping[str, Any], step: str | None) -> Any:
     return None
 
 
-def _resolved(reference: str, root: Mapping[str, Any]) -> Any:
+def referenced(reference: str, root: Mapping[str, Any]) -> Any:
+    """What a reference in a schema points to; None if it points to nothing."""
     target: Any = root
     for step in reference.removeprefix("#").strip("/").split("/"):
         step = step.replace("~1", "/").replace("~0", "~")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.null_keywords import without_nulls
+from common.tool_schema import referenced
 from common.wording import shown
 
 _COMPOSED = frozenset("$ref allOf anyOf oneOf patternProperties".split())
@@ -78,10 +79,7 @@ def resolved(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return schema
-        target: Any = schema
-        for step in reference.removeprefix("#").strip("/").split("/"):
-            step = step.replace("~1", "/").replace("~0", "~")
-            target = target.get(step) if isinstance(target, Mapping) else None
+        target = referenced(reference, schema)
         if not isinstance(target, Mapping):
             raise ValueError(f"the reference {shown(reference)} has no target")
         shared = {key: schema[key] for key in _SHARED if key in schema}

@@ -527,7 +527,7 @@ _MARKED = tuple(
 )
 
 
-def _lenient(family: Family) -> TaggedText | Harmony:
+def lenient(family: Family) -> TaggedText | Harmony:
     """The parser, which also reads the calls of other families if this one has any."""
     grammar = family.grammar
     if isinstance(grammar, Harmony) or not grammar.calls:
@@ -539,7 +539,7 @@ def _lenient(family: Family) -> TaggedText | Harmony:
 TOOLS: Mapping[str, TaggedText | Harmony] = {
     name: grammar
     for family in FAMILIES
-    for grammar in [_lenient(family)]
+    for grammar in [lenient(family)]
     for name in family.names.split()
 }
 """The grammar for each value of `tool_parser:`."""

@@ -11,8 +11,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from common.formats.cursor import Wait
-from common.formats.json_calls import bare_block, read_bare_calls, read_fence
-from common.formats.pythonic import TOOL_CODE, at_named_call, read_pythonic, read_tool_code
+from common.formats.json_calls import bare_block, read_bare_calls
+from common.formats.pythonic import (
+    TOOL_CODE,
+    at_named_call,
+    read_fence,
+    read_pythonic,
+    read_tool_code,
+)
 from common.formats.reading import CallSyntax, Reading, begins_line, no_content_yet, own_line
 from common.formats.shapes import invoked, json_block, tagged
 

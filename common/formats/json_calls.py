@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from common.formats.answer import Call
-from common.formats.cursor import Cursor, Cut, Unreadable, Wait
+from common.formats.cursor import Cut, Unreadable, Wait
 from common.formats.json_text import Send
-from common.formats.pythonic import NAME, at_named_call, read_pythonic
+from common.formats.pythonic import NAME, at_named_call, read_fence, read_pythonic
 from common.formats.reading import CallSyntax, Reading, begins_line
 from common.formats.values import (
     MODEL_JSON,
@@ -38,7 +38,7 @@ _KEY_EDGE = "{[\"'“”" + " \t\r\n"
 _SPACE = re.compile(r"\s+")
 _OPENINGS = ("{", '{"type":"function",', '{"type":"function","function":{', '{"function":{')
 _SURPLUS_BRACE = re.compile(r"[}\s]*")
-_FENCE, _LANGUAGE = "```", re.compile(r"\w*")
+_FENCE = "```"
 _FIRST_KEY = re.compile(r"""[\w"'“” \t\r\n{\[]*""")
 
 
@@ -100,16 +100,6 @@ def read_arguments(
 def _retyped(tools: ToolSchemas, name: str, argument: str, value: str) -> str:
     text = string_of(value)
     return value if text is None else tools.retyped(name, argument, text)
-
-
-def read_fence(cursor: Cursor) -> Wait[str]:
-    """Read space, and the first line of a code block if one begins here; returns its fence."""
-    yield from cursor.space()
-    fence = yield from cursor.accept(_FENCE)
-    if fence:
-        yield from cursor.run(_LANGUAGE)
-        yield from cursor.space()
-    return fence
 
 
 def calls_of(text: str, tools: ToolSchemas, *, strict: bool = False) -> list[Call]:
@@ -360,9 +350,11 @@ def bare_block(opener: str, closer: str) -> CallSyntax:
 
     def read(reading: Reading) -> Wait[None]:
         cursor = reading.cursor
-        cursor.take(len(opener))
-        yield from cursor.run(_LANGUAGE)
-        yield from cursor.space()
+        if opener.startswith(_FENCE):
+            yield from read_fence(cursor)
+        else:
+            cursor.take(len(opener))
+            yield from cursor.space()
         reading.begun = opener != _FENCE and (yield from cursor.peek()) == "{"
         yield from read_bare_calls(reading, (closer,))
         yield from cursor.accept_after_space(closer)

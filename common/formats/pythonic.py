@@ -11,6 +11,7 @@ from common.formats.reading import CallSyntax, Reading, begins_line
 from common.formats.values import PYTHON, Pairs, object_of, parts, read_source, read_value
 
 NAME = re.compile(r"[\w.:/-]*")
+_LANGUAGE = re.compile(r"\w*")
 _KEYWORD = re.compile(r"[\w.-]*")
 _STATEMENT_SPACE = re.compile(r"[\s;]*")
 _CODE_ENDS = ("```", "</tool_code>")
@@ -152,13 +153,20 @@ def read_fenced_pythonic(
 ) -> Wait[None]:
     """Read calls that may be in a code block inside the family's markers."""
     cursor = reading.cursor
-    fence = yield from cursor.accept("```")
-    if fence:
-        yield from cursor.run(re.compile(r"\w*"))
-        yield from cursor.space()
+    fence = yield from read_fence(cursor)
     yield from read_pythonic(reading, (*ends, "```"), offered=offered)
     yield from cursor.drop_surplus((*ends, "```"))
     yield from cursor.accept_after_space(fence)
+
+
+def read_fence(cursor: Cursor) -> Wait[str]:
+    """Read space, and the first line of a code block if one begins here; returns its fence."""
+    yield from cursor.space()
+    fence = yield from cursor.accept("```")
+    if fence:
+        yield from cursor.run(_LANGUAGE)
+        yield from cursor.space()
+    return fence
 
 
 def _read_call(reading: Reading, ends: tuple[str, ...], *, shown: bool) -> Wait[Call]:

@@ -9,8 +9,9 @@ text.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from common.formats.cursor import Cursor, Cut, Markers, Unreadable, Wait
 from common.formats.json_calls import may_be_bare
@@ -57,27 +58,41 @@ class TaggedText:
     """The template begins every answer with a line break, which is also a separator."""
     foreign: tuple[CallSyntax, ...] = ()
     """How models of other families write calls; they are tried after the family's own."""
-    _others: Collection[str] = field(init=False, repr=False, compare=False)
-    _with_tools: Markers = field(init=False, repr=False, compare=False)
-    _without_tools: Markers = field(init=False, repr=False, compare=False)
-    _marked: Markers = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "silent", tuple(dict.fromkeys((*self.silent, *self.answers))))
+
+    @cached_property
+    def _plain(self) -> tuple[str, ...]:
+        """The markers of reasoning and of silent and inline markup."""
         tags = (*self.tags, *self.late_tags)
-        plain = [*(t.opening for t in tags), *(t.closing for t in tags)]
-        plain = [marker for marker in (*plain, *self.silent, *self.inline) if marker]
+        found = [marker for pair in tags for marker in (pair.opening, pair.closing)]
+        return tuple(filter(None, [*found, *self.silent, *self.inline]))
+
+    @cached_property
+    def _own(self) -> tuple[str, ...]:
         calls = [marker for c in self.calls for marker in (*c.openers, *c.closers)]
-        others = [opener for c in self.foreign for opener in c.openers]
-        own = [marker for marker in (*plain, *calls) if marker]
-        others = [opener for opener in others if not opener.startswith(tuple(plain))]
-        object.__setattr__(self, "_others", frozenset(others).difference(own))
-        object.__setattr__(self, "_with_tools", Markers([*own, *others]))
-        object.__setattr__(self, "_without_tools", Markers(plain))
-        marked = [*plain, *(opener for c in self.calls if c.marked for opener in c.openers)]
-        # If a text ends with the first letters of such a marker, they may be an ordinary word.
-        marked = [marker for marker in marked if marker and not marker[0].isalnum()]
-        object.__setattr__(self, "_marked", Markers(marked))
+        return (*self._plain, *filter(None, calls))
+
+    @cached_property
+    def _others(self) -> frozenset[str]:
+        """What opens calls only in other families."""
+        openers = {opener for c in self.foreign for opener in c.openers}
+        return frozenset(o for o in openers.difference(self._own) if not o.startswith(self._plain))
+
+    @cached_property
+    def _with_tools(self) -> Markers:
+        return Markers([*self._own, *self._others])
+
+    @cached_property
+    def _without_tools(self) -> Markers:
+        return Markers(self._plain)
+
+    @cached_property
+    def _marked(self) -> Markers:
+        """Markers whose beginning is dropped if the length limit cuts it, because it is no word."""
+        calls = [opener for c in self.calls if c.marked for opener in c.openers]
+        return Markers(m for m in (*self._plain, *calls) if m and not m[0].isalnum())
 
     @property
     def openers(self) -> tuple[str, ...]:
@@ -104,7 +119,7 @@ class TaggedText:
                 cursor.rest()
                 answer.edge()
             elif not (yield from self._block(reading, marker)):
-                opens = any(marker in syntax.openers for syntax in self.calls)
+                opens = any(marker in syntax.openers for syntax in (*self.calls, *self.foreign))
                 reading.opener_is_text = reading.opener_is_text or opens
                 answer.write(cursor.take(len(marker)))
 

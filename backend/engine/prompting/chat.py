@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from common.chat_format import ChatFormat
+from common.formats.families import lenient
 from common.formats.response_template import described
 
 _log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ def chat_format(
     detected = ChatFormat.detect(chat_template, vocabulary)
     family = described(response_template)
     if family is not None:
-        answers = ChatFormat("response_template", family.grammar, family.shape)
+        answers = ChatFormat("response_template", lenient(family), family.shape)
         if detected.name == "plain" and family.shape:
             detected = answers.with_reasoning_of(detected)
         else:

@@ -18,6 +18,7 @@ from common.call_grammar import writes_hermes_calls
 from common.chat_format import ChatFormat
 from common.chat_parser import parse_chat
 from common.formats.derivation import ONE, TWO, Calls, Made, derived
+from common.formats.families import lenient
 
 if TYPE_CHECKING:
     from backend.engine.prompting.prompts import PromptBuilder
@@ -136,19 +137,20 @@ def _format_of_calls(
                 " lists them)"
             )
         return None
-    reads = _reads(chat_format, calls, ONE)
+    # The calls of other families are read too, but a grammar enforces the format's own.
+    reads = _reads(chat_format if chosen else chat_format.strict, calls, ONE)
     if not chosen:
         shown = ChatFormat.detect(text, ())
         if reads and not shown.varies(chat_format):
             return None
-        if shown.name != "plain" and _reads(shown, calls, ONE):
+        if shown.name != "plain" and _reads(shown.strict, calls, ONE):
             return chat_format.with_calls_of(shown)
         family = None if reads else derived(calls)
         if family is not None:
-            other = ChatFormat("derived", family.grammar, family.shape)
+            other = ChatFormat("derived", lenient(family), family.shape)
             found = chat_format.with_calls_of(other)
-            several = not calls.text(TWO) or _reads(found, calls, TWO)
-            if several and _reads(found, calls, ONE):
+            several = not calls.text(TWO) or _reads(found.strict, calls, TWO)
+            if several and _reads(found.strict, calls, ONE):
                 _log.info("the chat template writes calls in a format of its own: %r", text)
                 return found
     if reads:

@@ -188,6 +188,7 @@ NEW = BARE.replace(
     '{"name": "{{ c.function.name }}", "input": {{ c.function.arguments|tojson }}}</fn>'
     "{% endfor %}{% else %}{{ m.content }}{% endif %}",
 ).replace("{% for m", "{{ tools }}{% for m", 1)
+HERMES = ChatFormat.named("hermes")
 ODD = NEW.replace('"input": {{', '"input" => {{')
 
 
@@ -201,6 +202,17 @@ def test_a_call_format_that_nobody_wrote_down_is_derived(caplog: pytest.LogCaptu
     ]
     assert message.reasoning_content == "So."
     assert not caplog.records
+
+
+def test_a_form_that_every_format_reads_is_still_derived() -> None:
+    """Forced calls must have the form that the template renders."""
+    template = NEW.replace("fn>", "tools>")
+    text = '<tools>{"name": "get_weather", "input": {"a": 1}}</tools>'
+    assert parse_chat(text, HERMES, tools=[TOOL]).tool_calls
+    found = call_format(HERMES, "", _builder(template))
+    assert found is not None
+    assert found.name == "derived"
+    assert found.tool_call_markers == ("<tools>", "</tools>")
 
 
 def test_another_known_format_is_taken_if_its_calls_are_rendered() -> None:
