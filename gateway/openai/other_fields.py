@@ -83,6 +83,16 @@ RESPONSES = FieldTable(
     },
     NEUTRAL,
 )
+TRANSCRIPTS = FieldTable(
+    {
+        "include": Refused("log-probabilities of transcripts are not returned: leave it out"),
+        **dict.fromkeys(
+            ("known_speaker_names", "known_speaker_references"),
+            Refused("speakers are not distinguished: leave it out"),
+        ),
+    },
+    NEUTRAL | {"chunking_strategy": "recordings are divided at pauses"},
+)
 
 
 def without_refused(body: Any, table: FieldTable) -> Any:

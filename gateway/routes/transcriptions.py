@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import Field, ValidationError
 
-from common.field_table import FieldTable, Refused
 from gateway import exchange
 from gateway.asking import ask
 from gateway.calls import as_refusals
@@ -21,7 +20,7 @@ from gateway.described import about
 from gateway.errors import bad_field
 from gateway.forms import Part, form_of
 from gateway.limits import apart
-from gateway.openai import base
+from gateway.openai import base, other_fields
 from gateway.openai.transcript import srt, usage_of, verbose, vtt
 from gateway.openapi import streamed
 from gateway.problems import likeliest
@@ -35,15 +34,6 @@ LARGEST_FILE = 36 << 20  # bytes: its base64 fits into a message of gRPC
 _NAMES = {"dst": "file"}
 _LISTS = ("timestamp_granularities", "include", "known_speaker_names", "known_speaker_references")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
-_NO_LOGPROBS = Refused("leave it out: log-probabilities of transcripts are not returned")
-_NO_SPEAKERS = Refused("leave it out: speakers are not distinguished")
-_OTHERS = FieldTable(
-    {
-        "include": _NO_LOGPROBS,
-        **dict.fromkeys(("known_speaker_names", "known_speaker_references"), _NO_SPEAKERS),
-    },
-    {"chunking_strategy": "recordings are divided at pauses"},
-)
 Granularity = Literal["segment", "word"]
 Asked = TypeVar("Asked", bound=base.Request)
 
@@ -51,7 +41,7 @@ Asked = TypeVar("Asked", bound=base.Request)
 class TranslationRequest(base.Request):
     """A recording, which becomes text in English."""
 
-    others = _OTHERS
+    others = other_fields.TRANSCRIPTS
 
     file: str = Field(description="The recording, in any of the forms that a backend decodes.")
     prompt: str | None = about("Earlier text, or words that the recording may contain.")

@@ -72,6 +72,7 @@ REFUSING = {
     "`/infill`, `/completion`": other_fields.INFILL,
     "`/messages`": other_fields.MESSAGES,
     "`/responses`": other_fields.RESPONSES,
+    "`/audio/transcriptions`": other_fields.TRANSCRIPTS,
 }
 
 
