@@ -272,7 +272,7 @@ class Engine:
         return (await answer.result()).outputs[0]
 
     def transcribe(self, speech: Speech) -> Generation:
-        """Queue a recording; its events are `Heard`, then `Finished`.
+        """Queue a recording; its events are `Transcribed`, then `Finished`.
 
         Raises WrongKind, NotLoaded, Overloaded, ShuttingDown.
         """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from backend.engine.speech.transcript import Heard
+from backend.engine.speech.transcript import Transcribed
 
 FinishReason = Literal["stop", "length"]
 
@@ -127,6 +127,6 @@ class Progress:
     text: ClassVar[str] = ""
 
 
-Event = Progress | TextDelta | Heard | Finished
+Event = Progress | TextDelta | Transcribed | Finished
 # what the engine thread publishes; it becomes an Event when it is delivered
-Undelivered = Progress | GrowingText | Heard | Finished
+Undelivered = Progress | GrowingText | Transcribed | Finished

@@ -21,7 +21,7 @@ from backend.engine.events import Finished, Progress, TextDelta, Usage
 from backend.engine.generation import Generation
 from backend.engine.load_request import LoadRequest
 from backend.engine.served_model import ServedModel
-from backend.engine.speech.transcript import Heard
+from backend.engine.speech.transcript import Transcribed
 from backend.rpc import logs, replies, scores, text_readings, trailers
 from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage
@@ -118,7 +118,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         del request
         async with generation:
             async for event in generation:
-                if isinstance(event, Progress | Heard):
+                if isinstance(event, Progress | Transcribed):
                     continue
                 usage = event.usage
                 events += _read(answer, event)
@@ -132,7 +132,7 @@ class Servicer(backend_pb2_grpc.BackendServicer):
         del request
         async with generation:
             async for event in generation:
-                if isinstance(event, Progress | Heard):
+                if isinstance(event, Progress | Transcribed):
                     if isinstance(event, Progress):
                         await context.write(replies.progress(event))
                     continue

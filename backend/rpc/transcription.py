@@ -17,7 +17,7 @@ from backend.engine.engine import Engine
 from backend.engine.errors import InvalidRequest, WrongKind
 from backend.engine.events import Finished, TextDelta
 from backend.engine.served_model import ServedModel
-from backend.engine.speech.transcript import Heard, Segment, Speech, SpeechAbilities
+from backend.engine.speech.transcript import Segment, Speech, SpeechAbilities, Transcribed
 from backend.engine.vision.media_plan import AUDIO
 from backend.rpc.answer import Answer
 from backend.rpc.call_log import note, note_usage
@@ -63,7 +63,7 @@ async def transcribe(
         else _by_prompts(engine, facts, request, language, samples)
     )
     async for piece in pieces:
-        if isinstance(piece, Heard):
+        if isinstance(piece, Transcribed):
             segments += piece.segments
             language = language or piece.language
         elif delta := piece if text else piece.lstrip():
@@ -79,7 +79,7 @@ async def transcribe(
 
 async def _by_speech_model(
     engine: Engine, request: pb.TranscriptRequest, language: str, samples: np.ndarray
-) -> AsyncGenerator[str | Heard, None]:
+) -> AsyncGenerator[str | Transcribed, None]:
     speech = Speech(
         samples,
         language,
@@ -90,7 +90,7 @@ async def _by_speech_model(
     )
     async with engine.transcribe(speech) as transcription:
         async for event in transcription:
-            if isinstance(event, Heard):
+            if isinstance(event, Transcribed):
                 for segment in event.segments:
                     yield segment.text
                 yield event
@@ -104,7 +104,7 @@ async def _by_prompts(
     request: pb.TranscriptRequest,
     language: str,
     samples: np.ndarray,
-) -> AsyncGenerator[str | Heard, None]:
+) -> AsyncGenerator[str | Transcribed, None]:
     """Ask for a transcript of each piece, in llama.cpp's words; `prompt` replaces them."""
     from backend.engine.media.items import SOUND_RATE
     from backend.engine.speech.windows import windows
@@ -126,7 +126,9 @@ async def _by_prompts(
             delta = piece if text or not start else f" {piece.lstrip()}"
             text += delta
             yield delta
-        yield Heard((Segment(start / SOUND_RATE, end / SOUND_RATE, text),) if text.strip() else ())
+        yield Transcribed(
+            (Segment(start / SOUND_RATE, end / SOUND_RATE, text),) if text.strip() else ()
+        )
 
 
 async def _answer(

@@ -139,8 +139,10 @@ class Rounds:
                 received.finished = what
             case Progress():
                 pass
-            case _:
+            case EngineError():
                 received.error = what
+            case _:
+                raise AssertionError(f"an event of another kind of request: {what}")
 
 
 def alone(model: EngineModel, prompt: Sequence[int], limit: int, **request: Any) -> Received:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import json
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,11 +27,12 @@ from backend.engine.errors import (
     Overloaded,
     ShuttingDown,
 )
-from backend.engine.events import Event, Finished, Progress
+from backend.engine.events import Event, Finished, Progress, TextDelta
 from backend.engine.load_request import LoadRequest
 from backend.engine.prompting.prompts import PromptBuilder
 from backend.engine.request import ChatPrompt, GenerationRequest, RawPrompt, Sampling
 from backend.engine.scheduler import Scheduler
+from backend.engine.speech.transcript import Transcribed
 from tests.engine.loading_models import write_model
 from tests.tasks import begun
 
@@ -61,12 +62,12 @@ async def _engine(model: Path | None = None, **settings: Any) -> AsyncIterator[E
         await engine.stop(10)
 
 
-async def _all(engine: Engine, request: GenerationRequest) -> list[Event]:
+async def _all(engine: Engine, request: GenerationRequest) -> list[Progress | TextDelta | Finished]:
     async with engine.submit(request) as generation:
-        return [event async for event in generation]
+        return [event async for event in generation if not isinstance(event, Transcribed)]
 
 
-def _text(events: list[Event]) -> str:
+def _text(events: Sequence[Event]) -> str:
     return "".join(event.text for event in events if not isinstance(event, Finished))
 
 

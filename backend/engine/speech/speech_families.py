@@ -11,13 +11,13 @@ from mlx.utils import tree_flatten
 
 from backend.engine.media.items import SOUND_RATE
 from backend.engine.speech import whisper
-from backend.engine.speech.transcript import Heard, Segment, Speech, SpeechAbilities, Word
+from backend.engine.speech.transcript import Segment, Speech, SpeechAbilities, Transcribed, Word
 from backend.engine.speech.windows import windows
 
 Result = tuple[tuple[Segment, ...], str]
 
 
-def transcriber(model_type: str, model: Any) -> Callable[[Speech], Iterator[Heard | None]]:
+def transcriber(model_type: str, model: Any) -> Callable[[Speech], Iterator[Transcribed | None]]:
     """The function that transcribes with a model."""
     if model_type == "whisper":
         return partial(whisper.transcribe, model)
@@ -52,7 +52,9 @@ def _qwen_languages(model: Any) -> dict[str, str]:
     return {named[name]: own[name] for name in own if name in named}
 
 
-def _in_windows(hear: Callable[[Speech, mx.array], Result], speech: Speech) -> Iterator[Heard]:
+def _in_windows(
+    hear: Callable[[Speech, mx.array], Result], speech: Speech
+) -> Iterator[Transcribed]:
     for start, end in windows(speech.samples):
         offset = start / SOUND_RATE
         segments, language = hear(speech, mx.array(speech.samples[start:end]))
@@ -62,7 +64,7 @@ def _in_windows(hear: Callable[[Speech, mx.array], Result], speech: Speech) -> I
             for at, segment in enumerate(segments)
             if segment.text.strip()
         )
-        yield Heard(shifted, language or speech.language, end)
+        yield Transcribed(shifted, language or speech.language, end)
 
 
 def _shifted(segment: Segment, offset: float, begun: str) -> Segment:

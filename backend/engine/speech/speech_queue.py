@@ -16,12 +16,12 @@ import mlx.core as mx
 from backend.engine.errors import EngineError, EngineFailed, Overloaded, is_allocation_failure
 from backend.engine.events import Finished, Usage
 from backend.engine.gauges import Gauges
-from backend.engine.speech.transcript import Heard, Speech
+from backend.engine.speech.transcript import Speech, Transcribed
 from backend.engine.units import MIB
 
-Publish = Callable[[int, Heard | Finished | EngineError], None]
+Publish = Callable[[int, Transcribed | Finished | EngineError], None]
 Report = Callable[[str, BaseException], None]
-Transcribe = Callable[[Speech], Iterator[Heard | None]]
+Transcribe = Callable[[Speech], Iterator[Transcribed | None]]
 
 _MOST_KEPT = 1024 * MIB  # of samples that wait or are being transcribed
 
@@ -29,7 +29,7 @@ _MOST_KEPT = 1024 * MIB  # of samples that wait or are being transcribed
 @dataclass(eq=False, slots=True)
 class _Job:
     ticket: int
-    heard: Iterator[Heard | None]
+    heard: Iterator[Transcribed | None]
     needs: int
     bytes: int  # of its samples
     tokens: int = 0

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from backend.engine.speech.transcript import Heard, Segment, Speech, Word
+from backend.engine.speech.transcript import Segment, Speech, Transcribed, Word
 
 FRAMES = 3000  # of a window
 HOP = 160  # samples from one frame to the next
@@ -28,7 +28,7 @@ _SILENT = 0.6  # probability of no speech, from which improbable text counts as 
 _HOT = 0.5  # temperature above which a text is not a good beginning for the next window
 
 
-def transcribe(model: Any, speech: Speech) -> Iterator[Heard | None]:
+def transcribe(model: Any, speech: Speech) -> Iterator[Transcribed | None]:
     """Yield the segments of one window after the other; None after other work of a short time."""
     spectrum, floor, frames = yield from _spectrum(speech.samples, model.dims.n_mels)
     language = speech.language
@@ -48,9 +48,9 @@ def transcribe(model: Any, speech: Speech) -> Iterator[Heard | None]:
     seek = 0
     while seek < frames:
         seek, segments = yield from windows.next(spectrum, floor, seek, frames)
-        yield Heard(segments, language, min(seek * HOP, len(speech.samples)))
+        yield Transcribed(segments, language, min(seek * HOP, len(speech.samples)))
     if not frames:
-        yield Heard((), language, len(speech.samples))
+        yield Transcribed((), language, len(speech.samples))
 
 
 class _Windows:

@@ -229,7 +229,7 @@ def test_attention_equals_that_over_the_dequantised(
     ]
     packing = Packing(Bits(*bits), 32, dense=True)
     packed = [packing.packed(part, own) for part, own in zip(parts, bits, strict=True)]
-    given = [part if len(part) > 1 else part[0] for part in packed]
+    given: list[Any] = [part if len(part) > 1 else part[0] for part in packed]
     dense = [packing.unpacked(part, own) for part, own in zip(given, bits, strict=True)]
     visible = mx.random.uniform(shape=(2, 1, tokens, columns), key=mx.random.key(4)) < 0.7
     visible[..., 0] = True
@@ -238,7 +238,7 @@ def test_attention_equals_that_over_the_dequantised(
         "numbers": mx.where(visible, 0.0, -1e9),
         "by head": mx.broadcast_to(visible, (2, heads, tokens, columns)),
     }.get(mask or "", mask)
-    found = attend(queries, *given, scale=0.125, mask=hiding, group_size=32, bits=bits)
+    found = attend(queries, given[0], given[1], scale=0.125, mask=hiding, group_size=32, bits=bits)
     expected = mx.fast.scaled_dot_product_attention(queries, *dense, scale=0.125, mask=hiding)
     assert mx.allclose(found, expected, atol=1e-4)
 
@@ -449,7 +449,7 @@ async def test_a_trained_model_answers_the_same_with_every_cache(tmp_path: Path)
         assert expected[1] == "1 2 3 4 5 6 7 8 9 10 11 12"
         await engine.load(LoadRequest("m", model, cache_type_key="q8_0", cache_type_value="q8_0"))
         assert await _answers(engine, questions) == expected
-        pair = {"cache_type_key": "q8_0", "cache_type_value": "q4_0"}
+        pair: dict[str, Any] = {"cache_type_key": "q8_0", "cache_type_value": "q4_0"}
         await engine.load(LoadRequest("m", model, **pair))
         quantised = await _answers(engine, questions)
         assert quantised[:2] == expected[:2]

@@ -170,4 +170,6 @@ def _vectors_alone(model: EngineModel) -> list[np.ndarray]:
     run = networks.embedder(
         networks.causal(model.model), (), PoolingRule(("mean",), False), pad_token=0
     )
-    return run(_longest_text(model.memory_limit).pieces)
+    encode = _longest_text(model.memory_limit)
+    assert isinstance(encode.pieces, list)
+    return run(encode.pieces)

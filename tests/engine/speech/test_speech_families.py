@@ -11,7 +11,7 @@ import pytest
 from backend.engine.media.items import SOUND_RATE
 from backend.engine.speech.speech_builder import open_model
 from backend.engine.speech.speech_families import abilities_of, transcriber
-from backend.engine.speech.transcript import Heard, Speech
+from backend.engine.speech.transcript import Speech, Transcribed
 from backend.engine.speech.windows import windows
 from tests.engine.speech.tiny_speech import speech, write_parakeet, write_qwen
 
@@ -26,7 +26,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return open_model(write_qwen(tmp_path_factory.mktemp("qwen")), "qwen3_asr")
 
 
-def heard(model_type: str, model: Any, given: Speech) -> list[Heard]:
+def heard(model_type: str, model: Any, given: Speech) -> list[Transcribed]:
     return [each for each in transcriber(model_type, model)(given) if each is not None]
 
 

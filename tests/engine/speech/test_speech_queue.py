@@ -12,15 +12,15 @@ from backend.engine.errors import Cancelled, EngineFailed, Overloaded
 from backend.engine.events import Finished
 from backend.engine.gauges import Gauges
 from backend.engine.speech.speech_queue import SpeechQueue
-from backend.engine.speech.transcript import Heard, Segment, Speech
+from backend.engine.speech.transcript import Segment, Speech, Transcribed
 
 ROOM = 100
 
 
-def counting(speech: Speech) -> Iterator[Heard | None]:
+def counting(speech: Speech) -> Iterator[Transcribed | None]:
     """As many windows as there are samples."""
     for at in range(len(speech.samples)):
-        yield Heard((Segment(at, at + 1, f" {at}", (at,)),), "en", at + 1)
+        yield Transcribed((Segment(at, at + 1, f" {at}", (at,)),), "en", at + 1)
 
 
 class Queue:
@@ -47,7 +47,7 @@ class Queue:
         """The tickets in the order of their turns."""
         while self.queue.busy:
             self.queue.step(running=False)
-        return [ticket for ticket, what in self.events if isinstance(what, Heard)]
+        return [ticket for ticket, what in self.events if isinstance(what, Transcribed)]
 
 
 def test_recordings_take_turns() -> None:
@@ -88,7 +88,7 @@ def test_recordings_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_cancelled_recording_ends_and_says_nothing_more() -> None:
     closed: list[bool] = []
 
-    def watched(speech: Speech) -> Iterator[Heard | None]:
+    def watched(speech: Speech) -> Iterator[Transcribed | None]:
         try:
             yield from counting(speech)
         finally:
@@ -120,7 +120,7 @@ def test_all_end_with_the_model() -> None:
     [(ValueError("no"), EngineFailed), (MemoryError(), Overloaded)],
 )
 def test_a_fault_ends_its_own_recording_only(fault: Exception, error: type[Exception]) -> None:
-    def failing(speech: Speech) -> Iterator[Heard | None]:
+    def failing(speech: Speech) -> Iterator[Transcribed | None]:
         if len(speech.samples) == 3:
             raise fault
         yield from counting(speech)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from backend.engine.speech import whisper
-from backend.engine.speech.transcript import Heard, Segment, Speech
+from backend.engine.speech.transcript import Segment, Speech, Transcribed
 from tests.engine.speech.tiny_speech import speech
 
 SECONDS = (0.005, 0.3, 12.0, 40.0)
@@ -19,7 +19,7 @@ def greedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(whisper, "TEMPERATURES", (0.0,))
 
 
-def heard(model: Any, given: Speech) -> list[Heard]:
+def heard(model: Any, given: Speech) -> list[Transcribed]:
     return [each for each in whisper.transcribe(model, given) if each is not None]
 
 

@@ -60,7 +60,7 @@ def write_whisper(folder: Path, *, multilingual: bool = True) -> Path:
     mx.random.seed(7)
     model = Model(ModelConfig.from_dict(config), mx.float32)
     weights = {}
-    for name, value in tree_flatten(model.parameters()):
+    for name, value in _parameters(model):
         scale = 0.5 if "bias" not in name else 0.1
         drawn = value if name.endswith(("ln.weight", "ln_post.weight")) else None
         drawn = mx.random.normal(value.shape) * scale if drawn is None else drawn
@@ -242,11 +242,16 @@ def write_qwen(folder: Path) -> Path:
     return folder
 
 
+def _parameters(model: Any) -> list[tuple[str, mx.array]]:
+    found: Any = tree_flatten(model.parameters())
+    return list(found)
+
+
 def _save(folder: Path, model: Any) -> None:
     """Save a model with random weights instead of its own."""
     drawn = {
         name: mx.random.normal(value.shape) * (0.3 if value.ndim > 1 else 0.1)
-        for name, value in tree_flatten(model.parameters())
+        for name, value in _parameters(model)
         if mx.issubdtype(value.dtype, mx.floating)
     }
     mx.save_safetensors(str(folder / "model.safetensors"), drawn)

@@ -50,11 +50,8 @@ def test_json_and_text_have_the_same_text(gateway: GatewayProcess) -> None:
 
 
 def test_verbose_json_has_segments_and_words(gateway: GatewayProcess) -> None:
-    answer = ask(
-        gateway,
-        response_format="verbose_json",
-        **{"timestamp_granularities[]": ["word", "segment"]},
-    ).json()
+    granularities: dict[str, Any] = {"timestamp_granularities[]": ["word", "segment"]}
+    answer = ask(gateway, response_format="verbose_json", **granularities).json()
     assert (answer["task"], answer["language"], answer["duration"]) == ("transcribe", "en", 3.0)
     assert "".join(segment["text"] for segment in answer["segments"]).strip() == answer["text"]
     assert all(0 <= word["start"] <= word["end"] <= 33 for word in answer["words"])
