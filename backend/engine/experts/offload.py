@@ -24,6 +24,9 @@ from common.wording import shown
 _log = logging.getLogger(__name__)
 
 _MOST_PORTION = 16 * MIB  # that is read before it is written to slots
+_PACKAGES = ("mlx_lm", "mlx_vlm")
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj", "fc1", "fc2")
+_NAMES = ("SwitchGLU", "SwitchMLP", "SwitchLinear", "QuantizedSwitchLinear")
 _HELD_PORTIONS = 4  # one that is read, and one as read, in its type and as it is written
 
 
@@ -142,11 +145,6 @@ def _classes(ending: str) -> set[type]:
         for name in _NAMES
         if name.endswith(ending)
     }
-
-
-_PACKAGES = ("mlx_lm", "mlx_vlm")
-_PROJECTIONS = ("gate_proj", "up_proj", "down_proj", "fc1", "fc2")
-_NAMES = ("SwitchGLU", "SwitchMLP", "SwitchLinear", "QuantizedSwitchLinear")
 
 
 def _switches(model: Any) -> Iterator[tuple[str, Any]]:
