@@ -1,4 +1,4 @@
-"""Where to listen: the `--addr` argument, and whether that address is free."""
+"""Parses the `--addr` argument, and checks that the address is free."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Address:
 
 
 def address_of(arguments: Sequence[str]) -> Address:
-    """The address on the command line. If `--addr` is repeated, the last one applies."""
+    """Return the address on the command line. If `--addr` is repeated, the last value applies."""
     address = Address()
     rest = iter(arguments)
     for argument in rest:

@@ -67,9 +67,9 @@ class Answer:
         return events
 
     def piece_logprobs(self) -> bytes:
-        """The log-probabilities of the tokens since the previous Reply, if they are streamed.
+        """Return the log-probabilities of the tokens since the previous Reply, if requested.
 
-        For tokens without visible text (held back, or markup), they go into the next Reply.
+        Those of tokens without visible text (markup, or withheld text) go into the next Reply.
         """
         if not self._request.stream_logprobs or not self._unsent:
             return b""
@@ -78,7 +78,7 @@ class Answer:
         return logprobs.as_json(entries, self._facts.token_bytes)
 
     async def last_logprobs(self, end: Finished) -> bytes:
-        """The log-probabilities that were not streamed yet, and those of the prompt."""
+        """Return the log-probabilities that were not streamed yet, and those of the prompt."""
         rest = (end.logprobs or ())[self._sent :]
         if end.prompt_logprobs is not None:
             # Formatting a long prompt takes a second, which would block the event loop.
@@ -105,10 +105,10 @@ class Answer:
 
 
 class _ReasoningTokens:
-    """A count that does not depend on how the answer was divided into Replies.
+    """Counts reasoning tokens, however the answer was divided into Replies.
 
-    A token that produces no event is markup, or its text is held back; it counts as the same kind
-    as the text that follows.
+    A token without an event is markup, or its text is withheld until more text arrives. Such a
+    token counts as the same kind, reasoning or content, as the text that follows.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""One log line per finished call, with the fields that the servicer added.
+"""Writes one log line per finished call, with the fields that the servicer added.
 
-Of many calls that a full queue refuses, most are only counted, because writing their lines would
+While the queue is full, most refused calls are only counted, because writing a line for each would
 take time from the calls that are served. Health and similar calls are logged at debug level only,
 because a host makes them all the time.
 """
@@ -86,7 +86,7 @@ class _Refusals:
         self._more: int | None = None
 
     def counted(self) -> bool:
-        """Count a refusal; False if it is the first of its period and needs a line of its own."""
+        """Count a refusal. Returns False for the first of a period, which gets a log line."""
         if self._more is None:
             self._more = 0
             asyncio.get_running_loop().call_later(_REFUSALS_SECONDS, self._log_count)

@@ -1,9 +1,10 @@
-"""How each field of a request to generate, load or transcribe is treated: used, refused, neutral.
+"""States how each field of a request is treated: used, refused, or without effect (neutral).
 
-Hosts fill most fields from their configuration, so most fields arrive with values that mean "off";
-those are accepted. If ignoring a field would change what the user gets, any other value of it is
-refused. `python -m backend.rpc.fields` prints the tables of docs/fields.md; tests compare them with
-the protobuf descriptors and the code that reads the fields, so a new field needs a row.
+These are the requests to generate, load and transcribe. Hosts fill most fields from their
+configuration, so most fields arrive with values that mean "off"; those are accepted. If ignoring a
+field would change what the user gets, any other value of the field is refused.
+`python -m backend.rpc.fields` prints the tables of docs/fields.md; tests compare them with the
+protobuf descriptors and the code that reads the fields, so a new field needs a row.
 """
 
 from __future__ import annotations
@@ -57,12 +58,12 @@ PREDICT_OPTIONS = FieldTable(
         "Metadata": "`enable_thinking`, `reasoning_effort` and `chat_template_kwargs` reach the"
         " chat template; keys that begin with `mlx.` are listed below; other keys are client"
         " labels and have no effect",
-        "Images": "shown to a model that takes images, before the text of the last user message or"
-        " at the positions that `mlx.image_messages`, or `<__media__>` in Messages, gives"
+        "Images": "shown to a model that accepts images, before the text of the last user message"
+        " or at the positions that `mlx.image_messages`, or `<__media__>` in Messages, gives"
         " (docs/vision.md); refused for other models",
         "Videos": "the same for videos and `mlx.video_messages`; shown as a sequence of images if"
         " the model accepts only images",
-        "Audios": "the same for sounds and `mlx.audio_messages`",
+        "Audios": "the same for audio and `mlx.audio_messages`",
         "Tools": "rendered by the chat template, sorted by name, or described in text if the"
         " template renders no tools (docs/formats.md); calls in the answer become tool-call deltas;"
         " for a `strict` tool, a grammar enforces the schema",
@@ -103,7 +104,7 @@ PREDICT_OPTIONS = FieldTable(
         " distribution before bias, penalties, grammar and temperature",
         "TopLogprobs": "alternatives per token, up to 20; above 0 it implies Logprobs",
         "CorrelationId": "the first part of the request's name in the log, if it is a plain label",
-        "ModelIdentity": "compared with the loaded model's before anything else",
+        "ModelIdentity": "compared with the loaded model's identity first",
         "Embeddings": "the text to embed; used only by the Embedding RPC",
         "EmbeddingTokens": "the same as token ids, used unchanged; send one of the two",
     },
@@ -218,7 +219,7 @@ MODEL_OPTIONS = FieldTable(
         "CLIPSubfolder": _IMAGES,
         "CLIPSkip": _IMAGES,
         "ControlNet": _IMAGES,
-        "AudioPath": "for models that generate sound",
+        "AudioPath": "for models that generate audio",
         "Proxy": "for LocalAI's cloud proxy",
     },
 )
@@ -236,7 +237,7 @@ TRANSCRIPT_REQUEST = FieldTable(
         "temperature": "0 is greedy, and Whisper tries higher ones where its text repeats itself or"
         " is improbable; above 0 it is refused for Parakeet",
         "timestamp_granularities": "`segment`, and `word` for Whisper and Parakeet",
-        "ModelIdentity": "compared with the loaded model's before anything else",
+        "ModelIdentity": "compared with the loaded model's identity first",
     },
     refused={},
     neutral={
@@ -249,7 +250,7 @@ TRANSCRIPT_REQUEST = FieldTable(
 
 
 def render() -> str:
-    """The tables of docs/fields.md."""
+    """Return the tables of docs/fields.md."""
     keys = {f"{PREFIX}{name}": key.meaning for name, key in KEYS.items()}.items()
     predict, model = pb.PredictOptions, pb.ModelOptions
     return "\n".join(
@@ -267,7 +268,7 @@ def render() -> str:
 
 
 def _rows(message: type[Any], table: FieldTable) -> Iterator[tuple[str, str]]:
-    """Each field in message order, and its treatment in Markdown."""
+    """Yield each field in message order, and its treatment in Markdown."""
     for name in (field.name for field in message.DESCRIPTOR.fields):
         if name in table.used:
             yield name, f"**honoured**: {table.used[name]}"

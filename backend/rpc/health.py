@@ -1,7 +1,7 @@
-"""grpc.health.v1: whether this process serves.
+"""Serves grpc.health.v1, which reports whether this process serves calls.
 
-gRPC's own servicer holds a lock while it sends, so one client that reads nothing would keep every
-other from its answer, and the process from stopping.
+gRPC's own servicer holds a lock while it sends, so one client that reads nothing would block the
+answers to all others, and the shutdown of the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NOT_SERVING = pb.HealthCheckResponse.NOT_SERVING
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):
-    """Every service that it knows is SERVING until `stop`; '' means the whole process."""
+    """Reports every known service as SERVING until `stop`; the name '' means the whole process."""
 
     def __init__(self, *services: str) -> None:
         self._services = ("", *services)
@@ -48,7 +48,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):
     async def Watch(self, request: Any, context: Any) -> None:
         """Send the status, and again when it changes, until the client or the server ends it."""
         service = request.service if request.service in self._services else None
-        del request  # its name may be long
+        del request  # the service's name may be long
         first = self._status(service)
         await context.write(pb.HealthCheckResponse(status=first))
         await self._stopped.wait()

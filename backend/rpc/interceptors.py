@@ -78,7 +78,7 @@ _REFUSAL: Handler = grpc.stream_stream_rpc_method_handler(_refuse)
 
 
 def _not_served(path: str) -> Handler:
-    """The handler of a method of LocalAI's protocol that no model answers here; else None."""
+    """Return a handler that refuses a method of LocalAI's protocol, and None for other methods."""
     if not path.startswith(_PREFIX):
         return None
     status = status_of(
@@ -98,8 +98,9 @@ def _not_served(path: str) -> Handler:
 class CallInterceptor(grpc.aio.ServerInterceptor):
     """Parses the request, checks the model identity, and turns exceptions into statuses.
 
-    require_room: raises Overloaded while the queue is full. It is called before the method, because
-    there may be far more requests than can be served, and refusing one must take little time.
+    require_room: raises Overloaded while the queue is full. This is called before the method,
+        because there may be far more requests than can be served, and refusing one must take little
+        time.
     """
 
     def __init__(self, identity: Identity, require_room: Callable[[], None]) -> None:
@@ -110,7 +111,10 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._unsent = UnsentRequests()
 
     def close(self, *, but: Container[str] = ()) -> None:
-        """Refuse further calls, because the process is stopping. but: methods that still work."""
+        """Refuse further calls, because the process is stopping.
+
+        but: methods that are still served.
+        """
         self._closed = True
         self._answered = but
 

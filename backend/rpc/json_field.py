@@ -13,10 +13,11 @@ _KINDS = {list: "a list", str: "text", bool: "true or false", int: "a number", f
 
 
 def json_object(name: str, text: str, what: str = "a JSON object") -> dict[str, Any]:
-    """The decoded object; blank text and null count as an empty object.
+    """Return the decoded object; blank text and null count as an empty object.
 
-    name, what: the field's name and the expected content, for InvalidRequest. The error does not
-    quote the text, because errors are logged and the text may be a user's.
+    name: the field's name, for InvalidRequest.
+    text: not quoted in errors, because errors are logged and the text may be a user's.
+    what: the expected content, for InvalidRequest.
     """
     if not text.strip():
         return {}

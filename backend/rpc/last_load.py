@@ -37,7 +37,7 @@ class LastLoad:
                 self._path.unlink()
 
     def request(self) -> pb.ModelOptions | None:
-        """The request to load again; None if no model was loaded."""
+        """Return the request to load again; None if no model was loaded."""
         if self._path is None or not self._path.exists():
             return None
         return pb.ModelOptions.FromString(self._path.read_bytes())

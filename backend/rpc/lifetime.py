@@ -64,13 +64,14 @@ async def serve(engine: Engine, address: Address, token: str, ready: Callable[[i
 
 
 def _on_signals() -> asyncio.Future[int]:
-    """A future for the first signal to stop; a second signal ends the process immediately.
+    """Return a future for the first signal to stop; a second signal ends the process immediately.
 
     SIGHUP counts as a signal to stop unless it is ignored, as under `nohup`.
 
     `timeout` and similar programs signal a process and then its group; such a repetition does not
-    count as a second signal. Nor does any under a supervisor: it forwards the first signal, which
-    the group may have got too, and ends this process itself if that takes too long.
+    count as a second signal. Under a supervisor no second signal counts: the supervisor forwards
+    the first one, which the group may have received too, and ends this process if the shutdown
+    takes too long.
     """
     loop = asyncio.get_running_loop()
     stop_signal: asyncio.Future[int] = loop.create_future()

@@ -1,4 +1,4 @@
-"""ModelOptions → LoadRequest, including the settings in Options and EngineArgs.
+"""Converts ModelOptions, with the settings in Options and EngineArgs, to a LoadRequest.
 
 A value that cannot work makes the load fail with an explanation, not every later request.
 `backend.rpc.fields` lists how each field is treated.
@@ -43,7 +43,7 @@ OPTIONS = FieldTable(
 
 
 def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
-    """The validated request, and warnings for the log. Raises InvalidRequest."""
+    """Return the validated request, and warnings for the log. Raises InvalidRequest."""
     require_neutral(MODEL_OPTIONS, options)
     settings, warnings = parse_settings(list(options.Options), options.EngineArgs)
     trusted: bool = settings.get("trust_remote_code", options.TrustRemoteCode)
@@ -76,7 +76,7 @@ def load_request(options: pb.ModelOptions) -> tuple[LoadRequest, list[str]]:
 
 
 def parse_settings(options: Sequence[str], engine_args: str) -> tuple[dict[str, Any], list[str]]:
-    """The settings that are set, typed and checked, and warnings for the log.
+    """Return the settings that are set, typed and checked, and warnings for the log.
 
     An unknown option is only a warning, because hosts add options of their own; an unknown key in
     EngineArgs, or a wrong value in either, raises InvalidRequest. EngineArgs takes precedence.
@@ -108,9 +108,9 @@ def _unsupported(kind: str, name: str) -> str:
 
 
 def split_options(entries: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The values by key, and a warning for each entry that does not have the form `key:value`.
+    """Return the values by key, and a warning for each option without the form `key:value`.
 
-    An entry is split at its first colon; the last entry for a key applies.
+    An option is split at its first colon; the last option with a key applies.
     """
     given: dict[str, str] = {}
     warnings: list[str] = []
@@ -131,7 +131,7 @@ def _reference(name: str, value: str) -> str:
 
 
 def _adapters(options: pb.ModelOptions) -> tuple[AdapterRequest, ...]:
-    """LoraAdapter with its LoraScale, then LoraAdapters with their LoraScales.
+    """Return LoraAdapter with its LoraScale, then LoraAdapters with their LoraScales.
 
     In the protocol an unset scale is 0, so 0 means 1: the adapter's own scale.
     """
@@ -165,7 +165,7 @@ def _adapter(field: str, reference: str, scale: float) -> AdapterRequest:
 
 
 def _choices(text: str) -> tuple[tuple[str, AdapterRequest], ...]:
-    """The adapters that requests may choose, by their names."""
+    """Return the adapters that requests may choose, by their names."""
     choices: dict[str, AdapterRequest] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, reference = (part.strip() for part in entry.partition("="))
@@ -183,7 +183,7 @@ def _choices(text: str) -> tuple[tuple[str, AdapterRequest], ...]:
 
 
 def _context_size(context_size: int, max_model_len: int) -> int:
-    """Both limit prompt plus output; the smaller value that is set applies."""
+    """Return the smaller of the limits on prompt plus output that are set; 0 if none is."""
     for name, value in (("ContextSize", context_size), ("MaxModelLen", max_model_len)):
         if value < 0:
             raise InvalidRequest(

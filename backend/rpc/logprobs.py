@@ -1,4 +1,4 @@
-"""Log-probabilities → the JSON of Reply.logprobs, in OpenAI's form."""
+"""Converts log-probabilities to the JSON of Reply.logprobs, in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def as_json(
     prompt: PromptLogprobs | None = None,
     text: TextStream | None = None,
 ) -> bytes:
-    """`{"content": […]}` with one entry per generated token, and `"prompt"` if requested.
+    """Return `{"content": […]}` with one item per generated token, and `"prompt"` if requested.
 
-    bytes_of: the bytes of a token. text: a new decoder, for the texts of the prompt's tokens.
+    bytes_of: the bytes of a token.
+    text: a new decoder, for the texts of the prompt's tokens.
     """
     shown: dict[str, Any] = {"content": [_entry(entry, bytes_of) for entry in entries]}
     if prompt is not None and text is not None:
@@ -33,7 +34,7 @@ def as_json(
 def _of_prompt(
     prompt: PromptLogprobs, bytes_of: BytesOf, text: TextStream
 ) -> Iterator[dict[str, Any]]:
-    """One entry per token; their texts concatenated give the prompt."""
+    """Yield one item per token; their texts concatenated give the prompt."""
     unknown: dict[str, Any] = {"logprob": None, "top_logprobs": []}
     first = _token(prompt.first, bytes_of) | unknown
     entries = [first, *(_entry(entry, bytes_of) for entry in prompt.rest)]

@@ -47,7 +47,7 @@ def main(file: int, process: int) -> None:
 
 
 def is_stopped(process: int) -> bool:
-    """Whether a signal or a debugger has stopped the process, so that it cannot make progress."""
+    """Return whether a signal or a debugger has stopped the process, so that it cannot progress."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2]
     except OSError:

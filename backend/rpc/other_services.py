@@ -1,7 +1,7 @@
-"""Limits and errors for the calls of grpc.health.v1 and of server reflection.
+"""Sets limits and errors for the calls of grpc.health.v1 and of server reflection.
 
-Without them, gRPC would accept messages of 50 MiB and keep them, would never answer a call without
-a message, and would log a traceback for each message that cannot be read.
+Without them, gRPC would accept and retain messages of 50 MiB, would never answer a call without a
+message, and would log a traceback for each message that cannot be read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def checked(method: str, handler: Any, unsent: UnsentRequests) -> grpc.RpcMethodHandler[Any, Any]:
-    """A handler of any kind, with a limit on its messages and with our errors."""
+    """Return a handler of the same kind, with a limit on its messages and with our errors."""
 
     async def requests(context: Context) -> AsyncIterator[Any]:
         raw = await unsent.read(context)

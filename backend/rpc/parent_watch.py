@@ -25,7 +25,7 @@ _INIT = 1  # the process that becomes the parent of orphans
 
 
 def interval_of(text: str) -> float:
-    """Seconds between two checks; the default if the text is not a positive duration."""
+    """Return the seconds between two checks; the default if the text is no positive duration."""
     text = text.strip().lower()
     scale = 1.0
     for unit, seconds in _UNITS:
@@ -40,14 +40,14 @@ def interval_of(text: str) -> float:
 
 
 def should_watch(environ: Mapping[str, str], parent: int) -> bool:
-    """Whether there is a parent to watch and the watch is not turned off."""
+    """Return whether there is a parent to watch and the watch is not turned off."""
     if environ.get(SWITCH, "").strip().lower() in ("false", "0", "no", "off"):
         return False
     return sys.platform != "win32" and parent > _INIT
 
 
 def arm(environ: Mapping[str, str] = os.environ) -> bool:
-    """Start watching; False if there is nothing to watch."""
+    """Start watching. Returns False if there is nothing to watch."""
     parent = int(environ.get(PARENT, "0")) or os.getppid()
     if not should_watch(environ, parent):
         return False

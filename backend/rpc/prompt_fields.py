@@ -1,4 +1,4 @@
-"""The fields of PredictOptions that make the prompt: text, tokens, or messages with tools."""
+"""Reads the fields of PredictOptions that form the prompt: text, tokens, or messages with tools."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ LARGEST_JSON = 2 << 20
 
 
 def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -> Prompt:
-    """The Messages if the template is requested and there are any, else Prompt, as in llama.cpp.
+    """Return the Messages if the template is requested and there are any, else Prompt.
 
-    Raises InvalidRequest with the field at fault.
+    This is llama.cpp's rule. Raises InvalidRequest with the field at fault.
     """
     chats = options.UseTokenizerTemplate and len(options.Messages) > 0
     if extras.continue_final_message and not chats:
@@ -61,7 +61,7 @@ def prompt_of(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) 
         arguments = template_arguments(options.Metadata)
         tools = _offered_tools(options)
         return ChatPrompt(messages, tools or None, arguments, extras.continue_final_message)
-    if text := options.Prompt:  # each reading copies it
+    if text := options.Prompt:  # every access copies the text
         return RawPrompt(text)
     if options.Messages:
         raise InvalidRequest(
@@ -117,7 +117,7 @@ def _token_prompt(
 
 
 def tool_choice(options: pb.PredictOptions) -> ToolChoice:
-    """Whether the model may, must or must not call a tool. Raises InvalidRequest."""
+    """Return whether the model may, must or must not call a tool. Raises InvalidRequest."""
     try:
         choice = parse_tool_choice(options.ToolChoice)
     except BadField as error:

@@ -1,8 +1,8 @@
-"""Chat events → Reply, in the one form that every endpoint of LocalAI reads correctly.
+"""Converts chat events to Replies, in the one form that every endpoint of LocalAI reads correctly.
 
 Content is sent both as `message` and as a delta. Reasoning and tool calls are sent only as deltas,
 because LocalAI parses `message` for markup again. Nothing is repeated. Counts and times are running
-totals on every Reply, because LocalAI keeps those of the last one; the last Reply has only totals.
+totals on every Reply, because LocalAI uses those of the last Reply, which has only totals.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REPLACEMENT = "\ufffd"
 
 
 def piece(event: ChatEvent, usage: Usage, logprobs: bytes = b"") -> pb.Reply:
-    """A Reply with the next event of a stream."""
+    """Return a Reply with the next event of a stream."""
     reply = last(usage, logprobs)
     match event:
         case Content(text):
@@ -40,7 +40,7 @@ def piece(event: ChatEvent, usage: Usage, logprobs: bytes = b"") -> pb.Reply:
 
 
 def last(usage: Usage, logprobs: bytes = b"") -> pb.Reply:
-    """The last Reply of a stream: the final totals, and the log-probabilities."""
+    """Return the last Reply of a stream: the final totals, and the log-probabilities."""
     return pb.Reply(
         logprobs=logprobs,
         tokens=usage.completion_tokens,
@@ -51,7 +51,7 @@ def last(usage: Usage, logprobs: bytes = b"") -> pb.Reply:
 
 
 def progress(event: Progress) -> pb.Reply:
-    """A Reply with prompt progress, without any text."""
+    """Return a Reply with prompt progress, without any text."""
     counts = {
         "total": event.usage.prompt_tokens,
         "cached": event.usage.cached_tokens,
@@ -61,7 +61,7 @@ def progress(event: Progress) -> pb.Reply:
 
 
 def unary(message: ChatMessage, usage: Usage, logprobs: bytes = b"") -> pb.Reply:
-    """The one Reply of a unary call, without calls that the model did not finish.
+    """Return the one Reply of a unary call, without calls that the model did not finish.
 
     Their text is in the content, and many clients fail on arguments that are not valid JSON.
     """

@@ -1,8 +1,8 @@
 """Reads a request's Metadata: chat template variables, and `mlx.` keys.
 
-LocalAI copies the entries of a client's `metadata` object into Metadata, so a client can send any
-key. The prefix `mlx.` marks the keys for this backend, and an unknown or invalid one is an error;
-all other keys are labels and are ignored.
+LocalAI copies a client's `metadata` object into Metadata, so a client can send any key. The prefix
+`mlx.` marks the keys for this backend, and an unknown or invalid one is an error; all other keys
+are labels and are ignored.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Key:
 
 
 def extras_of(metadata: Mapping[str, str], defaults: Extras) -> Extras:
-    """The model's defaults with the `mlx.` keys applied. Raises InvalidRequest."""
+    """Return the model's defaults with the `mlx.` keys applied. Raises InvalidRequest."""
     given: dict[str, Any] = {}
     for key, text in metadata.items():
         if not key.startswith(PREFIX):
@@ -81,7 +81,7 @@ def extras_of(metadata: Mapping[str, str], defaults: Extras) -> Extras:
 
 
 def template_arguments(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Chat template variables by name; separate keys override chat_template_kwargs."""
+    """Return chat template variables by name; separate keys override chat_template_kwargs."""
     arguments = {
         name: value
         for name, value in _blob(metadata.get("chat_template_kwargs", "")).items()
@@ -106,7 +106,7 @@ def _blob(text: str) -> dict[str, Any]:
 
 
 def _may_set(name: str, metadata: Mapping[str, str]) -> bool:
-    """Whether chat_template_kwargs may set the variable.
+    """Return whether chat_template_kwargs may set the variable.
 
     LocalAI copies labels into chat_template_kwargs too; such a copy is dropped, not refused.
     """
@@ -128,10 +128,11 @@ def _flag(name: str, value: Any) -> bool:
     raise InvalidRequest(f"{named(f'Metadata {name}')} must be true or false")
 
 
-def _listed(what: str, entry: Callable[[Any], Any]) -> Callable[[str], tuple[Any, ...]]:
-    """A reader of a JSON list. `entry` converts each entry; it raises ValueError for a wrong one.
+def _listed(what: str, convert: Callable[[Any], Any]) -> Callable[[str], tuple[Any, ...]]:
+    """Return a reader of a JSON list.
 
     what: the description of the list in errors.
+    convert: converts each element; raises ValueError for a wrong element.
     """
 
     def read(text: str) -> tuple[Any, ...]:
@@ -140,7 +141,7 @@ def _listed(what: str, entry: Callable[[Any], Any]) -> Callable[[str], tuple[Any
         try:
             values = json.loads(text)
             if isinstance(values, list):
-                return tuple(map(entry, values))
+                return tuple(map(convert, values))
         except (ValueError, RecursionError):
             pass
         raise ValueError(what)

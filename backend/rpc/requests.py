@@ -1,4 +1,4 @@
-"""PredictOptions → GenerationRequest: the one place where a generation is validated.
+"""Converts PredictOptions to a GenerationRequest; every generation is validated here.
 
 The result can be served as it is. A request that cannot be served is refused with the field, its
 value and what to send instead. `backend.rpc.fields` lists the fields that are not read here.
@@ -50,7 +50,7 @@ _LABEL = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
 def generation_request(options: pb.PredictOptions, facts: ServedModel) -> GenerationRequest:
-    """The validated request. Raises InvalidRequest with the field at fault."""
+    """Return the validated request. Raises InvalidRequest with the field at fault."""
     require_neutral(PREDICT_OPTIONS, options)
     extras = extras_of(options.Metadata, facts.defaults)
     prompt = prompt_of(options, extras, facts.vocabulary_size)
@@ -90,7 +90,7 @@ def generation_request(options: pb.PredictOptions, facts: ServedModel) -> Genera
 
 
 def _adapter(options: pb.PredictOptions, extras: Extras, facts: ServedModel) -> str:
-    """The adapter that the request chooses. Raises InvalidRequest for an unknown one."""
+    """Return the adapter that the request chooses. Raises InvalidRequest for an unknown one."""
     name, field = extras.adapter, named("Metadata mlx.adapter")
     if name and name not in facts.adapters:
         listed = f"use one of {', '.join(facts.adapters)}"
@@ -123,7 +123,7 @@ def _cannot_constrain_continuation(constraint: ConstraintSpec) -> InvalidRequest
 def _attachments(
     options: pb.PredictOptions, extras: Extras, facts: ServedModel
 ) -> Attachments | None:
-    """The media of the prompt, still encoded; a prompt thread decodes them."""
+    """Return the media of the prompt, still encoded; a prompt thread decodes them."""
     given = Attachments(
         tuple(options.Images),
         tuple(options.Audios),
@@ -160,7 +160,7 @@ def _attachments(
 
 
 def _request_id(label: str) -> str:
-    """A unique name for the log, with the client's label in front if that is plain text."""
+    """Return a unique name for the log; it begins with the client's label if that is plain text."""
     unique = secrets.token_hex(6)
     return f"{label}.{unique}" if _LABEL.fullmatch(label) else unique
 
@@ -176,7 +176,7 @@ def _max_tokens(value: int) -> int | None:
 
 
 def _stop_strings(given: list[str]) -> tuple[str, ...]:
-    """The distinct stop strings; hosts send an empty one for "none"."""
+    """Return the distinct stop strings; hosts send an empty one for "none"."""
     stops = tuple(dict.fromkeys(stop for stop in given if stop))
     if len(stops) > MOST_STOPS:
         raise InvalidRequest(
@@ -194,12 +194,12 @@ def _stop_strings(given: list[str]) -> tuple[str, ...]:
 def _constraint(
     options: pb.PredictOptions, prompt: Prompt, extras: Extras
 ) -> ConstraintSpec | None:
-    """The constraint on the answer: the grammar, or the tool calls if they are enforced.
+    """Return the constraint on the answer: the grammar, or the tool calls if they are enforced.
 
     With tool_choice auto, one strict tool constrains the calls of all tools, because they share the
-    call format. If a tool is strict, LocalAI sends a GBNF for its own call format; it is ignored,
-    because the calls are enforced in the model's format. Any other grammar that is sent with tools
-    excludes calls, unless `mlx.grammar_or_calls` is set.
+    call format. If a tool is strict, LocalAI sends a GBNF for its own call format; this grammar is
+    ignored, because the calls are enforced in the model's format. Any other grammar that is sent
+    with tools excludes calls, unless `mlx.grammar_or_calls` is set.
     """
     answer = None
     tools = prompt.tools or () if isinstance(prompt, ChatPrompt) else ()
@@ -227,9 +227,10 @@ def _constraint(
 def _thinking_budget(
     options: pb.PredictOptions, prompt: Prompt, extras: Extras, facts: ServedModel
 ) -> int | None:
-    """Maximum reasoning tokens: the request's budget, else its effort, else the model's default.
+    """Return the maximum number of reasoning tokens; None for no limit.
 
-    An effort is not turned into a budget if the template has a variable for it.
+    That is the request's budget, else the budget of its effort, else the model's default. An effort
+    is not turned into a budget if the template has a variable for it.
     """
     in_request = _BUDGET in options.Metadata
     if not isinstance(prompt, ChatPrompt):
@@ -251,7 +252,7 @@ def _thinking_budget(
 
 
 def _with_budget_variables(prompt: ChatPrompt, budget: int, facts: ServedModel) -> ChatPrompt:
-    """The prompt with the template variables that express the budget.
+    """Return the prompt with the template variables that express the budget.
 
     With a budget of 0, thinking is disabled: templates then open no reasoning or close it
     immediately.
@@ -265,10 +266,12 @@ def _with_budget_variables(prompt: ChatPrompt, budget: int, facts: ServedModel) 
 
 
 def _min_tokens(options: pb.PredictOptions, extras: Extras, most: int | None) -> int:
-    """The minimum length of the answer. most: its limit; None or 0 if there is none.
+    """Return the minimum length of the answer.
 
     A minimum from the model's options is lowered to a smaller limit; one from the request is
     refused.
+
+    most: the maximum length of the answer; None or 0 for none.
     """
     least = extras.min_tokens
     if not most or least <= most:
@@ -291,7 +294,7 @@ def _n_draft(value: int) -> int | None:
 
 
 def _logprobs(options: pb.PredictOptions) -> int | None:
-    """How many alternatives to return per token; None: no log-probabilities."""
+    """Return the number of alternatives per token; None for no log-probabilities."""
     for name in ("Logprobs", "TopLogprobs"):
         if (value := getattr(options, name)) < 0:
             raise InvalidRequest(f"{named(name)} is {value}: send a count, or 0 for none")

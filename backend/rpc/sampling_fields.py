@@ -1,4 +1,4 @@
-"""The sampling fields of PredictOptions → Sampling."""
+"""Converts the sampling fields of PredictOptions to Sampling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GREEDY_BELOW = 1e-5  # logits divided by a smaller temperature overflow float32
 
 
 def sampling(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -> Sampling:
-    """The validated fields. Raises InvalidRequest with the field at fault."""
+    """Return the validated fields. Raises InvalidRequest with the field at fault."""
     return Sampling(
         logit_bias=_logit_bias(options.LogitBias, vocabulary_size),
         repetition=_repetition(options.Penalty),
@@ -43,7 +43,7 @@ def sampling(options: pb.PredictOptions, extras: Extras, vocabulary_size: int) -
 
 
 def _within(name: str, value: float, low: float, high: float) -> float:
-    """The value if it is finite and in the range. Raises InvalidRequest."""
+    """Return the value if it is finite and in the range. Raises InvalidRequest."""
     if math.isfinite(value) and low <= value <= high:
         return value
     limits = f"from {low:g} to {high:g}" if math.isfinite(high) else f"not below {low:g}"
@@ -56,7 +56,7 @@ def _temperature(value: float) -> float:
 
 
 def _share(name: str, value: float) -> float:
-    """A probability mass: 0 means unset, and 1 or more keeps all tokens."""
+    """Return a probability mass: 0 means unset, and 1 or more keeps all tokens."""
     value = _within(name, value, 0.0, math.inf)
     return value if 0 < value < 1 else 1.0
 
@@ -87,7 +87,7 @@ def _window(value: int) -> int:
 
 
 def _seed(value: int) -> int:
-    """-1 draws a new seed; any other number is a seed, negative ones as unsigned."""
+    """Return the seed: a new one for -1, and a negative number as unsigned."""
     return secrets.randbits(63) if value == -1 else value & 0xFFFF_FFFF
 
 

@@ -1,4 +1,4 @@
-"""The Score RPC: the request for the engine, and the sums that it returns."""
+"""Converts the requests of the Score RPC for the engine, and sums the engine's results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wire import backend_pb2 as pb
 
 
 def score_request(request: pb.ScoreRequest) -> ScoreRequest:
-    """The validated request. Raises InvalidRequest with the field at fault."""
+    """Return the validated request. Raises InvalidRequest with the field at fault."""
     wanted = ScoreRequest(
         request_id=secrets.token_hex(6),
         prompt=request.prompt,
@@ -28,7 +28,7 @@ def response(
     logprobs: Sequence[Sequence[TokenLogprob]],
     bytes_of: Callable[[int], bytes],
 ) -> pb.ScoreResponse:
-    """The reply: natural logarithms; an empty candidate has the probability 1."""
+    """Return the reply: natural logarithms; an empty candidate has the probability 1."""
     answer = pb.ScoreResponse()
     for tokens in logprobs:
         values = [max(token.logprob, LEAST) for token in tokens]

@@ -22,15 +22,15 @@ from wire import backend_pb2_grpc
 
 MOST_BYTES = 50 * 1024 * 1024  # LocalAI's own limit in both directions
 _MOST_PENDING = 100_000
-_OTHER_FILES = 256  # descriptors that are kept for everything but connections
+_OTHER_FILES = 256  # descriptors that are not for connections
 _HANDSHAKE_SECONDS = 20.0  # how long a connection may be silent at its start
 _IDLE_SECONDS = 300.0  # how long it may be without a call; clients connect again by themselves
 _OPTIONS = (
     ("grpc.max_send_message_length", MOST_BYTES),
     ("grpc.max_receive_message_length", MOST_BYTES),
-    # Without a limit, a client that resets its calls as soon as it has sent them leaves more and
-    # more of them behind, until others are not answered. A client that knows the limit holds back
-    # further calls; those that it sends before are reset, so the limit is far above any burst.
+    # Calls that a client resets as soon as it has sent them remain for a while. Without a limit
+    # they would accumulate until other calls are not answered. A client that knows the limit delays
+    # further calls; calls sent before it knows are reset, so the limit is far above any burst.
     ("grpc.max_concurrent_streams", 1 << 13),
     ("grpc.so_reuseport", 0),  # otherwise two backends on one port would share its calls
     # If many calls arrive before the server accepts them, gRPC cancels some without an error
@@ -44,7 +44,7 @@ _GRPC_THREADS = min(max(os.cpu_count() or 16, 4), 16) + 4
 
 
 def _of_connections() -> tuple[tuple[str, int], ...]:
-    """Options that keep idle connections from using up the descriptors that a load needs."""
+    """Return options that close idle connections, to leave enough descriptors for a load."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = max(files - _OTHER_FILES, files // 2)
     few = (("grpc.max_allowed_incoming_connections", min(most, _MOST_PENDING)),)
@@ -87,7 +87,7 @@ class Server:
         return port
 
     async def load_again(self) -> None:
-        """If this process replaces one that was lost, load the model that it had loaded."""
+        """Load the model of the lost process that this process replaces, if there was one."""
         await self._servicer.load_again()
 
     def refuse_new(self, *, failed: bool = False) -> None:

@@ -261,7 +261,7 @@ def _tell_truncated(context: Context, tokens: int) -> None:
 
 
 def _read(answer: Answer, event: TextDelta | Finished) -> Sequence[ChatEvent]:
-    """The chat events of an engine event; also adds fields to the call's log line."""
+    """Return the chat events of an engine event; also adds fields to the call's log line."""
     note_usage(event.usage)
     if isinstance(event, Finished):
         note(finish=event.reason)

@@ -3,7 +3,7 @@
 Parsing and validating a message blocks every other call, and a few bytes can become a thousand
 times as much memory, because each empty message in a list is an object. So a request of more than
 `_FREE` bytes is first scanned field by field, by tags and lengths
-(https://protobuf.dev/programming-guides/encoding/), which costs almost nothing.
+(https://protobuf.dev/programming-guides/encoding/), which takes almost no time.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def require_bounded(message: type[Any], raw: bytes) -> None:
 
 
 def _varint(raw: bytes, at: int) -> tuple[int, int]:
-    """The number at an offset, and the offset after it."""
+    """Return the number at an offset, and the offset after it."""
     value = shift = 0
     while True:
         byte = raw[at]

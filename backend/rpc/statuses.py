@@ -1,4 +1,4 @@
-"""The gRPC status and message for each exception.
+"""Maps each exception to a gRPC status and a message.
 
 LocalAI reacts to certain codes, and even to certain phrases in the message, and shows the message
 to end users. So FAILED_PRECONDITION is used only for "no model loaded", the text of an unknown
@@ -48,7 +48,7 @@ class Status:
     """The status and message for the caller. `expected` is False for an internal error.
 
     trailers: the error's code and its details: the fields that the message names, so that programs
-    need not extract them from the text.
+        need not extract them from the text.
     """
 
     code: StatusCode
@@ -87,14 +87,14 @@ _TRIGGERS: tuple[tuple[re.Pattern[str], type[Exception] | None, str], ...] = tup
 
 
 def status_of(error: Exception) -> Status:
-    """The status for the exception that ended a call."""
+    """Return the status for the exception that ended a call."""
     error = errors.refused_by_system(error) or error
     for kind, code in _CODES.items():
         if isinstance(error, kind):
-            sentence = _sentence_of(error)
+            sentence = _message_of(error)
             return Status(code, sentence, trailers=tuple(_trailers(error, code, sentence)))
     if isinstance(error, errors.EngineFailed):
-        return Status(StatusCode.INTERNAL, _sentence_of(error), expected=False)
+        return Status(StatusCode.INTERNAL, _message_of(error), expected=False)
     return Status(StatusCode.INTERNAL, "internal error; see the backend log", expected=False)
 
 
@@ -116,18 +116,19 @@ def _trailers(
         yield error_details.KEY, details
 
 
-def _sentence_of(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     own = tuple(owner is not None and isinstance(error, owner) for _, owner, _ in _TRIGGERS)
     message = error.message if isinstance(error, errors.EngineError) else str(error)
-    return _sentence(message, own)
+    return _client_message(message, own)
 
 
 @lru_cache(maxsize=8)
-def _sentence(message: str, own: tuple[bool, ...]) -> str:
-    """The error's text for the client, without the phrases of `_TRIGGERS` that are not its own.
+def _client_message(message: str, own: tuple[bool, ...]) -> str:
+    """Return the message for the client, without `_TRIGGERS` that belong to other errors.
 
-    own: for each trigger, whether the error may contain its phrase. Cached, because under overload
-    most calls end with the same text.
+    own: for each trigger, whether the error may contain its phrase.
+
+    Cached, because under overload most calls end with the same message.
     """
     sentence = message_with_keys(message)
     for (phrase, _, harmless), belongs in zip(_TRIGGERS, own, strict=True):
@@ -141,5 +142,5 @@ def _sentence(message: str, own: tuple[bool, ...]) -> str:
 
 
 def _valid(text: str) -> str:
-    """The text without halves of surrogate pairs, which UTF-8 cannot represent."""
+    """Return the text without halves of surrogate pairs, which UTF-8 cannot represent."""
     return text.encode("utf-8", "replace").decode()

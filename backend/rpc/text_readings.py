@@ -1,8 +1,9 @@
-"""The RPCs that read texts: Embedding, Rerank and TokenClassify.
+"""Serves the RPCs that read texts: Embedding, Rerank and TokenClassify.
 
 LocalAI fills the other fields of PredictOptions as for a generation; sampling fields have no effect
-on a vector, and those that would be expected to change it are refused. What the protocol has no
-field for is metadata of the call, because Rerank has no map of the kind that PredictOptions has.
+on a vector, and those that would be expected to change it are refused. Settings without a field in
+the protocol are read from the metadata of the call, because the request of Rerank has no map like
+the Metadata of PredictOptions.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _FLAGS = {"true": True, "false": False}
 
 @dataclass(frozen=True, slots=True)
 class InputSwitches:
-    """What a call says about its inputs.
+    """How a call wants its inputs to be read; None means as the model's options say.
 
-    truncate: whether one that is too long loses its end. prompt_name: the prompt to put in front of
-    a text. None: as the model's options say.
+    truncate: whether the end of an input that is too long is cut off.
+    prompt_name: the name of the prompt to put in front of each text.
     """
 
     truncate: bool | None = None
@@ -165,7 +166,10 @@ def _require_rankable(request: pb.RerankRequest) -> None:
 
 
 async def classify(engine: Engine, request: pb.TokenClassifyRequest) -> pb.TokenClassifyResponse:
-    """An empty text has no entities. Raises WrongKind, InvalidRequest, TooLong, Overloaded."""
+    """Answer a TokenClassify call; an empty text has no entities.
+
+    Raises WrongKind, InvalidRequest, TooLong, Overloaded.
+    """
     reader = engine.reader(LabelReader)
     if not 0 <= request.threshold <= 1:
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""Trailing metadata, for what the protocol has no field for.
+"""Writes the values for which the protocol has no field as trailing metadata.
 
 After Predict and PredictStream a host needs to know why an answer ended, how many prompt tokens
 came from the cache, and how many answer tokens were reasoning. Status and GetMetrics report the
@@ -38,7 +38,7 @@ _UNPRINTABLE = re.compile("[^ -~]")
 
 
 def of(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | bytes], ...]:
-    """The trailers for this end of an answer."""
+    """Return the trailers for this end of an answer."""
     trailers: list[tuple[str, str | bytes]] = [
         (FINISH_REASON, end.reason),
         (CACHED_TOKENS, str(end.usage.cached_tokens)),
@@ -52,7 +52,7 @@ def of(end: Finished, reasoning_tokens: int) -> tuple[tuple[str, str | bytes], .
 
 
 def of_metrics(metrics: EngineMetrics) -> tuple[tuple[str, str], ...]:
-    """The trailers of Status and GetMetrics about drafting, and about experts in files."""
+    """Return the trailers of Status and GetMetrics about drafting, and about experts in files."""
     experts = metrics.experts
     if experts is None:
         return _of_guessing(metrics.guessing)
@@ -79,5 +79,5 @@ def _of_guessing(report: GuessReport | None) -> tuple[tuple[str, str], ...]:
 
 
 def of_ranks(lines: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """The trailers of Status about ranks. gRPC sends only printable ASCII in them."""
+    """Return the trailers of Status about ranks. gRPC sends only printable ASCII in them."""
     return tuple((RANK, _UNPRINTABLE.sub("?", line)) for line in lines)

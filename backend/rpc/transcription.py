@@ -1,7 +1,7 @@
-"""AudioTranscription: recordings into text, by a model of speech, or by one that accepts audio.
+"""Serves AudioTranscription with a speech-to-text model, or a chat model that accepts audio.
 
-A model that accepts audio gets the recording in pieces of 30 seconds, each as a conversation of its
-own: its times are those of the pieces.
+A chat model gets the recording in pieces of 30 seconds, each in a separate conversation; the times
+in the result are those of the pieces.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def transcribe(
             f" {facts.kind.words} and accepts no audio; {_SERVED_BY}"
         )
     abilities = facts.speech or SpeechAbilities(translates=True, prompts=True, samples=True)
-    _require_sound(request, abilities)
+    _require_transcribable(request, abilities)
     language = _language(request.language, abilities if facts.speech else None)
     samples = await engine.hear(request.dst)
     segments: list[Segment] = []
@@ -105,7 +105,7 @@ async def _by_prompts(
     language: str,
     samples: np.ndarray,
 ) -> AsyncGenerator[str | Transcribed, None]:
-    """Ask for a transcript of each piece, in llama.cpp's words; `prompt` replaces them."""
+    """Ask for a transcript of each piece in llama.cpp's words, or in those of the request."""
     from backend.engine.media.items import SOUND_RATE
     from backend.engine.speech.windows import windows
 
@@ -134,7 +134,7 @@ async def _by_prompts(
 async def _answer(
     engine: Engine, facts: ServedModel, options: pb.PredictOptions
 ) -> AsyncGenerator[str, None]:
-    """The content of an answer, in pieces, without reasoning."""
+    """Yield the content of an answer in pieces, without reasoning."""
     request = generation_request(options, facts)
     note(id=request.request_id)
     async with engine.submit(request) as generation:
@@ -154,7 +154,7 @@ async def _answer(
 
 
 def _wav(samples: np.ndarray) -> str:
-    """The base64 of a WAV file with these samples, unchanged."""
+    """Return the base64 of a WAV file with these samples, unchanged."""
     import soundfile
 
     from backend.engine.media.items import SOUND_RATE
@@ -164,7 +164,7 @@ def _wav(samples: np.ndarray) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def _require_sound(request: pb.TranscriptRequest, abilities: SpeechAbilities) -> None:
+def _require_transcribable(request: pb.TranscriptRequest, abilities: SpeechAbilities) -> None:
     """Refuse what the model cannot do. Raises InvalidRequest."""
     if not request.dst:
         raise InvalidRequest(f"{named('dst')} is empty: send a recording")
@@ -189,15 +189,15 @@ def _require_sound(request: pb.TranscriptRequest, abilities: SpeechAbilities) ->
             )
     if "word" in request.timestamp_granularities and not abilities.times_words:
         raise InvalidRequest(
-            f"{named('timestamp_granularities')} has word, but this model does not tell the times"
+            f"{named('timestamp_granularities')} has word, but this model does not report the times"
             " of words: send segment, or load a Whisper or Parakeet model"
         )
 
 
 def _language(given: str, abilities: SpeechAbilities | None) -> str:
-    """The code of a language; '' if the model detects it. Raises InvalidRequest.
+    """Return the code of a language; '' if the model detects it. Raises InvalidRequest.
 
-    abilities: None for a model that reads its name in a prompt.
+    abilities: None for a model whose prompt contains the name of the language.
     """
     word = given.strip()
     code = word.lower().replace("_", "-").partition("-")[0]

@@ -1,6 +1,6 @@
 """Limits the calls that a client begins without sending their request.
 
-Each takes some 20 KiB, and clients may have any number of connections.
+Each such call occupies some 20 KiB, and clients may have any number of connections.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ SECONDS = 600.0  # a large request may arrive over a slow network
 
 
 class UnsentRequests:
-    """The calls of a server whose request has not arrived yet, the oldest first."""
+    """Tracks the calls of a server whose request has not arrived yet, the oldest first."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[asyncio.Timeout, None] = OrderedDict()
 
     async def read(self, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        """A call's first message, or EOF. Raises InvalidRequest if neither arrives in time.
+        """Return a call's first message, or EOF. Raises InvalidRequest if neither arrives in time.
 
         The time is SECONDS, or less for the oldest of more than MOST.
         """

@@ -25,7 +25,9 @@ _ROOT = Path(__file__).parents[2]
 
 
 class Watchdog:
-    """Watches one heartbeat. hangs: called once, with the cause.
+    """Watches one heartbeat.
+
+    hangs: called once, with the cause.
 
     Create it before the engine thread starts, because it moves the heartbeat into shared memory.
     """

@@ -1,4 +1,4 @@
-"""The names of the protocol's fields in model YAML files of LocalAI and the gateway.
+"""Maps the protocol's fields to their names in model YAML files of LocalAI and the gateway.
 
 An error message is read by the author of such a file, or of a request with the same names, who does
 not know the protocol. So messages contain both names: `context_size (ContextSize)`.
@@ -41,7 +41,7 @@ YAML_KEYS: Mapping[str, str] = {
 
 
 def message_with_keys(message: str) -> str:
-    """The message for a host, with the YAML key at the first mention of each field."""
+    """Return the message for a host, with the YAML key at the first mention of each field."""
     seen: set[str] = set()
 
     def name_of(field: str) -> str:

@@ -1,4 +1,4 @@
-"""What a process is for, according to its command line and its environment.
+"""Reads from the command line and the environment which ranks a process starts.
 
     run.sh --addr HOST:PORT                               one process, without other ranks
     run.sh --addr HOST:PORT --ranks N                     N ranks on this machine

@@ -211,8 +211,8 @@ def _kill_stopped(
 
     The ranks cannot notice that themselves before they are connected.
 
-    since: when each rank was first seen stopped.
-    most: in seconds.
+    since: when each rank was first found stopped.
+    most: the seconds that a rank may be silent.
 
     Returns the process ids of those killed.
     """
@@ -237,9 +237,9 @@ def _ended(process: subprocess.Popen[bytes], grace: float) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that are free, and that no outgoing connection takes.
+    """Return free ports of the loopback interface, below those that outgoing connections get.
 
-    MLX binds those of its ring when the first model is loaded, which may be hours later.
+    MLX binds the ports of its ring when the first model is loaded, which may be hours later.
     """
     with ExitStack() as stack:
         found: list[int] = []
