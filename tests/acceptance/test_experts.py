@@ -119,8 +119,8 @@ def test_what_cannot_be_offloaded_is_refused_where_it_was_asked_for(
         backend, lambda: load(folder, "expert_cache_mib:0", "memory_limit_mib:16")
     )
     assert "its weights take 24 MiB and MLX may use 16 MiB" in message
-    code, message = _refused(
-        backend, lambda: load(dense, "expert_cache_mib:8", Embeddings=True, Reranking=True)
-    )
+    code, message = _refused(backend, lambda: load(dense, "expert_cache_mib:8", "type:embedding"))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert message.startswith("option expert_cache_mib is 8, but the model")
+    assert message.endswith(": leave it out for this model")
     assert load(dense, "expert_cache_mib:0").success

@@ -85,6 +85,7 @@ def test_a_load_that_fails_does_not_affect_the_next(ranks: Backend, tmp_path: Pa
     [
         ({"Options": ["prompt_lookup:true"]}, "prompt_lookup is set"),
         ({"Options": ["prompt_cache_dir:/tmp"]}, "prompt_cache_dir is set"),
+        ({"Options": ["expert_cache_mib:8"]}, "expert_cache_mib is set"),
         ({"Options": ["distributed_backend:mpi"]}, "but the ranks of this process use ring"),
         ({"Embeddings": True}, "only models that generate text"),
         ({"DraftModel": str(MODELS / "tiny_draft")}, r"draft_model \(DraftModel\) is set"),

@@ -32,7 +32,7 @@ def require_divisible(order: LoadOrder) -> None:
         (settings.mtp, "mtp is set, but no tokens are drafted where ranks"),
         (
             settings.expert_cache_mib,
-            "expert_cache_mib is set, but experts stay in no files where ranks",
+            "expert_cache_mib is set, but all experts are in memory where ranks",
         ),
         (
             settings.prompt_cache_dir,
