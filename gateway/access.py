@@ -109,7 +109,7 @@ class AccessMiddleware:
 
 
 def _plain(path: str) -> str:
-    """A path without what a base URL with a slash, or with `/v1`, adds to it."""
+    """Return a path without the doubled slashes, or the second `/v1`, that a base URL may add."""
     path = _SLASHES.sub("/", path).rstrip("/") or "/"
     return path.removeprefix("/v1") if path.startswith("/v1/v1/") else path
 

@@ -53,7 +53,7 @@ ROUTERS = tuple(api.router for api in _APIS)
 
 
 def create_app(settings: GatewaySettings, supervisor: Supervisor, traffic: Traffic) -> FastAPI:
-    """The application of one gateway; its lifespan starts and stops the supervisor."""
+    """Return the application of one gateway; its lifespan starts and stops the supervisor."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -38,7 +38,7 @@ class _Parser(argparse.ArgumentParser):
 def settings_from(
     arguments: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> GatewaySettings:
-    """The settings of a command line and an environment. Raises BadArgument."""
+    """Return the settings of a command line and an environment. Raises BadArgument."""
     given = parser().parse_args([*_of_environment(environ or {}), *arguments])
     values = {row.name: getattr(given, row.name) for row in fields(GatewaySettings)}
     keys = (*values["api_keys"], *_keys_beside(given.api_key_file, environ or {}))
@@ -50,7 +50,10 @@ def settings_from(
 
 
 def _of_environment(environ: Mapping[str, str]) -> list[str]:
-    """The variables of the environment as flags; those of the command line take precedence."""
+    """Return the variables of the environment as flags.
+
+    Those of the command line take precedence.
+    """
     flags, known = [], {"MLX_GATEWAY_LOG", _KEY_FILE_VARIABLE}
     for row in fields(GatewaySettings):
         name, kind = f"MLX_GATEWAY_{row.name.upper()}", row.metadata["rule"].kind
@@ -74,13 +77,16 @@ def _of_environment(environ: Mapping[str, str]) -> list[str]:
 
 
 def flag_of(row: Field[Any]) -> str:
-    """A setting's flag, such as `--max-body-bytes`; in the singular if it may be repeated."""
+    """Return a setting's flag, such as `--max-body-bytes`.
+
+    A setting that may be repeated has its flag in the singular.
+    """
     name = "--" + row.name.replace("_", "-")
     return name.removesuffix("s") if row.metadata["rule"].kind in ("texts", "keys") else name
 
 
 def default_of(row: Field[Any]) -> str:
-    """A setting's default, for people; empty if there is none."""
+    """Return a setting's default as people write it; empty if there is none."""
     kind: str = row.metadata["rule"].kind
     default: Any = row.default
     if kind == "switch":
@@ -93,21 +99,24 @@ def default_of(row: Field[Any]) -> str:
 
 
 def with_default(row: Field[Any]) -> str:
-    """A setting's meaning and its default, for `--help`."""
+    """Return a setting's meaning and its default, for `--help`."""
     meaning: str = row.metadata["rule"].meaning
     default = default_of(row)
     return f"{meaning} [default: {default}]" if default else meaning
 
 
 def metavar_of(row: Field[Any]) -> str:
-    """What stands for a setting's value in `--help`."""
+    """Return the placeholder for a setting's value in `--help`."""
     kind: str = row.metadata["rule"].kind
     repeated = kind in ("texts", "keys")
     return (flag_of(row).rpartition("-")[2] if repeated else kind).upper()
 
 
 def parser(usage: str | None = None) -> argparse.ArgumentParser:
-    """The parser of the command line. usage: the usage line of its help; None to list all flags."""
+    """Return the parser of the command line.
+
+    usage: the usage line of its help; None to list all flags.
+    """
     about = "Serves MLX models over HTTP, with the APIs of OpenAI, Anthropic and Ollama."
     parser = _Parser("gateway", usage, about, allow_abbrev=False)
     for row in fields(GatewaySettings):
@@ -181,7 +190,7 @@ def _keys_beside(file: Path | None, environ: Mapping[str, str]) -> list[str]:
 
 
 def _key(text: str) -> str:
-    """A key, or a name and a key separated by a space. Raises BadArgument."""
+    """Return a key, or a name and a key separated by a space. Raises BadArgument."""
     # The key itself is left out of the message, which ends up in logs and on screens.
     *names, key = text.split(" ")
     if len(names) > 1 or not all(map(_KEY_NAME.fullmatch, names)):
@@ -197,7 +206,7 @@ def _key(text: str) -> str:
 
 
 def _origin(text: str) -> str:
-    """An origin as browsers send it: scheme, host, and a port if it is not the scheme's default."""
+    """Return an origin as browsers send it: scheme, host, and any port that is not the default."""
     if text in ("*", "null"):  # the origin of local files and sandboxed pages
         return text
     parts = urlsplit(text.strip().rstrip("/").lower())

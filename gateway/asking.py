@@ -34,9 +34,11 @@ async def ask(
     send: Callable[[Lease], AsyncGenerator[Piece, None]],
     request: BaseModel,
 ) -> AsyncGenerator[Piece, None]:
-    """The events that `send` yields, with a lease from `lend` that is released at the end.
+    """Yield the events of `send`, with a lease from `lend` that is released at the end.
 
-    request: identifies the request, for `Suspects`. Raises ApiError.
+    request: identifies the request, for `Suspects`.
+
+    Raises ApiError.
     """
     silent = True
     for again in (False, True):
@@ -62,7 +64,10 @@ async def ask_once(
     work: Callable[[Lease], Awaitable[Reply]],
     request: BaseModel,
 ) -> Reply:
-    """The result of `work` for a lease of `lend`, with the retry of `ask`. Raises ApiError."""
+    """Return the result of `work` for a lease of `lend`, with the retry of `ask`.
+
+    Raises ApiError.
+    """
 
     async def send(lease: Lease) -> AsyncGenerator[Reply, None]:
         yield await work(lease)
@@ -72,9 +77,10 @@ async def ask_once(
 
 
 class Suspects:
-    """Requests that were running when a backend died.
+    """Remembers the requests that were running when a backend died.
 
-    By digest: how often, until when that is remembered, and how the backend ended the last time.
+    For the digest of each request it stores how often that happened, until when to remember it, and
+    how the backend ended the last time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -116,7 +122,7 @@ def _digest(request: BaseModel) -> bytes:
 async def _checked_lease(
     lend: Callable[[], AbstractAsyncContextManager[Lease]],
 ) -> AsyncIterator[Lease]:
-    """A lease. A backend or model that turns out to be lost is checked before the next lease."""
+    """Yield a lease. If its backend or model turns out to be lost, the next lease checks it."""
     async with lend() as lease:
         try:
             yield lease

@@ -26,7 +26,7 @@ class KeyMiddleware:
     """Answers 401 to a request without one of the keys; without keys it lets every request in."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
-        """keys: each may be preceded by a name and a space."""
+        """Store the keys, each of which may be preceded by a name and a space."""
         self._app = app
         parts = [key.rpartition(" ") for key in keys]
         self._keys = [(key.encode(), name) for name, _, key in parts]
@@ -44,7 +44,7 @@ class KeyMiddleware:
         await self._app(scope, receive, send)
 
     def _name_of(self, given: str) -> str | None:
-        """The name of a key, which may be empty; None for an unknown key."""
+        """Return the name of a key, which may be empty; None for an unknown key."""
         # All keys are compared, each in constant time, so the time taken reveals nothing.
         raw = given.encode("utf-8", "replace")
         names = [name for key, name in self._keys if hmac.compare_digest(raw, key)]
@@ -52,13 +52,13 @@ class KeyMiddleware:
 
 
 def is_open(path: str) -> bool:
-    """Whether a path answers without a key."""
+    """Return whether a path answers without a key."""
     bare = path.removeprefix("/v1") or "/"
     return bare in OPEN_PATHS or bare.startswith(OPEN_FOLDERS)
 
 
 def key_of(headers: Headers) -> str:
-    """The key of a request; "" if it has none."""
+    """Return the key of a request; "" if it has none."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()

@@ -1,4 +1,4 @@
-"""An answer as blocks that follow each other: reasoning, text, and one for each call.
+"""Divides an answer into blocks that follow each other: reasoning, text, and one for each call.
 
 Every API shows these blocks; each has a renderer that writes their steps in the API's own words.
 """
@@ -21,10 +21,12 @@ Kind = Literal["reasoning", "text", "call"]
 class Block:
     """One block, as far as it was generated.
 
-    place: its index among the blocks. call: the first part of a call, which has its id and name.
-    custom: whether it calls a tool that takes plain text, which the model writes as the only
-    argument of a function. parts: the text, or the arguments. whole: for a call that has ended,
-    whether its arguments are complete.
+    place: its index among the blocks.
+    call: the first part of a call, which has its id and name.
+    custom: whether it calls a tool that accepts plain text, which the model writes as the only
+        argument of a function.
+    parts: the text, or the arguments.
+    whole: for a call that has ended, whether its arguments are complete.
     """
 
     kind: Kind
@@ -41,7 +43,7 @@ class Block:
         return "".join(self.parts)
 
     def add(self, text: str) -> str:
-        """Add what was generated; returns what it adds to the block's text."""
+        """Add what was generated. Returns what that adds to the block's text."""
         if self.custom:
             self._arguments += text
             text = self._next(_text_in(self._arguments) or "")
@@ -49,7 +51,10 @@ class Block:
         return text
 
     def end(self, *, cut: bool) -> str:
-        """End the block; returns the arguments of a custom call that have another form."""
+        """End the block.
+
+        Returns the arguments of a custom call that are not in the expected form.
+        """
         if self.kind == "call":
             self.whole = is_whole(self._arguments if self.custom else self.text)
         other = self.custom and not self._sent and _text_in(self._arguments) is None
@@ -64,7 +69,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A block begins, grows or ends. text: what this adds to it."""
+    """One change of a block: its beginning, growth or end.
+
+    text: what the change adds to the block.
+    """
 
     verb: Literal["begin", "grow", "end"]
     block: Block
@@ -75,7 +83,10 @@ class Blocks:
     """The blocks of one answer. Pass every event of its generation to `take`."""
 
     def __init__(self, custom: Collection[str] = ()) -> None:
-        """custom: the names of the tools that take plain text."""
+        """Start without blocks.
+
+        custom: the names of the tools that accept plain text.
+        """
         self.all: list[Block] = []
         self.open: Block | None = None
         self.done: Done | None = None
@@ -83,7 +94,7 @@ class Blocks:
         self._calls: dict[int, Block] = {}
 
     def take(self, event: Event) -> Iterator[Step]:
-        """The steps of an event, in order; consume all of them."""
+        """Yield the steps of an event, in order; the caller must consume all of them."""
         if isinstance(event, Piece):
             if event.reasoning:
                 yield from self.add("reasoning", event.reasoning)
@@ -102,7 +113,10 @@ class Blocks:
             yield from self._begin(kind, ToolCallPiece(-1), text)
 
     def close(self, *, cut: bool) -> Iterator[Step]:
-        """End the open block. cut: the answer has reached a limit, perhaps within a call."""
+        """End the open block.
+
+        cut: the answer has reached a limit, perhaps within a call.
+        """
         block, self.open = self.open, None
         if block is not None:
             yield Step("end", block, block.end(cut=cut))
@@ -132,13 +146,13 @@ class Blocks:
 
 
 def consume(blocks: Blocks, event: Event) -> None:
-    """Take an event whose steps are not shown."""
+    """Add an event whose steps are not shown."""
     for _ in blocks.take(event):
         pass
 
 
 def is_whole(arguments: str) -> bool:
-    """Whether the arguments of a call are complete; truncated ones are not valid JSON."""
+    """Return whether the arguments of a call are complete; truncated ones are not valid JSON."""
     try:
         json.loads(arguments)
     except ValueError:
@@ -147,7 +161,7 @@ def is_whole(arguments: str) -> bool:
 
 
 def _text_in(arguments: str) -> str | None:
-    """The text of a custom tool's call, as far as it was generated; None in any other form."""
+    """Return the text of a custom tool's call so far; None if the arguments have another form."""
     try:
         found: Any = from_json(arguments, allow_partial="trailing-strings")
     except ValueError:

@@ -1,4 +1,4 @@
-"""Calls of a backend: their failures as ApiErrors, and unary calls with a time limit."""
+"""Makes calls to a backend, with time limits, and turns their failures into ApiErrors."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ async def ask(
     names: Names = AS_ON_THE_WIRE,
     metadata: Metadata = (),
 ) -> Reply:
-    """The reply of one call (`seconds` 0: no limit); cancelled with its task.
+    """Make one call, which is cancelled with its task, and return the reply. Raises ApiError.
 
-    names: the client's names of the wire's fields, for errors. Raises ApiError.
+    seconds: the time limit; 0 for none.
+    names: the client's names of the wire's fields, for errors.
     """
     with as_refusals(names):
         call: Any = method(request, timeout=seconds or None, metadata=metadata)
@@ -45,7 +46,10 @@ async def ask_all(
     names: Callable[[int], Names] = lambda _: AS_ON_THE_WIRE,
     metadata: Metadata = (),
 ) -> list[Reply]:
-    """The replies in order, asked as by `ask`; `names` by index. The first failure ends all."""
+    """Make calls as `ask` does, and return the replies in order. The first failure ends all calls.
+
+    names: the client's names of the wire's fields, by the index of the request.
+    """
     replies: list[Any] = [None] * len(requests)
     waiting = iter(range(len(requests)))
 
@@ -83,6 +87,6 @@ def as_refusals(names: Names) -> Iterator[None]:
 
 
 def is_cancelled() -> bool:
-    """Whether the running task has been cancelled."""
+    """Return whether the running task has been cancelled."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

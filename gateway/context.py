@@ -1,4 +1,4 @@
-"""What every route needs from the running gateway, as one FastAPI dependency."""
+"""Provides what every route needs from the running gateway, as one FastAPI dependency."""
 
 from __future__ import annotations
 

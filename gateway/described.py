@@ -8,5 +8,5 @@ from pydantic import Field
 
 
 def about(description: str, default: Any = None, **limits: Any) -> Any:
-    """A field that may be missing; it may be null only if its type says so."""
+    """Return a field that may be missing; it may be null only if its type allows that."""
     return Field(default, description=description, **limits)

@@ -1,4 +1,4 @@
-"""Errors as a client sees them: one exception, one table, OpenAI's error object.
+"""Defines errors as clients receive them: one exception, one table, OpenAI's error object.
 
 Every refusal of the gateway is an ApiError. The table below turns a backend's gRPC status into one,
 with the backend's own message, which is written for users.
@@ -32,8 +32,8 @@ _FOLDERS = re.compile(
 class ApiError(Exception):
     """A refusal: HTTP status, message, and the fields of OpenAI's error object.
 
-    said: the message, which may mark the names of fields (common/field_names). param: by default
-    the first of them.
+    said: the message, which may mark the names of fields (common/field_names).
+    param: by default the first of them.
     """
 
     status: int
@@ -66,12 +66,12 @@ class ApiError(Exception):
         return self.message if named else f"{self.param}: {self.message}"
 
     def body(self) -> dict[str, Any]:
-        """OpenAI's error object (API reference, "Error codes")."""
+        """Return OpenAI's error object (API reference, "Error codes")."""
         names = ("message", "type", "param", "code")
         return {"error": {name: getattr(self, name) for name in names}}
 
     def renamed(self, name_of: Callable[[str], str]) -> ApiError:
-        """The error with other names for its fields."""
+        """Return the error with other names for its fields."""
         param = self.param and name_of(self.param)
         return replace(self, said=renamed(self.said, name_of), param=param)
 
@@ -85,7 +85,7 @@ class ApiError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """What a gRPC status becomes. `message`: ours, used if the backend's own would not help."""
+    """What becomes of a gRPC status; `message` is ours, for statuses whose own would not help."""
 
     status: int
     type: str = INVALID
@@ -130,28 +130,31 @@ TOO_LARGE = Row(413, code="request_too_large", message="the request is too large
 
 
 def bad_field(message: str, code: str | None = None, *, param: str | None = None) -> ApiError:
-    """A 400 about a field of the request, with the path at which the client sent it."""
+    """Return a 400 about a field of the request, with the path at which the client sent it."""
     return ApiError(400, message, code=code, param=param)
 
 
 def too_slow(seconds: float) -> ApiError:
-    """The error for a request that took longer than the limit of `seconds`."""
+    """Return the error for a request that took longer than the limit of `seconds`."""
     sentence = f"the request took longer than {seconds:g} s, which is this gateway's limit"
     return ApiError(504, sentence, SERVER, "timeout")
 
 
 def without_folders(sentence: str) -> str:
-    """A message with absolute paths shortened to their last part: clients learn no server paths."""
+    """Return a message with absolute paths cut to their last part, because clients get none."""
     return _FOLDERS.sub("…/", sentence)
 
 
 def backend_gone(*, died: bool = False) -> ApiError:
-    """The error for a request whose connection was closed. died: as in ApiError."""
+    """Return the error for a request whose connection was closed.
+
+    died: as in ApiError.
+    """
     return ApiError(503, _GONE, SERVER, BACKEND_GONE, retry_after=RETRY_AFTER, died=died)
 
 
 def of_rpc(error: grpc.aio.AioRpcError, names: Names) -> ApiError:
-    """The error for a backend's status, with the client's names of its fields."""
+    """Return the error for a backend's status, with the client's names of its fields."""
     trailers: dict[str, Any] = dict(error.trailing_metadata() or ())
     code = trailers.get(_CODE, "")
     fields, said = error_details.unpacked(trailers.get(error_details.KEY, b""))
@@ -180,7 +183,7 @@ def _client_name(names: Names, name: str) -> str:
 
 
 def found_in(names: Names, place: str) -> tuple[str, str]:
-    """The longest prefix of a path that has a name: that name, and the rest of the path."""
+    """Return the longest prefix of a path that has a name: that name, and the rest of the path."""
     for end in reversed([match.start() for match in _STEP.finditer(place)]):
         if place[:end] in names:
             return names[place[:end]], place[end:]

@@ -65,5 +65,5 @@ def begin(exchange: Exchange) -> None:
 
 
 def current() -> Exchange:
-    """The request that this task serves; elsewhere, a new object that nobody reads."""
+    """Return the request that this task serves; elsewhere, a new object that nobody reads."""
     return _current.get(None) or Exchange("", "", "")

@@ -21,7 +21,10 @@ _LONGEST_BOUNDARY = 70  # characters, by RFC 2046
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A field of a form. filename: None unless it is a file."""
+    """A field of a form.
+
+    filename: None unless it is a file.
+    """
 
     name: str
     content: bytes
@@ -37,7 +40,7 @@ class Part:
 
 
 async def form_of(request: Request) -> list[Part]:
-    """The fields of a request's form, in order. Raises ApiError 400."""
+    """Return the fields of a request's form, in order. Raises ApiError 400."""
     body = taken_body(request.scope)
     header = request.headers.get("content-type", "")
     exchange.current().long = exchange.current().long or len(body) > _LONG
@@ -45,7 +48,7 @@ async def form_of(request: Request) -> list[Part]:
 
 
 def parts_of(content_type: str, body: bytes | bytearray) -> list[Part]:
-    """The fields in a body. Raises ApiError 400."""
+    """Return the fields in a body. Raises ApiError 400."""
     header = Message()
     header["content-type"] = content_type
     if header.get_content_type() != _KIND:
@@ -78,7 +81,7 @@ def _parts(boundary: bytes, body: bytes | bytearray) -> Iterator[Part]:
 
 
 def _part(body: bytes | bytearray, start: int, end: int) -> Part:
-    """The field between two boundaries: header lines, an empty line, content."""
+    """Return the field between two boundaries: header lines, an empty line, content."""
     blank = body.find(b"\r\n\r\n", start, end)
     if blank < 0:
         raise _broken("a field of it has no header")

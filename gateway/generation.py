@@ -35,11 +35,12 @@ class ToolCallPiece:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The next part of an answer; `logprobs`: those of its tokens, if they were requested.
+    """The next part of an answer.
 
-    Each entry of `logprobs` is {id, token, bytes, logprob, top_logprobs}, as in Reply.logprobs.
-    `prompt_tokens`: length of the whole prompt, which the backend reports with every part; how much
-    of it was cached is known only at the end.
+    logprobs: those of its tokens, if they were requested; each is {id, token, bytes, logprob,
+        top_logprobs}, as in Reply.logprobs.
+    prompt_tokens: the length of the whole prompt, which the backend reports with every part; how
+        much of it was cached is known only at the end.
     """
 
     content: str = ""
@@ -51,10 +52,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens and milliseconds of one answer; `cached_tokens` of the prompt were not computed.
+    """The tokens and milliseconds of one answer.
 
-    `reasoning_tokens`: of the completion; if the backend does not report them, those until the last
-    piece of reasoning.
+    cached_tokens: those of the prompt that were not computed.
+    reasoning_tokens: those of the completion; if the backend does not report them, those until the
+        last piece of reasoning.
     """
 
     prompt_tokens: int = 0
@@ -67,7 +69,10 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The end of an answer. `prompt_logprobs`: None unless they were requested."""
+    """The end of an answer.
+
+    prompt_logprobs: None unless they were requested.
+    """
 
     finish_reason: Literal["stop", "length"]
     usage: Usage
@@ -103,11 +108,13 @@ async def generate(
     seconds: float | None = None,
     names: Names = AS_ON_THE_WIRE,
 ) -> AsyncGenerator[Event, None]:
-    """The events of one answer. Raises ApiError for any status but OK.
+    """Yield the events of one answer. Raises ApiError for any status but OK.
 
-    seconds: that the answer may take. names: the client's names for the protocol's fields. If
-    parallel calls are off, the answer ends where a second call begins, because backends guarantee a
-    single call only if calls are enforced.
+    If parallel calls are off, the answer ends where a second call begins, because backends
+    guarantee a single call only if calls are enforced.
+
+    seconds: that the answer may take.
+    names: the client's names for the protocol's fields.
     """
     options.CorrelationId = exchange.current().request_id
     options.Metadata["mlx.stream_progress"] = "true"
@@ -156,11 +163,13 @@ async def generate_all(
     seconds: float | None = None,
     names: Callable[[int], Names] = lambda _: AS_ON_THE_WIRE,
 ) -> AsyncGenerator[tuple[int, Event], None]:
-    """Several answers at once, as one batch of the backend: each event with its answer's index.
+    """Yield the events of several answers, each with the index of its answer.
+
+    The answers run as one batch of the backend. The first failure ends all of them, and is raised.
+    A request with very many answers does not fill the backend's queue with them: the last ones
+    begin when the first have ended.
 
     names: as for `generate`, for the answer of each index.
-    The first failure ends all of them, and is raised. A request with very many answers does not
-    fill the backend's queue with them: the last ones begin when the first have ended.
     """
     if len(wanted) == 1:
         only = generate(stub, wanted[0], seconds=seconds, names=names(0))
@@ -212,7 +221,7 @@ def _piece(reply: pb.Reply, logprobs: tuple[dict[str, Any], ...]) -> Piece | Non
 
 
 def _filled(parts: Iterable[ToolCallPiece], bare: list[int]) -> Iterator[ToolCallPiece]:
-    """The parts, and `{}` for a call that ended without arguments, as some backends write it.
+    """Yield the parts, and `{}` for a call without arguments, which some backends leave empty.
 
     bare: the index of the call that has begun, while it has no arguments.
     """
@@ -224,7 +233,7 @@ def _filled(parts: Iterable[ToolCallPiece], bare: list[int]) -> Iterator[ToolCal
 
 
 def _first_call(piece: Piece | None) -> Piece | None:
-    """A piece in which a second call begins, reduced to the part that belongs to the first one."""
+    """Return the part of a piece that belongs to the first call, where the second begins."""
     parts = tuple(part for part in piece.tool_calls if part.index == 0) if piece else ()
     return replace(piece, tool_calls=parts) if piece and parts else None
 
@@ -236,7 +245,7 @@ def _done(
     trailing: Mapping[str, Any],
     prompt_logprobs: tuple[dict[str, Any], ...] | None,
 ) -> Done:
-    """The end, from the last Reply and the backend's trailing metadata."""
+    """Return the end, from the last Reply and the backend's trailing metadata."""
     usage = Usage(
         last.prompt_tokens,
         last.tokens,

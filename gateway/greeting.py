@@ -1,4 +1,4 @@
-"""What the gateway prints for the person who starts it: its address once it can be used."""
+"""Prints the gateway's address for the person who starts it, once it can be used."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def say(line: str) -> None:
 
 
 def lines(url: str, settings: GatewaySettings, models: list[ModelConfig]) -> list[str]:
-    """The gateway's address, and a command that shows that it works."""
+    """Return the gateway's address, and a command that shows that it works."""
     first = [f"listening on {url}"]
     if not models:
         return [*first, "there is no model yet: put a YAML file into the models folder"]

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-LONGEST_HEAD = 64 << 10  # bytes; nginx takes 32 KiB
+LONGEST_HEAD = 64 << 10  # bytes; nginx accepts 32 KiB
 HEAD_SECONDS = 30.0
 MOST_WAITING = 1000  # requests that a client sends before the first is answered
 _INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"
@@ -51,16 +51,17 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
         super().connection_lost(exc)
-        if self._answered is not None:  # uvicorn tells only the latest request
+        if self._answered is not None:  # uvicorn informs only the latest request
             self._answered.disconnected = True
             self._answered.message_event.set()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection open while an answer is due.
 
-        A client may close only its sending side. One that has left looks the same until something
-        is sent to it, so it is sent interim responses, which every client of HTTP/1.1 skips. One of
-        HTTP/1.0 does not know them, and has left if its response does not begin soon.
+        A client may close only its sending side. A client that has left cannot be distinguished
+        from it until something is sent, so interim responses are sent, which every client of
+        HTTP/1.1 skips. A client of HTTP/1.0 does not know them; it counts as gone if its response
+        does not begin soon.
         """
         last, answered = self.cycle, self._answered
         if last is None or last.more_body or last.response_complete or self._began(answered):
@@ -80,7 +81,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @staticmethod
     def _began(cycle: RequestResponseCycle | None) -> bool:
-        """Whether the response has begun."""
+        """Return whether the response has begun."""
         return cycle is None or cycle.response_started
 
     def on_message_begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Images, videos and sounds of a request → checked data URIs for the backend.
+"""Checks the images, videos and audio of a request, and converts them to data URIs.
 
 A path must never reach a backend, which reads files by path, and some paths are valid base64. So
 everything is decoded, recognised by its first bytes, and encoded again. Fetching by URL is in
@@ -44,12 +44,12 @@ _HEAD = 16  # enough bytes to recognise a format
 
 
 def is_remote(url: str) -> bool:
-    """Whether an image or a video has to be fetched."""
+    """Return whether an image or a video has to be fetched."""
     return url[:8].lower().startswith(("http://", "https://"))
 
 
 def type_of(data: object) -> str:
-    """The media type by the first bytes of base64 or a data URI; "" if none of those above."""
+    """Return the media type by the first bytes of base64 or a data URI; "" if none is known."""
     if not isinstance(data, str):
         return ""
     text = data.partition(",")[2] if data[:5].lower() == "data:" else data
@@ -64,7 +64,7 @@ def type_of(data: object) -> str:
 async def media(
     url: str, settings: GatewaySettings, what: Fetched = "image", fetcher: Fetcher = PUBLIC
 ) -> str:
-    """The image or video of a part (data URI, bare base64 or http URL) as a data URI.
+    """Return the image or video of a part (data URI, bare base64 or http URL) as a data URI.
 
     Raises ApiError 400 or 413 without `param`: only the caller knows where the part is.
     """
@@ -85,19 +85,19 @@ async def media(
 
 
 def audio(data: str, form: str, settings: GatewaySettings) -> str:
-    """The sound of an input_audio part (base64; `form` is wav or mp3), as `media` gives it."""
-    content = _decoded(data, settings.max_image_bytes, "the sound")
+    """Return the audio of an input_audio part (base64; `form` is wav or mp3), as `media` does."""
+    content = _decoded(data, settings.max_image_bytes, "the audio")
     kind = _kind(content, _SOUNDS)
     if kind is None or kind != _FORMATS.get(form, kind):
         raise invalid(
             "audio",
-            f"this is not a {form[:10]} sound: send base64 of a WAV or MP3 file, and its format",
+            f"this is not {form[:10]} audio: send base64 of a WAV or MP3 file, and its format",
         )
     return _data_uri(kind, content)
 
 
 def _decoded(text: str, largest: int, what: str) -> bytes:
-    """The bytes of a base64 data URI, or of base64 alone."""
+    """Return the bytes of a base64 data URI, or of base64 alone."""
     if text[:5].lower() == "data:":
         head, comma, text = text.partition(",")
         if not comma or not head.lower().endswith(";base64"):

@@ -76,7 +76,10 @@ class JsonRoute(APIRoute):
     """A route that parses its body: FastAPI would accept NaN as a number, and any nesting."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's own way to extend routes."""
+        """Return the handler with the check of the body.
+
+        FastAPI documents this way to extend routes.
+        """
         handle = super().get_route_handler()
 
         async def with_body(request: Request) -> Response:
@@ -104,15 +107,19 @@ class JsonRoute(APIRoute):
 
 
 def taken_body(scope: Scope) -> bytearray:
-    """The body of a request, for a route that reads it itself. It is freed with its last user."""
+    """Return the body of a request, for a route that reads it itself.
+
+    The body is freed with its last user.
+    """
     body: bytearray = scope.pop(_BODY)
     return body
 
 
 async def apart(work: Callable[..., T], *arguments: Any) -> T:
-    """The result of `work`, which runs on a thread if the body is long.
+    """Return the result of `work`, which runs on a thread if the body is long.
 
-    Many small entries take a second to check. On a thread, streams and other requests go on.
+    Many small values take a second to check. On a thread they do not delay streams and other
+    requests.
     """
     return await _threaded(work, *arguments) if exchange.current().long else work(*arguments)
 
@@ -133,7 +140,10 @@ def _require_plain(headers: Headers) -> None:
 
 
 async def read_body(headers: Headers, receive: Receive, largest: int) -> bytearray:
-    """The whole body. Raises ApiError 413 as soon as it is too long, 408 if it stops arriving."""
+    """Return the whole body.
+
+    Raises ApiError 413 as soon as it is too long, 408 if it stops arriving.
+    """
     # uvicorn refuses a length that is not a number or is extremely long.
     if int(headers.get("content-length", "0")) > largest:
         _too_large(largest)
@@ -156,7 +166,7 @@ async def read_body(headers: Headers, receive: Receive, largest: int) -> bytearr
 
 
 async def parse(headers: Headers, body: bytes | bytearray) -> dict[str, Any]:
-    """The JSON object of a body. Raises ApiError 400.
+    """Return the JSON object of a body. Raises ApiError 400.
 
     Programs may send it without a content type, as curl does. A web page may not: browsers ask for
     permission before they send JSON to another origin, but not before they send a form.
@@ -202,12 +212,12 @@ def _parsed(body: bytes | bytearray) -> dict[str, Any]:
 
 
 def _whole(found: re.Match[bytes]) -> bytes:
-    """U+FFFD for half of a surrogate pair; a complete pair stays."""
+    """Return U+FFFD for half of a surrogate pair, and a complete pair unchanged."""
     return found[0] if found[2] else found[1] + rb"\ufffd"
 
 
 def _objects(body: bytes | bytearray) -> int:
-    """The number of lists and objects, exact only if they are many and close together.
+    """Return the number of lists and objects, exact only if they are many and close together.
 
     An empty list takes 3 bytes of a body and 60 of memory, so 50 MiB could become 1 GiB.
     """

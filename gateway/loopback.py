@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 
 def is_loopback(name: str) -> bool:
-    """Whether this is a loopback address itself, not a name that resolves to one."""
+    """Return whether this is a loopback address itself, not a name that resolves to one."""
     try:
         return ip_address(name).is_loopback
     except ValueError:

@@ -25,9 +25,9 @@ _COUNTED = {
     "tokens_per_second": (_G, "tokens_per_second", "Latest decode speed of all answers together."),
     "tokens_generated": (_C, "generated_tokens", "Tokens generated since the backend's start."),
     "prompt_tokens_processed": (_C, "prompt_tokens", "Prompt tokens since the backend's start."),
-    "mlx-draft-width": (_G, "draft_width", "Guesses that a step may check for each sequence."),
-    "mlx-draft-tokens": (_C, "draft_tokens", "Guesses checked since the load."),
-    "mlx-draft-accepted-tokens": (_C, "draft_accepted_tokens", "Guesses that were right."),
+    "mlx-draft-width": (_G, "draft_width", "Draft tokens that a step may check for each sequence."),
+    "mlx-draft-tokens": (_C, "draft_tokens", "Draft tokens checked since the load."),
+    "mlx-draft-accepted-tokens": (_C, "draft_accepted_tokens", "Draft tokens that were accepted."),
     "mlx-draft-gain": (_G, "draft_gain", "Decode speed, relative to plain steps."),
     "mlx-expert-hits": (_C, "expert_hits", "Experts that a pass used and that were in memory."),
     "mlx-expert-misses": (_C, "expert_misses", "Experts that a pass had to read."),
@@ -39,7 +39,7 @@ ModelNow = tuple[ModelStatus, Mapping[str, float]]
 
 
 async def collect(supervisor: Supervisor) -> list[ModelNow]:
-    """The state and counters of every model. This loads no model and keeps none loaded."""
+    """Return the state and counters of every model. This loads no model and keeps none loaded."""
     statuses = supervisor.status()
     counts = await asyncio.gather(*(_counts(supervisor.peek(each.name)) for each in statuses))
     return list(zip(statuses, counts, strict=True))

@@ -30,7 +30,7 @@ EVERYWHERE = {
     "404": "There is no such model.",
     "405": "The path does not accept this method.",
     "408": "The body stopped arriving.",
-    "413": "The body is larger than the gateway takes.",
+    "413": "The body is larger than the gateway accepts.",
     "429": "The model's queue is full: retry after the given seconds.",
     "500": "The gateway or a backend failed.",
     "502": "A backend refused the gateway.",
@@ -41,9 +41,11 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def streamed(answer: str, data: str) -> Responses:
-    """FastAPI's `responses` of a route whose answer may be a stream. data: that of its events.
+    """Return FastAPI's `responses` of a route whose answer may be a stream.
 
-    Answers are described in words: their forms are those of the APIs, whose documents have them.
+    Answers are described in words, because their form is documented by the API that each follows.
+
+    data: the description of an event's data.
     """
     forms = {
         "application/json": {"schema": {"type": "object", "description": answer}},
@@ -53,7 +55,7 @@ def streamed(answer: str, data: str) -> Responses:
 
 
 def operation_id(route: APIRoute) -> str:
-    """`chat_completions_post` for POST /chat/completions: unique, and stable over versions."""
+    """Return a unique, stable name, such as `chat_completions_post` for POST /chat/completions."""
     words = re.sub(r"[^a-z0-9]+", "_", route.path_format.lower().removeprefix("/v1")).strip("_")
     return f"{words}_{'_'.join(sorted(route.methods or ())).lower()}"
 
@@ -86,7 +88,7 @@ def install(app: FastAPI) -> None:
 
 
 def with_refusals(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with the errors of EVERYWHERE on every operation, in the form of its API."""
+    """Return the document with the errors of EVERYWHERE on every operation, in its API's form."""
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     schemas |= {form.name: form.schema for form in (OPENAI, *FORMS.values())}
     for name in ("HTTPValidationError", "ValidationError"):

@@ -1,8 +1,8 @@
-"""Which pages may call the gateway: its own, those of desktop programs, and the listed ones.
+"""Decides which pages may call the gateway: its own, those of desktop programs, and listed ones.
 
 Any page that a user opens can send requests to this machine. Its browser names the page's origin in
-`Origin`, and a page with a host name of its own for 127.0.0.1 (DNS rebinding) shows it in `Host`.
-Programs without pages send no Origin and are not affected.
+`Origin`, and a page whose own host name resolves to 127.0.0.1 (DNS rebinding) shows that name in
+`Host`. Programs without pages send no Origin and are not affected.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class OriginMiddleware:
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without port and brackets; '' if there is none."""
+    """Return the name in a Host header, without port and brackets; '' if there is none."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -96,7 +96,7 @@ def host_name(host: str) -> str:
 
 
 def is_same(origin: str, host: str) -> bool:
-    """Whether a page came from this gateway, regardless of TLS added by a proxy."""
+    """Return whether a page came from this gateway, regardless of TLS added by a proxy."""
     scheme, _, place = origin.lower().partition("://")
     return scheme in ("http", "https") and place != "" and place == host.lower()
 

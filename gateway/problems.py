@@ -35,9 +35,9 @@ _WORDS = {
 
 
 def likeliest(problems: Sequence[Problem]) -> dict[str, Any]:
-    """The problem to report. Its `loc` has only names and indices of the request.
+    """Return the problem to report. Its `loc` has only names and indices of the request.
 
-    If a value matches none of the types accepted there, one message lists them.
+    If a value matches none of the types accepted at its position, one message lists them.
     """
     cleaned = [
         dict(problem, loc=place_of(problem["loc"]), msg=_WORDS.get(problem["type"], problem["msg"]))
@@ -52,7 +52,7 @@ def likeliest(problems: Sequence[Problem]) -> dict[str, Any]:
 
 
 def place_of(place: Place) -> Place:
-    """A path without the alternatives that pydantic tried."""
+    """Return a path without the alternatives that pydantic tried."""
     own = _own(place)  # the field's own name may look like one
     rest = place[len(own) :]
     return own + tuple(
@@ -61,11 +61,11 @@ def place_of(place: Place) -> Place:
 
 
 def _rank(problem: Problem, first: Place) -> int:
-    """How deep the problem is, if it is about the same field as `first`; else -1."""
+    """Return the depth of a problem about the same field as `first`; -1 for other fields."""
     place: Place = problem["loc"]
     return len(place) if _own(place) == _own(first) else -1
 
 
 def _own(place: Place) -> Place:
-    """The first part of a path, which names a field of the request."""
+    """Return the first part of a path, which names a field of the request."""
     return place[: 2 if place[:1] == ("body",) else 1]

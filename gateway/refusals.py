@@ -32,7 +32,7 @@ class ErrorForm:
 
 
 def schema_of(**properties: object) -> dict[str, Any]:
-    """The JSON schema of an object with these properties, all of them required."""
+    """Return the JSON schema of an object with these properties, all of them required."""
     names = [*properties]
     closed = {"required": names, "additionalProperties": False}
     return {"type": "object", "properties": properties, **closed}
@@ -45,7 +45,7 @@ FORMS: dict[str, ErrorForm] = {}  # by the beginning of paths below /v1 or /; ot
 
 
 def form_of(path: str, headers: Iterable[tuple[bytes, bytes]] = ()) -> ErrorForm:
-    """The form of errors: that of the path's API, or Anthropic's for a client of Anthropic."""
+    """Return the form of errors of the path's API, or Anthropic's for a client of Anthropic."""
     of_anthropic = any(name == b"anthropic-version" for name, _ in headers)
     root = re.sub("^(/api)?/v[0-2]", "", path).lstrip("/").partition("/")[0]
     return FORMS.get("messages" if of_anthropic else root, OPENAI)
@@ -81,7 +81,7 @@ def _refusal(request: Request, error: Exception) -> ApiError:
         )
     if error.status_code == 405:
         allowed = ", ".join(_methods(request))
-        sentence = f"{path} does not take {request.method}: it takes {allowed}"
+        sentence = f"{path} does not accept {request.method}: it accepts {allowed}"
         # Codex tries WebSockets five times before it uses POST, unless the status is 426.
         status = 426 if "sec-websocket-key" in request.headers else 405
         headers = {"allow": allowed}
@@ -90,7 +90,7 @@ def _refusal(request: Request, error: Exception) -> ApiError:
 
 
 def _methods(request: Request) -> list[str]:
-    """The methods of a path over all of its routes, each of which knows only its own."""
+    """Return the methods of a path over all of its routes, each of which knows only its own."""
     taken = [
         method
         for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -109,7 +109,7 @@ def _takes(route: BaseRoute, request: Request, method: str) -> bool:
 
 
 def invalid(problem: Mapping[str, Any]) -> ApiError:
-    """The ApiError for one of pydantic's problems, with the field's path as OpenAI writes it."""
+    """Return the ApiError for one of pydantic's problems, with the path as OpenAI writes it."""
     param = param_of(problem["loc"])
     place = "the body" if param is None else named(param)
     if problem["type"] == "extra_forbidden":
@@ -125,7 +125,7 @@ def invalid(problem: Mapping[str, Any]) -> ApiError:
 
 
 def param_of(place: tuple[str | int, ...]) -> str | None:
-    """`("body", "messages", 0, "role")` is `messages[0].role`."""
+    """Return a path in OpenAI's form: `messages[0].role` for `("body", "messages", 0, "role")`."""
     path = ""
     for step in place[1:] if place and place[0] in _NO_PLACE else place:
         if isinstance(step, int):

@@ -37,7 +37,7 @@ _TUNNELS = tuple(
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to the public internet, and not to a private network."""
+    """Return whether an address belongs to the public internet, and not to a private network."""
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
@@ -57,7 +57,7 @@ class Fetcher:
     ports: tuple[int, ...] = (80, 443)
 
     async def fetch(self, url: str, largest: int, what: Fetched = "image") -> bytes:
-        """The bytes at a URL. Raises ApiError 400, or 413 for more than `largest` bytes."""
+        """Return the bytes at a URL. Raises ApiError 400, or 413 for more than `largest` bytes."""
         import httpx  # takes a tenth of the gateway's start, and few gateways need it
 
         try:
@@ -85,7 +85,7 @@ class Fetcher:
     async def _request(
         self, client: httpx.AsyncClient, parts: SplitResult, what: Fetched
     ) -> httpx.Request:
-        """A request to a checked address, with the host's name in its headers."""
+        """Return a request to a checked address, with the host's name in its headers."""
         host, port = self._place(parts, what)
         address = await self._resolve(host, port, what)
         target = f"[{address}]" if address.version == 6 else str(address)

@@ -92,7 +92,7 @@ class Server(uvicorn.Server):
 
 
 def _leave_at_once() -> None:
-    """On a second signal, do not wait, but leave no backend behind.
+    """Exit without waiting after a second signal, but leave no backend behind.
 
     The wardens stay to end backends that are being started at this moment, and then end themselves.
     """
@@ -119,7 +119,7 @@ class CannotListen(Exception):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 chooses a free port. Raises CannotListen."""
+    """Return a listening socket; port 0 chooses a free port. Raises CannotListen."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -140,6 +140,6 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """The listener's URL, without a path."""
+    """Return the listener's URL, without a path."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

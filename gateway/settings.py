@@ -112,7 +112,7 @@ class GatewaySettings:
         False, "switch", "Refuse unknown and meaningless fields instead of ignoring them."
     )
     max_image_bytes: int = setting(
-        20 << 20, "bytes", "Largest image, video or sound in a request.", 1024
+        20 << 20, "bytes", "Largest image, video or audio in a request.", 1024
     )
 
     @property

@@ -34,12 +34,12 @@ _FAULT = ApiError(500, "the gateway failed during this answer", SERVER, "interna
 
 
 def openai_error(error: ApiError) -> str:
-    """The event on which OpenAI's clients raise an error; nothing follows it."""
+    """Return the event on which OpenAI's clients raise an error; nothing follows it."""
     return f"data: {json.dumps(error.body())}\n\n"
 
 
 def written(events: Iterable[dict[str, Any]]) -> str:
-    """Events named by their `type`, as in Anthropic's API and in Responses."""
+    """Return events named by their `type`, as in Anthropic's API and in Responses."""
     return "".join(f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in events)
 
 
@@ -48,7 +48,7 @@ class EventStream(Response, Generic[T]):
 
     beat: returns the text of an event for times of silence, which may be the first event.
     on_error: returns the event for a failure after the stream has begun; an earlier failure is
-    raised.
+        raised.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class EventStream(Response, Generic[T]):
         self._on_error = on_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        """ASGI. Raises the error of the events if nothing was sent yet."""
+        """Send the stream (ASGI). Raises the error of the events if nothing was sent yet."""
         writer = _Writer(send, self.status_code, self.raw_headers)
         keeper = asyncio.ensure_future(writer.keep_alive(self._interval, self._beat))
         try:

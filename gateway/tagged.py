@@ -34,11 +34,14 @@ MOST_ENTRIES = 10_000  # messages of a conversation, parts of a content
 class OneOf:
     """Annotates a union of models, or a single one, each with a literal `type`.
 
-    what: the noun for errors, such as "a part". default: the kind if the type is missing or null.
+    A literal in the union lists words that may be sent instead of an object.
+
+    what: the noun for errors, such as "a part".
+    default: the kind if the type is missing or null.
     instead: for unknown kinds that clients often send, what the error recommends.
     otherwise: called with a value of any other unknown kind, unless `--strict` is set; returns what
-    replaces it, DROPPED to remove it, None to refuse it. lossless: whether that keeps the meaning.
-    A literal in the union lists words that may be sent instead of an object.
+        replaces it, DROPPED to remove it, None to refuse it.
+    lossless: whether `otherwise` keeps the meaning.
     """
 
     what: str
@@ -108,7 +111,7 @@ class OneOf:
 
 
 def _literals(annotation: Any) -> Iterator[str]:
-    """The values of a literal, or of those in an optional or a union."""
+    """Yield the values of a literal, or of those in an optional or a union."""
     if get_origin(annotation) is Literal:
         yield from get_args(annotation)
     elif not isinstance(annotation, type):
@@ -118,21 +121,24 @@ def _literals(annotation: Any) -> Iterator[str]:
 
 
 def _is_whole(value: dict[str, Any]) -> bool:
-    """Whether a part has the form of its kind; only files have others, which are replaced."""
+    """Return whether a part has the form of its kind.
+
+    Only files may have other forms, which are replaced.
+    """
     whole = {"type", "filename", "file_data"} >= value.keys()
     return value["type"] not in FILES or (whole and type_of(value.get("file_data")) == PDF)
 
 
 def drop(_: Any) -> Any:
-    """A value of `otherwise` that removes the object."""
+    """Return DROPPED, which removes the object, as a value of `otherwise`."""
     return DROPPED
 
 
 @dataclass(frozen=True, slots=True)
 class TextAs:
-    """Annotates a list of blocks that may also be sent as a text.
+    """Annotates a list of blocks that may also be sent as a string.
 
-    `block` makes a block of the text.
+    block: makes a block of the string.
     """
 
     block: Callable[[str], dict[str, Any]]
@@ -152,28 +158,31 @@ class TextAs:
         return check.__get_pydantic_core_schema__(blocks, handler)
 
 
-def rather(form: Callable[[dict[str, Any]], Any], sentence: str, *, lossless: bool = True) -> Any:
-    """A validator for a model that also accepts an object in another API's form.
+def rather(form: Callable[[dict[str, Any]], Any], message: str, *, lossless: bool = True) -> Any:
+    """Return a validator for a model that also accepts an object in another API's form.
 
-    `form` converts the object to the form that the model expects, or to a tuple of several; it
-    returns None for anything else. `sentence` is the error with `--strict`.
+    form: converts the object to the form that the model expects, or to a tuple of several; returns
+        None for anything else.
+    message: the error with `--strict`.
     """
 
     def check(value: Any) -> Any:
         instead = form(value) if isinstance(value, dict) else None
         if instead is not None:
-            raise tolerable(sentence, instead, lossless=lossless)
+            raise tolerable(message, instead, lossless=lossless)
         return value
 
     return model_validator(mode="before")(check)
 
 
 def as_text(kind: str, unread: str = "", *, media: bool = False) -> Callable[[Any], Any]:
-    """For `otherwise`: the text of a part as a part of this kind; a part without text is dropped.
+    """Return an `otherwise` that keeps the text of a part as a part of this kind.
 
-    A PDF becomes a `gateway.openai.pdf_part`, and with `media` an image, a video or a sound a part
-    of its own kind. unread: the text that replaces a document without readable text. If it is
-    empty, the document is refused, as any other attachment: the answer would ignore it.
+    A part without text is dropped. A PDF becomes a `gateway.openai.pdf_part`.
+
+    unread: the text that replaces a document without readable text. If it is empty, the document is
+        refused, as any other attachment: the answer would ignore it.
+    media: an image, a video or audio becomes a part of its own kind.
     """
 
     def convert(value: dict[str, Any]) -> Any:

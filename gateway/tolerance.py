@@ -21,7 +21,7 @@ from gateway.openai.other_fields import NEUTRAL
 from gateway.problems import place_of
 
 Place = tuple[str | int, ...]
-DROPPED: tuple[()] = ()  # replaces a removed value; a longer tuple replaces an entry by several
+DROPPED: tuple[()] = ()  # replaces a removed value; a longer tuple replaces a value by several
 MOST_REPAIRS = 10_000  # repairs in one round, which takes 0.2 s
 _ROUNDS = 8  # rounds, because a repair may reveal others: a nested field, a kind inside a kind
 _FORMS: set[Place] = {("response_format",), ("structured_outputs",), ("output_format",)}
@@ -48,16 +48,19 @@ class Repair:
 def tolerable(
     sentence: str, instead: Any = DROPPED, *, up: int = 0, lossless: bool = False
 ) -> PydanticCustomError:
-    """An error that is raised only with `--strict`; otherwise `instead` replaces the object.
+    """Return an error that is raised only with `--strict`; otherwise `instead` replaces the object.
 
-    `lossless`: the replacement means the same, so it is not listed.
+    lossless: the replacement means the same, so it is not listed.
     """
     repair = Repair(instead, up, lossless)
     return PydanticCustomError("tolerable", "{sentence}", {"sentence": sentence, "repair": repair})
 
 
 def known(words: Collection[str]) -> BeforeValidator:
-    """Annotates a text that is one of these words; any other, or a number, is left out."""
+    """Return a validator for a string that is one of these words.
+
+    Other strings, and numbers, are left out.
+    """
 
     def check(word: Any) -> Any:
         if isinstance(word, str | float | int) and word not in words:
@@ -68,7 +71,7 @@ def known(words: Collection[str]) -> BeforeValidator:
 
 
 def checked(body: Any, check: Callable[[Any], Any]) -> Any:
-    """The request that `check` makes of a body, repaired if necessary.
+    """Return the request that `check` makes of a body, repaired if necessary.
 
     Raises ValidationError for what is not repaired, ApiError for too many repairs.
     """
@@ -125,7 +128,7 @@ def _plan(edits: dict[str | int, Any], problem: Mapping[str, Any], strict: bool)
 
 
 def _forms_the_answer(place: Place) -> bool:
-    """Whether the place is inside a field that determines the form of the answer."""
+    """Return whether a path is inside a field that determines the form of the answer."""
     return any(place[:size] in _FORMS and len(place) > size for size in (1, 2))
 
 
@@ -144,7 +147,7 @@ class _Edits(dict[str | int, Any]):
 
 
 def _edited(node: Any, edits: Mapping[str | int, Any]) -> Any:
-    """A copy of a body with the edits; unchanged parts are shared with the body."""
+    """Return a copy of a body with the edits; unchanged parts are shared with the body."""
     copy: Any = list(node) if isinstance(node, list) else dict(node)
     for step, edit in edits.items():
         if not _holds(copy, step):
@@ -167,5 +170,5 @@ def _holds(node: Any, step: str | int) -> bool:
 
 
 def _name(place: Place) -> str:
-    """`("tools", 0, "defer_loading")` is `tools[].defer_loading`."""
+    """Return the name of a path: `tools[].defer_loading` for `("tools", 0, "defer_loading")`."""
     return "".join("[]" if isinstance(step, int) else f".{step}" for step in place).lstrip(".")

@@ -1,4 +1,4 @@
-"""The beginnings of prompts that chats use most: system messages and tools, by model.
+"""Stores the beginnings of prompts that chats use most: system messages and tools, by model.
 
 They are read again after a load, so that the first turn of an agent need not wait for its long
 system prompt. A file with owner-only permissions stores them for the next run. No answer, log line
@@ -38,7 +38,10 @@ class _Used:
 
 
 class UsedPrompts:
-    """Counts the beginnings. folder: of the file; None: nothing is counted or stored."""
+    """Counts the beginnings.
+
+    folder: that of the file; None: nothing is counted or stored.
+    """
 
     def __init__(self, folder: Path | None) -> None:
         self._file = folder and folder / "gateway" / "used-prompts.json"
@@ -61,7 +64,7 @@ class UsedPrompts:
             seen.popitem(last=False)
 
     def of(self, model: str) -> list[pb.PredictOptions]:
-        """The most used beginnings of this run, then those of the last one."""
+        """Return the most used beginnings of this run, then those of the last one."""
         repeated = [used for used in reversed(self._of(model).values()) if used.count != 1]
         repeated.sort(key=lambda used: -used.count)
         return [used.prompt for used in repeated[:MOST_PROMPTS]]
@@ -94,7 +97,7 @@ class UsedPrompts:
 
 
 def beginning(request: pb.PredictOptions, shortest: int = _SHORTEST) -> pb.PredictOptions | None:
-    """A request that reads the system messages and tools of a chat, and generates nothing.
+    """Return a request that reads the system messages and tools of a chat, and generates nothing.
 
     None if the chat has fewer characters of them than `shortest`.
     """

@@ -51,9 +51,10 @@ class MessageAnswer:
         }
 
     def beat(self, prompt_tokens: int = 0) -> list[Json]:
-        """A ping, after the start of the message if that has not been sent.
+        """Return a ping, after the start of the message if that has not been sent.
 
-        SDKs hide pings, and Claude Code gives up after 300 s, so a long silence begins a text.
+        SDKs hide pings, and Claude Code gives up after 300 s, so after a long silence an empty part
+        of a text block is sent instead.
         """
         block = self._blocks.open
         late = exchange.current().seconds >= _LATE and (block is None or block.kind == "text")
@@ -67,7 +68,7 @@ class MessageAnswer:
         return [start, {"type": "ping"}]
 
     def take(self, event: Event) -> list[Json]:
-        """The stream's events for an event of the generation."""
+        """Return the stream's events for an event of the generation."""
         events: list[Json] = []
         if not self._started:
             counted = event.usage.prompt_tokens if isinstance(event, Done) else event.prompt_tokens
@@ -79,7 +80,7 @@ class MessageAnswer:
         return events
 
     def message(self) -> Json:
-        """The complete message, available after Done, without a call that was not completed."""
+        """Return the complete message, available after Done, without a call that is incomplete."""
         content = [block for block in self._content if not isinstance(block.get("input"), str)]
         return self._message | {"content": content}
 
@@ -102,7 +103,7 @@ class MessageAnswer:
         return events
 
     def _done(self, block: Block) -> Json:
-        """A block in full. Hidden thinking is in its signature."""
+        """Return a complete block. Hidden thinking is in the signature of the block."""
         text = block.text
         if block.kind == "reasoning":
             # Clients drop thinking without a signature.
@@ -122,7 +123,7 @@ class MessageAnswer:
 
 
 def _begun(block: Block) -> Json:
-    """A block without content, as the stream announces it."""
+    """Return a block without content, as the stream announces it."""
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": "", "signature": ""}
     if block.kind == "text":
@@ -136,7 +137,7 @@ def _delta(index: int, kind: str, field: str, text: str) -> Json:
 
 
 def _stop(request: MessagesRequest, done: Done, called: bool) -> tuple[str, str | None]:
-    """Why the message ended. A stop string from the model's file counts as the end of turn."""
+    """Return why the message ended. A stop string from the model's file is the end of a turn."""
     if done.finish_reason == "length":
         full = done.usage.completion_tokens >= request.max_tokens
         return ("max_tokens" if full else "model_context_window_exceeded"), None
@@ -146,7 +147,7 @@ def _stop(request: MessagesRequest, done: Done, called: bool) -> tuple[str, str 
 
 
 def _usage(used: Usage) -> Json:
-    """Anthropic's usage: prompt tokens that were cached are counted separately."""
+    """Return Anthropic's usage, which counts prompt tokens that were cached separately."""
     return {
         "input_tokens": used.prompt_tokens - used.cached_tokens,
         "cache_creation_input_tokens": 0,

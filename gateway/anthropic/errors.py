@@ -23,19 +23,19 @@ _TYPES: Mapping[int, str] = {
 
 
 def type_of(status: int) -> str:
-    """Anthropic's error type for an HTTP status."""
+    """Return Anthropic's error type for an HTTP status."""
     return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
 def body(error: ApiError) -> dict[str, Any]:
-    """The error object; the message begins with the field at fault."""
+    """Return the error object; the message begins with the field at fault."""
     described = {"type": type_of(error.status), "message": error.sentence}
     request_id = exchange.current().request_id
     return {"type": "error", "error": described, "request_id": request_id}
 
 
 def event(error: ApiError) -> str:
-    """The event that ends a stream with this error."""
+    """Return the event that ends a stream with this error."""
     return f"event: error\ndata: {json.dumps(body(error))}\n\n"
 
 

@@ -69,7 +69,7 @@ ToolChoice = Annotated[ChooseFreely | ChooseTool, OneOf("a tool_choice")]
 
 
 class Thinking(Strict):
-    """Whether to think first; `adaptive` leaves it to the model."""
+    """Whether the model thinks first; `adaptive` leaves the decision to the model."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = about("Maximum tokens of thinking.", ge=0, le=2**31 - 1)
@@ -99,7 +99,7 @@ class CountTokensRequest(Request):
     tool_choice: ToolChoice | None = None
     thinking: Annotated[Thinking, OneOf("thinking", otherwise=drop)] | None = None
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = about("Older place of output_config.format.")
+    output_format: OutputFormat | None = about("Older name of output_config.format.")
 
 
 class MessagesRequest(CountTokensRequest):

@@ -1,14 +1,14 @@
 """Translates an Anthropic request to the equivalent chat request.
 
-Sampling, tools, images and formats are thus handled in one place, gateway/openai. These rules of
-Anthropic's have no field in chat requests:
+So only gateway/openai handles sampling, tools, images and formats. These rules of Anthropic's have
+no field in chat requests:
 
 - `input_examples` of a tool become `examples` of its schema, which chat templates show.
 - A system message after the beginning becomes a user message: many chat templates refuse it there,
   and the model has to answer one at the end. The next turn's prompt then begins with this turn's.
 - The answer continues the last message if it is the assistant's.
 - If all tools are Anthropic's own, as for a web search of Claude Code, a message says so.
-- `thinking: adaptive`, or none at all, leaves it to the model and its settings.
+- `thinking: adaptive`, or no `thinking`, leaves the decision to the model and its settings.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NAMES = {
 
 
 def chat_request(request: CountTokensRequest) -> Translation:
-    """The chat request. Raises ApiError for what cannot be translated."""
+    """Return the chat request. Raises ApiError for what cannot be translated."""
     conversation = _conversation(request)
     fields: Json = {"model": request.model, "messages": conversation.messages}
     places = _NAMES | conversation.places
@@ -111,7 +111,7 @@ def _conversation(request: CountTokensRequest) -> Conversation:
 
 
 def _part(block: Block) -> Json:
-    """The block as a part of a chat message."""
+    """Return the block as a part of a chat message."""
     if isinstance(block, ImageBlock | VideoBlock):
         kind = f"{block.type}_url"
         return {"type": kind, kind: {"url": block.source.url}}
@@ -138,7 +138,7 @@ def _tool(tool: Tool) -> Json:
 
 
 def _lacks_tools(request: CountTokensRequest) -> bool:
-    """Whether the chosen tool, or all tools, were left out, because a server would run them."""
+    """Return whether the chosen tool, or all tools, were left out, as tools that a server runs."""
     choice, names = request.tool_choice, [tool.name for tool in request.tools or ()]
     missing = choice.name not in names if isinstance(choice, ChooseTool) else not names
     return missing and any(name.startswith("tools[][") for name in exchange.current().ignored)

@@ -1,7 +1,8 @@
-"""What is known of a checkpoint before it is loaded: sampling defaults, size and abilities.
+"""Reads from the files of a checkpoint what is known before it is loaded.
 
-Values in `generation_config.json` apply if neither the request nor the model's file sets them. They
-are read once the checkpoint has been downloaded.
+These are its sampling defaults, size and abilities. Values in `generation_config.json` apply if
+neither the request nor the model's file sets them. They are read once the checkpoint has been
+downloaded.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _Stamp = tuple[int, int]
 
 
 class Checkpoints:
-    """Reads the files, each again only if it has changed."""
+    """Reads the files of checkpoints, each again only if the file has changed."""
 
     def __init__(self, models_dir: Path) -> None:
         self._models_dir = models_dir
         self._read: dict[Path, tuple[_Stamp, dict[str, Any]]] = {}
 
     def completed(self, config: ModelConfig) -> ModelConfig:
-        """The model, with the checkpoint's values for what its file does not set."""
+        """Return the model, with the checkpoint's values where its file sets none."""
         found = self._defaults_of(self._folder(config) / "generation_config.json")
         given = config.parameters
         new = {name: value for name, value in found.items() if getattr(given, name) is None}
@@ -46,7 +47,7 @@ class Checkpoints:
         return config.model_copy(update={"parameters": given.model_copy(update=new)})
 
     def weight_bytes(self, config: ModelConfig) -> int:
-        """Approximate memory that a model will need; 0 if it is known only after a download.
+        """Return the approximate memory that a model will need; 0 if unknown before a download.
 
         During a download the index of the weights arrives first, so the size is known early.
         """
@@ -60,22 +61,22 @@ class Checkpoints:
         return max(present, _indexed(folder / "model.safetensors.index.json"))
 
     def abilities(self, config: ModelConfig) -> tuple[str, ...]:
-        """What a model does, in Ollama's words."""
+        """Return what a model does, in Ollama's words."""
         flags = "embedding" if config.embeddings else "rerank" if config.reranking else ""
         return abilities(self._folder(config), config.option("type") or flags)
 
     def context_size(self, config: ModelConfig) -> int | None:
-        """Tokens of prompt and answer: the smallest limit of file and checkpoint, if known."""
+        """Return the tokens of prompt and answer: the smaller limit of file and checkpoint."""
         given = 0 if config.option("context") == "max" else config.context_size
         limits = (given, config.max_model_len, context_in(self._folder(config)))
         return min(filter(None, limits), default=None)
 
     def is_text_only(self, config: ModelConfig) -> bool:
-        """Whether a model is known to accept only text; never known for one at an address."""
+        """Return whether a model surely accepts only text; False for one at an address."""
         return not config.address and text_only(self._folder(config), config.option("type") or "")
 
     def is_missing(self, config: ModelConfig) -> bool:
-        """Whether a model is certainly neither here nor on the hub."""
+        """Return whether a model is certainly neither here nor on the hub."""
         name = config.parameters.model
         if config.address or config.backend not in OWN_BACKENDS or name[:5].lower() == "file:":
             return False
@@ -85,7 +86,10 @@ class Checkpoints:
         return False
 
     def _folder(self, config: ModelConfig) -> Path:
-        """The folder of a checkpoint, perhaps not downloaded yet; a file stands for its folder."""
+        """Return the folder of a checkpoint, which may not be downloaded yet.
+
+        For a checkpoint that is a file, this is the folder that contains the file.
+        """
         name = config.parameters.model
         local = self._models_dir / name
         if local.is_file():
@@ -131,7 +135,7 @@ def _size(file: Path) -> int:
 
 
 def _indexed(index: Path) -> int:
-    """Bytes of all weights according to the index of several files; 0 if there is none."""
+    """Return the bytes of all weights by the index of several files; 0 if there is none."""
     with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
         if _size(index) <= _LARGEST_INDEX:
             return int(json.loads(index.read_bytes())["metadata"]["total_size"])
@@ -139,7 +143,7 @@ def _indexed(index: Path) -> int:
 
 
 def _sampling(content: Any) -> dict[str, Any]:
-    """The values under the names of a model's file; those out of range are ignored."""
+    """Return the values under the names of a model's file; those out of range are ignored."""
     if not isinstance(content, dict):
         raise ValueError("it is not a JSON object")
     found: dict[str, Any] = {}

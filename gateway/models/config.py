@@ -66,14 +66,14 @@ class Parameters(Strict):
     rope_freq_scale: float = about("Passed to LoadModel.", 0)
 
     def chosen(self, name: str, given: float | None = None) -> float:
-        """The request's value, else the model's, else the default."""
+        """Return the request's value, else the model's, else the default."""
         value: float | None = getattr(self, name) if given is None else given
         return DEFAULTS[name] if value is None else value
 
     @field_validator("logit_bias", mode="before")
     @classmethod
     def _token_ids(cls, given: Any) -> Any:
-        """YAML reads an id as a number; JSON, which goes to the backend, allows only text keys."""
+        """Turn ids into strings: YAML reads them as numbers, but JSON keys are strings."""
         if not isinstance(given, dict):
             return given
         return {str(key) if type(key) is int else key: value for key, value in given.items()}
@@ -97,7 +97,7 @@ class Template(Strict):
 
 
 class Reasoning(Strict):
-    """`reasoning:` whether a model thinks if the request does not say."""
+    """`reasoning:` whether a model thinks if a request does not set that."""
 
     disable: bool | None = about("`true`: no thinking (enable_thinking false); `false`: thinking.")
 
@@ -188,7 +188,7 @@ class ModelConfig(Strict):
         " `tools`, a list in OpenAI's form. See [gateway.md](gateway.md#warm-prompts).",
         [],
     )
-    pinned: bool = about("Never unload the model, neither to make room nor when it is idle.", False)
+    pinned: bool = about("Never unload the model, neither to free memory nor when idle.", False)
     idle_unload: float | None = about(
         "Unload after this many seconds without a request; 0: never; if missing, the"
         " gateway's `--idle-unload`.",
@@ -201,7 +201,7 @@ class ModelConfig(Strict):
     )
 
     def option(self, key: str) -> str:
-        """An option for the backend; '' if the file does not set it."""
+        """Return an option for the backend; '' if the file does not set it."""
         options = dict(option.partition(":")[::2] for option in self.options)
         return str(self.engine_args.get(key) or options.get(key) or "").strip()
 

@@ -33,7 +33,7 @@ _NEUTRAL = each(
         "belongs to mirostat, which is refused": "mirostat_eta mirostat_tau",
         "the gateway notices the end of a backend, and gives it a minute to start": "grpc",
         "belongs to another part of LocalAI": "feature_flags pipeline mcp agent pii_detection",
-        "for models that generate images, sound or video": "cuda diffusers step tts cfg_scale"
+        "for models that generate images, audio or video": "cuda diffusers step tts cfg_scale"
         " parameters.language parameters.translate parameters.clip_skip",
         "contexts are never shifted": "parameters.n_keep",
         "belongs to negative_prompt, which is refused": "parameters.negative_prompt_scale",
@@ -70,7 +70,7 @@ KEYS = FieldTable({key: Refused(advice) for key, advice in _REFUSED.items()}, _N
 
 
 def without_foreign(given: Any, section: str = "") -> Any:
-    """The section without ignored keys. Raises ValueError for a key that is refused.
+    """Return the section without ignored keys. Raises ValueError for a key that is refused.
 
     A key whose value is empty, zero or false is never refused.
     """
@@ -83,5 +83,5 @@ def without_foreign(given: Any, section: str = "") -> Any:
 
 
 def foreign(place: str = "") -> Any:
-    """A validator that removes them from the fields of a model."""
+    """Return a validator that removes ignored keys from the fields of a model."""
     return model_validator(mode="before")(lambda given: without_foreign(given, place))

@@ -35,9 +35,10 @@ class ModelFolder:
 
 
 def read_folder(folder: Path) -> ModelFolder:
-    """Every model of a folder. Names and aliases are assigned in the order of the files' names.
+    """Return every model of a folder.
 
-    Raises NotADirectoryError if there is no such folder.
+    Names and aliases are assigned in the order of the files' names. Raises NotADirectoryError if
+    there is no such folder.
     """
     if not folder.is_dir():
         raise NotADirectoryError(f"the models folder {folder} does not exist")
@@ -70,10 +71,11 @@ def read_folder(folder: Path) -> ModelFolder:
 
 
 def single(reference: str, settings: Sequence[str] = ()) -> ModelFolder:
-    """The only model of a gateway: a folder or a hub id, loaded at start.
+    """Return the only model of a gateway: a folder or a hub id, loaded at start.
+
+    Raises ValueError for a folder of several models, and for a setting that cannot be used.
 
     settings: keys of its file, as `KEY=VALUE` with dots between sections; the values are YAML.
-    Raises ValueError for a folder of several models, and for a setting that cannot be used.
     """
     local = Path(reference).expanduser()
     if not local.exists():
@@ -116,7 +118,10 @@ def _serves_several(folder: Path) -> bool:
 
 
 def place_of(folder: Path, name: str) -> Path | None:
-    """The file of a model in a models folder, or its checkpoint there; None if it has neither."""
+    """Return the file of a model in a models folder, or its checkpoint there.
+
+    None if it has neither.
+    """
     for file in _files(folder):
         with contextlib.suppress(ValueError):
             given = _load(file)
@@ -126,7 +131,7 @@ def place_of(folder: Path, name: str) -> Path | None:
 
 
 def stamp_of(folder: Path) -> frozenset[tuple[str, int, int]]:
-    """Changes whenever a model is added, removed or edited. Raises OSError."""
+    """Return a value that changes when a model is added, removed or edited. Raises OSError."""
     stamp = set()
     for file in (*_files(folder), *(place / "config.json" for place in _checkpoints(folder))):
         with contextlib.suppress(FileNotFoundError):
@@ -136,14 +141,14 @@ def stamp_of(folder: Path) -> frozenset[tuple[str, int, int]]:
 
 
 def _checkpoints(folder: Path) -> Iterator[Path]:
-    """Folders that contain a model and whose names a request can use."""
+    """Yield the folders that contain a model and whose names a request can use."""
     for place in sorted(folder.iterdir()):
         if PLAIN_NAME.fullmatch(place.name) and (place / "config.json").is_file():
             yield place
 
 
 def _references(given: Any) -> set[str]:
-    """Checkpoints that a model file refers to, even if that file is invalid."""
+    """Return the checkpoints that a model file refers to, even if that file is invalid."""
     if not isinstance(given, dict):
         return set()
     parameters = given.get("parameters")
@@ -177,7 +182,7 @@ def _model(file: Path, given: Any) -> ModelConfig:
 
 
 def _validated(given: Mapping[str, Any]) -> ModelConfig:
-    """The model. Raises ValueError with all problems."""
+    """Return the model. Raises ValueError with all problems."""
     try:
         return ModelConfig.model_validate(given)
     except ValidationError as problems:
@@ -185,11 +190,11 @@ def _validated(given: Mapping[str, Any]) -> ModelConfig:
         # A key that belongs to the section explains why the section is missing.
         if "parameters" not in given and given.keys() & Parameters.model_fields.keys():
             listed = [problem for problem in listed if problem["type"] != "missing"]
-        raise ValueError("; ".join(_sentence(ModelConfig, each) for each in listed)) from None
+        raise ValueError("; ".join(_message(ModelConfig, each) for each in listed)) from None
 
 
-def _sentence(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
-    """One of pydantic's errors, as a message for the author of the file."""
+def _message(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
+    """Return one of pydantic's errors as a message for the author of the file."""
     path = [part for part in problem["loc"] if isinstance(part, str | int)]
     key = ".".join(str(part) for part in path)
     if problem["type"] == "extra_forbidden":
@@ -235,7 +240,7 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique)
 
 
 def _load(file: Path) -> Any:
-    """The content of a file. Raises ValueError."""
+    """Return the content of a file. Raises ValueError."""
     try:
         if file.stat().st_size > _MOST_BYTES:
             raise ValueError(f"has more than {_MOST_BYTES} bytes")

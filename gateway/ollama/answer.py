@@ -19,7 +19,7 @@ _NS = 1_000_000  # nanoseconds in a millisecond
 
 
 def chat_part(content: str, thinking: str, calls: list[Json]) -> Json:
-    """The fields of `/api/chat` for a part of an answer."""
+    """Return the fields of `/api/chat` for a part of an answer."""
     others = {"thinking": thinking, "tool_calls": calls}
     present = {name: value for name, value in others.items() if value}
     return {"message": {"role": "assistant", "content": content, **present}}
@@ -45,7 +45,7 @@ class OllamaAnswer:
         self._logprobs: list[Json] = []
 
     def take(self, event: Event) -> list[Json]:
-        """The lines for an event; a call is sent when it is complete."""
+        """Return the lines for an event; a call is sent when it is complete."""
         if isinstance(event, Progress):
             return [] if event.processed else [self.beat()]
         blocks = self._blocks
@@ -67,7 +67,7 @@ class OllamaAnswer:
         return self._line(self._part("", "", []), False)
 
     def empty(self, reason: str) -> Json:
-        """The answer to a request that only loads or unloads a model."""
+        """Return the answer to a request that only loads or unloads a model."""
         return self._line(self._part("", "", []), True) | {"done_reason": reason}
 
     def _end(self, done: Done, part: Json) -> Json:
@@ -102,12 +102,12 @@ def written(line: Json) -> str:
 
 
 def error_line(error: ApiError) -> str:
-    """The last line of a stream that failed."""
+    """Return the last line of a stream that failed."""
     return written(error_body(error))
 
 
 def error_body(error: ApiError) -> Json:
-    """An error; the message begins with the field at fault."""
+    """Return an error; the message begins with the field at fault."""
     return {"error": error.sentence}
 
 

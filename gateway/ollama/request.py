@@ -32,7 +32,10 @@ def _known(role: Any) -> Any:
 
 
 def _joined(content: Any) -> Any:
-    """The text of OpenAI's parts, if all are text; the Vercel SDK sends none beside images."""
+    """Return the text of OpenAI's parts, if all are text.
+
+    The Vercel SDK sends none beside images.
+    """
     parts = content if isinstance(content, list) else [content]
     kinds = {part.get("type") if isinstance(part, dict) else "" for part in parts}
     return content if kinds - {"text"} else "".join(map(text_of, parts))
@@ -99,7 +102,7 @@ class GenerateRequest(GenerationFields):
 
 
 def chat_request(body: ChatRequest | GenerateRequest) -> Translation | None:
-    """The chat request; None if the request only loads or unloads. Raises ApiError."""
+    """Return the chat request; None if the request only loads or unloads. Raises ApiError."""
     turns = body.turns()
     if not turns:
         return None
@@ -127,7 +130,7 @@ _NAMES = {"response_format": "format", "enable_thinking": "think", "reasoning_ef
 
 
 def _places(body: ChatRequest | GenerateRequest, turns: Sequence[Turn]) -> dict[str, str]:
-    """Where the turns of the chat request and their images are in the body."""
+    """Return the paths in the body of the chat request's turns and images."""
     chats = isinstance(body, ChatRequest)
     places = {} if chats else {"messages": "prompt"}
     for at, turn in enumerate(turns):

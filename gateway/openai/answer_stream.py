@@ -20,23 +20,27 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Choice(Protocol):
-    """One answer of the stream, as entries of `choices`."""
+    """One answer of the stream, as items of `choices`."""
 
     def begin(self) -> Sequence[Json]:
-        """The entries of the first chunks; none if they have been sent, or if there are none."""
+        """Return the items of the first chunks.
+
+        None if they have been sent, or if there are none.
+        """
 
     def chunks(self, event: Piece | Done) -> Iterable[Json]:
-        """The entries for an event."""
+        """Return the entries for an event."""
 
     def nothing(self) -> Json:
-        """An entry that adds nothing to the answer."""
+        """Return an item that adds nothing to the answer."""
 
 
 class AnswerStream:
     """The chunks of one request, each with the fields of `head`.
 
-    usage: the last chunk has the usage, and all others `"usage": null`, as OpenAI's do. per_prompt:
-    how many choices in a row have the same prompt. progress: llama.cpp's `prompt_progress` is sent.
+    usage: the last chunk has the usage, and all others `"usage": null`, as OpenAI's do.
+    per_prompt: how many choices in a row have the same prompt.
+    progress: llama.cpp's `prompt_progress` is sent.
     """
 
     def __init__(
@@ -59,7 +63,10 @@ class AnswerStream:
     async def chunks(
         self, events: AsyncGenerator[tuple[int, Event], None]
     ) -> AsyncGenerator[str, None]:
-        """The events of the stream. A failure is raised, because it is not a finish reason."""
+        """Yield the events of the stream.
+
+        A failure is raised, because it is not a finish reason.
+        """
         ends: dict[int, Done] = {}
         async with aclosing(events):
             async for index, event in events:
@@ -80,7 +87,7 @@ class AnswerStream:
         yield DONE
 
     def beat(self) -> str:
-        """An empty chunk, or the chunks that begin the choices."""
+        """Return an empty chunk, or the chunks that begin the choices."""
         begun = "".join(self._written(choice.begin()) for choice in self._choices)
         return begun or self._chunk(self._choices[0].nothing())
 

@@ -67,9 +67,10 @@ async def events_of(
 
 
 def adapter_of(request: ChatCompletionRequest | CompletionRequest, config: ModelConfig) -> str:
-    """The adapter of the model's file that a request chooses; '' if none. Raises ApiError.
+    """Return the adapter of the model's file that a request chooses; '' if none. Raises ApiError.
 
-    As in mlx_lm.server by `adapters`, as in llama.cpp by `lora`, or as in vLLM by `model`.
+    Requests name it in `adapters` as for mlx_lm.server, in `lora` as for llama.cpp, or in `model`
+    as for vLLM.
     """
     names = list(config.adapters)
     if request.adapters:
@@ -114,7 +115,9 @@ async def question_of(
     prompt_only: bool = False,
     count_only: bool = False,
 ) -> Question:
-    """The question, before any model is loaded. Raises ApiError with the client's field names.
+    """Return the question, before any model is loaded.
+
+    Raises ApiError with the client's field names.
 
     prompt_only: read the prompt into the prefix cache, count it, and generate nothing.
     count_only: compute nothing at all; the prompt may be longer than the context.
@@ -132,7 +135,7 @@ async def question_of(
 
 
 async def answer(question: Question, gateway: Gateway) -> AsyncGenerator[Event, None]:
-    """The events of the answer (see `events_of`). Raises ApiError with the client's field names."""
+    """Yield the events of the answer (see `events_of`). Raises ApiError with the client's names."""
     translation = question.translation
     try:
         stream = events_of(translation.chat, [question.options], gateway)
@@ -144,7 +147,7 @@ async def answer(question: Question, gateway: Gateway) -> AsyncGenerator[Event, 
 
 
 async def count_prompt(translation: Translation, gateway: Gateway) -> int:
-    """Tokens of the prompt as the model's chat template renders it. Raises ApiError."""
+    """Return the tokens of the prompt as the model's chat template renders it. Raises ApiError."""
     counted = 0
     question = await question_of(translation, gateway, count_only=True)
     async with aclosing(answer(question, gateway)) as events:

@@ -18,8 +18,10 @@ from gateway.openai.tools_to_wire import is_legacy
 class ChatForm:
     """Options of the answer's form.
 
-    legacy: calls as function_call. custom: the names of tools that take text. usage: a stream ends
-    with a usage chunk. progress: a stream reports prefilled parts of the prompt, as llama.cpp does.
+    legacy: calls as function_call.
+    custom: the names of tools that accept plain text.
+    usage: a stream ends with a usage chunk.
+    progress: a stream reports prefilled parts of the prompt, as llama.cpp does.
     """
 
     choices: int = 1
@@ -45,24 +47,24 @@ def form_of(request: ChatCompletionRequest) -> ChatForm:
 
 
 def wants_logprobs(request: ChatCompletionRequest) -> bool:
-    """Whether log-probabilities are requested; a number of 0 or below means no."""
+    """Return whether log-probabilities are requested; a number of 0 or below means no."""
     return request.logprobs is True or (request.logprobs or 0) > 0 or (request.n_probs or 0) > 0
 
 
 def finish_reason(reason: str, *, called: bool, legacy: bool) -> str:
-    """OpenAI's finish reason: a truncated call counts as length."""
+    """Return OpenAI's finish reason: a truncated call counts as length."""
     if reason == "stop" and called:
         return "function_call" if legacy else "tool_calls"
     return reason
 
 
 def chat_logprobs(entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The backend's entries in OpenAI's form, which has no token ids."""
+    """Return the backend's log-probabilities in OpenAI's form, which has no token ids."""
     return {"content": [token_logprob(entry) for entry in entries], "refusal": None}
 
 
 def token_logprob(entry: dict[str, Any]) -> dict[str, Any]:
-    """One entry in OpenAI's form."""
+    """Return one log-probability in OpenAI's form."""
     names = ("token", "bytes", "logprob")
     others = entry.get("top_logprobs") or ()
     top = [{name: other[name] for name in names} for other in others]
@@ -117,12 +119,12 @@ def _message(answer: Blocks, calls: list[Block], form: ChatForm) -> Json:
 
 
 def typed(block: Block, text: str, *, first: bool) -> Json:
-    """A part of a call; only the first has type and name."""
+    """Return a part of a call; only the first has type and name."""
     kind = "custom" if block.custom else "function"
     return {**({"type": kind} if first else {}), kind: called(block, text, first=first)}
 
 
 def called(block: Block, text: str, *, first: bool = True) -> Json:
-    """The function or the custom tool of a call."""
+    """Return the function or the custom tool of a call."""
     named = {"name": block.call.name} if first else {}
     return named | {"input" if block.custom else "arguments": text}

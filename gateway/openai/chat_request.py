@@ -24,7 +24,7 @@ from gateway.tagged import MOST_ENTRIES
 
 
 class RoleMapping(Strict):
-    """mlx_lm.server's texts around the messages, for models without a chat template."""
+    """The strings that mlx_lm.server puts around messages, for models without a chat template."""
 
     system: str = ""
     user: str = ""

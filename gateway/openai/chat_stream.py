@@ -35,14 +35,14 @@ class _Choice:
         self._logprobs: list[dict[str, Any]] = []
 
     def begin(self) -> list[dict[str, Any]]:
-        """The entry for the first chunk; empty if it has been sent."""
+        """Return the item for the first chunk; empty if it has been sent."""
         if self._begun:
             return []
         self._begun = True
         return [self.nothing({"role": "assistant", "content": ""})]
 
     def nothing(self, delta: Delta | None = None) -> dict[str, Any]:
-        """An entry that adds nothing to the answer."""
+        """Return an item that adds nothing to the answer."""
         return {"index": self._index, "delta": delta or {}, "logprobs": None, "finish_reason": None}
 
     def chunks(self, event: Piece | Done) -> Iterator[dict[str, Any]]:
@@ -65,7 +65,7 @@ class _Choice:
         return {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
     def _delta(self, step: Step) -> Delta:
-        """What a step adds; empty if nothing."""
+        """Return what a step adds; empty if nothing."""
         block, first = step.block, step.verb == "begin"
         if step.verb == "end" and not step.text:
             return {}

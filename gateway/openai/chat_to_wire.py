@@ -33,7 +33,7 @@ from wire import backend_pb2 as pb
 async def options_of(
     request: ChatCompletionRequest, config: ModelConfig, gateway: Gateway
 ) -> list[pb.PredictOptions]:
-    """The requests to the backend, one per choice. A lease adds their ModelIdentity later.
+    """Return the requests to the backend, one per choice. A lease adds their ModelIdentity later.
 
     So an invalid request is refused before a model is loaded, with its own HTTP status.
     """
@@ -82,7 +82,7 @@ def _write_logprobs(options: pb.PredictOptions, request: ChatCompletionRequest) 
     if alternatives and not requested:
         raise bad_field(f"{named('top_logprobs')} needs logprobs: send logprobs true")
     if requested and request.include_reasoning is False:
-        # The entries of a token are sent with the next text, of whatever kind.
+        # The log-probabilities of a token are sent with the next text, of whatever kind.
         raise bad_field(
             f"{named('include_reasoning')} is false and log-probabilities are asked for: those of"
             " the reasoning cannot be separated from those of the answer, so leave out one of the"

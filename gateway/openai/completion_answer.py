@@ -24,7 +24,7 @@ class LegacyLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def convert(self, entries: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """The four lists for the next entries. Entries of a prompt contain their own text."""
+        """Return the four lists for the next tokens. Tokens of a prompt contain their own text."""
         names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         lists: dict[str, list[Any]] = {name: [] for name in names}
         for entry in entries:
@@ -40,11 +40,11 @@ class LegacyLogprobs:
 
 
 END: dict[str, Any] = {"token": "", "bytes": [], "logprob": None, "top_logprobs": [], "text": ""}
-"""The entry of an end of sequence."""
+"""The log-probabilities of an end of sequence."""
 
 
 def _top(entry: dict[str, Any]) -> dict[str, float] | None:
-    """The alternatives by their texts; the token itself is always among them (OpenAI's rule)."""
+    """Return the alternatives by their texts, with the token itself (OpenAI's rule)."""
     if entry["logprob"] is None:
         return None
     top = {entry["token"]: entry["logprob"]}
@@ -88,7 +88,7 @@ class _Choice:
         self._logprobs = LegacyLogprobs()
         self._reason: str | None = None
         self._begun = index > 0  # one chunk shows that the request was accepted
-        # The prompt's entries arrive at the end, but are sent before those of the answer.
+        # The prompt's tokens arrive at the end, but are sent before those of the answer.
         self._waits = plan.echo and plan.needs_prompt_entries(index)
         if plan.echo and not self._waits:
             self._text.append(plan.text_of(index))
@@ -119,7 +119,7 @@ class _Choice:
             self._entries.append(END)
 
     def pending(self) -> dict[str, Any]:
-        """The choice with everything that was not sent yet."""
+        """Return the choice with everything that was not sent yet."""
         text, self._text = "".join(self._text), []
         entries, self._entries = self._entries, []
         return {

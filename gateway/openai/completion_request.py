@@ -35,9 +35,9 @@ class CompletionRequest(SamplingFields, FormatFields, TextRequest):
     )
 
     def before(self) -> str | Prompts | Tokens:
-        """The text or tokens to continue."""
+        """Return the text or tokens to continue."""
         return self.prompt
 
     def infill(self) -> dict[str, Any] | None:
-        """The suffix and other files for fill-in-the-middle; None if there are none."""
+        """Return the suffix and other files for fill-in-the-middle; None if there are none."""
         return {"suffix": self.suffix, "files": []} if self.suffix else None

@@ -31,8 +31,8 @@ Prompt = str | Sequence[int]
 class CompletionPlan:
     """The backend's requests, and what the answer must contain.
 
-    per_prompt: answers to each prompt. logprobs: alternatives per token; None if no
-    log-probabilities are sent.
+    per_prompt: answers to each prompt.
+    logprobs: alternatives per token; None if no log-probabilities are sent.
     """
 
     wanted: list[pb.PredictOptions]
@@ -44,17 +44,17 @@ class CompletionPlan:
     progress: bool
 
     def text_of(self, choice: int) -> str:
-        """The text of a choice's prompt; "" for a prompt of tokens."""
+        """Return the text of a choice's prompt; "" for a prompt of tokens."""
         prompt = self.prompts[choice // self.per_prompt]
         return prompt if isinstance(prompt, str) else ""
 
     def needs_prompt_entries(self, choice: int) -> bool:
-        """Whether the backend has to return the tokens of a choice's prompt."""
+        """Return whether the backend has to return the tokens of a choice's prompt."""
         return "mlx.prompt_logprobs" in self.wanted[choice].Metadata
 
 
 def completion_plan(request: CompletionRequest, config: ModelConfig) -> CompletionPlan:
-    """The plan of a request, without ModelIdentity. Raises ApiError with `param`."""
+    """Return the plan of a request, without ModelIdentity. Raises ApiError with `param`."""
     prompts = _prompts(request)
     count = _answers_per_prompt(request, len(prompts))
     asked = request.logprobs  # OpenAI's number of alternatives; 0 means the chosen tokens alone

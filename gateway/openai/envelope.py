@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 def head_of(prefix: str, kind: str, model: str | None, config: ModelConfig) -> Json:
-    """The first fields of every object of an answer; `kind` is OpenAI's `object`.
+    """Return the first fields of every object of an answer; `kind` is OpenAI's `object`.
 
     model: as the client named it. The fingerprint stays the same while the model's file does.
     """
@@ -30,7 +30,7 @@ def head_of(prefix: str, kind: str, model: str | None, config: ModelConfig) -> J
 
 
 def usage_of(answers: Sequence[Usage], per_prompt: int = 1) -> Json:
-    """Usage of a request: every prompt counts once, however many answers it has.
+    """Return the usage of a request: every prompt counts once, however many answers it has.
 
     per_prompt: how many answers in a row have the same prompt.
     """

@@ -34,7 +34,7 @@ _PROMPT = ("Messages", "Prompt", "Images", "Videos", "Audios", "Metadata mlx.pro
 
 
 def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, str]:
-    """Field of the protocol → field of this request. This reads the whole request."""
+    """Map the protocol's fields to those of this request. This reads the whole request."""
     names = {
         wire: next((name for name in given if getattr(request, name, None) is not None), given[0])
         for wire, given in _NAMES.items()
@@ -53,7 +53,7 @@ def names_of(request: ChatCompletionRequest | CompletionRequest) -> dict[str, st
 def names_of_choice(
     request: ChatCompletionRequest | CompletionRequest, names: dict[str, str], choice: int
 ) -> dict[str, str]:
-    """The names for a refusal of one of the choices, from those of the request."""
+    """Return the names for a refusal of one of the choices, from those of the request."""
     given = request.prompt if isinstance(request, CompletionRequest) else ""
     if not isinstance(given, list) or isinstance(given[0], int):
         return names
@@ -61,7 +61,7 @@ def names_of_choice(
 
 
 def _places(request: ChatCompletionRequest) -> dict[str, str]:
-    """The path of every message, image, video and sound; a kind's bare name means its first."""
+    """Return the paths of all messages and media; a kind without an index means its first."""
     found: dict[str, str] = {}
     kinds = {"source": "Images", "image_url": "Images", "video_url": "Videos"}
     kinds |= dict.fromkeys(("input_audio", "audio_url"), "Audios")

@@ -25,7 +25,7 @@ class Constraint:
 
 
 def constraint_of(fields: FormatFields) -> Constraint | None:
-    """The requested format. Raises ApiError if there are two, or if it is malformed."""
+    """Return the requested format. Raises ApiError if there are two, or if it is malformed."""
     constraints = list(_constraints(fields))
     if len(constraints) > 1:
         raise bad_field(
@@ -62,7 +62,7 @@ def _given(
 
 
 def _of_response_format(wanted: ResponseFormat) -> Iterator[Constraint]:
-    """OpenAI's `json_schema`, or llama.cpp's `schema` beside the type."""
+    """Yield the constraint of OpenAI's `json_schema`, or llama.cpp's `schema` beside it."""
     schema, bare, kind = wanted.json_schema, wanted.schema_, wanted.type
     field = "response_format.schema" if schema is None else "response_format.json_schema"
     if schema is not None and bare is not None:
@@ -112,7 +112,7 @@ def _escaped(character: str) -> str:
 
 
 def _grammar(field: str, text: str) -> Constraint:
-    """A GBNF or Lark grammar, as vLLM accepts either; only GBNF defines rules with `::=`."""
+    """Return a GBNF or Lark grammar, as vLLM accepts either; only GBNF defines rules with `::=`."""
     return Constraint(field, "gbnf" if "::=" in text else "lark", text)
 
 

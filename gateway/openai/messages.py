@@ -56,7 +56,7 @@ class ContentPart(Strict):
 
     @property
     def url(self) -> str | None:
-        """The URL of an image, a video or a sound."""
+        """The URL of an image, a video or audio."""
         given = self.image_url or self.source or self.video_url or self.audio_url
         return given if given is None or isinstance(given, str) else given.url
 
@@ -70,7 +70,7 @@ class CalledFunction(Strict):
 
 
 def _custom_call(call: dict[str, Any]) -> dict[str, Any]:
-    """A call of a tool that takes plain text, as a function call."""
+    """Return a call of a tool that accepts plain text, as a function call."""
     custom = call.get("custom")
     called = custom if isinstance(custom, dict) else call
     arguments = json.dumps({"input": called.get("input", "")}, ensure_ascii=False)

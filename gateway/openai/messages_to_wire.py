@@ -43,10 +43,11 @@ class WireMessages:
     """A conversation for the backend.
 
     messages: the list inside the request's protobuf message; filling it directly saves a copy of
-    long texts. media: for each kind the data URIs, each with its position, as the backend's
-    `mlx.image_messages` has it. kinds: how many media of each kind the message has that is being
-    written. results: the media of other roles' messages, which are attached to the next user
-    message.
+        long texts.
+    media: for each kind the data URIs, each with its position, as in the backend's
+        `mlx.image_messages`.
+    kinds: how many media of each kind are in the message that is being written.
+    results: the media of other roles' messages, which are attached to the next user message.
     """
 
     messages: MutableSequence[pb.Message]
@@ -72,7 +73,10 @@ class WireMessages:
         self.results.clear()
 
     def show(self, kind: Kind, content: str, offset: int) -> None:
-        """Add an item to the message that is being written, after `offset` characters of text."""
+        """Add a medium to the message that is being written.
+
+        offset: characters of text before the medium.
+        """
         index = len(self.messages)
         leads = not offset and self.kinds.keys() <= {kind}
         place = index if leads else (index, offset, self.kinds.total())
@@ -135,7 +139,10 @@ def _require_few_remote(turns: Sequence[Turn]) -> None:
 
 
 def _fitting(message: ChatMessage, place: str) -> ChatMessage:
-    """The message without fields that its role does not have; calls of other roles are refused."""
+    """Return the message without fields that its role does not have.
+
+    Calls of other roles are refused.
+    """
     here = exchange.current()
     for name, role in _OF_ROLE.items():
         if getattr(message, name) and message.role != role:
@@ -172,7 +179,10 @@ async def _part(
     found: WireMessages,
     settings: GatewaySettings,
 ) -> str:
-    """The text of one part; its media are collected. offset: characters of text before it."""
+    """Return the text of one part, and collect its media.
+
+    offset: characters of text before the part.
+    """
     await found.pause()
     if isinstance(part, PdfPart):
         text, found.pdf_seconds = await part.read(found.pdf_seconds)
@@ -241,7 +251,7 @@ def _calls(message: ChatMessage, index: int) -> list[ToolCall]:
 
 
 class _OpenCalls:
-    """The latest calls, as far as they have no result yet."""
+    """The latest calls that have no result yet."""
 
     def __init__(self, calls: Sequence[ToolCall]) -> None:
         self._open = {call.id for call in calls}
@@ -251,7 +261,10 @@ class _OpenCalls:
                 self._queues[name].append(call.id)
 
     def answered_by(self, message: ChatMessage) -> str:
-        """The id of the call that a result answers: without one, the first of its function."""
+        """Return the id of the call that a result answers.
+
+        A result without an id answers the first open call of its function.
+        """
         found = message.tool_call_id or ""
         if message.role in RESULTS and not found:
             queue = self._queues[message.name or ""]
@@ -270,9 +283,9 @@ def _call(call: ToolCall) -> dict[str, object]:
 
 
 def prompt_of(mapping: RoleMapping, found: WireMessages, options: pb.PredictOptions) -> str:
-    """The prompt of mlx_lm.server's `role_mapping`: texts around the messages, without a template.
+    """Return the prompt of mlx_lm.server's `role_mapping`: the messages without a template.
 
-    Raises ApiError for an empty one, and for what needs a chat template.
+    Raises ApiError for an empty prompt, and for what needs a chat template.
     """
     called = any(message.tool_calls for message in found.messages)
     if options.Tools or called or any(found.media.values()):

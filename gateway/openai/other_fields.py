@@ -96,7 +96,10 @@ TRANSCRIPTS = FieldTable(
 
 
 def without_refused(body: Any, table: FieldTable) -> Any:
-    """The body without refused fields that mean "off". Raises ApiError for one that does not."""
+    """Return the body without refused fields that mean "off".
+
+    Raises ApiError for one that does not.
+    """
     if not isinstance(body, dict) or table.refused.keys().isdisjoint(body):
         return body
     if name := table.first_refused(body):

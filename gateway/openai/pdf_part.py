@@ -21,7 +21,7 @@ class PdfPart(Strict):
     filename: str = ""
 
     async def read(self, seconds: float) -> tuple[str, float]:
-        """The name and the text, or UNREAD; and what is left of the request's SECONDS."""
+        """Return the name and the text, or UNREAD; and what is left of the request's SECONDS."""
         read = await pdf_text.read(self.file_data, seconds)
         if not read.text:
             exchange.current().ignore(f"messages[].content[][{self.type}]")

@@ -40,7 +40,7 @@ def _biases(value: Any) -> Any:
 
 
 class Lora(Strict):
-    """One entry of llama.cpp's `lora`."""
+    """One item of llama.cpp's `lora`."""
 
     id: Natural
     scale: float

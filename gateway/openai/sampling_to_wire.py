@@ -44,7 +44,7 @@ def write_sampling(options: pb.PredictOptions, fields: SamplingFields, config: M
 
 
 def most_tokens(default: int, *given: tuple[str, int | None]) -> int:
-    """The limit, on which all its names must agree; 0 if there is none. Raises ApiError."""
+    """Return the limit, on which all its names must agree; 0 if there is none. Raises ApiError."""
     value = agreed(*given)
     return max(default if value is None else value, 0)
 
@@ -60,7 +60,7 @@ def require_few(options: pb.PredictOptions, answers: int) -> None:
 
 
 def seed_of(fields: SamplingFields, config: ModelConfig, choice: int) -> int:
-    """The seed of one choice: each has its own, and -1 stays -1.
+    """Return the seed of one choice: each has its own, and -1 stays -1.
 
     Seeds that are too large are reduced.
     """
@@ -74,7 +74,7 @@ def seed_of(fields: SamplingFields, config: ModelConfig, choice: int) -> int:
 
 
 def agreed(*given: tuple[str, T | None]) -> T | None:
-    """The value of a field with several names. Raises ApiError if two differ."""
+    """Return the value of a field with several names. Raises ApiError if two differ."""
     present = [(name, value) for name, value in given if value is not None]
     for name, value in present[1:]:
         if value != present[0][1]:
@@ -92,14 +92,17 @@ def _first(given: T | None, default: T | None, otherwise: T) -> T:
 
 
 def _share(value: float) -> float:
-    """A share of 0 keeps only the likeliest token; in the protocol, 0 would turn the filter off."""
+    """Return a share of probability for the backend, which reads 0 as off.
+
+    A share of 0 keeps only the likeliest token, as does the tiny share that replaces it.
+    """
     return value or 1e-6
 
 
 def _write_addends(
     options: pb.PredictOptions, fields: SamplingFields, defaults: Parameters
 ) -> None:
-    """The additive penalties; one with a window of 0 tokens is off."""
+    """Write the additive penalties; one with a window of 0 tokens is off."""
     for name in ("presence", "frequency"):
         window = getattr(fields, f"{name}_context_size")
         penalty = defaults.chosen(f"{name}_penalty", getattr(fields, f"{name}_penalty"))

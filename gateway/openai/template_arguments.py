@@ -54,7 +54,7 @@ def write_template_arguments(
 
 
 def _thinking(request: ChatCompletionRequest) -> bool | None:
-    """Whether the request's own fields turn thinking on or off."""
+    """Return whether the request's own fields turn thinking on or off."""
     if request.reasoning_effort != "none":
         return request.enable_thinking
     if request.enable_thinking:
@@ -76,7 +76,7 @@ def _require_agreement(
 
 
 def _flag(value: Any) -> bool | None:
-    """A true or false variable as backends write it."""
+    """Return a true or false variable as backends write it."""
     if isinstance(value, str):
         return {"true": True, "false": False}.get(value.strip().lower())
     return value if isinstance(value, bool) else None

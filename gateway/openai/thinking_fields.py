@@ -24,8 +24,8 @@ class Reasoning(Strict):
     """OpenRouter's object with the fields that other clients send one by one."""
 
     effort: ReasoningEffort | None = None
-    max_tokens: Budget = about("Another place of thinking_budget.")
-    enabled: bool | None = about("Another place of enable_thinking.")
+    max_tokens: Budget = about("Another name of thinking_budget.")
+    enabled: bool | None = about("Another name of enable_thinking.")
     exclude: bool | None = about("true means include_reasoning false.")
 
 
@@ -33,7 +33,7 @@ class Thinking(Strict):
     """Anthropic's object, as LiteLLM, DeepSeek and GLM accept it for chats too."""
 
     type: Annotated[str, known(_SWITCH)] | None = about("Sets enable_thinking.")
-    budget_tokens: Budget = about("Another place of thinking_budget.")
+    budget_tokens: Budget = about("Another name of thinking_budget.")
 
 
 class ThinkingFields(Strict):
@@ -56,7 +56,7 @@ class ThinkingFields(Strict):
     thinking: Thinking | None = about("Anthropic's object; the request's own fields win.")
 
     def thinking_values(self) -> dict[str, Any]:
-        """The values of `reasoning` and `thinking` under the names of the request's own fields."""
+        """Return the values of `reasoning` and `thinking` under the names of the request."""
         values: dict[str, Any] = {}
         if self.thinking is not None:
             values["enable_thinking"] = _SWITCH.get(self.thinking.type or "auto")

@@ -24,10 +24,10 @@ class FunctionDefinition(Strict):
 
 
 def _nested(flat: dict[str, Any]) -> Any:
-    """A tool, or a choice of one, with its name at the top, as in Anthropic's API and Responses.
+    """Return a tool with its name at the top, as in Anthropic's API and Responses, in chat form.
 
-    The name may also stand beside `function`, which has the rest. Gemini's form of several
-    functions in one tool becomes several tools.
+    The same holds for the choice of a tool. The name may also stand beside `function`, which has
+    the rest. Gemini's form of several functions in one tool becomes several tools.
     """
     for name in ("functionDeclarations", "function_declarations"):
         if isinstance(flat.get(name), list):
@@ -56,7 +56,7 @@ class CustomDefinition(Strict):
 
 
 class CustomTool(Strict):
-    """A tool that takes plain text."""
+    """A tool that accepts plain text."""
 
     type: Literal["custom"]
     custom: CustomDefinition
@@ -125,7 +125,7 @@ _Word = Literal["none", "auto", "required"]
 
 
 def _choice_in_other_words(value: Any) -> Any:
-    """Anthropic's choices in OpenAI's form; an unknown tool cannot be required."""
+    """Return one of Anthropic's choices in OpenAI's form; an unknown tool cannot be required."""
     kind = value.get("type") if isinstance(value, dict) else value
     if kind == "tool" and isinstance(value, dict) and "name" in value:
         return {"type": "function", "function": {"name": value["name"]}}

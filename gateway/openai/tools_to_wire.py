@@ -35,7 +35,7 @@ class Offer:
 
 
 def offer_of(request: ChatCompletionRequest) -> Offer:
-    """The tools offered. Raises ApiError for a choice that does not fit the tools."""
+    """Return the tools offered. Raises ApiError for a choice that does not fit the tools."""
     if is_legacy(request):
         return _legacy(request)
     tools = tuple(_tool(tool.function) for tool in request.tools or ())
@@ -55,12 +55,12 @@ def offer_of(request: ChatCompletionRequest) -> Offer:
 
 
 def is_legacy(request: ChatCompletionRequest) -> bool:
-    """Whether the answer is to have `function_call` instead of `tool_calls`."""
+    """Return whether the answer is to have `function_call` instead of `tool_calls`."""
     return bool(request.functions or request.function_call)
 
 
 def is_single_call(request: ChatCompletionRequest) -> bool:
-    """Whether an answer ends after its first call."""
+    """Return whether an answer ends after its first call."""
     return request.parallel_tool_calls is False or is_legacy(request)
 
 

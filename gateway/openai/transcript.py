@@ -16,7 +16,10 @@ def usage_of(result: pb.TranscriptResult) -> Json:
 
 
 def verbose(result: pb.TranscriptResult, task: str, wanted: Sequence[str]) -> Json:
-    """The `verbose_json` form. wanted: of segment and word; none means segment."""
+    """Return the `verbose_json` form.
+
+    wanted: any of segment and word; none means segment.
+    """
     answer: Json = {
         "task": task,
         "language": result.language,
@@ -35,7 +38,7 @@ def verbose(result: pb.TranscriptResult, task: str, wanted: Sequence[str]) -> Js
 
 
 def srt(result: pb.TranscriptResult) -> str:
-    """SubRip."""
+    """Return the transcript as SubRip."""
     return "".join(
         f"{number}\n{_clock(each.start, ',')} --> {_clock(each.end, ',')}\n{text}\n\n"
         for number, (each, text) in enumerate(_cues(result), 1)
@@ -43,7 +46,7 @@ def srt(result: pb.TranscriptResult) -> str:
 
 
 def vtt(result: pb.TranscriptResult) -> str:
-    """WebVTT, in which `&`, `<` and `>` have a meaning."""
+    """Return the transcript as WebVTT, in which `&`, `<` and `>` have a meaning."""
     cues = (
         f"{_clock(each.start, '.')} --> {_clock(each.end, '.')}\n"
         f"{text.replace('&', '&amp;').replace('<', '&lt;').replace('>', '&gt;')}\n\n"
@@ -53,7 +56,7 @@ def vtt(result: pb.TranscriptResult) -> str:
 
 
 def _cues(result: pb.TranscriptResult) -> Iterator[tuple[pb.TranscriptSegment, str]]:
-    """Segments with their texts, without the empty lines that would end a cue."""
+    """Yield segments with their texts, without the empty lines that would end a cue."""
     for segment in result.segments:
         if text := "\n".join(line.strip() for line in segment.text.splitlines() if line.strip()):
             yield segment, text

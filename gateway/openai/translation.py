@@ -30,7 +30,7 @@ class Conversation:
         self.places: dict[str, str] = {}
 
     def system(self, texts: Sequence[str], place: str) -> None:
-        """One system message of several texts: many templates allow one, at the beginning."""
+        """Add one system message of several texts: many templates allow one, at the beginning."""
         self.add({"role": "system", "content": "\n\n".join(texts)}, place)
 
     def add(self, message: Json, place: str, content: str = "content") -> None:
@@ -55,12 +55,12 @@ class Translation:
     places: Mapping[str, str]
 
     def named(self, error: ApiError) -> ApiError:
-        """The error with the client's names of its fields."""
+        """Return the error with the client's names of its fields."""
         return _placed(error, self.places)
 
 
 def translate(fields: Mapping[str, Any], places: Mapping[str, str]) -> Translation:
-    """The chat request of these fields; null counts as absent. Raises ApiError.
+    """Return the chat request of these fields; null counts as absent. Raises ApiError.
 
     Tools are distinguished by name, so every name must be unique.
     """

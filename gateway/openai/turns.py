@@ -21,7 +21,11 @@ _ADDED = ChatMessage.model_construct(role="user", content="")
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One message. parts: of its content, with their paths. before: text to put in front of it."""
+    """One message.
+
+    parts: those of its content, with their paths.
+    before: text to put in front of it.
+    """
 
     message: ChatMessage
     place: str
@@ -45,7 +49,7 @@ def turns_of(messages: Sequence[ChatMessage]) -> Iterator[Turn]:
 
 
 def _split(message: ChatMessage, place: str) -> Iterator[Turn]:
-    """The message, with calls and results among its parts as chat templates know them."""
+    """Yield the message, with calls and results among its parts as chat templates know them."""
     content = message.content if isinstance(message.content, list) else []
     calls = list(message.tool_calls or ())
     ids = {call.id for call in calls if call.id}

@@ -19,15 +19,17 @@ _KINDS = {"video_url": "A video", "input_audio": "A recording", "audio_url": "A 
 
 
 def has_media(messages: Iterable[ChatMessage]) -> bool:
-    """Whether any message contains an image, a video or audio."""
+    """Return whether any message contains an image, a video or audio."""
     return any(_is_medium(part) for message in messages for part in _parts(message.content))
 
 
 def without_media(messages: Sequence[ChatMessage], model: str) -> list[ChatMessage]:
-    """Return the messages with a note in place of each image, video and audio.
+    """Return the messages with a note instead of each image, video and audio.
 
-    model: the name of a model that accepts only text. Raises ApiError for media that the newest
-    user message itself shows, because the question is about them; with `--strict`, for any.
+    Raises ApiError for media that the newest user message itself shows, because the question is
+    about them; with `--strict`, for any.
+
+    model: the name of a model that accepts only text.
     """
     newest = max((at for at, message in enumerate(messages) if message.role == "user"), default=-1)
     changed = list(messages)
@@ -65,7 +67,7 @@ def _is_medium(part: Any) -> bool:
 
 
 def _parts(content: Any) -> Iterator[Any]:
-    """The parts of a message's content, and those inside results."""
+    """Yield the parts of a message's content, and those inside results."""
     for part in content if isinstance(content, list) else ():
         yield part
         if isinstance(part, ResultPart):

@@ -1,4 +1,4 @@
-"""The prompts that are read after a load: those of the model's file, then the most used ones."""
+"""Collects the prompts to read after a load: those of the model's file, then the most used ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("gateway.models")
 
 
 async def warm_prompts(config: ModelConfig, gateway: Gateway) -> list[pb.PredictOptions]:
-    """The requests, which generate nothing. A prompt of the file that is refused is left out."""
+    """Return requests that generate nothing. A prompt of the file that is refused is left out."""
     found: list[pb.PredictOptions] = []
     for at, given in enumerate(config.warm_prompts):
         system = [{"role": "system", "content": given.system}] if given.system else []

@@ -75,7 +75,7 @@ export async function* chat(body, key, signal) {
 // The data of server-sent events (WHATWG HTML, "Interpreting an event stream").
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
+  let rest = "";
   let data = [];
   try {
     for (;;) {
@@ -87,8 +87,8 @@ async function* events(stream) {
         throw new ApiFailure("The answer is incomplete: the connection to the gateway was lost.");
       }
       if (read.done) return;
-      const lines = (held + read.value).split(/\r\n|\n|\r(?!$)/);
-      held = lines.pop();
+      const lines = (rest + read.value).split(/\r\n|\n|\r(?!$)/);
+      rest = lines.pop();
       for (const line of lines) {
         if (line.startsWith("data:")) data.push(line.slice(line[5] === " " ? 6 : 5));
         else if (!line && data.length) {

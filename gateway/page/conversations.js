@@ -29,7 +29,7 @@ export class Conversations {
   /** Read the stored conversations. */
   async read() {
     try {
-      const [records, messages] = await store.all((change) => this.#heard(change));
+      const [records, messages] = await store.all((change) => this.#changed(change));
       for (const message of messages) {
         // Its page was closed while it was generated, or another tab is about to complete it.
         if (message.state === "running") message.state = "stopped";
@@ -114,7 +114,7 @@ export class Conversations {
   }
 
   // A change in another tab.
-  #heard({ record, messages, removed }) {
+  #changed({ record, messages, removed }) {
     for (const one of removed ? this.all.filter(({ id }) => removed.includes(id)) : []) {
       this.all.splice(this.all.indexOf(one), 1);
       this.#act.removed(one);
@@ -145,7 +145,7 @@ export class Conversations {
   }
 }
 
-// What the browser stores of a deleted message: its place in the conversation.
+// What the browser stores of a deleted message: its position in the conversation.
 function withoutDeleted(message) {
   const { key, parent, at, role, removed } = message;
   return removed ? { key, parent, at, role, removed, content: "" } : message;

@@ -26,7 +26,7 @@ const notice = element("notice");
 const conversations = new Conversations({ lost: notify, changed, removed });
 await conversations.read();
 let shown = addressed();
-let cards = {}; // by model name, the entries of /v1/models
+let cards = {}; // by model name, the items of /v1/models
 let states = ""; // of all models, as of the last poll
 let contextSize = null; // of the chosen model in tokens; null: not known
 let running = null; // {message, view, abort, conversation, since: milliseconds, ended}
@@ -88,7 +88,7 @@ function render() {
   return views;
 }
 
-/** Show the conversation again, at the same place. */
+/** Show the conversation again, at the same position. */
 function redraw() {
   const { scrollTop } = scroller;
   const views = render();
@@ -198,7 +198,7 @@ async function retry(message) {
   await answer();
 }
 
-/** Let the model continue an answer, which takes the place of this one. */
+/** Let the model continue an answer, which replaces this one. */
 async function resume(message) {
   await stop();
   threads.cut(shown, message);

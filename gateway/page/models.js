@@ -73,8 +73,8 @@ function begun(name) {
 function show({ about: line, state, progress, button, busy }, model, card) {
   const aliases = card?.meta.aliases.length ? [` · also named ${card.meta.aliases.join(", ")}`] : [];
   const shown = card ? [...about(card), ...aliases] : [];
-  const told = shown.map((one) => one.textContent ?? one).join("");
-  if (line.textContent !== told) line.replaceChildren(...shown);
+  const words = shown.map((part) => part.textContent ?? part).join("");
+  if (line.textContent !== words) line.replaceChildren(...shown);
   const memory = model.memory_bytes ? [`${bytes(model.memory_bytes)} of memory`] : [];
   const text = [sentence(model), ...memory].join(" · ");
   if (state.textContent !== text) state.textContent = text;

@@ -7,15 +7,15 @@ const BADGES = ["vision", "audio", "tools", "thinking"];
 const select = document.getElementById("model");
 let cards = []; // of the models that chat
 let names = {}; // by name or alias, the model's own name
-let told = ""; // what the options show
+let offered = ""; // what the options show, as JSON
 
 /** Offer the models of `/v1/models` that chat. Returns how many there are. */
 export function offer(all) {
   names = Object.fromEntries(all.map(({ id, meta }) => [id, meta.alias_of ?? id]));
   cards = all.filter(({ id, meta }) => names[id] === id && meta.abilities.includes("completion"));
-  const tells = JSON.stringify(cards.map(({ id, meta }) => [id, meta]));
-  if (tells === told) return cards.length;
-  told = tells;
+  const current = JSON.stringify(cards.map(({ id, meta }) => [id, meta]));
+  if (current === offered) return cards.length;
+  offered = current;
   const { value } = select;
   for (const option of [...select.options]) option.remove();
   select.append(...cards.map((card) => el("option", { value: card.id }, el("span", {}, card.id), el("span", { className: "more" }, " · ", ...about(card)))));
@@ -33,7 +33,7 @@ export function choose(name) {
   select.value = (wanted ?? best.find(Boolean) ?? cards[0])?.id ?? "";
 }
 
-/** The entry of `/v1/models` of a model; undefined if there is none. */
+/** The item of `/v1/models` for a model; undefined if there is none. */
 export function card(name, holds = () => true) {
   return cards.find(({ id, status }) => id === name && holds(status));
 }

@@ -56,7 +56,7 @@ export function showDefaults(values = {}) {
 
 /**
  * Set up the dialog. `shown()`: returns the settings of the shown conversation, which are changed in
- * place; `changed()` is called after that, and `closed(keyChanged)` when the dialog is closed.
+ * that object; `changed()` is called after that, and `closed(keyChanged)` when the dialog is closed.
  */
 export function wire({ shown, changed, closed }) {
   current = shown;

@@ -1,4 +1,4 @@
-// Stores conversations in the browser's IndexedDB, and tells the page's other tabs of every change.
+// Stores conversations in the browser's IndexedDB, and informs the page's other tabs of every change.
 //
 // Each message has a record of its own, so that two tabs never overwrite each other's messages.
 
@@ -61,7 +61,7 @@ export async function all(changed) {
   return reading;
 }
 
-/** Store a conversation without its messages, and some of its messages. Rejects if there is no room. */
+/** Store a conversation without its messages, and some of its messages. Rejects if storage is full. */
 export function put({ messages: _, ...record }, some) {
   const messages = some.map((message) => ({ ...message, conversation: record.id }));
   channel?.postMessage({ record, messages });

@@ -71,7 +71,7 @@ function visible({ messages }) {
   return [...messages.values()].filter(({ removed }) => !removed).sort((one, other) => one.at - other.at);
 }
 
-/** A conversation whose `messages` are a list, with places in it instead of keys, as files have them. */
+/** A conversation whose `messages` are a list, with positions in it instead of keys, as files have them. */
 export function listed(conversation) {
   const all = visible(conversation);
   const place = (wanted) => all.findIndex(({ key }) => key === wanted);

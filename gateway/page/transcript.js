@@ -39,7 +39,7 @@ export function questionView(message, actions) {
   return { element, update: show };
 }
 
-// Show a form in place of a message. `save(text)` accepts the text, and `cancel()` shows the message.
+// Show a form instead of a message. `save(text)` accepts the text, and `cancel()` shows the message.
 function editIn(element, { text, label, button, save, cancel }) {
   const field = el("textarea", { value: text, rows: 3, "aria-label": label });
   const done = (event) => {

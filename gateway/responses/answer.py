@@ -39,7 +39,10 @@ class ResponseAnswer:
         defaults: Parameters,
         tools: Sequence[Offered] | None = None,
     ) -> None:
-        """tools: all that were offered; None for those of the request."""
+        """Start an empty response.
+
+        tools: all that were offered; None for those of the request.
+        """
         self._id = f"resp_{uuid.uuid4().hex}"
         self._echo = echo_of(request, defaults) | {"model": model}
         tools = list(offered(request.tools)) if tools is None else tools
@@ -64,12 +67,12 @@ class ResponseAnswer:
         return self._last | {"output": kept}
 
     def beat(self) -> list[Json]:
-        """A sign of progress, after the start of the response if that has not been sent."""
+        """Return a sign of progress, after the start of the response if that has not been sent."""
         start = [] if self._number else [self._event("response.created", response=self._last)]
         return [*start, self._event("response.in_progress", response=self._last)]
 
     def take(self, event: Event) -> list[Json]:
-        """The stream's events for an event of the generation."""
+        """Return the stream's events for an event of the generation."""
         events = [] if self._number else self.beat()
         if isinstance(event, Progress):
             return events
@@ -90,7 +93,7 @@ class ResponseAnswer:
         return of_text(piece.content, self._before, piece.logprobs)
 
     def fail(self, error: ApiError) -> list[Json]:
-        """The last events of a response that failed."""
+        """Return the last events of a response that failed."""
         events = [] if self._number else self.beat()
         if (block := self._blocks.open) is not None:
             self._finish(block, "incomplete")
@@ -153,7 +156,7 @@ class ResponseAnswer:
         return [text, self._part("done", part), self._item("done")]
 
     def _finish(self, block: Block, status: str) -> Json:
-        """The item of a block, in full."""
+        """Return the item of a block, in full."""
         # A new object, because the one that was announced has been returned in an event.
         item = self._output[-1] | {"status": status}
         if block.kind == "call":
@@ -169,7 +172,7 @@ class ResponseAnswer:
         return item
 
     def _content(self, block: Block, text: str, logprobs: list[Json]) -> Json:
-        """The only part of reasoning or of a message."""
+        """Return the only part of reasoning or of a message."""
         if block.kind == "reasoning":
             return {"type": self._thought, "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
@@ -213,7 +216,7 @@ class ResponseAnswer:
         return self._of_item(f"response.{name}.{verb}", part=part, **{place: 0})
 
     def _of_part(self, kind: str, verb: str, **fields: Any) -> Json:
-        """An event about the text of the open item's only part."""
+        """Return an event about the text of the open item's only part."""
         if kind == "summary_text":
             return self._of_item(f"response.reasoning_{kind}.{verb}", summary_index=0, **fields)
         return self._of_item(f"response.{kind}.{verb}", content_index=0, **fields)
@@ -230,13 +233,16 @@ class ResponseAnswer:
 
 
 def of_text(text: str, before: Sequence[Json], beside: Sequence[Json]) -> Sequence[Json]:
-    """The log-probabilities of `text`, selected from those sent before it and with it.
+    """Return the log-probabilities of `text`, selected from those sent before it and with it.
 
-    before, beside: those of the Reply directly before the text, and of the text's own Reply. Tokens
-    that write no text of their own (the end of reasoning, the mark of a channel) are sent with the
-    next Reply; if text begins in the same step, the first Reply has the tokens of both. So this
-    searches for the first token that writes the text. Entries may extend beyond the text, whose end
-    may be held back. If no token begins exactly with the text, all entries beside it are returned.
+    Tokens that write no text of their own (the end of reasoning, the mark of a channel) are sent
+    with the next Reply; if text begins in the same step, the first Reply has the tokens of both. So
+    this searches for the first token that writes the text. The tokens may extend beyond the text,
+    whose end may be withheld. If no token begins exactly with the text, all of `beside` is
+    returned.
+
+    before: those of the Reply directly before the text.
+    beside: those of the text's own Reply.
     """
     entries = [*before, *beside]
     wanted = text.encode()
@@ -249,7 +255,7 @@ def of_text(text: str, before: Sequence[Json], beside: Sequence[Json]) -> Sequen
 
 
 def _written(entry: Json) -> bytes:
-    """The text of the token; backends other than ours may omit its bytes."""
+    """Return the text of the token; backends other than ours may omit its bytes."""
     raw = entry.get("bytes")
     return str(entry["token"]).encode() if raw is None else bytes(raw)
 

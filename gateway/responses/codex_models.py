@@ -1,7 +1,7 @@
-"""Codex's description of models, without which Codex assumes a window of 258,400 tokens.
+"""Describes models for Codex, which assumes a window of 258,400 tokens without a description.
 
-Codex reads it from GET /models or from a file, and then uses these instructions in place of its
-own. They are short, because a local model reads them before each conversation.
+Codex reads it from GET /models or from a file, and then uses these instructions instead of its own.
+They are short, because a local model reads them before each conversation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ what you changed, with the paths, and what you could not check."""
 
 
 def entry(name: str, context: int | None, able: Collection[str]) -> dict[str, Any]:
-    """A model in Codex's form. context: tokens of prompt and answer; None if it is unknown."""
+    """Return a model in Codex's form.
+
+    context: tokens of prompt and answer; None if unknown.
+    """
     thinks = "thinking" in able
     efforts = [{"effort": effort, "description": text} for effort, text in _EFFORTS.items()]
     return {
@@ -69,7 +72,7 @@ def entry(name: str, context: int | None, able: Collection[str]) -> dict[str, An
 
 
 def _windows(context: int) -> dict[str, int]:
-    # Codex compacts before a message, and not because of it, so the message needs room.
+    # Codex compacts before a message, and not because of it, so the message must fit as well.
     limit = context * 3 // 4
     return {
         "context_window": context,

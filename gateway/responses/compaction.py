@@ -45,26 +45,29 @@ _MOST_PARTS = 32
 _MOST_TOKENS = 2048  # of a summary
 
 
-def room(context: int | None) -> int | None:
-    """Tokens of a prompt that leave room for a summary; None if the context is unknown."""
+def prompt_limit(context: int | None) -> int | None:
+    """Return the tokens that a prompt may have beside a summary; None if the context is unknown."""
     return context - min(_MOST_TOKENS, context // 4) if context else None
 
 
 async def compact(
     items: Sequence[Item],
-    room: int | None,
+    limit: int | None,
     count: Callable[[Sequence[Item]], Awaitable[int]],
     summarise: Callable[[Sequence[Item]], Awaitable[tuple[str, Usage]]],
 ) -> dict[str, Any]:
-    """The answer to a request. Raises ApiError for an empty summary, or a part that does not fit.
+    """Return the answer to a request.
 
-    count: the tokens of the prompt that asks for the summary of these items. summarise: the
-    summary, and the tokens that were used.
+    Raises ApiError for an empty summary, or a part that is too long.
+
+    limit: the tokens that a prompt may have; None if unknown.
+    count: returns the tokens of the prompt that asks for the summary of these items.
+    summarise: returns the summary, and the tokens that were used.
     """
     rest = list(items)
     read = written = cached = thought = 0
     for _ in range(_MOST_PARTS):
-        size = await _fitting(rest, room, count)
+        size = await _fitting(rest, limit, count)
         summary, used = await summarise(rest[:size])
         if not summary.strip():
             raise ApiError(502, "the model wrote an empty summary: send the request again")
@@ -94,17 +97,20 @@ async def compact(
 
 async def _fitting(
     items: Sequence[Item],
-    room: int | None,
+    limit: int | None,
     count: Callable[[Sequence[Item]], Awaitable[int]],
 ) -> int:
-    """How many of the items fit, at least one part of them; the model refuses what does not."""
-    if room is None or await count(items) <= room:
+    """Return how many of the items fit, at least one part.
+
+    The model refuses a part that does not.
+    """
+    if limit is None or await count(items) <= limit:
         return len(items)
     ends = list(part_ends(items))
     least, most = 0, len(ends) - 1
     while least < most:
         middle = (least + most + 1) // 2
-        if await count(items[: ends[middle]]) <= room:
+        if await count(items[: ends[middle]]) <= limit:
             least = middle
         else:
             most = middle - 1
@@ -112,7 +118,7 @@ async def _fitting(
 
 
 def part_ends(items: Sequence[Item]) -> Iterator[int]:
-    """Where a conversation may be divided: before a user's message, and between rounds of calls.
+    """Yield where a conversation may be divided: before user messages, and between rounds of calls.
 
     A call stays with its result, and an earlier summary with what follows it.
     """

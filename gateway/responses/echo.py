@@ -17,7 +17,7 @@ _SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 
 
 def echo_of(request: ResponsesRequest, defaults: Parameters) -> Json:
-    """The fields of the request in a response object, with the model's defaults."""
+    """Return the fields of the request in a response object, with the model's defaults."""
     text = request.text
     reasoning = request.reasoning
     form = text.format if text is not None and text.format is not None else None

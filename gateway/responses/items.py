@@ -84,7 +84,7 @@ class FunctionCall(_Item):
 
 
 class CustomCall(_Item):
-    """A call of a tool that takes plain text."""
+    """A call of a tool that accepts plain text."""
 
     type: Literal["custom_tool_call"]
     call_id: str
@@ -144,7 +144,7 @@ _RESULTS = ("output", "outputs", "results", "error")
 
 
 def _readable(item: dict[str, Any]) -> Any:
-    """An item of an unknown type as a function call, with its result if the item contains one.
+    """Return an item of an unknown type as a function call, with the item's result if it has one.
 
     If it is not a call, its text becomes a user's message; an item without text is dropped.
     """

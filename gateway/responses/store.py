@@ -40,11 +40,14 @@ class Stored:
     owner: str = field(default_factory=lambda: exchange.current().owner)
 
     def conversation(self) -> tuple[Json, ...]:
-        """Every item up to and including this response's own."""
+        """Return every item up to and including this response's own."""
         return (*self.earlier, *self.given, *self.response["output"])
 
     def named_here(self) -> list[Json]:
-        """The items of this response whose ids the gateway chose, so that no others have them."""
+        """Return the items of this response whose ids the gateway chose.
+
+        No other items have these ids.
+        """
         given = (item for item in self.given if item["id"] in self.named)
         return [*given, *self.response["output"]]
 
@@ -74,7 +77,10 @@ class Store:
         self._bytes = 0
 
     def put(self, stored: Stored) -> None:
-        """Store it and remove others if there is no room; one that can never fit is not stored."""
+        """Store a response, and remove others to stay within the limit.
+
+        A response that exceeds the limit alone is not stored.
+        """
         size = stored.size
         if size > self._most_bytes or not self._seconds:
             return
@@ -92,7 +98,10 @@ class Store:
             self._drop(next(iter(self._kept)))
 
     def get(self, name: str, param: str) -> Stored:
-        """The response. Raises ApiError 404 about `param` if this client has none of that name."""
+        """Return the response.
+
+        Raises ApiError 404 about `param` if this client has none of that name.
+        """
         stored, size, _ = self._kept.get(name, (None, 0, 0.0))
         if stored is None or stored.owner != exchange.current().owner:
             raise _missing(name, param)
@@ -106,7 +115,9 @@ class Store:
         self._drop(name)
 
     def resolved(self, sent: Sequence[Sent], previous: Stored | None = None) -> list[Item]:
-        """The input with the stored items for references. Raises ApiError for an unknown one.
+        """Return the input with the stored items for references.
+
+        Raises ApiError for an unknown one.
 
         An item is found in the conversation of `previous`, and in this client's other responses if
         the gateway chose its id. A reference is also reasoning of which a client kept only the id,
@@ -135,7 +146,7 @@ class Store:
         return ITEMS.validate_python([found])[0]
 
     def _item(self, name: str, param: str) -> Json:
-        """An item of any of this client's responses. Raises ApiError about `param`."""
+        """Return an item of any of this client's responses. Raises ApiError about `param`."""
         try:
             items = self.get(self._responses.get(name, ""), param).named_here()
         except ApiError:
@@ -155,7 +166,10 @@ class Store:
 
 
 def _size(value: Any) -> int:
-    """The value's size in bytes. Nothing is serialised, because an item may be a very long text."""
+    """Return the value's size in bytes.
+
+    Nothing is serialised, because an item may be a very long text.
+    """
     inner: Iterable[Any] = ()
     if isinstance(value, dict):
         inner = value.values()
@@ -187,7 +201,7 @@ _PREFIXES = {
 
 
 def as_stored(given: Sequence[Item], previous: Stored | None) -> Stored:
-    """What is stored for an input that continues `previous`, still without the response.
+    """Return what is stored for an input that continues `previous`, still without the response.
 
     Items without an id get one.
     """

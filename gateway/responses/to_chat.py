@@ -60,9 +60,9 @@ _SAMPLING = (*CommonSampling.model_fields, "thinking_budget")
 def chat_request(
     request: PromptRequest, given: Sequence[Item], earlier: Sequence[Item] = ()
 ) -> Translation:
-    """The chat request of the items of earlier responses and of the input, references resolved.
+    """Return the chat request of the items of earlier responses and of the input.
 
-    Raises ApiError for what cannot be translated.
+    References are resolved already. Raises ApiError for what cannot be translated.
     """
     conversation = _conversation(request, given, earlier)
     fields: Json = {"model": request.model, "messages": conversation.messages}
@@ -103,7 +103,7 @@ def chat_request(
 def tools_of(
     request: PromptRequest, given: Sequence[Item], earlier: Sequence[Item] = ()
 ) -> list[Offered]:
-    """The request's tools, and those among the items whose names are not taken."""
+    """Return the request's tools, and those among the items whose names are not taken."""
     found = list(offered(request.tools))
     items = [(item, f"{_EARLIER}.") for item in earlier]
     items += [(item, f"input[{at}].") for at, item in enumerate(given)]
@@ -118,14 +118,14 @@ def tools_of(
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
-    """Whether log-probabilities are requested, if only by asking for alternatives."""
+    """Return whether log-probabilities are requested, if only by asking for alternatives."""
     return LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
 
 
 def _conversation(
     request: PromptRequest, given: Sequence[Item], earlier: Sequence[Item]
 ) -> Conversation:
-    """The instructions, the earlier conversation, and the input."""
+    """Return the instructions, the earlier conversation, and the input."""
     conversation = Conversation()
     items = [(item, _EARLIER) for item in earlier]
     items += [(item, f"input[{index}]") for index, item in enumerate(given)]

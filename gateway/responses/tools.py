@@ -15,7 +15,7 @@ from gateway.tagged import OneOf, drop, rather
 
 
 def flat(nested: dict[str, Any]) -> dict[str, Any] | None:
-    """A tool, or a choice of one, in chat form, converted to this API's form."""
+    """Return a tool in this API's form, or the choice of one, from the form of chats."""
     function = nested.get("function")
     return {**function, "type": "function"} if isinstance(function, dict) else None
 
@@ -29,7 +29,7 @@ class FunctionTool(FunctionDefinition):
 
 
 class CustomTool(CustomDefinition):
-    """A tool that takes plain text."""
+    """A tool that accepts plain text."""
 
     type: Literal["custom"]
 
@@ -52,9 +52,11 @@ Tool = Annotated[_Own | NamespaceTool, OneOf("a tool", default="function", other
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """One tool; `place` is its path in the request, `namespace` is "" if it is in none.
+    """One tool.
 
-    `about` describes the namespace, for the first of its tools.
+    place: its path in the request.
+    namespace: "" if it is in none.
+    about: the description of the namespace, for the first of its tools.
     """
 
     tool: _Own
@@ -69,14 +71,17 @@ class Offered:
 
 
 def full_name(namespace: str, name: str) -> str:
-    """The name of a tool in a namespace, because chat templates have no namespaces."""
+    """Return the name of a tool in a namespace, because chat templates have no namespaces."""
     if not namespace or namespace.endswith("_"):
         return namespace + name
     return f"{namespace}__{name}"
 
 
 def offered(tools: Sequence[_Own | NamespaceTool] | None, of: str = "") -> Iterator[Offered]:
-    """Tools one by one, those in namespaces as well. of: the path of their list's owner."""
+    """Yield tools one by one, those in namespaces as well.
+
+    of: the path of their list's owner.
+    """
     for index, tool in enumerate(tools or ()):
         place = f"{of}tools[{index}]"
         if isinstance(tool, NamespaceTool):

@@ -29,7 +29,7 @@ router = APIRouter(tags=["chat"], route_class=JsonRoute)
 
 
 def _in_chat_form(body: Any) -> Any:
-    """A chat's body. Cursor sends the form of `/responses` here, which is converted."""
+    """Return a chat's body. Cursor sends the form of `/responses` here, which is converted."""
     if not isinstance(body, dict) or "messages" in body or "input" not in body:
         return body
     try:
@@ -54,7 +54,7 @@ _ANSWER = streamed("OpenAI's `chat.completion`.", "`chat.completion.chunk`s, the
 
 @router.post("/chat/completions", responses=_ANSWER)
 async def chat_completions(body: Body, gateway: GatewayDep) -> Response:
-    """An answer to a conversation, in one piece or as a stream of server-sent events."""
+    """Return an answer to a conversation, in one piece or as a stream of server-sent events."""
     config = gateway.supervisor.resolve(body.model)
     wanted = await options_of(body, config, gateway)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"

@@ -68,7 +68,7 @@ _ANSWER = streamed("OpenAI's `text_completion`.", "`text_completion`s, then `[DO
 
 @router.post("/completions", responses=_ANSWER)
 async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
-    """The continuation of a text, or of each of several, in one piece or as a stream."""
+    """Return the continuation of a text, or of each of several, in one piece or as a stream."""
     config = gateway.supervisor.resolve(body.model)
     plan = await apart(completion_plan, body, config)
     head = head_of("cmpl", "text_completion", body.model, config)
@@ -83,13 +83,13 @@ async def completions(body: CompletionRequest, gateway: GatewayDep) -> Response:
 
 @router.post("/infill")
 async def infill(body: InfillRequest, gateway: GatewayDep) -> Response:
-    """The text between `input_prefix` and `input_suffix`, in one piece or as a stream."""
+    """Return the text between `input_prefix` and `input_suffix`, in one piece or as a stream."""
     return await completion(body, gateway)
 
 
 @router.post("/completion")
 async def completion(body: NativeRequest, gateway: GatewayDep) -> Response:
-    """The text after `prompt`, in one piece or as a stream."""
+    """Return the text after `prompt`, in one piece or as a stream."""
     answer = _answer(body, gateway)
     if body.stream:
         return EventStream(answer, _event, gateway.settings, lambda: _event(_part("")))
@@ -102,7 +102,7 @@ async def completion(body: NativeRequest, gateway: GatewayDep) -> Response:
 
 
 async def _answer(body: NativeRequest, gateway: Gateway) -> AsyncGenerator[Json, None]:
-    """Parts of the text: an empty one once the request is accepted, the last with the totals."""
+    """Yield parts of the text: an empty part when the request is accepted, totals at the end."""
     config = gateway.supervisor.resolve(body.model)
     model = body.model or config.name
     plan = await apart(completion_plan, body, config)

@@ -33,7 +33,10 @@ _TOKENS = 1 << 31
 
 
 def read_input(value: Any) -> list[Text]:
-    """The inputs of a request: a text, texts, token ids, or lists of them. Raises ValueError."""
+    """Return the inputs of a request: a text, texts, token ids, or lists of them.
+
+    Raises ValueError.
+    """
     inputs = [value] if isinstance(value, str) or _is_tokens(value) else value
     if not isinstance(inputs, list) or not inputs:
         raise ValueError("send a text, a list of texts, token ids, or a list of lists of ids")
@@ -67,7 +70,7 @@ Sent = Annotated[bool, BeforeValidator(lambda _: True, json_schema_input_type=In
 
 
 def prefer(name: str, other: str) -> Any:
-    """A validator for a model with two names of one field: with both, only `name` counts."""
+    """Return a validator for a model with two names of one field: with both, only `name` counts."""
 
     def check(body: Any) -> Any:
         both = isinstance(body, dict) and name in body
@@ -86,7 +89,7 @@ def _read_truncate(value: Any) -> Any:
     return words[value.lower()]
 
 
-# Whether an input that is longer than the model reads loses its end.
+# Whether the end of an input that is longer than the model reads is cut off.
 Truncate = Annotated[
     bool | None, BeforeValidator(_read_truncate, json_schema_input_type=bool | str | None)
 ]
@@ -94,12 +97,12 @@ TRUNCATE = "Whether an input that is too long loses its end, or is an error; def
 
 
 def truncation(truncate: bool | None) -> list[tuple[str, str | bytes]]:
-    """The metadata of a call for a request's `truncate`."""
+    """Return the metadata of a call for a request's `truncate`."""
     return [] if truncate is None else [("mlx-truncate", str(truncate).lower())]
 
 
 def usage_of(tokens: int, total: int) -> dict[str, int]:
-    """The usage of an answer; `truncated_tokens` only if there are any."""
+    """Return the usage of an answer; `truncated_tokens` only if there are any."""
     truncated = exchange.current().truncated
     cut = {"truncated_tokens": truncated} if truncated else {}
     return {"prompt_tokens": tokens, "total_tokens": total} | cut
@@ -118,7 +121,7 @@ class EmbeddingRequest(Request):
 @router.post("/embedding", include_in_schema=False)
 @router.post("/embeddings")
 async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
-    """The vectors of texts, each a separate call, which the backend may batch."""
+    """Return the vectors of texts, each a separate call, which the backend may batch."""
     vectors, tokens = await vectors_of(body, gateway)
     if body.in_llama_form:
         return in_parts("", ({"index": i, "embedding": [[*v]]} for i, v in enumerate(vectors)), {})
@@ -134,7 +137,7 @@ async def embeddings(body: EmbeddingRequest, gateway: GatewayDep) -> Response:
 async def vectors_of(
     asked: EmbeddingRequest, gateway: Gateway
 ) -> tuple[Iterator[Sequence[float]], int]:
-    """The vectors, shortened if requested, and the tokens of all texts. Raises ApiError."""
+    """Return the vectors, shortened if requested, and the tokens of all texts. Raises ApiError."""
     fields = {str: "Embeddings", list: "EmbeddingTokens"}
     texts: list[Any] = [{fields[type(text)]: text} for text in asked.input]
 
@@ -162,7 +165,7 @@ async def vectors_of(
 def in_parts(name: str, entries: Iterable[Any], others: dict[str, Any]) -> Response:
     """Stream a JSON object that begins with the list `name`; if name is "", only the list.
 
-    One entry at a time: writing millions of numbers at once would block all streams for seconds.
+    One item is written at a time: millions of numbers at once would block all streams for seconds.
     """
 
     async def written() -> AsyncIterator[bytes]:

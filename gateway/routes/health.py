@@ -15,7 +15,7 @@ router = APIRouter(tags=["operations"])
 @router.get("/ping", include_in_schema=False)
 @router.get("/health")
 async def health() -> dict[str, str]:
-    """Always ok while the process runs: a load or a busy model does not make it unhealthy."""
+    """Return ok while the process runs: a load or a busy model does not make it unhealthy."""
     return {"status": "ok"}
 
 
@@ -26,7 +26,7 @@ async def read_version() -> dict[str, str]:
 
 @router.get("/ready", responses={503: {"description": "Not now."}})
 async def ready(gateway: GatewayDep, response: Response) -> dict[str, str]:
-    """200 once every model to preload is loaded (or was refused) until SIGTERM, else 503."""
+    """Return 200 from when every model to preload is loaded or refused until SIGTERM, else 503."""
     if gateway.traffic.draining or gateway.supervisor.preloading:
         response.status_code = 503
         return {"status": "draining" if gateway.traffic.draining else "starting"}
@@ -35,6 +35,6 @@ async def ready(gateway: GatewayDep, response: Response) -> dict[str, str]:
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def read_metrics(gateway: GatewayDep) -> PlainTextResponse:
-    """Counters of the gateway and of every loaded model, in Prometheus' text format."""
+    """Return counters of the gateway and of every loaded model, in Prometheus' text format."""
     models = model_metrics.text(await model_metrics.collect(gateway.supervisor))
     return PlainTextResponse(gateway.metrics.text() + models, media_type=metrics.CONTENT_TYPE)

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 @router.get("/v0/models")
 async def list_models(gateway: GatewayDep) -> Json:
-    """Every model of the folder."""
+    """Return every model of the folder."""
     cards = [_card(gateway, model) for model in gateway.supervisor.models]
     return {"object": "list", "data": cards}
 
@@ -30,7 +30,10 @@ async def read_model(gateway: GatewayDep, model: str) -> Json:
 
 @router.get("/v1/models")
 async def list_instances(gateway: GatewayDep) -> Json:
-    """Every model in the newer form; `data` is OpenAI's list, which some programs look for here."""
+    """Return every model in the newer form.
+
+    `data` is OpenAI's list, which some programs look for here.
+    """
     models = [_described(gateway, model) for model in gateway.supervisor.models]
     return {"models": models} | await list_models(gateway)
 
@@ -51,7 +54,10 @@ async def unload_model(body: Named, gateway: GatewayDep) -> Json:
 
 
 def _described(gateway: Gateway, model: ModelConfig) -> Json:
-    """A model in the form of `/api/v1`. It has one instance, of the same name, if it is loaded."""
+    """Return a model in the form of `/api/v1`.
+
+    It has one instance, of the same name, if it is loaded.
+    """
     card = _card(gateway, model)
     context = card.get("loaded_context_length")
     loaded = [{"id": model.name, "config": {"context_length": context}}]

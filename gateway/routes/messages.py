@@ -25,7 +25,7 @@ _ANSWER = streamed("Anthropic's message.", "Anthropic's events.")
 
 @router.post("/messages", responses=_ANSWER)
 async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response:
-    """The next message of a conversation, in one piece or as a stream of server-sent events."""
+    """Return the next message of a conversation, in one piece or as server-sent events."""
     question = await question_of(
         await apart(chat_request, body), gateway, prompt_only=body.max_tokens == 0
     )
@@ -47,7 +47,7 @@ async def create_message(body: MessagesRequest, gateway: GatewayDep) -> Response
 
 @router.post("/messages/count_tokens")
 async def count_tokens(body: CountTokensRequest, gateway: GatewayDep) -> Response:
-    """How many tokens the prompt has, as the model's chat template renders it."""
+    """Return how many tokens the prompt has, as the model's chat template renders it."""
     return JSONResponse(
         {"input_tokens": await count_prompt(await apart(chat_request, body), gateway)}
     )

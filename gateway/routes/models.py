@@ -39,9 +39,9 @@ async def list_models(
     after_id: Annotated[str | None, Query(description="The page begins after this model.")] = None,
     before_id: Annotated[str | None, Query(description="The page ends before this model.")] = None,
 ) -> Json:
-    """Every model by its own name, its aliases and its adapters; in pages as Anthropic's are.
+    """Return every model by its own name, its aliases and its adapters.
 
-    `models` has those that chat, in the form of Codex.
+    The list has pages like Anthropic's. `models` has the models that chat, in the form of Codex.
     """
     states = states_of(gateway)
     cards = [
@@ -82,17 +82,17 @@ def _place(cards: list[Json], name: str, param: str) -> int:
 
 @router.get("/models/{model:path}")
 async def read_model(gateway: GatewayDep, model: str) -> Json:
-    """One model by name or alias, which may contain slashes.
+    """Return one model by name or alias, which may contain slashes.
 
-    `status` says whether it is loaded, and why its last load, or its backend, failed. `created` is
-    when the gateway began to serve it.
+    `status` reports whether it is loaded, and why its last load, or its backend, failed. `created`
+    is when the gateway began to serve it.
     """
     return _card(gateway, gateway.supervisor.resolve(model), model, states_of(gateway))
 
 
 @router.get("/props")
 async def read_props(gateway: GatewayDep, model: str | None = None) -> Json:
-    """llama.cpp's description of its model, in which programs look for the context size."""
+    """Return llama.cpp's description of its model, in which programs look for the context size."""
     config = gateway.supervisor.resolve(model)
     able = gateway.supervisor.checkpoints.abilities(config)
     context = gateway.supervisor.context_size(config)
@@ -107,7 +107,7 @@ async def read_props(gateway: GatewayDep, model: str | None = None) -> Json:
 
 @router.get("/slots")
 async def read_slots(gateway: GatewayDep, model: str | None = None) -> list[Json]:
-    """llama.cpp's list of the answers that a model can generate at a time."""
+    """Return llama.cpp's list of the answers that a model can generate at a time."""
     config = gateway.supervisor.resolve(model)
     now = next(each for each in gateway.supervisor.status() if each.name == config.name)
     context = gateway.supervisor.context_size(config)
@@ -119,7 +119,7 @@ async def read_slots(gateway: GatewayDep, model: str | None = None) -> list[Json
 
 @router.get("/lora-adapters")
 async def list_adapters(gateway: GatewayDep, model: str | None = None) -> list[Json]:
-    """llama.cpp's list: the model's adapters, each used only by requests that name it."""
+    """Return the model's adapters as llama.cpp does; each is used only by requests that name it."""
     names = gateway.supervisor.resolve(model).adapters
     return [{"id": at, "path": name, "scale": 0.0} for at, name in enumerate(names)]
 
@@ -147,7 +147,7 @@ def states_of(gateway: Gateway) -> dict[str, ModelStatus]:
 
 
 def load_state(states: Mapping[str, ModelStatus], model: ModelConfig) -> Json:
-    """Whether a model is in memory, as llama.cpp's router reports it."""
+    """Return whether a model is in memory, as llama.cpp's router reports it."""
     now = states.get(model.name, ModelStatus(model.name, State.STOPPED))
     failed = now.state in (State.FAILED, State.BACKING_OFF)
     error = without_folders(now.error) if failed else ""
@@ -157,7 +157,7 @@ def load_state(states: Mapping[str, ModelStatus], model: ModelConfig) -> Json:
 def _card(
     gateway: Gateway, model: ModelConfig, name: str, states: Mapping[str, ModelStatus]
 ) -> Json:
-    """OpenAI's description of a model, with the fields of Anthropic, OpenRouter and llama.cpp."""
+    """Return a model in OpenAI's form, with fields of Anthropic, OpenRouter and llama.cpp."""
     known = gateway.supervisor.checkpoints
     able = known.abilities(model)
     senses = {"image": "vision", "video": "vision", "audio": "audio"}

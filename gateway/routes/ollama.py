@@ -77,19 +77,19 @@ class EmbedRequest(Request):
 
 @router.post("/api/chat", responses=_ANSWERS)
 async def chat(body: ChatRequest, gateway: GatewayDep) -> Response:
-    """The next turn of a conversation."""
+    """Return the next turn of a conversation."""
     return await _answered(body, gateway, chat_part)
 
 
 @router.post("/api/generate", responses=_ANSWERS)
 async def generate(body: GenerateRequest, gateway: GatewayDep) -> Response:
-    """The answer to one prompt."""
+    """Return the answer to one prompt."""
     return await _answered(body, gateway, text_part)
 
 
 @router.post("/api/embed")
 async def embed(body: EmbedRequest, gateway: GatewayDep) -> Response:
-    """The vectors of texts."""
+    """Return the vectors of texts."""
     asked = await apart(
         lambda: EmbeddingRequest.model_validate(body.model_dump(exclude={"keep_alive"}))
     )
@@ -102,7 +102,7 @@ async def embed(body: EmbedRequest, gateway: GatewayDep) -> Response:
 
 @router.post("/api/embeddings")
 async def embeddings(body: EmbeddingsRequest, gateway: GatewayDep) -> dict[str, Any]:
-    """The vector of one text, as older programs ask for it."""
+    """Return the vector of one text, as older programs ask for it."""
     asked = {"model": body.model, "input": body.prompt}
     vectors, _ = await vectors_of(EmbeddingRequest.model_validate(asked), gateway)
     return {"embedding": list(next(vectors))}
@@ -110,13 +110,13 @@ async def embeddings(body: EmbeddingsRequest, gateway: GatewayDep) -> dict[str, 
 
 @router.get("/api/tags")
 async def tags(gateway: GatewayDep) -> dict[str, Any]:
-    """Every model of the folder."""
+    """Return every model of the folder."""
     return {"models": [_tag(gateway, model) for model in gateway.supervisor.models]}
 
 
 @router.get("/api/ps")
 async def running(gateway: GatewayDep) -> dict[str, Any]:
-    """The loaded models, the memory that each takes, and when it is unloaded if nobody uses it."""
+    """Return the loaded models, the memory of each, and when it is unloaded if nobody uses it."""
     configs = {model.name: model for model in gateway.supervisor.models}
     return {
         "models": [
@@ -135,7 +135,7 @@ async def running(gateway: GatewayDep) -> dict[str, Any]:
 
 @router.post("/api/show")
 async def show(body: ShowRequest, gateway: GatewayDep) -> dict[str, Any]:
-    """What is known of a model without loading it."""
+    """Return what is known of a model without loading it."""
     model = gateway.supervisor.resolve(body.model or body.name)
     limit = gateway.supervisor.context_size(model)
     known = {"mlx.context_length": limit} if limit else {}
@@ -152,7 +152,7 @@ async def show(body: ShowRequest, gateway: GatewayDep) -> dict[str, Any]:
 
 @router.post("/api/pull", responses=_ANSWERS)
 async def pull(body: ShowRequest, gateway: GatewayDep) -> Response:
-    """Nothing, for a model of the folder: it is downloaded when it is first used."""
+    """Do nothing for a model of the folder, which is downloaded when it is first used."""
     gateway.supervisor.resolve(body.model or body.name)
     return Response('{"status":"success"}\n', media_type="application/x-ndjson")
 
@@ -175,7 +175,7 @@ async def delete(body: ShowRequest, gateway: GatewayDep) -> Response:
 
 @router.get("/api/version")
 async def version() -> dict[str, str]:
-    """The version of Ollama whose API this follows."""
+    """Return the version of Ollama whose API this follows."""
     return {"version": VERSION}
 
 
@@ -241,7 +241,7 @@ async def _answered(
 async def _then_unload(
     events: AsyncGenerator[Event, None], model: str, gateway: Gateway
 ) -> AsyncGenerator[Event, None]:
-    """The events; after them the model is unloaded, unless other requests use it."""
+    """Yield the events, then unload the model unless other requests use it."""
     async with aclosing(events):
         async for event in events:
             yield event

@@ -52,13 +52,13 @@ for _path in FOLDER.rglob("*"):
 
 @router.get("/")
 async def index(request: Request) -> Response:
-    """The chat page."""
+    """Return the chat page."""
     return _answer(request, _FILES[INDEX])
 
 
 @router.get("/page/{name:path}")
 async def static(name: str, request: Request) -> Response:
-    """One of the page's files."""
+    """Return one of the page's files."""
     if name not in _FILES:
         raise ApiError(404, f"the page has no file {shown(name)}", code="not_found")
     return _answer(request, _FILES[name])

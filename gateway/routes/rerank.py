@@ -61,7 +61,7 @@ class RerankRequest(Request):
 @router.post("/reranking", include_in_schema=False)  # llama.cpp's
 @router.post("/rerank")
 async def rerank(body: RerankRequest, gateway: GatewayDep) -> JSONResponse:
-    """The documents in the order of their relevance to the query."""
+    """Return the documents in the order of their relevance to the query."""
     texts = [document.text for document in body.documents]
     bare = body.return_documents is False
     config = gateway.supervisor.resolve(body.model)

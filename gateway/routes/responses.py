@@ -61,7 +61,7 @@ _ANSWER = streamed("OpenAI's `response`.", "OpenAI's events.")
 
 @router.post("/responses", responses=_ANSWER)
 async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: StoreDep) -> Response:
-    """An answer as a list of items, in one piece or as a stream of server-sent events."""
+    """Return an answer as a list of items, in one piece or as a stream of server-sent events."""
     keep = gateway.settings.keep_responses
     if keep:
         # expired responses are removed even if no further request arrives
@@ -103,7 +103,7 @@ async def create_response(body: ResponsesRequest, gateway: GatewayDep, store: St
 async def count_input_tokens(
     body: PromptRequest, gateway: GatewayDep, store: StoreDep
 ) -> JSONResponse:
-    """How many tokens the prompt has, as the model's chat template renders it."""
+    """Return how many tokens the prompt has, as the model's chat template renders it."""
     previous = _previous(body, store)
     given = store.resolved(body.input, previous)
     translation = await apart(_translation, body, given, previous)
@@ -113,7 +113,7 @@ async def count_input_tokens(
 
 @router.post("/responses/compact")
 async def compact(body: PromptRequest, gateway: GatewayDep, store: StoreDep) -> JSONResponse:
-    """A summary of a conversation by the model, as the item with which the conversation goes on."""
+    """Return the model's summary of a conversation, as an item that replaces the conversation."""
     previous = _previous(body, store)
     items = store.resolved(body.input, previous)
     if previous:
@@ -139,8 +139,8 @@ async def compact(body: PromptRequest, gateway: GatewayDep, store: StoreDep) -> 
         return "".join(texts), used
 
     config = gateway.supervisor.resolve(body.model)
-    room = compaction.room(gateway.supervisor.context_size(config))
-    return JSONResponse(await compaction.compact(items, room, count, summarise))
+    limit = compaction.prompt_limit(gateway.supervisor.context_size(config))
+    return JSONResponse(await compaction.compact(items, limit, count, summarise))
 
 
 @router.get("/responses/{response_id}")
@@ -149,7 +149,7 @@ async def get_response(
     store: StoreDep,
     stream: Annotated[bool, Query(description="Only false: streams are not replayed.")] = False,
 ) -> JSONResponse:
-    """A stored response."""
+    """Return a stored response."""
     if stream:
         raise bad_field(f"{named('stream')} is true: streams are not replayed; send false")
     return JSONResponse(store.get(response_id, "response_id").response)
@@ -170,7 +170,7 @@ async def list_input_items(
     order: Literal["asc", "desc"] = "desc",
     after: Annotated[str | None, Query(description="The id after which the page begins.")] = None,
 ) -> JSONResponse:
-    """The input items of a stored response, including those of earlier responses."""
+    """Return the input items of a stored response, including those of earlier responses."""
     stored = store.get(response_id, "response_id")
     items = [*stored.earlier, *stored.given]
     if order == "desc":

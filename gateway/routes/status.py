@@ -22,7 +22,7 @@ router = APIRouter(tags=["page"])
 
 @router.get("/api/status")
 async def read_status(gateway: GatewayDep) -> dict[str, Any]:
-    """The current state of all models of the folder, and of all other loaded ones.
+    """Return the current state of all models of the folder, and of all other loaded ones.
 
     `running`: requests that use the model, or wait for it. `slots` and `context_size`: null if they
     are unknown. `download_mib`: of `download_of_mib`, during a download. `error`: why the last load
@@ -52,7 +52,7 @@ async def read_status(gateway: GatewayDep) -> dict[str, Any]:
 
 
 def slots(config: ModelConfig) -> int | None:
-    """How many answers a model's backend generates at a time, if its file says so."""
+    """Return how many answers a model's backend generates at a time, if its file says so."""
     if config.address or config.backend not in OWN_BACKENDS:
         return None
     try:

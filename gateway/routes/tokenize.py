@@ -38,7 +38,7 @@ class DetokenizeRequest(Request):
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> dict[str, Any]:
-    """The token ids of a text. Nothing is added, not even a beginning-of-sequence token.
+    """Return the token ids of a text. Nothing is added, not even a beginning-of-sequence token.
 
     `max_model_len`: the context, if it is known. `token_strs`: the pieces, if they are asked for.
     """
@@ -71,7 +71,7 @@ async def tokenize(body: TokenizeRequest, gateway: GatewayDep) -> dict[str, Any]
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, gateway: GatewayDep) -> dict[str, str]:
-    """The text of token ids, under llama.cpp's name and vLLM's."""
+    """Return the text of token ids, under llama.cpp's name and vLLM's."""
 
     async def joined(lease: Lease) -> pb.DetokenizeResponse:
         request = pb.DetokenizeRequest(tokens=body.tokens)

@@ -62,7 +62,7 @@ class TranscriptionRequest(TranslationRequest):
 
 
 def _described(schema: type[base.Request]) -> dict[str, Any]:
-    """The form of a request for OpenAPI: pydantic's schema, in which the file is binary."""
+    """Return the form of a request for OpenAPI: pydantic's schema, in which the file is binary."""
     form = schema.model_json_schema()
     form["properties"]["file"] |= {"type": "string", "format": "binary"}
     content = {"multipart/form-data": {"schema": form}}
@@ -75,7 +75,7 @@ def _described(schema: type[base.Request]) -> dict[str, Any]:
     responses=streamed("OpenAI's transcription.", "`transcript.text.delta`s, then the whole text."),
 )
 async def transcriptions(request: Request, gateway: GatewayDep) -> Response:
-    """The text of a recording, in one piece or as a stream of server-sent events."""
+    """Return the text of a recording, in one piece or as a stream of server-sent events."""
     asked = await _read(TranscriptionRequest, request)
     if asked.timestamp_granularities and asked.response_format != "verbose_json":
         sentence = "timestamp_granularities is set: send response_format verbose_json with it"
@@ -97,14 +97,14 @@ async def transcriptions(request: Request, gateway: GatewayDep) -> Response:
 
 @router.post("/audio/translations", openapi_extra=_described(TranslationRequest))
 async def translations(request: Request, gateway: GatewayDep) -> Response:
-    """The text of a recording in English."""
+    """Return the text of a recording in English."""
     asked = await _read(TranslationRequest, request)
     pieces = _pieces(asked, pb.TranscriptRequest(translate=True), gateway)
     return await _answer(pieces, asked, "translate", ())
 
 
 async def _read(schema: type[Asked], request: Request) -> Asked:
-    """The request in a form. Raises ApiError."""
+    """Return the request in a form. Raises ApiError."""
     fields = await apart(_fields, await form_of(request))
     exchange.current().model = str(fields.get("model") or "")[:200]
     try:
@@ -114,7 +114,7 @@ async def _read(schema: type[Asked], request: Request) -> Asked:
 
 
 def _fields(parts: Sequence[Part]) -> dict[str, Any]:
-    """The fields of a form with the types that they have in JSON. Raises ApiError."""
+    """Return the fields of a form with the types that they have in JSON. Raises ApiError."""
     fields: dict[str, Any] = {}
     for part in parts:
         name = part.name.removesuffix("[]")
@@ -133,7 +133,7 @@ def _fields(parts: Sequence[Part]) -> dict[str, Any]:
 
 
 def _typed(name: str, text: str) -> Any:
-    """A value of a form as JSON would have it; text that is none stays, and is refused later."""
+    """Return a value of a form as JSON has it; text without such a value is refused later."""
     if name == "stream":
         return _FLAGS.get(text.lower(), text)
     if name == "temperature":
@@ -147,7 +147,7 @@ def _typed(name: str, text: str) -> Any:
 async def _pieces(
     asked: TranslationRequest, wanted: pb.TranscriptRequest, gateway: Gateway
 ) -> AsyncGenerator[pb.TranscriptStreamResponse, None]:
-    """The parts of a transcript, as the backend sends them. Raises ApiError."""
+    """Yield the parts of a transcript as the backend sends them. Raises ApiError."""
     wanted.dst = asked.file
     wanted.prompt = asked.prompt or ""
     wanted.temperature = asked.temperature or 0.0
@@ -174,7 +174,7 @@ async def _answer(
     task: str,
     granularities: Sequence[str],
 ) -> Response:
-    """The whole transcript in the requested form."""
+    """Return the whole transcript in the requested form."""
     result = pb.TranscriptResult()
     async with aclosing(pieces) as parts:
         async for part in parts:
@@ -197,7 +197,10 @@ async def _events(
     detailed: bool,
     granularities: Sequence[str],
 ) -> AsyncGenerator[str, None]:
-    """OpenAI's events. detailed: the last one also has what verbose_json has, as in LocalAI."""
+    """Yield OpenAI's events.
+
+    detailed: the last event also has what verbose_json has, as in LocalAI.
+    """
     async with aclosing(pieces) as parts:
         async for part in parts:
             if not part.HasField("final_result"):

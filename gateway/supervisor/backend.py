@@ -34,7 +34,7 @@ class Backend:
 
     @classmethod
     async def start(cls, config: ModelConfig, label: str) -> Backend:
-        """A backend that answers Health. Raises LoadFailed, and leaves nothing behind then."""
+        """Return a backend that answers Health. Raises LoadFailed, with nothing left running."""
         if config.address:
             backend = cls(None, Connection(config.address, os.environ.get(TOKEN, "")))
         else:
@@ -73,7 +73,7 @@ class Backend:
             raise LoadFailed(self.process.exited.result())
 
     async def load(self, model: pb.ModelOptions) -> int:
-        """LoadModel. Returns the context in tokens; 0 if the backend does not report it.
+        """Send LoadModel. Returns the context in tokens; 0 if the backend does not report it.
 
         Raises LoadFailed, which says how the process ended if it has.
         """
@@ -90,7 +90,7 @@ class Backend:
         return running and self.connection.up and not self.doubted and not self.emptied
 
     async def answers(self, limit: float) -> bool:
-        """Whether it still runs, has its model, and answers Health within `limit` s."""
+        """Return whether it still runs, has its model, and answers Health within `limit` s."""
         if self.emptied or (self.process is not None and not self.process.alive):
             return False
         try:
@@ -114,7 +114,7 @@ class Backend:
             await self.connection.close()
 
     async def end(self) -> str:
-        """Kill a backend that does not answer; returns a message that says what was wrong."""
+        """Kill a backend that does not answer. Returns a message that says what was wrong."""
         if self.process is None:
             lost = "has lost its model" if self.emptied else "no longer answers"
             return f"the backend {lost}"
@@ -122,7 +122,7 @@ class Backend:
         return await self.process.exited
 
     async def ending(self) -> str:
-        """How the process ended; "" if it was not started here, or runs on after its connection."""
+        """Return how the process ended; "" if it was not started here, or is still running."""
         if self.process is not None:
             await asyncio.wait((self.process.exited,), timeout=_END_LIMIT)
             if self.process.exited.done():

@@ -44,7 +44,7 @@ class Catalogue:
         return dict(self._folder.broken)
 
     def resolve(self, name: str | None) -> ModelConfig:
-        """The model of this name, alias or adapter; for None or UNNAMED the only model.
+        """Return the model of this name, alias or adapter; for None or UNNAMED the only model.
 
         Raises ApiError: 404 for an unknown name, 500 for an invalid file, 400 without a name.
         """
@@ -94,7 +94,10 @@ class Catalogue:
         self.reload()
 
     def reload(self, *, always: bool = True) -> bool:
-        """Read the folder again; False if it is unchanged. If that fails, the old models stay."""
+        """Read the folder again. Returns False if it is unchanged.
+
+        If the folder cannot be read, the old models stay.
+        """
         if self._models_dir is None:
             return False
         try:
@@ -118,7 +121,7 @@ def _changing() -> Iterator[None]:
 
 
 def _named(name: str, models: Sequence[ModelConfig]) -> ModelConfig | None:
-    """The model of this name, alias or hub id; if there is none, of this name in another case."""
+    """Return the model of this name, alias or hub id, else the one that differs only in case."""
     for fold in (str, str.casefold):
         for of in (_names, _hub_id):
             for model in models:

@@ -30,7 +30,7 @@ _OPTIONS = (
 
 
 class _Authorized:
-    """A channel for a stub, whose calls carry one more metadata entry.
+    """A channel for a stub, whose calls carry one more metadata key.
 
     Interceptors would do the same, at a cost for every message of every stream.
     """
@@ -69,7 +69,7 @@ class Connection:
         return self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def healthy(self, limit: float) -> bool:
-        """Whether Health answers `OK`. Raises LoadFailed for a wrong token."""
+        """Return whether Health answers `OK`. Raises LoadFailed for a wrong token."""
         try:
             reply: pb.Reply = await self.stub.Health(pb.HealthMessage(), timeout=limit)
         except grpc.aio.AioRpcError as error:
@@ -87,7 +87,7 @@ class Connection:
         return reply.message == b"OK"
 
     async def load(self, model: pb.ModelOptions) -> int:
-        """LoadModel, without a time limit. Returns the context in tokens; 0 if it is unknown.
+        """Send LoadModel, without a time limit. Returns the context in tokens; 0 if it is unknown.
 
         Raises LoadFailed; ConnectionError if the backend is gone.
         """
@@ -105,7 +105,7 @@ class Connection:
         return int(tokens) if _TOKENS.fullmatch(tokens) else 0
 
     async def memory(self, limit: float) -> int:
-        """Bytes that the backend uses; 0 if it does not report them."""
+        """Return the bytes that the backend uses; 0 if it does not report them."""
         try:
             status: pb.StatusResponse = await self.stub.Status(pb.HealthMessage(), timeout=limit)
         except grpc.aio.AioRpcError:
@@ -113,7 +113,7 @@ class Connection:
         return status.memory.total
 
     async def free(self, limit: float) -> None:
-        """Free; a failure does not matter, because the process is ended next."""
+        """Send Free; a failure does not matter, because the process is ended next."""
         try:
             await self.stub.Free(pb.HealthMessage(), timeout=limit)
         except grpc.aio.AioRpcError:

@@ -15,33 +15,31 @@ class LoadFailed(Exception):
     """A backend could not be started, or refused the model; `str()` says why."""
 
 
-def _foreign(sentence: str) -> str:
-    """What a backend or a file says, for clients."""
+def _for_clients(sentence: str) -> str:
+    """Return the message of a backend or about a file in a form that clients may see."""
     return unmarked(without_folders(sentence))
 
 
 def load_failed(name: str, sentence: str) -> ApiError:
-    message = f"the model {shown(name)} could not be loaded: {_foreign(sentence)}"
+    message = f"the model {shown(name)} could not be loaded: {_for_clients(sentence)}"
     return ApiError(500, message, SERVER, "model_load_failed")
 
 
 def backing_off(name: str, sentence: str, seconds: int) -> ApiError:
     message = (
         f"the model {shown(name)} has failed several times and is tried again in {seconds} s:"
-        f" {_foreign(sentence)}"
+        f" {_for_clients(sentence)}"
     )
     return ApiError(503, message, SERVER, "model_backing_off", retry_after=seconds)
 
 
 def no_room(name: str) -> ApiError:
-    message = (
-        f"there is no room to load {shown(name)}: the models that are loaded are in use; try again"
-    )
+    message = f"there is no memory to load {shown(name)}: the loaded models are in use; try again"
     return ApiError(503, message, SERVER, "no_room", retry_after=BUSY_RETRY)
 
 
 def too_large(name: str, needed: int, limit: int) -> ApiError:
-    """The refusal of a model that would not fit even alone; sizes are in bytes."""
+    """Return the refusal of a model that would not fit even alone; sizes are in bytes."""
     message = (
         f"the model {shown(name)} needs about {needed >> 20} MiB, and this gateway may use"
         f" {limit >> 20} MiB for models: choose a smaller one, or start it with a larger"
@@ -67,7 +65,7 @@ def not_named(count: int) -> ApiError:
 
 
 def not_listed(param: str, value: str, allowed: list[str]) -> ApiError:
-    """The refusal of an adapter or a draft model that the model's file does not list."""
+    """Return the refusal of an adapter or a draft model that the model's file does not list."""
     offered = ", ".join(repr(name) for name in allowed) or "none"
     return bad_field(
         f"{named(param)} is {shown(value)}: this model's configuration offers {offered}"
@@ -75,7 +73,7 @@ def not_listed(param: str, value: str, allowed: list[str]) -> ApiError:
 
 
 def broken_file(sentence: str) -> ApiError:
-    message = f"the configuration of this model cannot be used: {_foreign(sentence)}"
+    message = f"the configuration of this model cannot be used: {_for_clients(sentence)}"
     return ApiError(500, message, SERVER, "model_misconfigured", "model")
 
 

@@ -107,7 +107,10 @@ class ModelInstance:
         )
 
     def begin_load(self, after: Sequence[asyncio.Future[ApiError | None]]) -> None:
-        """Start a backend and load the model, after the tasks `after`."""
+        """Start a backend and load the model.
+
+        after: tasks to wait for first.
+        """
         assert not self.working
         self.state = State.STARTING
         self.work = asyncio.ensure_future(self._load(after))
@@ -119,14 +122,14 @@ class ModelInstance:
         self.work = asyncio.ensure_future(self._unload(free=True))
 
     async def settled(self) -> ApiError | None:
-        """Wait for a running load or unload; returns the load's error, if any."""
+        """Wait for a running load or unload. Returns the load's error, if any."""
         work = self.work
         assert work is not None
         await asyncio.wait((work,))
         return None if work.cancelled() else work.result()
 
     async def usable(self) -> bool:
-        """Whether a request may be sent now.
+        """Return whether a request may be sent now.
 
         A backend whose process has just died, or that is not connected, is checked first, because
         the gateway may not have been notified yet.

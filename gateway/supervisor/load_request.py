@@ -25,7 +25,7 @@ _WIRE = {
 
 
 def load_request(config: ModelConfig, models_dir: Path, draft: str = "") -> pb.ModelOptions:
-    """The message for a model, with one of its `draft_models` if it is named."""
+    """Return the message for a model, with one of its `draft_models` if it is named."""
     draft_model = draft or config.draft_model
     own = [f"n_draft:{config.n_draft}"] if config.n_draft else []
     if config.adapters:
@@ -34,7 +34,7 @@ def load_request(config: ModelConfig, models_dir: Path, draft: str = "") -> pb.M
         Model=config.parameters.model,
         ModelFile=str(models_dir / config.parameters.model),
         ModelPath=str(models_dir),
-        # The last entry of a key counts, so the file's own options come last.
+        # The last option of a key counts, so the file's own options come last.
         Options=[*own, *config.options],
         EngineArgs=json.dumps(config.engine_args) if config.engine_args else "",
         LoraAdapters=config.lora_adapters,
@@ -47,6 +47,6 @@ def load_request(config: ModelConfig, models_dir: Path, draft: str = "") -> pb.M
 
 
 def _local(models_dir: Path, reference: str) -> str:
-    """A folder under the models folder as a path; anything else unchanged."""
+    """Return a folder under the models folder as a path; anything else unchanged."""
     folder = models_dir / reference
     return str(folder) if reference and folder.exists() else reference

@@ -1,6 +1,6 @@
-"""The supervisor's decisions: which models to unload, and when to try again.
+"""Decides which models to unload, and when to try again.
 
-Everything here is a pure function of what is passed in; times are seconds of one clock.
+Everything here is a pure function of its arguments; times are seconds of one clock.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ class Failures:
     sentence: str = ""
 
 
-def make_room(loaded: Sequence[Loaded], coming: int, limits: Limits) -> list[Loaded] | None:
-    """The models to unload so that one more of `coming` bytes fits; None if impossible.
+def to_unload(loaded: Sequence[Loaded], coming: int, limits: Limits) -> list[Loaded] | None:
+    """Return the models to unload so that one more of `coming` bytes fits; None if impossible.
 
     The least recently used come first, and none is unloaded without need.
     """
     return _unload_until_within(loaded, 1, coming, limits)
 
 
-def may_make_room(loaded: Sequence[Loaded], coming: int, limits: Limits) -> bool:
-    """Whether there would be room if no loaded model were in use."""
-    return make_room([replace(model, busy=False) for model in loaded], coming, limits) is not None
+def may_fit(loaded: Sequence[Loaded], coming: int, limits: Limits) -> bool:
+    """Return whether a model of `coming` bytes would fit if no loaded model were in use."""
+    return to_unload([replace(model, busy=False) for model in loaded], coming, limits) is not None
 
 
 def over_limits(loaded: Sequence[Loaded], limits: Limits) -> list[Loaded]:
-    """The models to unload because loaded ones have grown; never the one that was used last.
+    """Return the models to unload because loaded ones have grown; never the one that was used last.
 
     A single model over the limit stays: it would be loaded again by the next request.
     """
@@ -96,7 +96,7 @@ def _unload_until_within(
 
 
 def idle(loaded: Sequence[Loaded], now: float) -> list[Loaded]:
-    """Models without a request for longer than their setting allows."""
+    """Return the models without a request for longer than their setting allows."""
     return [
         model
         for model in loaded
@@ -108,7 +108,9 @@ def idle(loaded: Sequence[Loaded], now: float) -> list[Loaded]:
 
 
 def after_failure(before: Failures, sentence: str, ran: float, now: float) -> Failures:
-    """Count one more failure. ran: seconds of service before it; 0 for a load that failed.
+    """Count one more failure.
+
+    ran: seconds of service before it; 0 for a load that failed.
 
     After the first failure the model may be started again at once; after the second in a row and
     each further one there is a pause of 1, 2, 4 … 30 s.
@@ -119,5 +121,5 @@ def after_failure(before: Failures, sentence: str, ran: float, now: float) -> Fa
 
 
 def remembered(failures: Failures, last_used: float, now: float) -> bool:
-    """Whether a failure now would still count as consecutive with these."""
+    """Return whether a failure now would still count as consecutive with these."""
     return failures.count > 0 and now < max(failures.retry_at, last_used) + GOOD_RUN

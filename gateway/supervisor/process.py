@@ -79,7 +79,7 @@ class BackendProcess:
         return not self.exited.done() and _running(self.pid)
 
     async def listening(self) -> int:
-        """The port, once the process has printed it.
+        """Return the port, once the process has printed it.
 
         Raises LoadFailed if it ends before that, or if its files were replaced by another version's
         since this gateway has started.
@@ -98,7 +98,7 @@ class BackendProcess:
         return self.port
 
     async def stop(self, grace: float) -> None:
-        """SIGTERM, `grace` seconds, SIGKILL; returns when the process has ended."""
+        """Send SIGTERM, and SIGKILL after `grace` seconds; return when the process has ended."""
         why = "the gateway stopped the backend"
         try:
             if not self.exited.done():
@@ -110,7 +110,7 @@ class BackendProcess:
         await asyncio.wait((self.exited,))
 
     def kill(self, why: str) -> None:
-        """SIGKILL to the whole group, if it still exists; `exited` then says why."""
+        """Send SIGKILL to the whole group, if it still exists; `exited` then says why."""
         if not self.exited.done():
             self._killed = self._killed or (why if self.alive else "")
             self._child.signal(signal.SIGKILL)

@@ -84,7 +84,7 @@ class Supervisor:
         return self.checkpoints.completed(self._catalogue.resolve(name))
 
     def status(self) -> list[ModelStatus]:
-        """Every model of the folder, and all other loaded ones."""
+        """Return every model of the folder, and all other loaded ones."""
         statuses = {Key(model.name): self._stopped(model) for model in self._catalogue.models}
         statuses |= {
             key: replace(instance.status(), leaves_at=self._leaves_at(instance))
@@ -98,7 +98,7 @@ class Supervisor:
         ]
 
     def context_size(self, model: ModelConfig) -> int | None:
-        """Tokens of prompt and answer: as its backend reported, else by file and checkpoint."""
+        """Return the context that the backend reported, else the limit of file and checkpoint."""
         instance = self._instances.get(Key(model.name))
         reported = instance.context_size if instance else 0
         return reported or self.checkpoints.context_size(model)
@@ -116,7 +116,7 @@ class Supervisor:
         return time.time() + seconds - unused
 
     def _idle_after(self, instance: ModelInstance) -> float:
-        """Seconds without a request after which an instance is unloaded; 0: never."""
+        """Return the seconds without a request after which an instance is unloaded; 0: never."""
         config = instance.config
         seconds = self._settings.idle_unload if config.idle_unload is None else config.idle_unload
         return 0.0 if config.pinned else seconds
@@ -127,7 +127,7 @@ class Supervisor:
         return self._preloads is not None and not self._preloads.done()
 
     def peek(self, name: str) -> Stub | None:
-        """A model's backend if it is ready; this does not keep it loaded."""
+        """Return a model's backend if it is ready; this does not keep it loaded."""
         instance = self._instances.get(Key(name))
         if instance is None or instance.backend is None or instance.state is not State.READY:
             return None
@@ -183,12 +183,12 @@ class Supervisor:
 
     @asynccontextmanager
     async def lease(self, name: str | None, draft_model: str | None = None) -> AsyncIterator[Lease]:
-        """A loaded model, with a draft model that its file offers. Raises ApiError."""
+        """Yield a loaded model, with a draft model that its file offers. Raises ApiError."""
         instance = self._instance(self._catalogue.resolve(name), draft_model or "")
         instance.leases += 1
         self._unused.clear()
         if self._warming is not None:
-            self._warming.cancel()  # its backend stops within a step, and keeps what it has read
+            self._warming.cancel()  # its backend stops within a step, and stores what it has read
         try:
             await self._until_usable(instance)
             backend = instance.backend
@@ -288,7 +288,7 @@ class Supervisor:
                 await self._released.wait()
 
     def _begin_load(self, instance: ModelInstance) -> bool:
-        """Make room and start the load; False if models in use prevent it. Raises ApiError."""
+        """Free memory and start the load; False if models in use prevent it. Raises ApiError."""
         now = time.monotonic()
         name, past = instance.key.name, instance.failures
         if past.retry_at > now:
@@ -301,20 +301,20 @@ class Supervisor:
             return False
         shared = {id(other) for other in sharing}
         loaded = [model for model in self._loaded() if model.id not in shared]
-        leaving = policy.make_room(loaded, coming, self._limits)
+        leaving = policy.to_unload(loaded, coming, self._limits)
         if leaving is None:
-            if policy.may_make_room(loaded, coming, self._limits):
+            if policy.may_fit(loaded, coming, self._limits):
                 return False
             raise failures.no_room(name)
         for other in sharing:
             other.begin_unload(f"its backend is to serve {instance.key}")
-        self._unload(leaving, f"room for {instance.key}")
+        self._unload(leaving, f"its memory is for {instance.key}")
         ends = [i.work for i in self._all() if i.state is State.STOPPING and i.work]
         instance.begin_load(after=ends)
         return True
 
     def _at_the_address_of(self, instance: ModelInstance) -> list[ModelInstance]:
-        """Other instances with the backend at the same address, which has one model at a time."""
+        """Return the other instances at the same address, whose backend has one model at a time."""
         address = instance.config.address
         return [
             other

@@ -22,7 +22,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def backend_environ(environ: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """The gateway's environment without its own variables, and with `extra`.
+    """Return the gateway's environment without its own variables, and with `extra`.
 
     Its own are those of its start script, and its settings: these include keys, which code in a
     checkpoint must not read.
@@ -61,7 +61,7 @@ class Child:
             self._writer.write(bytes((number,)))
 
     async def wait(self) -> int | None:
-        """The process's exit code (negative: a signal), once it and its group have ended.
+        """Return the process's exit code (negative: a signal), once it and its group have ended.
 
         None if the warden was killed; the process is then killed as well, because nothing would end
         it together with the gateway.

@@ -64,7 +64,7 @@ def main(folder: str, command: Sequence[str]) -> None:
 
 
 def _accept_signals() -> socket.socket:
-    """A socket that can be read after a signal.
+    """Return a socket that can be read after a signal.
 
     A signal to all processes of a service is for the gateway, which drains. Handlers are used
     because, unlike ignored signals, they are not inherited.
@@ -100,7 +100,7 @@ def _watch(process: subprocess.Popen[bytes], gateway: socket.socket, woken: sock
 
 
 def _received(gateway: socket.socket) -> bytes:
-    """The received bytes; none if the other end has closed."""
+    """Return the received bytes; none if the other end has closed."""
     try:
         return gateway.recv(1 << 16)
     except ConnectionError:

@@ -360,7 +360,7 @@ def test_a_wrong_method_is_answered_with_the_allowed_ones(
     answer = gateway.client.put(path)
     assert (answer.status_code, answer.headers["allow"]) == (405, taken)
     assert answer.headers.get_list("allow") == [taken]
-    assert answer.json()["error"]["message"].endswith(f"it takes {taken}")
+    assert answer.json()["error"]["message"].endswith(f"it accepts {taken}")
 
 
 def test_websockets_are_refused_with_the_status_that_makes_codex_use_post(

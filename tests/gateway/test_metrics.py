@@ -89,7 +89,7 @@ def test_the_durations_of_an_answer_are_reported_by_model(gateway: GatewayProces
     assert 0 <= queue <= first
 
 
-def test_guesses_are_counted_by_model(gateway: GatewayProcess) -> None:
+def test_draft_tokens_are_counted_by_model(gateway: GatewayProcess) -> None:
     """The gateway reports what the backend counts."""
     counted = "1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4,"
     asked = {"model": "tiny", "prompt": counted, "max_tokens": 64, "ignore_eos": True}

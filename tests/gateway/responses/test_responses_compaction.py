@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import ApiError
 from gateway.generation import Usage
-from gateway.responses.compaction import compact, part_ends, room
+from gateway.responses.compaction import compact, part_ends, prompt_limit
 from gateway.responses.items import ITEMS, Compaction, Item, Message
 
 USER = {"role": "user", "content": "hi"}
@@ -82,7 +82,7 @@ async def test_an_empty_summary_is_an_error() -> None:
         await compact(ITEMS.validate_python([USER]), 100, count, summarise)
 
 
-def test_a_summary_has_room() -> None:
-    assert room(None) is None
-    assert room(40_960) == 40_960 - 2048
-    assert room(1000) == 750
+def test_a_prompt_leaves_tokens_for_a_summary() -> None:
+    assert prompt_limit(None) is None
+    assert prompt_limit(40_960) == 40_960 - 2048
+    assert prompt_limit(1000) == 750

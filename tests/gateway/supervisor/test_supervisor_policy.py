@@ -43,7 +43,7 @@ def _fits(stay: list[Loaded], coming: int, limits: Limits) -> bool:
 def test_only_idle_models_are_unloaded_and_no_more_than_necessary(
     loaded: list[Loaded], coming: int, limits: Limits
 ) -> None:
-    leaving = policy.make_room(loaded, coming, limits)
+    leaving = policy.to_unload(loaded, coming, limits)
     free = [model for model in loaded if not model.busy and not model.pinned]
     if leaving is None:
         assert not _fits([model for model in loaded if model not in free], coming, limits)
@@ -58,7 +58,7 @@ def test_only_idle_models_are_unloaded_and_no_more_than_necessary(
 @given(_MODELS)
 def test_the_least_recently_used_is_unloaded_first(loaded: list[Loaded]) -> None:
     free = [model for model in loaded if not model.busy and not model.pinned]
-    leaving = policy.make_room(loaded, 0, Limits(models=len(loaded)))
+    leaving = policy.to_unload(loaded, 0, Limits(models=len(loaded)))
     if not loaded:
         assert leaving == []
     elif not free:
@@ -128,7 +128,7 @@ def test_the_order_of_the_list_does_not_matter(order: list[int]) -> None:
     mixed = [models[place] for place in order]
     for count, memory in itertools.product(range(5), range(12)):
         limits = Limits(count, memory)
-        assert policy.make_room(mixed, 1, limits) == policy.make_room(models, 1, limits)
+        assert policy.to_unload(mixed, 1, limits) == policy.to_unload(models, 1, limits)
 
 
 def test_idle_models_are_unloaded_even_if_that_is_not_enough() -> None:
