@@ -23,7 +23,7 @@ from backend.engine.device import Device
 from backend.engine.loading import findings, serving_verdict, text_builder, traits
 from backend.engine.loading.findings import Findings
 from backend.engine.loading.serving_trial import ServingTrial
-from backend.engine.loading.serving_verdict import Verdict, family_verdict, kept_verdict
+from backend.engine.loading.serving_verdict import Verdict, family_verdict, stored_verdict
 from backend.engine.loading.stages import Stages
 from tests.architectures.shapes import configuration
 from tests.engine.loading_models import write_model
@@ -154,7 +154,7 @@ async def test_a_checkpoint_that_cannot_be_identified_is_measured(
         assert (await _loaded(model, work))[0] == ALL
 
 
-async def test_a_kept_verdict_restricts_the_model(
+async def test_a_stored_verdict_restricts_the_model(
     tmp_path: Path, work: Counter[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     config = configuration("gpt_bigcode") | {"vocab_size": 259}
@@ -215,9 +215,9 @@ def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("kept", [None, {}, [], {"way": "shared"}, Verdict("other").value])
-def test_a_kept_verdict_in_another_form_does_not_count(kept: object) -> None:
-    assert kept_verdict(kept) is None
-    assert kept_verdict(Verdict("in turn").value) == Verdict("in turn")
+def test_a_stored_verdict_in_another_form_does_not_count(kept: object) -> None:
+    assert stored_verdict(kept) is None
+    assert stored_verdict(Verdict("in turn").value) == Verdict("in turn")
 
 
 @pytest.mark.parametrize(

@@ -477,7 +477,7 @@ DEFECTS: dict[str, tuple[Callable[[Path], None], str]] = {
                 for name, weight in held.items()
             }
         ),
-        "is a RMSNorm, which takes no lora adapter",
+        "is a RMSNorm, to which no lora adapter can be applied",
     ),
     "dora without lengths": (_edit(fine_tune_type="dora"), "has no m"),
     "a full one of another model": (_edit(fine_tune_type="full"), "the model has no weight"),

@@ -105,7 +105,7 @@ def test_too_little_memory_keeps_them_quantised(
     assert isinstance(loaded.model.layers[0].mlp.up_proj, QuantizedLinear)
     assert not loaded.dequantized
     (line,) = [record.message for record in caplog.records if "quantised" in record.message]
-    assert "model 'm' stays quantised: dense weights would take 4 MiB, and " in line
+    assert "model 'm' stays quantised: dense weights need 4 MiB, " in line
 
 
 def test_dense_checkpoints_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

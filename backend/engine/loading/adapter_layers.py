@@ -1,8 +1,9 @@
-"""Puts adapters into a model whose weights are still lazy, so that they are cast and counted with
-the rest. Call it on the engine thread.
+"""Puts adapters into a model whose weights are still lazy, so that adapters are cast and counted
+with the model's weights. All functions run on the engine thread.
 
-The layers are mlx-lm's own. Which layers are adapted is read from the adapter's weights; several
-LoRA adapters of one layer add up, W + Σ sᵢBᵢAᵢ, and become one layer whose rank is the sum.
+The adapted layers are classes of mlx-lm. The names of an adapter's weights show which layers to
+adapt. Several LoRA adapters of one layer add up, W + Σ sᵢBᵢAᵢ, and become one layer whose rank is
+the sum of their ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _EMBEDDING = (Embedding, QuantizedEmbedding)
 # Exactly these classes: a layer derived from one may compute something else.
 _ADAPTABLE = (Linear, QuantizedLinear, *_SWITCH, *_EMBEDDING)
 
-# What transformers puts in front of the layers of a model for text, or of the text part of another.
+# Prefixes that transformers gives the layers of a text model, or of the text part of other models.
 _OUTER = re.compile(r"^(model\.language_model\.(model\.)?|language_model\.(model\.)?|model\.)")
 
 Shape = tuple[int, ...]
@@ -38,7 +39,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One adapter's part in one layer. scale: of its product."""
+    """What one adapter adds to one layer: `scale` times the product of its weights."""
 
     adapter: Adapter
     weights: dict[str, mx.array]
@@ -50,7 +51,7 @@ class Part:
 
 
 def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
-    """Add the adapters to the model. Raises ModelRejected; the model is then unusable."""
+    """Add adapters to a model. Raises ModelRejected, after which the model is unusable."""
     layers: dict[str, list[Part]] = {}
     modules = dict(model.named_modules())
     for adapter in adapters:
@@ -67,7 +68,7 @@ def apply_adapters(model: Any, adapters: Sequence[Adapter]) -> None:
 def contents(
     model: Any, adapter: Adapter, modules: Mapping[str, Any]
 ) -> tuple[dict[str, mx.array], list[tuple[str, Part]]]:
-    """Read an adapter: the weights that it replaces, and its parts in layers, by their paths."""
+    """Return the weights that an adapter replaces, and its parts with their layers' paths."""
     tensors = mx.load(str(adapter.weights))
     assert isinstance(tensors, dict)
     if adapter.kind == "full":
@@ -76,25 +77,25 @@ def contents(
     if adapter.peft is None:
         for path in sorted({name.rpartition(".")[0] for name in tensors}):
             prefix = f"{path}."
-            own = {
+            weights = {
                 name.removeprefix(prefix): tensors[name]
                 for name in tensors
                 if name.startswith(prefix)
             }
-            parts.append((path, Part(adapter, own, adapter.scale)))
+            parts.append((path, Part(adapter, weights, adapter.scale)))
         return {}, parts
     for name, (whole, scale) in layers_of(tensors, adapter.peft).items():
         paths = _own_paths(model, name, modules)
-        for path, own in zip(paths, _divided(whole, len(paths)), strict=True):
+        for path, weights in zip(paths, _divided(whole, len(paths)), strict=True):
             if path in modules or not adapter.task:
-                parts.append((path, Part(adapter, own, adapter.scale * scale)))
+                parts.append((path, Part(adapter, weights, adapter.scale * scale)))
     return {} if adapter.task else _saved_whole(model, tensors, modules), parts
 
 
 def _saved_whole(
     model: Any, tensors: Mapping[str, mx.array], modules: Collection[str]
 ) -> dict[str, mx.array]:
-    """The weights that a PEFT adapter replaces, by the model's names."""
+    """Return the weights that a PEFT adapter replaces, by the model's names."""
     found = {}
     for tensor, value in tensors.items():
         if part_of(tensor) is None and not tensor.endswith(AS_IT_WAS):
@@ -106,20 +107,21 @@ def _saved_whole(
 
 
 def _own_paths(model: Any, path: str, modules: Collection[str]) -> Sequence[str]:
-    """The paths of a layer in the model; several if the model has parts of the layer as its own.
+    """Return the model's paths for a layer that an adapter names.
 
-    The outer parts of a path are others in transformers; a model of ours has other names too.
+    The beginning of a path differs between transformers and mlx-lm. The networks of this project
+    translate whole paths, and may divide a layer into several.
     """
     if hasattr(model, "own_paths"):
-        own: Sequence[str] = model.own_paths(path)
-        return own
+        paths: Sequence[str] = model.own_paths(path)
+        return paths
     inner = _OUTER.sub("", path)
-    paths = [path, *(f"{outer}{inner}" for outer in ("", "model.", "language_model.model."))]
-    return [next((candidate for candidate in paths if candidate in modules), path)]
+    possible = [path, *(f"{outer}{inner}" for outer in ("", "model.", "language_model.model."))]
+    return [next((candidate for candidate in possible if candidate in modules), path)]
 
 
 def _divided(whole: Mapping[str, mx.array], count: int) -> list[dict[str, mx.array]]:
-    """An adapter's part in a layer as parts in so many layers that divide its outputs equally."""
+    """Divide an adapter's weights among `count` layers with equal numbers of outputs."""
     if count == 1:
         return [dict(whole)]
     divided = {
@@ -130,7 +132,7 @@ def _divided(whole: Mapping[str, mx.array], count: int) -> list[dict[str, mx.arr
 
 
 def _replace(model: Any, adapter: Adapter, tensors: dict[str, mx.array]) -> None:
-    """Replace the model's own weights by those of a full fine-tune, in the model's type."""
+    """Replace weights of the model by the weights of a full fine-tune, cast to the model's type."""
     own: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
     for name, weight in tensors.items():
         if name not in own:
@@ -150,7 +152,7 @@ def _replace(model: Any, adapter: Adapter, tensors: dict[str, mx.array]) -> None
 
 
 def layer_at(path: str, modules: Mapping[str, Any], adapter: Adapter) -> Any:
-    """The layer that an adapter changes. Raises ModelRejected if the model has none there."""
+    """Return the layer that an adapter changes. Raises ModelRejected if there is none."""
     if path not in modules:
         hint = did_you_mean(path, modules)
         raise adapter.rejected(f"the model has no layer {shown(path)}{hint}")
@@ -158,13 +160,14 @@ def layer_at(path: str, modules: Mapping[str, Any], adapter: Adapter) -> Any:
 
 
 def _adapted(path: str, modules: dict[str, Any], parts: list[Part]) -> Any:
-    """The layer that replaces the one at `path`."""
+    """Return an adapted layer to replace the layer at `path`."""
     adapter = parts[0].adapter
     base = layer_at(path, modules, adapter)
     without_dora = (*_SWITCH, QuantizedEmbedding)
     if type(base) not in _ADAPTABLE or (adapter.kind == "dora" and type(base) in without_dora):
         raise adapter.rejected(
-            f"layer {shown(path)} is a {type(base).__name__}, which takes no {adapter.kind} adapter"
+            f"layer {shown(path)} is a {type(base).__name__}, to which no {adapter.kind} adapter"
+            " can be applied"
         )
     for part in parts:
         require_shapes(path, part, base)
@@ -204,7 +207,7 @@ def _filled(layer: Any, weights: dict[str, mx.array]) -> Any:
 
 
 def require_shapes(path: str, part: Part, base: Any) -> None:
-    """Raise ModelRejected for a part that was made for a layer of another shape."""
+    """Raise ModelRejected if an adapter was made for a layer of another shape."""
     shapes = _shapes(base)
     for name, weight in part.weights.items():
         expected = tuple(size or part.rank for size in shapes[name])
@@ -216,7 +219,7 @@ def require_shapes(path: str, part: Part, base: Any) -> None:
 
 
 def _shapes(base: Any) -> dict[str, Shape]:
-    """Shapes of a layer's adapter, with 0 for the rank."""
+    """Return the shapes of an adapter's weights for a layer, with 0 in place of the rank."""
     *experts, rows, columns = base.weight.shape
     if "scales" in base:
         columns = base.scales.shape[-1] * base.group_size

@@ -42,7 +42,10 @@ Kind = Literal["lora", "dora", "full"]
 
 @dataclass(frozen=True, slots=True)
 class AdapterRequest:
-    """One adapter in the load request. scale: multiplies the adapter's own, above 0."""
+    """An adapter that the load request names.
+
+    scale: a factor above 0 for the scale that the adapter's files state.
+    """
 
     reference: str
     scale: float = 1.0
@@ -53,10 +56,13 @@ class Adapter:
     """An adapter whose files are complete and consistent.
 
     kind: `lora` adds to layers, `dora` also sets the magnitude of their weights, `full` replaces
-    weights. scale: the adapter's own times the request's; of PEFT's, whose own may differ between
-    layers, the request's. peft: what PEFT states; None for mlx-lm's. digest: SHA-256 of the weights
-    file and of what PEFT states. task: whether it is one of the checkpoint's own, which may also
-    adapt layers that are not served.
+        weights.
+    scale: the request's scale. In mlx-lm's format, it is multiplied by the adapter's scale; PEFT's
+        scale may differ between layers and is in `peft`.
+    digest: SHA-256 of the weights file, followed by `peft`.
+    peft: the contents of a configuration in PEFT's format; None for mlx-lm's format.
+    task: whether the adapter is a part of the checkpoint. Such an adapter may also have weights for
+        layers that are not served.
     """
 
     name: str
@@ -100,7 +106,7 @@ def require_addable(adapters: Sequence[Adapter]) -> None:
 
 
 def adapters_digest(adapters: Sequence[Adapter]) -> str:
-    """Identifies the adapters' effect on a model, for the keys of caches; '' if there are none."""
+    """Return a string that identifies the adapters in the keys of caches; '' if there are none."""
     if not adapters:
         return ""
     parts = [[adapter.kind, adapter.digest, adapter.scale] for adapter in adapters]
@@ -113,21 +119,23 @@ def _folder(request: AdapterRequest, model_path: str, cancel: threading.Event) -
     if os.path.isfile(Path(model_path) / name.strip()):  # noqa: PTH113
         raise _rejected(name, f"it is a file; name the folder with {CONFIG} and {WEIGHTS}")
     try:
-        place = resolve(name, model_path=model_path)
-        if not isinstance(place, HubModel):
-            return place.path
+        found = resolve(name, model_path=model_path)
+        if not isinstance(found, HubModel):
+            return found.path
         from backend.engine.loading.hub_process import cache_for, fetch
 
-        return fetch(place, (CONFIG, WEIGHTS, PEFT_WEIGHTS), cache_for(place), cancel)
+        return fetch(found, (CONFIG, WEIGHTS, PEFT_WEIGHTS), cache_for(found), cancel)
     except EngineError as error:
         # `resolve` and `fetch` write their messages about a model.
         raise type(error)(str(error).replace("model ", "adapter ", 1)) from None
 
 
 def inspect_adapter(folder: Path, request: AdapterRequest, part: str = "") -> Adapter:
-    """Check the files of an adapter. part: its name in a file of several.
+    """Check the files of an adapter.
 
     Raises ModelRejected, InvalidRequest.
+
+    part: the adapter's name, if the file has several adapters.
     """
     name = request.reference
     try:
@@ -135,16 +143,16 @@ def inspect_adapter(folder: Path, request: AdapterRequest, part: str = "") -> Ad
         _require_files(name, files)
         require_regular_files(folder)
         config = _read_config(name, folder / CONFIG)
-        of_peft = "peft_type" in config
-        weights = PEFT_WEIGHTS if of_peft else WEIGHTS
+        is_peft = "peft_type" in config
+        weights = PEFT_WEIGHTS if is_peft else WEIGHTS
         if weights not in files:
             raise _rejected(name, f"its weights are missing: the folder has no {weights}")
         tensors = _read_tensors(name, folder / weights)
         peft, rank, scale = None, None, 1.0
-        if of_peft:
+        if is_peft:
             peft = replace(read_peft(config), name=part)
             kind: Kind = "dora" if peft.dora else "lora"
-            tensors = _in_our_form(name, tensors, part)
+            tensors = _in_mlx_lm_form(name, tensors, part)
         elif (kind := _kind(name, config)) != "full":
             rank, scale = _parameters(name, config)
         if kind != "lora" and request.scale != 1:
@@ -167,14 +175,17 @@ def inspect_adapter(folder: Path, request: AdapterRequest, part: str = "") -> Ad
     return Adapter(name, kind, path, scale * request.scale, digest, peft)
 
 
-def _in_our_form(
-    name: str, tensors: Mapping[str, tuple[int, ...]], own: str
+def _in_mlx_lm_form(
+    name: str, tensors: Mapping[str, tuple[int, ...]], adapter: str
 ) -> dict[str, tuple[int, ...]]:
-    """The shapes of the parts of PEFT's layers as those of mlx-lm's. own: the adapter's name."""
+    """Return the shapes of PEFT's tensors, by the names and with the axes that mlx-lm gives them.
+
+    adapter: the adapter's name in the file; '' if the file has one adapter without a name.
+    """
     parts = {part_of(tensor): shape for tensor, shape in tensors.items()}
     named = sorted({part.name for part in parts if part} - {"", "default"})
-    if own:
-        parts = {part: shape for part, shape in parts.items() if part and part.name == own}
+    if adapter:
+        parts = {part: shape for part, shape in parts.items() if part and part.name == adapter}
     elif named:
         raise _rejected(
             name, f"it has the adapters {', '.join(map(shown, named))}, not one without a name"
@@ -210,14 +221,14 @@ def _read_config(name: str, path: Path) -> dict[str, Any]:
 
 
 def _kind(name: str, config: Mapping[str, Any]) -> Kind:
-    given = config.get("fine_tune_type", "lora")
-    if isinstance(given, str) and given in _KINDS:
-        return cast(Kind, given)
-    raise _rejected(name, f"its fine_tune_type {shown(given)} is none of lora, dora and full")
+    kind = config.get("fine_tune_type", "lora")
+    if isinstance(kind, str) and kind in _KINDS:
+        return cast(Kind, kind)
+    raise _rejected(name, f"its fine_tune_type {shown(kind)} is not lora, dora or full")
 
 
 def _parameters(name: str, config: Mapping[str, Any]) -> tuple[int, float]:
-    """Rank and scale, from the object in which mlx-lm stores them."""
+    """Return the rank and the scale, from the object in which mlx-lm stores them."""
     parameters = config.get("lora_parameters")
     if not isinstance(parameters, dict):
         raise _rejected(name, f"{CONFIG} has no lora_parameters, so it is not an adapter of mlx-lm")
@@ -253,7 +264,7 @@ def _read_tensors(name: str, path: Path) -> dict[str, tuple[int, ...]]:
 def _require_pairs(
     name: str, kind: Kind, shapes: Mapping[str, tuple[int, ...]], rank: int | None
 ) -> None:
-    """Require that every layer has all of its parts, with the configured rank; None means any."""
+    """Require that every layer has all weights of the kind, with this rank; None means any rank."""
     layers: dict[str, set[str]] = {}
     for tensor in shapes:
         layer, _, part = tensor.rpartition(".")

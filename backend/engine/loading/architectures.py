@@ -1,7 +1,7 @@
-"""Which models mlx-lm and mlx-vlm can build, read from their files without importing them.
+"""Finds out which models mlx-lm and mlx-vlm can build, by their files and without importing them.
 
-Either package has one module for each model type. The check runs before a download, on a thread
-that must not touch MLX; importing either costs a second.
+Both packages have one module for each model type. The check runs before a download, on a thread
+that must not use MLX; importing either package takes a second.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# A language part that the module imports from another package, as minimax_m3 does.
+# A family may import its language part from another family, as minimax_m3 does.
 _OF_ANOTHER = re.compile(r"^from \.\.\S+ import .*\bLanguageModel\b", re.MULTILINE)
 _MODEL_CLASS = re.compile(r"^(class Model\b|from \.\S+ import .*\bModel\b)", re.MULTILINE)
 
 
 @cache
 def model_types() -> frozenset[str]:
-    """All model types that mlx-lm can build, aliases included."""
+    """Return all model types that mlx-lm can build, aliases included."""
     modules = {
         path.stem
         for path in model_files("mlx_lm", "*.py")
@@ -32,7 +32,7 @@ def model_types() -> frozenset[str]:
 
 @cache
 def vlm_model_types() -> frozenset[str]:
-    """All model types whose language part mlx-vlm can build, aliases included."""
+    """Return all model types whose language part mlx-vlm can build, aliases included."""
     modules = {path.parent.name for path in model_files("mlx_vlm", "*/language.py")}
     modules |= {
         path.parent.name
@@ -61,7 +61,7 @@ _MEDIA_KEYS = (
 
 
 def is_multimodal(config: dict[str, Any]) -> bool:
-    """Whether a model was designed for images or sound too, whichever weights are present.
+    """Return whether a model was designed for images or audio too, whichever weights are present.
 
     Qwen3-Omni describes its encoders inside `thinker_config`.
     """
@@ -70,14 +70,14 @@ def is_multimodal(config: dict[str, Any]) -> bool:
 
 
 def model_files(package: str, pattern: str) -> Iterable[Path]:
-    """The matching files in its `models` folder; none if the package is not installed."""
+    """Return the matching files in a package's `models` folder; none if it is not installed."""
     folder = _folder(package)
     return (folder / "models").glob(pattern) if folder else ()
 
 
 @cache
 def aliases(package: str) -> Mapping[str, str]:
-    """Model types that the package builds with another type's module."""
+    """Return, by model type, the other type whose module the package builds it with."""
     folder = _folder(package)
     if folder is None:
         return {}

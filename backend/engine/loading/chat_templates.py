@@ -1,7 +1,7 @@
-"""Finds a checkpoint's chat template, in each place where transformers or mlx-lm stores one.
+"""Finds a checkpoint's chat template, in any file where transformers or mlx-lm stores templates.
 
-A few families have none, because their processors write the prompt around one question. Theirs are
-here.
+A few families have no template, because their processors write the prompt around one question.
+This module has templates for them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def has_template(path: Path) -> bool:
 def template_arguments(path: Path, model_type: str) -> dict[str, Any]:
     """Return the arguments that give a tokenizer its template; empty if none are needed.
 
-    A module that a checkpoint names, but that this mlx-lm lacks, is ignored.
+    A module that a checkpoint names is ignored if the installed mlx-lm does not have it.
     """
     arguments: dict[str, Any] = {}
     stated = _object_in(path / "tokenizer_config.json")
@@ -79,7 +79,7 @@ def _tokenizer_has_template(path: Path) -> bool:
 
 
 def _template_of_processor(path: Path) -> Any:
-    """The template, or templates by name, that only transformers' processors read."""
+    """Return the template, or templates by name, from files of transformers' processors."""
     found = (_object_in(path / name).get("chat_template") for name in _OF_PROCESSORS)
     template = next(filter(None, found), None)
     if isinstance(template, list):
@@ -88,7 +88,7 @@ def _template_of_processor(path: Path) -> Any:
 
 
 def _object_in(file: Path) -> dict[str, Any]:
-    """The object in a file; {} if it is broken, which the library that reads it finds too."""
+    """Return the object in a file; {} for a broken file, which a library will report later."""
     try:
         return read_object(file)
     except (BadFileError, OSError):

@@ -1,7 +1,7 @@
 """Checks a model directory before any weight is loaded.
 
-Every way in which a directory can fail to be a supported model has its own message, and none of the
-checks needs MLX: they run before a download, on the thread that does disk work.
+Every reason why a directory is not a supported model has its own message. No check needs MLX, so
+the checks can run before a download, on the thread for work on the disk.
 """
 
 from __future__ import annotations
@@ -68,12 +68,13 @@ class IncompleteError(ModelRejected):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A directory that can be loaded, as far as its files show.
+    """A model directory in which the checks of this module have found no fault.
 
-    weights_bytes: as stored; a cast at load time changes them. kind: the kind of request it
-    answers. media: whether it also accepts images or sounds, and is loaded with the encoders for
-    them. drafter: its kind if it is a drafter, not a complete model. missing: weight files that
-    should be there, as a list for messages.
+    weights_bytes: size of the weights in the files; a cast during the load may change it.
+    kind: the kind of requests that the model answers.
+    media: whether the model also accepts images or audio, and is loaded with encoders for them.
+    drafter: the kind of drafter; None for a complete model.
+    missing: names of missing weight files, as a list for messages.
     """
 
     path: Path
@@ -87,7 +88,7 @@ class Checkpoint:
 
     @property
     def of_vlm(self) -> bool:
-        """Whether mlx-vlm builds it: for its media, or because only mlx-vlm knows its text part."""
+        """Whether mlx-vlm builds the model: for its media, or because mlx-lm lacks its family."""
         unknown = self.config.get("model_type") not in model_types()
         return self.media or (unknown and not self.config.get("model_file"))
 
@@ -97,7 +98,8 @@ def inspect(
 ) -> Checkpoint:
     """Do all checks that need no MLX. Raises ModelRejected.
 
-    drafts: it may be a drafter. complete: whether to refuse missing weight files of all models.
+    drafts: whether the checkpoint may be a drafter.
+    complete: whether missing weight files are refused even if the model may not need them.
     """
     try:
         files = frozenset(entry.name for entry in path.iterdir())
@@ -107,13 +109,13 @@ def inspect(
         shards = read_shards(path)
         drafter = drafter_kind(config)
         kind = ModelKind.TEXT if drafter else _kind(config, files, settings)
-        # Of a model that generates text, a missing file may hold what it does not need.
+        # A model that generates text may not need the contents of a missing file.
         if shards.missing and (complete or drafter or kind is not ModelKind.TEXT):
             raise missing_files(name, shards.missing)
         _require_buildable(name, config, len(shards.tensors))
         if drafter:
             return Checkpoint(path, name, config, shards.bytes, drafter=drafter)
-        media = kind is ModelKind.TEXT and _takes_media(name, config, shards.tensors, settings)
+        media = kind is ModelKind.TEXT and _accepts_media(name, config, shards.tensors, settings)
         if kind is ModelKind.TEXT and not media and not config.get("model_file"):
             _require_text_family(name, config["model_type"])
         if config["model_type"] != "parakeet":  # its vocabulary is in config.json
@@ -133,7 +135,10 @@ def inspect(
 def inspect_config(
     path: Path, name: str, settings: Settings, *, drafts: bool = False
 ) -> dict[str, Any]:
-    """The checks that need no weights. drafts: it may be a drafter. Raises ModelRejected."""
+    """Check config.json, and return its contents. Raises ModelRejected.
+
+    drafts: whether the checkpoint may be a drafter.
+    """
     files = frozenset(entry.name for entry in path.iterdir())
     try:
         config = with_model_type(read_object(path / "config.json"))
@@ -145,17 +150,15 @@ def inspect_config(
     _refuse_drafter(name, config, drafts=drafts)
     if not isinstance(model_type, str) or not model_type:
         raise ModelRejected.because(name, "config.json names no model_type")
-    if own_code := config.get("model_file"):
+    if code := config.get("model_file"):
         if not settings.trust_remote_code:
             raise ModelRejected.because(
                 name,
-                f"it brings its own Python code ({shown(own_code)}), which is not run unless the"
+                f"it brings its own Python code ({shown(code)}), which is not run unless the"
                 " host sets trust_remote_code; do so only if you trust its author",
             )
-        if Path(str(own_code)).name != own_code or own_code not in files:
-            raise ModelRejected.because(
-                name, f"its code file {shown(own_code)} is not in its folder"
-            )
+        if Path(str(code)).name != code or code not in files:
+            raise ModelRejected.because(name, f"its code file {shown(code)} is not in its folder")
         return config
     kind = _kind(config, files, settings)
     if kind is not ModelKind.TEXT:
@@ -172,15 +175,15 @@ def inspect_config(
             return config
         if model_type not in model_types():
             raise ModelRejected.because(name, why)
-    if not _takes_media(name, config, tensors, settings):
+    if not _accepts_media(name, config, tensors, settings):
         _require_text_family(name, model_type)
     return config
 
 
 def _refuse_drafter(name: str, config: dict[str, Any], *, drafts: bool) -> None:
-    """Refuse a drafter (EAGLE-3, DFlash) in place of a model, or of an unsupported kind."""
-    own = drafter_name(config)
-    if not own:
+    """Refuse a drafter (EAGLE-3, DFlash) of an unsupported kind, or where a model is expected."""
+    drafter = drafter_name(config)
+    if not drafter:
         return
     known = " or ".join(kind.value for kind in DrafterKind)
     rest = (
@@ -194,14 +197,14 @@ def _refuse_drafter(name: str, config: dict[str, Any], *, drafts: bool) -> None:
         )
     )
     raise ModelRejected.because(
-        name, f"it is a drafter ({shown(own)}), not a complete model, {rest}"
+        name, f"it is a drafter ({shown(drafter)}), not a complete model, {rest}"
     )
 
 
 def _require_buildable(name: str, config: dict[str, Any], tensors: int) -> None:
-    """Refuse impossible sizes, numbers of layers that do not fit the weights, and the opposite.
+    """Refuse impossible sizes, too many layers or experts, and more tensors than layers can have.
 
-    Each layer takes time to build, and each tensor to read.
+    Each layer takes time to build, and each tensor takes time to read.
     """
     layers, experts = 0, 0
     for part in _parts(config):
@@ -232,7 +235,7 @@ def _require_buildable(name: str, config: dict[str, Any], tensors: int) -> None:
 
 
 def _parts(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The configuration and all those inside it."""
+    """Yield the configuration and all configurations inside it."""
     yield config
     for value in config.values():
         if isinstance(value, dict):
@@ -282,18 +285,21 @@ def require_files(name: str, files: frozenset[str]) -> None:
 
 
 def missing_files(name: str, files: str) -> IncompleteError:
-    """The error for missing weight files. files: their names, as a list for messages."""
+    """Return the error for missing weight files.
+
+    files: the names of the files, as a list for messages.
+    """
     return IncompleteError.because(name, f"weight files are missing ({files}): download it again")
 
 
-def _takes_media(
+def _accepts_media(
     name: str, config: dict[str, Any], tensors: frozenset[str], settings: Settings
 ) -> bool:
-    """Whether the model is served with its vision and audio parts. Raises ModelRejected.
+    """Return whether the model is served with its vision and audio parts. Raises ModelRejected.
 
-    Conversions to text models keep the configuration of the whole model, so only the weights show
-    which parts exist. Some configurations do not name the vision part at all (Molmo, Phi-3.5
-    Vision); for a family that mlx-lm does not have, the weights alone decide.
+    A model that was converted to a text model still has the configuration of the whole model, so
+    only the weights show which parts exist. Some configurations do not name the vision part at all
+    (Molmo, Phi-3.5 Vision); for a family that mlx-lm does not have, the weights alone decide.
     """
     wanted = settings.type == "vision"
     designed = is_multimodal(config) or config["model_type"] not in model_types()

@@ -1,7 +1,7 @@
-"""Replaces quantised layers by dense ones, while their weights are still lazy.
+"""Replaces quantised layers by dense layers, while the weights are still lazy.
 
-The weights are then unpacked slice by slice as the model is evaluated, and each packed weight is
-released as soon as its dense one exists.
+The weights are then unpacked slice by slice while the model is evaluated, and each packed weight is
+released as soon as its dense weight exists.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from mlx.nn.layers.linear import Linear
 from mlx.nn.layers.quantized import QuantizedEmbedding, QuantizedLinear
 from mlx.utils import tree_unflatten
 
-# mlx-lm and mlx-vlm each have their own copies of these layers, under the same names. A package
-# that is not imported cannot have built the model.
+# mlx-lm and mlx-vlm each have a copy of these layers, under the same names. A package that is not
+# imported cannot have built the model.
 _COPIED = (
     ("switch_layers", "QuantizedSwitchLinear", "SwitchLinear"),
     ("mla", "QuantizedMultiLinear", "MultiLinear"),
@@ -24,19 +24,19 @@ _COPIED = (
 
 
 def quantized_layers(model: Any) -> dict[str, Any]:
-    """The layers that can be dense, by path, including those inside adapters.
+    """Return the layers that can be made dense, by path, including layers inside adapters.
 
-    Exactly these classes: a layer derived from one may compute something else.
+    Layers of derived classes are left out, because they may compute something else.
     """
     kinds = _dense_kinds()
     return {path: layer for path, layer in model.named_modules() if type(layer) in kinds}
 
 
 def unread_layer(model: Any) -> str | None:
-    """The path of a dense layer whose weights are whole numbers; None if there is none.
+    """Return the path of a dense layer whose weights are whole numbers; None if there is none.
 
-    They were packed by a method whose scales the model has no place for. MLX reads FP8 weights as
-    whole numbers, and would compute with them.
+    Such weights are quantised by a method whose scales the model has no parameters for. MLX reads
+    FP8 weights, for example, as whole numbers, and would compute with these numbers.
     """
     dense = set(_dense_kinds().values())
     for path, layer in model.named_modules():
@@ -46,7 +46,7 @@ def unread_layer(model: Any) -> str | None:
 
 
 def dense_growth(layers: dict[str, Any], dtype: mx.Dtype) -> int:
-    """Bytes by which the layers grow when they become dense."""
+    """Return by how many bytes the layers grow when they become dense."""
     distinct = {id(layer): layer for layer in layers.values()}.values()
     return sum(
         layer.scales.size * layer.group_size * dtype.size - _packed_bytes(layer)
@@ -55,7 +55,7 @@ def dense_growth(layers: dict[str, Any], dtype: mx.Dtype) -> int:
 
 
 def make_dense(model: Any, layers: dict[str, Any], dtype: mx.Dtype) -> None:
-    """Replace the layers. A layer that is used in several places stays one layer."""
+    """Replace layers by dense layers. A layer that has several paths stays one layer."""
     kinds = _dense_kinds()
     dense: dict[int, Any] = {}
     for layer in layers.values():
@@ -70,9 +70,9 @@ def _dense(layer: Any, kind: Any, dtype: mx.Dtype) -> Any:
     scale = layer.get("global_scale")
     if scale is None:
         weight = _unpacked(layer, layer.weight, layer.scales, dtype)
-    else:  # one for each expert, and MLX takes one at a time
+    else:  # each expert has a scale, and MLX accepts only one scale in a call
         experts = zip(layer.weight, layer.scales, scale, strict=True)
-        weight = mx.stack([_unpacked(layer, w, s, dtype, own) for w, s, own in experts])
+        weight = mx.stack([_unpacked(layer, w, s, dtype, g) for w, s, g in experts])
     made = kind(*[1] * weight.ndim)
     made.weight = weight
     if "bias" in layer:
@@ -99,7 +99,7 @@ def _unpacked(
 
 
 def _dense_kinds() -> dict[type[Any], type[Any]]:
-    """The dense class of each quantised one."""
+    """Return the dense class for each quantised class."""
     kinds: dict[type[Any], type[Any]] = {QuantizedLinear: Linear, QuantizedEmbedding: Embedding}
     for package in ("mlx_lm", "mlx_vlm"):
         for file, quantized, dense in _COPIED:

@@ -1,8 +1,8 @@
-"""Models from the hub: the cached copy if it is complete, otherwise a download.
+"""Finds a model of the hub in the cache, or downloads it.
 
-The small files come first and are checked, so that an unsupported repository is refused before its
-weights are downloaded. Progress goes to the log every two seconds. A cancelled download ends at
-once; complete files stay in the cache and are not downloaded again.
+The small files are downloaded and checked first, so that an unsupported repository is refused
+before its weights are downloaded. Progress is logged every two seconds. A cancelled download ends
+at once; complete files stay in the cache and are not downloaded again.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ _ALL_FILES = (
 def download(
     model: HubModel, settings: Settings, cancel: threading.Event, *, drafts: bool = False
 ) -> Path:
-    """The folder of a hub model, downloaded if necessary; blocks as long as that takes.
+    """Return the folder of a hub model, after downloading the model if necessary.
 
-    A complete copy in the cache is used without asking the hub for a newer one. drafts: whether a
-    drafter is accepted. Raises ModelNotFound, ModelRejected, and Cancelled soon after `cancel` is
-    set.
+    A complete copy in the cache is used without asking the hub for a newer one.
+
+    drafts: whether a drafter is accepted.
+
+    Raises ModelNotFound, ModelRejected, and Cancelled soon after `cancel` is set.
     """
     flaw: EngineError | None = None
     cache = cache_for(model)
@@ -73,7 +75,7 @@ def download(
 
 
 def _cached(model: HubModel, cache: Path) -> Path | None:
-    """The repository's folder in the cache, if it has everything that a load needs."""
+    """Return the repository's folder in the cache, if it has everything that a load needs."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -93,13 +95,17 @@ def _cached(model: HubModel, cache: Path) -> Path | None:
 
 
 def _weights(listed: frozenset[str] | None, folder: Path) -> frozenset[str]:
-    """The weight files of a repository, whose names may be unusual. folder: has its index."""
+    """Return the names of a repository's weight files, including unusual names.
+
+    listed: all files of the repository; None if unknown.
+    folder: a folder with the index of the weights, if the repository has an index.
+    """
     listed = listed or frozenset()
     return listed & (indexed_files(folder) | set(weight_files(listed)))
 
 
 def _listed(model: HubModel, snapshot: Path, cache: Path) -> frozenset[str] | None:
-    """All files of a repository, downloaded or not, if the hub has ever listed them."""
+    """Return the names of all files of a repository; None if the hub has never listed them."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -111,7 +117,7 @@ def _listed(model: HubModel, snapshot: Path, cache: Path) -> frozenset[str] | No
 
 
 def main(reference: str) -> int:
-    """Download what a reference means, with progress on standard error; print its folder."""
+    """Download the model that a reference names, and print its folder. Progress goes to stderr."""
     logging.basicConfig(format="%(message)s", level=logging.INFO)
     try:
         model = resolve(reference)

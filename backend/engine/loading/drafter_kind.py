@@ -1,4 +1,4 @@
-"""Recognises drafters: checkpoints that guess tokens for one model and are no complete model."""
+"""Recognises drafters: checkpoints that propose draft tokens for one model, and are no model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-# The names of drafters, which models do not have; the last two patterns are mlx-vlm's.
+# The names of drafters, which no complete model has; the last two patterns are mlx-vlm's.
 _NAMES = re.compile(r".*(eagle-?3|dflash|dspark|speculator).*|.+_mtp|.+_assistant", re.IGNORECASE)
 _EAGLE = re.compile(r".*eagle-?3.*", re.IGNORECASE)
 
-# Checkpoints of a prediction head alone, as mlx-vlm splits it from a model: the families of these.
+# Model types of prediction heads that mlx-vlm splits from models, and the families of these models.
 SPLIT_HEADS = {
     "qwen3_5_mtp": ("qwen3_5", "qwen3_5_moe", "qwen3_next"),
     "glm4_moe_lite_mtp": ("glm4_moe_lite",),
@@ -29,7 +29,7 @@ class DrafterKind(Enum):
 
 
 def drafter_name(config: Mapping[str, Any]) -> str:
-    """What a checkpoint's configuration calls itself if it is a drafter's; '' if it is not."""
+    """Return the name by which a configuration describes a drafter; '' if it is not a drafter."""
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else [architectures]
     for name in (config.get("speculators_model_type"), config.get("model_type"), *names):
@@ -39,7 +39,7 @@ def drafter_name(config: Mapping[str, Any]) -> str:
 
 
 def drafter_kind(config: Mapping[str, Any]) -> DrafterKind | None:
-    """The kind of a drafter that is supported; None for other drafters and for models.
+    """Return the kind of a supported drafter; None for other drafters and for models.
 
     DFlash2, DSpark, and DFlash for families other than Qwen3's are not supported, because their
     layers are different.
@@ -49,13 +49,13 @@ def drafter_kind(config: Mapping[str, Any]) -> DrafterKind | None:
         return DrafterKind.EAGLE3
     if config.get("model_type") in SPLIT_HEADS:
         return DrafterKind.HEAD
-    own = config.get("dflash_config")
+    dflash = config.get("dflash_config")
     if (
         name == "DFlashDraftModel"
         and config.get("model_type") == "qwen3"
-        and isinstance(own, Mapping)
-        and own.get("projector_type") != "dspark"
-        and not (config.get("markov_rank") or own.get("markov_rank"))
+        and isinstance(dflash, Mapping)
+        and dflash.get("projector_type") != "dspark"
+        and not (config.get("markov_rank") or dflash.get("markov_rank"))
     ):
         return DrafterKind.DFLASH
     return None

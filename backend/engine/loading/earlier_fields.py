@@ -1,9 +1,9 @@
-"""Fields of config.json under the names that mlx-lm and mlx-vlm read.
+"""Translates fields of config.json to the names that mlx-lm and mlx-vlm read.
 
 transformers 5 gives many fields new names. It writes the values of RoPE into `rope_parameters`, the
 kinds of layers into `layer_types` in place of a period, and since 5.15 the values that differ
-between layers into `per_layer_config`. Most families of mlx-lm and mlx-vlm do not
-look there. They would use values of their own, or not load.
+between layers into `per_layer_config`. Most families of mlx-lm and mlx-vlm do not read these
+fields: they would use their default values, or fail to load.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-# The base in layers with sliding attention, whose positions no family scales.
+# Names of the RoPE base of layers with sliding attention, whose positions no family scales.
 _LOCAL_BASE = ("rope_local_base_freq", "swa_rope_theta", "local_rope_theta")
 # Name in `rope_parameters` → the earlier names.
 _EARLIER = {
@@ -21,9 +21,7 @@ _EARLIER = {
     "partial_rotary_factor": ("partial_rotary_factor", "rotary_pct"),
     "original_max_position_embeddings": ("original_max_position_embeddings",),
 }
-
-
-# Names of kinds of layers, by the model types of families that have others.
+# Other names for kinds of layers, by model type.
 _KINDS = {
     "granitemoehybrid": {"linear_attention": "mamba", _FULL: "attention"},
     "glm5_next_text": {"indexed_attention": _FULL},
@@ -31,7 +29,7 @@ _KINDS = {
 }
 _IF_NULL = {"output_gate_type": "hidden_act"}  # null means the value of the other field
 _PERIODS = ("full_attention_interval", "sliding_window_pattern")
-_BEGUN_PERIOD = "global_attn_every_n_layers"  # begins with the layer that has full attention
+_BEGUN_PERIOD = "global_attn_every_n_layers"  # a period begins with its layer of full attention
 _EXPERTS = "moe_layers_enum"  # the layers with experts, as a list in a string
 # (kind of layer, name in `per_layer_config`) → the earlier name.
 _OF_KIND = {
@@ -48,9 +46,11 @@ _IN_STEP = {
 
 
 def earlier_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The fields that a configuration states only under the names of transformers 5.
+    """Return, under earlier names, the fields that a configuration has only under new names.
 
-    known: the names that the model reads. Raises ValueError if these cannot express it.
+    known: the names that the model reads.
+
+    Raises ValueError if the model's names cannot express a value.
     """
     known = frozenset(known)
     found = _renamed(config, known) | _of_kinds(config, known)
@@ -58,7 +58,7 @@ def earlier_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[st
 
 
 def _renamed(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The fields to which transformers gives a new name when it saves them."""
+    """Return the fields that transformers saves under a new name."""
     names = dict(_new_names(str(config.get("model_type"))))
     names |= {name: other for name, other in _IF_NULL.items() if name in config}
     return {
@@ -76,7 +76,7 @@ def _new_names(model_type: str) -> Mapping[str, str]:
 
 
 def _of_kinds(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The fields from the kinds of layers."""
+    """Return the fields that follow from the lists of layers' kinds."""
     found: dict[str, Any] = {}
     kinds, experts = config.get("layer_types"), config.get("mlp_layer_types")
     if isinstance(kinds, list) and "layer_types" in known:
@@ -95,7 +95,7 @@ def _of_kinds(config: Mapping[str, Any], known: Collection[str]) -> dict[str, An
 
 
 def _period(kinds: list[Any]) -> int:
-    """After how many layers there is one with full attention. Raises ValueError."""
+    """Return the distance between two layers of full attention. Raises ValueError."""
     period = kinds.index(_FULL) + 1 if _FULL in kinds else len(kinds) + 1
     if any((kind == _FULL) != (at % period == 0) for at, kind in enumerate(kinds, 1)):
         raise ValueError(
@@ -105,23 +105,23 @@ def _period(kinds: list[Any]) -> int:
 
 
 def _of_layers(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The fields for layers of one kind, from `per_layer_config`."""
+    """Return the fields for layers of one kind, from `per_layer_config`."""
     layers, kinds = config.get("per_layer_config"), config.get("layer_types")
     if not (isinstance(layers, dict) and isinstance(kinds, list)) or "per_layer_config" in known:
         return {}
     found: dict[str, Any] = {}
     for kind in sorted(set(kinds)):
-        own = [layers.get(str(at)) or {} for at, one in enumerate(kinds) if one == kind]
-        # A kind without values of its own has those of the other layers.
-        usual_too = {name for of_kind, name in _OF_KIND if of_kind == kind and name in config}
-        for name in sorted({name for fields in own for name in fields} | usual_too):
+        of_kind = [layers.get(str(at)) or {} for at, other in enumerate(kinds) if other == kind]
+        # A field that these layers do not have has the value of the whole configuration.
+        usual_too = {name for named, name in _OF_KIND if named == kind and name in config}
+        for name in sorted({name for fields in of_kind for name in fields} | usual_too):
             usual = config.get(name)
-            first, *others = (fields.get(name, usual) for fields in own)
+            first, *others = (fields.get(name, usual) for fields in of_kind)
             same, earlier = all(other == first for other in others), _OF_KIND.get((kind, name), "")
             if same and earlier in known:
                 found[earlier] = first
             elif same and kind == _SLIDING and _STEP in known and name in _IN_STEP:
-                usual_values = {own: config.get(new) for new, own in _IN_STEP.items()}
+                usual_values = {step: config.get(new) for new, step in _IN_STEP.items()}
                 found.setdefault(_STEP, usual_values)[_IN_STEP[name]] = first
             elif not same or first != usual:
                 raise ValueError(
@@ -132,7 +132,7 @@ def _of_layers(config: Mapping[str, Any], known: Collection[str]) -> dict[str, A
 
 
 def _of_rope(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The fields from `rope_parameters`."""
+    """Return the fields from `rope_parameters`."""
     rope = config.get("rope_parameters")
     if not isinstance(rope, dict) or "rope_parameters" in known:
         return {}

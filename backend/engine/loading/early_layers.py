@@ -1,7 +1,7 @@
-"""Lets MLX compute each layer of a pass while Python still builds the graph of the next ones.
+"""Lets MLX compute each layer of a pass while Python still builds the graph of the next layers.
 
-MLX computes nothing until a result is requested. On a CPU, requesting only the end of the pass
-would leave it idle while the graph is built, which for a small model is a third of each decode
+MLX computes nothing until a result is requested. If only the end of a pass were requested, a CPU
+would compute nothing while the graph is built, which for a small model takes a third of each decode
 step.
 """
 
@@ -20,7 +20,7 @@ _started_early = True  # for the engine thread
 
 @contextmanager
 def only_building() -> Iterator[None]:
-    """Let passes only build their graphs, for callers that need no more than the shapes."""
+    """Let passes build their graphs without computing, for callers that need only shapes."""
     global _started_early
     _started_early = False
     try:
@@ -35,8 +35,8 @@ def start_layers_early(model: Any) -> None:
         patch(layer, _start)
 
 
-def _start(own: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
-    returned = own(layer, *args, **kwargs)
+def _start(call: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
+    returned = call(layer, *args, **kwargs)
     if _started_early:
         mx.async_eval(returned)
     return returned

@@ -1,8 +1,8 @@
-"""What loads of a checkpoint have found by running it, in a file for the next load.
+"""Stores what a load finds by measuring and trying a model, so that the next load need not.
 
-Measuring a model and trying it take longer than reading its weights, and give the same results for
-the same files, versions and device. A file that is missing, damaged or made for something else only
-means that the load measures again. A folder that cannot be written to is no error.
+Measuring and trying a model take longer than reading its weights, and have the same results for the
+same files, versions and device. If the file with the findings is missing, damaged or made for other
+facts, the load measures again. A folder that cannot be written to is no error.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ _CODE = Path(__file__).parents[2]
 
 
 class Findings:
-    """The findings of one checkpoint. folder: None if there is no place for files."""
+    """The findings of one checkpoint.
+
+    folder: where to store the file; None if there is no such folder.
+    """
 
     def __init__(self, folder: Path | None, key: str) -> None:
         self._key = key
         self._path = None if folder is None else folder / f"{key}.json"
 
     def read(self) -> Value:
-        """What an earlier load found; {} if there is nothing."""
+        """Return what an earlier load found; {} if nothing is stored."""
         if self._path is None:
             return {}
         try:
@@ -47,7 +50,7 @@ class Findings:
         return {}
 
     def write(self, found: Value) -> None:
-        """Replace what is stored; does nothing if the folder cannot be written to."""
+        """Replace what is stored, if the folder can be written to."""
         if self._path is None:
             return
         text = json.dumps({"check": self._check(found), "found": found})
@@ -72,9 +75,10 @@ class Findings:
 
 
 def findings_of(checkpoint: Path, facts: Sequence[str], *, dtype: str, kv_kind: str) -> Findings:
-    """The findings of a checkpoint. dtype, kv_kind: as for `model_digest`.
+    """Return the findings of a checkpoint.
 
-    facts: what else they depend on, such as the device.
+    facts: what else the findings depend on, such as the device.
+    dtype, kv_kind: as for `model_digest`.
     """
     folder = cache_folder()
     try:
@@ -88,7 +92,7 @@ def findings_of(checkpoint: Path, facts: Sequence[str], *, dtype: str, kv_kind: 
 
 @cache
 def _code() -> str:
-    """Identifies the code of this backend, which may change without a new version."""
+    """Return a digest of the backend's code, which may change without a new version."""
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(_CODE.glob("**/*.py")):
         state = path.stat()

@@ -1,9 +1,9 @@
-"""Which files of a model's folder are safe to open: regular ones, of limited size.
+"""Refuses folders in which a library would open a file that is not regular, or far too large.
 
-Opening a pipe waits for a writer that may never come. Devices have no end, and some files of the
-kernel, which look like regular files of size 0, have none either. A folder in which a library would
-open such a file, or a text file far larger than any model's, is refused before anything is parsed.
-Files that no library reads, such as logs and measurements, may be of any kind and size.
+Opening a pipe waits for a writer that may never come. Reading a device never ends, and neither does
+reading some files of the kernel, which look like regular files of size 0. A folder with such a
+file, or with a text file far larger than in any published model, is refused before any file is
+parsed. Files that no library reads, such as logs, may be of any kind and size.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from backend.engine.units import MIB
 
-# The files that a load reads, by patterns of fnmatch(3), and their largest size in MiB; the first
-# pattern counts. A vocabulary may be large; a separate limit keeps parsing short.
+# The largest size in MiB, and patterns (fnmatch) of the files that a load reads. The first pattern
+# that matches decides. A vocabulary may be large; _MOST_COMMAS limits the time to parse it.
 _BY_SIZE: dict[int | None, str] = {
     256: "tokenizer.json tekken.json *.model *.tiktoken",
     64: "model.safetensors.index.json vocab.json vocab.txt merges.txt tokenizer*.jsonl",
@@ -30,12 +30,14 @@ _BY_SIZE: dict[int | None, str] = {
 }
 _MOST_MIB = {pattern: most for most, patterns in _BY_SIZE.items() for pattern in patterns.split()}
 _MOST_COMMAS = 4_000_000
-"""Commas in a tokenizer.json: one for each token and one or two for each merge. Published files
-have up to 1,340,000. All other threads wait while the file is parsed, 4 s for the maximum."""
+"""The limit of commas in a tokenizer.json, which has one for each token, and one or two for each
+merge. Published files have up to 1,340,000. All other threads wait while the file is parsed, 4 s
+for the maximum.
+"""
 
 
 class UnsafeFileError(Exception):
-    """A file must not be opened: a clause for the message to the user."""
+    """A file must not be opened. The error's text is a clause for the message to the user."""
 
 
 def require_regular_files(folder: Path) -> None:
@@ -43,7 +45,7 @@ def require_regular_files(folder: Path) -> None:
     for path in _files(folder):
         inner = f"{path.parent.name}/{path.name}"
         pattern = next(
-            (one for one in _MOST_MIB if fnmatch(inner if "/" in one else path.name, one)), None
+            (glob for glob in _MOST_MIB if fnmatch(inner if "/" in glob else path.name, glob)), None
         )
         if pattern is None:
             continue
@@ -74,7 +76,7 @@ def _commas(path: Path) -> int:
 
 
 def _is_of_kernel(path: Path) -> bool:
-    """Whether a file of size 0 has content, as in /proc. Reading such a file may wait for ever."""
+    """Return whether a file of size 0 has content, as files in /proc have."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:

@@ -1,9 +1,9 @@
 """The program that downloads one repository from the hub, run as a child process.
 
-A download inside the server could not be cancelled: the hub's client blocks as long as a connection
-is silent. A process can be ended at any moment, and this one ends itself when its standard input
-closes, so that it never outlives the server. It writes JSON lines to standard output: progress,
-then one result or one error.
+A download inside the server could not be cancelled, because the hub's client blocks as long as a
+connection is silent. A child process can be ended at any moment. This process ends itself when its
+standard input closes, so it never outlives the server. It writes JSON lines to standard output:
+progress, then one result or one error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 _REPORT_SECONDS = 2.0
 _MIB = 1 << 20
-# bytes per read; the hub's own 10 MiB hide the progress of a slow connection
+# Bytes per read. With the hub client's 10 MiB, a slow connection seems to make no progress.
 _CHUNK_BYTES = 1 << 20
 _OPENING_SECONDS = 0.05
 
@@ -29,7 +29,7 @@ _partial: list[Path] = []
 
 
 def main() -> None:
-    """Download what the first argument, a JSON object, describes."""
+    """Download the repository that the first argument, a JSON object, describes."""
     # The folder of this file comes first on the path and would hide other packages' modules.
     del sys.path[0]
     request = json.loads(sys.argv[1])
@@ -51,11 +51,11 @@ def _fetch(repository: str, revision: str, allow_patterns: list[str], cache_dir:
     bars: list[Any] = []
 
     class Bar(tqdm):  # type: ignore[misc]
-        """Counts, and draws nothing."""
+        """A progress bar that counts, but draws nothing."""
 
-        def __init__(self, *args: Any, **given: Any) -> None:
+        def __init__(self, *args: Any, **options: Any) -> None:
             quiet = {"file": open(os.devnull, "w"), "disable": False}  # noqa: PTH123, SIM115
-            super().__init__(*args, **given | quiet)
+            super().__init__(*args, **options | quiet)
             bars.append(self)
 
     constants.DOWNLOAD_CHUNK_SIZE = _CHUNK_BYTES
@@ -71,7 +71,7 @@ def _fetch(repository: str, revision: str, allow_patterns: list[str], cache_dir:
 
 
 def _report(bars: list[Any]) -> None:
-    """Report progress. Two bars count the bytes: as they arrive, and as they reach the disk."""
+    """Report progress. One bar counts bytes that arrive, another bytes that reach the disk."""
     while True:
         time.sleep(_REPORT_SECONDS)
         in_bytes = [bar for bar in bars if bar.unit == "B"]
@@ -86,10 +86,11 @@ def _report(bars: list[Any]) -> None:
 
 
 def _described(error: BaseException, revision: str) -> tuple[bool, str]:
-    """Whether a failure means that the model is not there, and the message after its name.
+    """Return whether a failure means that the model does not exist, and a message for the user.
 
-    LocalAI reads some phrases (`connection refused`, for example) as a lost connection to this
-    backend. So every message is written here, and no library's text is passed on.
+    The message continues the model's name. No library's message is passed on, because LocalAI
+    interprets some phrases (`connection refused`, for example) as a lost connection to this
+    backend.
     """
     from huggingface_hub import errors
     from huggingface_hub.constants import is_offline_mode
@@ -143,10 +144,10 @@ def _note_partial(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _end_with_stdin() -> None:
-    """Wait until the parent closes our standard input or dies; then leave no partial file."""
+    """Wait until the parent closes standard input or dies; then delete partial files and exit."""
     sys.stdin.buffer.read()
     _ending.set()
-    for _ in range(2):  # again, for a file that was just being opened
+    for _ in range(2):  # the second time for a file that was just being opened
         _remove_partial()
         time.sleep(_OPENING_SECONDS)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""One download from the hub: the child process, its messages, and the error if it fails."""
+"""Runs one download from the hub in a child process, logs progress and raises its error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _END_SECONDS = 5.0
 
 
 def cache_for(model: HubModel) -> Path:
-    """The folder for its download. Raises ModelRejected."""
+    """Return the hub's cache folder, for a download of the model. Raises ModelRejected."""
     try:
         return hub_cache()
     except NoHome as why:
@@ -67,7 +67,7 @@ def _follow(child: Child, model: HubModel, cancel: threading.Event) -> Path:
             known = isinstance(message, dict)
         except ValueError:
             known = False
-        if not known:  # of a library
+        if not known:  # written by a library
             _log.debug("download: %s", line.decode(errors="replace"))
         elif "path" in message:
             return Path(message["path"])
@@ -83,7 +83,7 @@ def _follow(child: Child, model: HubModel, cancel: threading.Event) -> Path:
 
 
 def _lines(child: Child, cancel: threading.Event) -> Iterator[bytes]:
-    """The lines that the child writes until it ends, or until `cancel` is set."""
+    """Yield the lines that the child writes until it ends, or until `cancel` is set."""
     assert child.stdout is not None
     arrivals = select.poll()  # `select.select` accepts no descriptor above 1023
     arrivals.register(child.stdout, select.POLLIN)

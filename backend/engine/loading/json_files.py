@@ -1,7 +1,7 @@
-"""The JSON files of a model's folder, read so that an error names the file and what is wrong in it.
+"""Reads the JSON files of a model's folder, with errors that name the file and its fault.
 
-The libraries that read these files later report a broken one by the position of a character, by an
-error of Python, or not at all.
+The libraries that read these files later report a broken file by the position of a character, by a
+Python exception, or not at all.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ TEMPLATE = "chat_template.jinja"
 
 
 class BadFileError(Exception):
-    """A file cannot be used: a clause for the message to the user."""
+    """A file cannot be used. The error's text is a clause for the message to the user."""
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises BadFileError, OSError."""
+    """Return the JSON object in a file. Raises BadFileError, OSError."""
     try:
         value = json.loads(_text(path, "valid JSON"))
     except (ValueError, RecursionError) as error:
@@ -34,9 +34,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def first_fault(folder: Path, names: Iterable[str]) -> str:
-    """What is wrong with the first broken file, a clause for the message; '' if none is broken.
+    """Return a clause for a message about the first broken file; '' if no file is broken.
 
-    For a load that has failed: some broken files are never read, or a library forgives them.
+    Callers ask only after a load has failed, because not every broken file makes a load fail.
     """
     for path in (folder / name for name in names):
         try:

@@ -1,4 +1,4 @@
-"""Loads the model that a request names: finds its files, then builds it by its kind.
+"""Loads the model that a request names: finds its files, and calls the builder of its kind.
 
 None of the imports at module level imports MLX.
 """
@@ -47,12 +47,16 @@ def load(
 ) -> Stages[Built]:
     """Load a model. Begins on `files`, and ends on `engine`.
 
-    cancelled: ends a download. leader: the connections to other ranks, which load their parts of
-    the model; None if there are none. Raises ModelNotFound, ModelRejected, InvalidRequest,
-    Cancelled, ShuttingDown if ranks do not join, and RankLost.
+    epoch: the number of the load, for other ranks.
+    cancelled: ends a download when set.
+    leader: the connections to the other ranks, which load their parts of the model; None if this
+        process serves the whole model.
+
+    Raises ModelNotFound, ModelRejected, InvalidRequest, Cancelled, ShuttingDown if ranks do not
+    join, and RankLost.
     """
-    with ExitStack() as held:
-        order = find(request, epoch, cancelled, held)
+    with ExitStack() as cleanup:
+        order = find(request, epoch, cancelled, cleanup)
         import_mlx_lm()
         if leader is None:
             return (yield from _build(order))
@@ -83,7 +87,7 @@ def _build(order: LoadOrder) -> Stages[Built]:
         with tokenizing():
             built = yield from build(order)
     except Exception as fault:
-        yield "engine"  # where the memory of the weights that were read is released
+        yield "engine"  # the thread on which the memory of the weights must be released
         if isinstance(fault, BrokenTemplate | CostlyPrompt | NotFinite | UnreadableText):
             raise ModelRejected.because(order.checkpoint.name, str(fault)) from None
         raise
@@ -101,18 +105,18 @@ def _build(order: LoadOrder) -> Stages[Built]:
 
 
 def find(
-    request: LoadRequest, epoch: int, cancelled: threading.Event, held: ExitStack
+    request: LoadRequest, epoch: int, cancelled: threading.Event, cleanup: ExitStack
 ) -> LoadOrder:
-    """Find the files of a load, and make all checks that need only files.
+    """Find the files of a load, and do all checks that need only files.
 
-    held: removes temporary files at the end of the load.
+    cleanup: closed by the caller at the end of the load, to remove temporary files.
     """
     settings = Settings.from_values(
         request.settings | ({"trust_remote_code": True} if request.trust_remote_code else {})
     )
     kind = cache_kind(settings, request.cache_type_key, request.cache_type_value)
     limits = media_limits(settings, request.most_images, request.most_audios, request.most_videos)
-    place = resolve(
+    found = resolve(
         request.model, request.model_file, request.model_path, revision=settings.revision
     )
     adapters = find_adapters(request.adapters, request.model_path, cancelled)
@@ -120,21 +124,21 @@ def find(
         name: find_adapters([wanted], request.model_path, cancelled)[0]
         for name, wanted in request.choices
     }
-    if isinstance(place, HubModel):
+    if isinstance(found, HubModel):
         from backend.engine.loading.download import download
 
-        path = download(place, settings, cancelled)
+        path = download(found, settings, cancelled)
     else:
-        path = place.path
+        path = found.path
     head = find_head(path, settings) if not request.draft_model.strip() else None
     try:
-        path = held.enter_context(standard_folder(path))
+        path = cleanup.enter_context(standard_folder(path))
     except OSError as error:
         raise ModelRejected.because(
-            place.name, f"its files cannot be read: {error.strerror}"
+            found.name, f"its files cannot be read: {error.strerror}"
         ) from None
     cache_folder(settings.prompt_cache_dir)
-    checkpoint = _flagged(inspect(path, place.name, settings), request)
+    checkpoint = _flagged(inspect(path, found.name, settings), request)
     require_tasks(checkpoint.kind, checkpoint.config, settings.task)
     if settings.expert_cache_mib and checkpoint.kind is not ModelKind.TEXT:
         raise InvalidRequest(
@@ -158,7 +162,7 @@ def find(
 
 
 def _flagged(checkpoint: Checkpoint, request: LoadRequest) -> Checkpoint:
-    """The checkpoint as the kind of model that the request asks for."""
+    """Return the checkpoint with the kind of model that the request asks for."""
     kind = with_flags(
         checkpoint.kind,
         checkpoint.config,

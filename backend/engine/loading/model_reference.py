@@ -1,9 +1,9 @@
 """Finds the model of a load request: a directory on this machine, or a repository on the hub.
 
-LocalAI fills three fields, and not all of them refer to something that exists. ModelFile is always
-set and often does not exist; ModelPath is the host's models folder; and Model is what the user
-wrote: a repository, a folder under ModelPath, or a URL that an importer stored. A local directory
-takes precedence over the hub. Errors name the reference as the user wrote it, never a local path.
+LocalAI sets three fields of the request. ModelFile is always set, but often names a file that does
+not exist; ModelPath is the host's folder of models; and Model is what the user wrote: a repository,
+a folder under ModelPath, or a URL that an importer stored. A local directory takes precedence over
+the hub. Errors contain the reference as the user wrote it, and never a local path.
 """
 
 from __future__ import annotations
@@ -73,22 +73,22 @@ def resolve(
 
 
 def _existing(reference: str, model_file: str, model_path: str) -> Path | None:
-    """The first of the places named by the request that exists."""
+    """Return the first existing path among those that the request may mean."""
     candidates = [Path(model_file)] if model_file else []
     if reference.lower().startswith("file:"):
         candidates.append(Path(unquote(re.sub("^file:(//)?", "", reference, flags=re.IGNORECASE))))
     elif reference:
-        plain = Path(reference)
+        path = Path(reference)
         if reference.startswith("~/"):
             with suppress(RuntimeError):  # the user has no home folder
-                plain = Path.home() / reference[2:]
-        if plain.is_absolute():
-            candidates.append(plain)
+                path = Path.home() / reference[2:]
+        if path.is_absolute():
+            candidates.append(path)
         else:
             if model_path:
                 candidates.append(Path(model_path) / reference)
-            if reference.startswith("./") or _exists(plain / "config.json"):
-                candidates.append(plain)
+            if reference.startswith("./") or _exists(path / "config.json"):
+                candidates.append(path)
     return next(filter(_exists, candidates), None)
 
 
@@ -97,7 +97,7 @@ def _same(first: str, second: str) -> bool:
 
 
 def _directory(path: Path, name: str) -> Path:
-    """The model directory that a path means; a file of a model stands for its directory."""
+    """Return a path if it is a directory, or the directory of a file that belongs to a model."""
     if path.is_dir():
         return path
     if path.suffix.lower() == ".gguf":
@@ -111,7 +111,7 @@ def _directory(path: Path, name: str) -> Path:
 
 
 def gguf_rejected(name: str) -> ModelRejected:
-    """The error for GGUF, llama.cpp's format: users name such files often."""
+    """Return the error for a file in llama.cpp's format, which users name often."""
     return ModelRejected(
         f"model {shown(name)} is in GGUF format, which this backend does not read: use an MLX or"
         " safetensors model directory, or serve the file with the llama.cpp backend"
@@ -119,7 +119,7 @@ def gguf_rejected(name: str) -> ModelRejected:
 
 
 def _on_hub(reference: str, name: str, revision: str, environ: Mapping[str, str]) -> HubModel:
-    """Read one of the forms in which people write a hub repository."""
+    """Return the hub repository that a reference means, in any form in which people write it."""
     parts, named_revision = _split(reference, name, environ)
     if parts and parts[-1].lower().endswith(".gguf"):
         raise gguf_rejected(name)
@@ -145,7 +145,7 @@ def _on_hub(reference: str, name: str, revision: str, environ: Mapping[str, str]
 
 
 def _split(reference: str, name: str, environ: Mapping[str, str]) -> tuple[list[str], str]:
-    """Path parts of a hub reference (owner, name, file …) and its revision."""
+    """Return the parts of a hub reference's path (owner, name, file …) and its revision."""
     scheme, colon, rest = reference.partition("://")
     if not colon:
         host, _, path = reference.partition("/")
@@ -154,8 +154,8 @@ def _split(reference: str, name: str, environ: Mapping[str, str]) -> tuple[list[
         return _of_path(reference)
     if scheme.lower() in _HUB_SCHEMES:
         return _of_path(rest.removeprefix("models/"))
-    place, mirror = _host(reference), _host(environ.get("HF_ENDPOINT", ""))
-    if scheme.lower() in ("http", "https") and place and place in (*_HUB_HOSTS, mirror):
+    host, mirror = _host(reference) or "", _host(environ.get("HF_ENDPOINT", ""))
+    if scheme.lower() in ("http", "https") and host and host in (*_HUB_HOSTS, mirror):
         return _of_url(rest.partition("/")[2])
     raise ModelRejected(
         f"model {shown(name)} is not at a site that models are downloaded from: name a folder, a"
@@ -171,13 +171,13 @@ def _host(url: str) -> str | None:
 
 
 def _of_path(path: str) -> tuple[list[str], str]:
-    """`owner/name(/file)(@revision)`."""
+    """Split `owner/name(/file)(@revision)`."""
     path, _, revision = path.partition("@")
     return [part for part in unquote(path).split("/") if part], unquote(revision)
 
 
 def _of_url(path: str) -> tuple[list[str], str]:
-    """`owner/name(/tree/revision(/file))`, as copied from a browser."""
+    """Split `owner/name(/tree/revision(/file))`, as copied from a browser."""
     path = path.partition("?")[0].partition("#")[0]
     parts = [unquote(part) for part in path.split("/") if part]
     if len(parts) < 4 or parts[2] not in _FILE_VERBS:

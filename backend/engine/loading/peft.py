@@ -1,7 +1,7 @@
-"""Adapters in PEFT's format, read as mlx-lm's layers have them.
+"""Reads adapters in PEFT's format, in the form of mlx-lm's layers.
 
-PEFT stores A as (rank, inputs) and B as (outputs, rank), and scales their product by alpha / rank.
-mlx-lm's layers have both the other way round, as `lora_a` and `lora_b`.
+PEFT stores A with the shape (rank, inputs) and B with (outputs, rank), and scales their product by
+alpha / rank. mlx-lm's layers have both transposed, as `lora_a` and `lora_b`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _PART = re.compile(
     r"^(?:base_model\.model\.)?(?P<layer>.+)\.lora_(?:embedding_)?"
     r"(?P<part>A|B|magnitude_vector)(?:\.(?!weight$)(?P<name>[^.]+))?(?:\.weight)?$"
 )
-# Of the adapters of all tasks, one behind another, in the weights of jina-embeddings-v3.
+# The adapters of all tasks, stacked in one tensor, in the weights of jina-embeddings-v3.
 _STACKED = re.compile(r"^(?P<layer>.+)\.parametrizations\.weight\.0\.lora_(?P<part>A|B)$")
 _PARTS = {"A": "lora_a", "B": "lora_b", "magnitude_vector": "m"}
-# The end of the name of an adapted embedding, which PEFT also saves as it is in the model.
+# The end of the name of an adapted embedding's unchanged weight, which PEFT also saves.
 AS_IT_WAS = ".base_layer.weight"
 _WRAPPED = re.compile(r"\.(modules_to_save(\.[^.]+)?|base_layer|original_module)(?=\.)")
-# Values that change what is computed, and the only ones that are supported.
+# Fields that change what is computed, with their only supported value.
 _PLAIN: Mapping[str, Any] = {
     "peft_type": "LORA",
     "lora_bias": False,
@@ -45,9 +45,11 @@ _PLAIN: Mapping[str, Any] = {
 
 
 class Part(NamedTuple):
-    """What a tensor is: the layer that it adapts, and its name in mlx-lm.
+    """A tensor of an adapter.
 
-    name: of the adapter, if a file has several; else "".
+    layer: the name of the adapted layer.
+    part: the tensor's name in mlx-lm's layer: `lora_a`, `lora_b` or `m`.
+    name: the adapter's name, if the file has several adapters; otherwise ''.
     """
 
     layer: str
@@ -57,13 +59,14 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Peft:
-    """What adapter_config.json states.
+    """The contents of adapter_config.json.
 
-    alphas: by patterns of layers' names; other layers have `alpha`. rooted: whether products are
-    divided by the root of the rank. dora: whether the magnitudes of weights are set too.
-
-    name: the adapter's, if a file has several. place: the adapter's, if its tensors are those of
-    several adapters one behind another.
+    alpha: the alpha of layers that no pattern in `alphas` matches.
+    alphas: alphas by patterns of layers' names.
+    rooted: whether products are divided by the root of the rank, not by the rank.
+    dora: whether the adapter also sets the magnitudes of weights.
+    name: the adapter's name, if the file has several adapters.
+    place: the adapter's index, if tensors of several adapters are stacked.
     """
 
     alpha: float
@@ -74,17 +77,17 @@ class Peft:
     place: int | None = None
 
     def scale(self, layer: str, rank: int) -> float:
-        """The factor of the product B·A in a layer."""
-        own = (
+        """Return the factor of the product B·A in a layer."""
+        matching = (
             alpha
             for pattern, alpha in self.alphas.items()
             if re.fullmatch(rf"(?:.*\.)?(?:{pattern})", layer)
         )
-        return next(own, self.alpha) / (math.sqrt(rank) if self.rooted else rank)
+        return next(matching, self.alpha) / (math.sqrt(rank) if self.rooted else rank)
 
 
 def read_peft(config: Mapping[str, Any]) -> Peft:
-    """Read adapter_config.json. Raises ValueError: a clause for the message to the user."""
+    """Read adapter_config.json. Raises ValueError with a clause for the message to the user."""
     for key, supported in _PLAIN.items():
         if (value := config.get(key)) not in (supported, None, [], {}):
             raise ValueError(
@@ -103,7 +106,9 @@ def read_peft(config: Mapping[str, Any]) -> Peft:
         try:
             re.compile(pattern)
         except re.error:
-            raise ValueError(f"alpha_pattern has {shown(pattern)}, which is no pattern") from None
+            raise ValueError(
+                f"alpha_pattern has {shown(pattern)}, which is not a regular expression"
+            ) from None
     return Peft(
         float(alpha),  # type: ignore[arg-type]
         {pattern: float(value) for pattern, value in named.items()},
@@ -113,7 +118,7 @@ def read_peft(config: Mapping[str, Any]) -> Peft:
 
 
 def part_of(tensor: str) -> Part | None:
-    """What the tensor with this name is; None for a weight that replaces the model's own."""
+    """Parse a tensor's name; return None for a weight that replaces a weight of the model."""
     match = _PART.match(tensor)
     if match is None:
         return None
@@ -121,22 +126,22 @@ def part_of(tensor: str) -> Part | None:
 
 
 def whole_name(tensor: str) -> str:
-    """The model's name of a weight that is replaced, as modules_to_save says."""
+    """Return the model's name of a weight that modules_to_save replaces."""
     return _WRAPPED.sub("", tensor.removeprefix("base_model.model."))
 
 
 def layers_of(
     tensors: Mapping[str, mx.array], peft: Peft
 ) -> dict[str, tuple[dict[str, mx.array], float]]:
-    """Each layer's tensors in mlx-lm's form, and the factor of their product."""
+    """Return each layer's tensors in mlx-lm's form, and the factor of their product."""
     found: dict[str, dict[str, mx.array]] = {}
     for tensor, value in tensors.items():
         if peft.place is not None and (stacked := _STACKED.match(tensor)):
-            layer, part, own = stacked["layer"], _PARTS[stacked["part"]], value[peft.place]
-            # The code of jina-embeddings-v3 swaps the parts of an embedding.
-            found.setdefault(layer, {})[part] = own if layer.endswith("_embeddings") else own.T
-        elif (one := part_of(tensor)) and one.name in (peft.name, "default"):
-            found.setdefault(one.layer, {})[one.part] = value.T
+            layer, name, value = stacked["layer"], _PARTS[stacked["part"]], value[peft.place]
+            # The code of jina-embeddings-v3 swaps A and B of an embedding.
+            found.setdefault(layer, {})[name] = value if layer.endswith("_embeddings") else value.T
+        elif (part := part_of(tensor)) and part.name in (peft.name, "default"):
+            found.setdefault(part.layer, {})[part.part] = value.T
     return {
         layer: (parts, peft.scale(layer, parts["lora_a"].shape[1]))
         for layer, parts in found.items()

@@ -1,7 +1,8 @@
-"""LoRA adapters of which each row of a batch uses one, or none.
+"""Applies LoRA adapters of which each row of a batch uses one or none.
 
-A layer computes W x + s B A x with the A and B of the row's adapter. They are stacked, padded to
-the largest rank, so that one product serves all rows. Index 0 is no adapter: its A and B are 0.
+A layer computes W x + s B A x with A and B of the row's adapter. The A and the B of all adapters
+are stacked, padded to the largest rank, so that one product serves all rows. Index 0 means no
+adapter: A and B are 0.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _CHOOSABLE = (Linear, QuantizedLinear, LoRALinear)
 class RowAdapters:
     """The adapters from which requests choose, and the choice of the pass that is being built.
 
-    names: an adapter's index is its position here plus 1.
-    chosen: the index of each row's adapter, [rows]; None if no row has one.
+    names: an adapter's index is its position in this sequence plus 1.
+    chosen: the index of each row's adapter, [rows]; None if no row has an adapter.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -39,11 +40,12 @@ class RowAdapters:
         self.chosen: mx.array | None = None
 
     def index(self, name: str) -> int:
+        """Return the index of an adapter; 0 for ''."""
         return self.names.index(name) + 1 if name else 0
 
     @contextmanager
     def using(self, names: Sequence[str]) -> Iterator[None]:
-        """Choose the adapter of each row of the passes that are built meanwhile; '' is none."""
+        """Choose the adapter of each row for the passes that are built meanwhile; '' means none."""
         if any(names):
             self.chosen = mx.array([self.index(name) for name in names], dtype=mx.uint32)
         try:
@@ -81,7 +83,7 @@ class ChoosingLinear(Module):
         chosen = self._adapters.chosen
         if chosen is None:
             return y
-        # Some layers get the tokens of all rows one after the other.
+        # For some layers, the tokens of all rows are in one dimension.
         rows = x.reshape(chosen.size, -1, x.shape[-1]).astype(self.lora_a.dtype)
         change = mx.gather_mm(rows, self.lora_a, rhs_indices=chosen)
         change = mx.gather_mm(change, self.lora_b, rhs_indices=chosen)
@@ -89,7 +91,7 @@ class ChoosingLinear(Module):
 
 
 def add_choices(model: Any, choices: Mapping[str, Adapter]) -> RowAdapters:
-    """Let rows choose among adapters, by name. Raises ModelRejected; the model is then unusable."""
+    """Let rows choose among adapters. Raises ModelRejected, after which the model is unusable."""
     adapters = RowAdapters(list(choices))
     modules = dict(model.named_modules())
     layers: dict[str, dict[int, Part]] = {}

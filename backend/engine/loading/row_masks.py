@@ -1,14 +1,14 @@
-"""Lets attention take the mask of a batch, in families whose code expects another one.
+"""Lets attention accept the mask of a batch, in families whose code expects another mask.
 
-- Gemma 2 (mlx-lm) splits its queries into groups, [rows, heads, group, tokens, size], and
-  adds a mask of [rows, 1, tokens, keys] to them unchanged. The mask's rows then align with heads:
-  the batch fails, or is wrong if there are as many rows as heads.
-- The Qwen families below (mlx-vlm) cut a mask to the length of the longest row. The batch is
-  wider than that once a longer row has left it, and then fails.
-- Inkling (mlx-vlm) makes a mask of its own, of distances to the end of the buffers and of
-  the cache's `left_padding`, as if all rows ended in the same column.
-- MiniMax M3 (mlx-lm) chooses blocks of keys by their distance to the end of the buffers.
-  Here it chooses for each row by itself, so that a row has the blocks that it has alone.
+- Gemma 2 (mlx-lm) splits its queries into groups, [rows, heads, group, tokens, size], and adds a
+  mask of [rows, 1, tokens, keys] unchanged. The mask's rows then align with heads: the batch fails,
+  or is wrong if there are as many rows as heads.
+- The Qwen families below (mlx-vlm) cut a mask to the length of the longest row. The buffers are
+  wider than that once a longer row has left the batch, and the pass then fails.
+- Inkling (mlx-vlm) makes another mask, from distances to the end of the buffers and from the
+  cache's `left_padding`, as if all rows ended in the same column.
+- MiniMax M3 (mlx-lm) chooses blocks of keys by their distance to the end of the buffers. With this
+  patch, it chooses for each row separately, so that a row has the same blocks as alone.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ def fit_row_masks(model: Any) -> None:
             patch(attention, _by_row, "_block_mask")
 
 
-def _grouped(own: Any, attention: Any, x: mx.array, mask: Any = None, cache: Any = None) -> Any:
+def _grouped(call: Any, attention: Any, x: mx.array, mask: Any = None, cache: Any = None) -> Any:
     if isinstance(mask, mx.array) and mask.ndim > 3:
         mask = mask[:, :, None]
-    return own(attention, x, mask, cache)
+    return call(attention, x, mask, cache)
 
 
-def _uncut(own: Any, attention: Any, x: mx.array, mask: Any, cache: Any, **positions: Any) -> Any:
+def _uncut(call: Any, attention: Any, x: mx.array, mask: Any, cache: Any, **positions: Any) -> Any:
     whole = None if cache is None else _AsLongAsWide(cache)
-    return own(attention, x, mask, whole, **positions)
+    return call(attention, x, mask, whole, **positions)
 
 
 class _AsLongAsWide:
-    """The cache of a layer, whose rows all seem as long as its buffers are wide."""
+    """A layer's cache that reports the width of its buffers as the length of every row."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
@@ -63,15 +63,15 @@ class _AsLongAsWide:
 
 
 def _from_ends(
-    own: Any, attention: Any, x: mx.array, cache: Any = None, conv_mask: Any = None
+    call: Any, attention: Any, x: mx.array, cache: Any = None, conv_mask: Any = None
 ) -> Any:
     if cache is not None:
         cache = (_EndsInOneColumn(cache[0]), cache[1])
-    return own(attention, x, cache, conv_mask)
+    return call(attention, x, cache, conv_mask)
 
 
 class _EndsInOneColumn:
-    """The cache of a layer, whose rows seem to have their empty columns on the left."""
+    """A layer's cache that returns each row with its unused columns on the left."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
@@ -83,23 +83,23 @@ class _EndsInOneColumn:
             return keys, values
         columns = keys.shape[2]
         self.left_padding = columns - self._cache.offset
-        places = (mx.arange(columns) - self.left_padding[:, None]) % columns
-        places = places[:, None, :, None]
-        moved = (mx.take_along_axis(part, places, axis=2) for part in (keys, values))
+        sources = (mx.arange(columns) - self.left_padding[:, None]) % columns
+        sources = sources[:, None, :, None]
+        moved = (mx.take_along_axis(part, sources, axis=2) for part in (keys, values))
         return next(moved), next(moved)
 
 
-def _by_row(own: Any, attention: Any, x: mx.array, mask: Any, offset: Any, cache: Any) -> Any:
-    together = own(attention, x, mask, offset, cache)
+def _by_row(call: Any, attention: Any, x: mx.array, mask: Any, offset: Any, cache: Any) -> Any:
+    together = call(attention, x, mask, offset, cache)
     if together is mask or cache is None or cache.lengths.even:
-        return together  # None of its blocks is dropped, or all rows have the same.
+        return together  # no block is dropped, or all rows have the same blocks
     keys, _ = cache.keys_and_values()
     tokens, columns = x.shape[1], keys.shape[2]
     found = []
     for row, end in enumerate(cache.lengths):
         only = slice(row, row + 1)
         known = _Known(keys[only, :, :end])
-        chosen = own(attention, x[only], mask[only, ..., :end], end - tokens, known)
+        chosen = call(attention, x[only], mask[only, ..., :end], end - tokens, known)
         shape = [1, attention.num_attention_heads, tokens]
         rest = mx.zeros([*shape, columns - end], mx.bool_)
         found.append(mx.concatenate([mx.broadcast_to(chosen, [*shape, end]), rest], axis=-1))
@@ -107,7 +107,7 @@ def _by_row(own: Any, attention: Any, x: mx.array, mask: Any, offset: Any, cache
 
 
 class _Known:
-    """The cache of one row, whose latest keys have been written."""
+    """A cache of one row that already contains the keys of the current tokens."""
 
     def __init__(self, keys: mx.array) -> None:
         self._keys = keys

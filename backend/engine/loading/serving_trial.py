@@ -1,16 +1,16 @@
 """Tries whether batching and stored KV change a model's answers.
 
-A few requests go through a scheduler of their own: one that starts alone, two of other lengths that
-join it, one with an image for models that accept images, and next turns that start from stored KV.
-Their log-probabilities are compared with a reference forward pass's. The whole conversation
-costs about as much as twenty tokens.
+A separate scheduler runs a few requests: one that starts alone, two of other lengths that join the
+batch, one with an image if the model accepts images, and next turns that start from stored KV. The
+log-probabilities of the answers are compared with a reference forward pass. All requests together
+take about as long as twenty tokens.
 
-If the model drafts, the same requests are answered once more with guesses in every step, some right
-and some wrong, so that steps that take wrong guesses back are compared too.
+If the model drafts, the same requests are answered again with draft tokens in every step, some
+right and some wrong, so that steps that reject draft tokens are compared too.
 
-If an answer is wrong, the same requests are tried again while less and less is shared, until all
-answers are right. What could not be tried, because memory was short or a trial failed, counts as
-wrong.
+If an answer is wrong, the same requests are tried again under stronger and stronger restrictions
+(`WAYS`), until all answers are right. What could not be tried, because memory was short or a trial
+failed, counts as wrong.
 
 A difference counts as rounding if it is small compared to the change that another token in the
 prompt causes.
@@ -47,30 +47,35 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Computes the logits, [tokens, vocabulary], of tokens. The second argument is the image or sound
-# that they begin with, the last one how many of them are the first prompt.
+# Computes the logits, [tokens, vocabulary], of tokens. The second argument is the image or audio
+# with which the tokens begin; the third is how many of the tokens are the first prompt.
 PlainPass = Callable[[Sequence[int], MediaItem | None, int], mx.array]
 
-# tokens of a prompt that is just long enough to be stored with its answer
+# Tokens of a prompt that is just long enough to be stored with its answer.
 _STORED = LEAST_STORED - 5
 _MORE = 4  # tokens of the next turn's message
 _JOIN = 1  # steps after which the others join the first request
 _SECOND_LOOK = 2  # factor on the number of answer tokens when a wrong answer is examined
-# tokens whose log-probabilities are compared at each position, besides the sampled one
+# Tokens whose log-probabilities are compared at each position, besides the sampled token.
 _ALTERNATIVES = 4
-# position, from the end of a prompt, of the token that is changed to see its effect
+# Position, from the end of a prompt, of the token that is changed to see its effect.
 _OTHER_TOKEN = 4
 _OF_CHANGE, _OF_CHANGE_IN_HALF = 1 / 64, 1 / 6  # share of that effect that may be rounding
 # Share of the largest logit that is certainly rounding: in float32, and in half precision as a
 # number of epsilons.
 _ROUNDING, _EPSILONS_IN_HALF = 1e-5, 2
 _WRONG = 1 / 3  # share of an answer's positions at which rounding may have selected another expert
-_GUESSES = 2  # guesses of each row in a step that checks guesses
+_GUESSES = 2  # draft tokens of each row in a step
 
 
 @dataclass(slots=True)
 class _Answer:
-    """A request with its answer so far. limit: tokens to generate. failed: the model failed."""
+    """A request with its answer so far.
+
+    limit: tokens to generate.
+    item: the image or audio at the beginning of the prompt.
+    failed: whether the model failed on this request.
+    """
 
     prompt: tuple[int, ...]
     limit: int
@@ -91,9 +96,11 @@ class _Answer:
 class _Talk:
     """A request, and the next turn of its conversation if there is one.
 
-    after: number of steps before the request is submitted. more: tokens of the next message.
-    next_limit: tokens to generate then. waited: whether a step has passed since the answer's end,
-    so that its KV is stored. answers: of the turns that were submitted.
+    after: number of steps before the request is submitted.
+    more: tokens of the next turn's message; empty if there is no next turn.
+    next_limit: tokens to generate in the next turn.
+    waited: whether a step has passed since the answer's end, so that its KV is stored.
+    answers: the answers of the turns that were submitted.
     """
 
     first: _Answer
@@ -104,7 +111,7 @@ class _Talk:
     answers: list[_Answer] = field(default_factory=list)
 
     def submitted(self, step: int, turns: int) -> _Answer | None:
-        """The turn to submit in this step, if there is one."""
+        """Return the turn to submit in this step, if there is one."""
         if not self.answers:
             return self._began(self.first) if self.after <= step else None
         if not self.unfinished(turns) or not self.answers[-1].complete:
@@ -116,7 +123,10 @@ class _Talk:
         return self._began(_Answer(prompt, self.next_limit, self.first.item))
 
     def unfinished(self, turns: int) -> bool:
-        """Whether another turn follows, unless the latest fails. turns: maximum number."""
+        """Return whether another turn follows.
+
+        turns: the maximum number of turns.
+        """
         latest = self.answers[-1:]
         if not latest:
             return True
@@ -128,10 +138,12 @@ class _Talk:
 
 
 class ServingTrial:
-    """The trial of one loaded model, for whose name messages have `name`.
+    """The trial of one loaded model.
 
-    plain: computes the logits that the answers are compared with. words: tokens of plain text, for
-    prompts and answers. items: one image or sound of each kind that the model accepts.
+    name: the model's name, for messages.
+    plain: computes the reference logits.
+    words: tokens of ordinary text, for prompts and answers.
+    items: one item of each kind of media that the model accepts.
     """
 
     def __init__(
@@ -149,7 +161,7 @@ class ServingTrial:
         self._answered: Sequence[Sequence[int]] = ()  # prompts with the answers to them
 
     def run(self, model: EngineModel) -> Stages[Verdict]:
-        """Restrict `model` to what it does correctly; returns the verdict.
+        """Restrict `model` to what it does correctly, and return the verdict.
 
         Begins and ends on `engine`.
         """
@@ -168,7 +180,7 @@ class ServingTrial:
         return verdict
 
     def _draft(self, model: EngineModel, drafting: Drafting, verdict: Verdict) -> Stages[Verdict]:
-        """The verdict, with whether the answers with guesses are right."""
+        """Complete the verdict by whether the answers with draft tokens are right."""
         guesser = _Recalling(self._answered, self._words)
         known = replace(drafting, most=_GUESSES, new_guessers=lambda: [guesser], cost=None)
         talks = yield from self._converse(model, self._talks(1), known)
@@ -211,7 +223,10 @@ class ServingTrial:
         return verdict
 
     def _tried(self, talks: Sequence[Sequence[_Answer]]) -> Verdict:
-        """The verdict on answers without a fault; what memory did not suffice for is not done."""
+        """Return the verdict on answers without a fault.
+
+        What could not be tried, because memory was short, is not allowed.
+        """
         if _complete(talks):
             return Verdict()
         batched = all(answers[0].complete for answers in talks)
@@ -220,11 +235,13 @@ class ServingTrial:
         return Verdict(way, complete=False)
 
     def _talks(self, look: int) -> list[_Talk]:
-        """The requests of the trial.
+        """Return the requests of the trial.
 
-        The first runs alone at the beginning. Then all others join: two texts that share a prefill
-        pass, and one request for each item. The last item's conversation goes on with a next turn,
-        which runs alone at the end.
+        The first request runs alone at the beginning. Then all others join: two texts that share a
+        prefill pass, and one request for each item. The first request and the items' requests have
+        a next turn.
+
+        look: a factor on the lengths of answers, and on the step at which requests join.
         """
         join, long, short = look * _JOIN, look * 5, look * 3
 
@@ -242,17 +259,17 @@ class ServingTrial:
     def _converse(
         self, model: EngineModel, talks: Sequence[_Talk], drafting: Drafting | None = None
     ) -> Stages[Sequence[Sequence[_Answer]]]:
-        """Have the conversations by a scheduler of their own; returns the answers of each.
+        """Run the conversations in a separate scheduler, and return the answers of each.
 
-        drafting: makes guesses for every step; None for none.
+        drafting: proposes draft tokens for every step; None for a trial without drafting.
         """
         submitted: list[_Answer] = []
 
-        def take(ticket: int, what: Undelivered | EngineError) -> None:
+        def receive(ticket: int, event: Undelivered | EngineError) -> None:
             # Not a method: the KV must be freed with the scheduler, without the garbage collector.
-            match what:
+            match event:
                 case GrowingText():
-                    submitted[ticket].logprobs += what.close().logprobs
+                    submitted[ticket].logprobs += event.close().logprobs
                 case Finished(logprobs=sampled):
                     submitted[ticket].logprobs = list(sampled or ())
                 case Overloaded():
@@ -262,8 +279,8 @@ class ServingTrial:
 
         turns = 2 if model.prompt_cache_bytes else 1
         bias = tuple((word, 1e3) for word in self._words)
-        alone = replace(model, disk=None, drafting=drafting, repetition_guard=0)
-        scheduler = Scheduler(alone, take, self._failed, Gauges())
+        separate = replace(model, disk=None, drafting=drafting, repetition_guard=0)
+        scheduler = Scheduler(separate, receive, self._failed, Gauges())
         if drafting is not None:
             scheduler.planner.widths = _EveryStep(_GUESSES)
         step = 0
@@ -282,8 +299,9 @@ class ServingTrial:
         model: EngineModel | None = None,
         wrong: float = _WRONG,
     ) -> Stages[bool]:
-        """Whether all answers equal the reference's or, if given, those of `model` alone.
+        """Return whether all answers equal the reference.
 
+        model: if given, an answer may also equal this model's answer to the request alone.
         wrong: the share of an answer's positions that may differ.
         """
         for answers in talks:
@@ -296,7 +314,7 @@ class ServingTrial:
         return True
 
     def _right(self, answers: Sequence[_Answer], wrong: float) -> list[bool]:
-        """List which answers equal those of a reference forward pass over the conversation."""
+        """Return which answers equal a reference forward pass over the conversation."""
         if any(answer.failed for answer in answers):
             return [not answer.failed for answer in answers]
         sampled = [sample for answer in answers for sample in answer.logprobs]
@@ -316,11 +334,12 @@ class ServingTrial:
         ]
 
     def _as_alone(self, model: EngineModel, answer: _Answer) -> Stages[bool]:
-        """Whether an answer that differs from the reference equals the prompt's answer alone.
+        """Return whether an answer equals the answer to the same prompt alone.
 
-        Then neither the batch nor stored KV is at fault. Some models contradict themselves:
-        mlx-lm's plamo3 attends to one token more in a prompt than in an answer once its window is
-        full. The chosen tokens are compared, up to the first that differs.
+        If it does, neither the batch nor stored KV is at fault for the difference from the
+        reference. Some models contradict themselves: mlx-lm's plamo3 attends to one token more in a
+        prompt than in an answer once its window is full. The chosen tokens are compared, up to the
+        first token that differs.
         """
         talk = _Talk(_Answer(answer.prompt, answer.limit, answer.item))
         ((alone,),) = yield from self._converse(model, [talk])
@@ -332,17 +351,18 @@ class ServingTrial:
             zip(alone.logprobs, answer.logprobs, cast(list[float], allowed.tolist()), strict=True)
         )
         same = next(
-            (at for at, (one, other, _) in enumerate(pairs) if one.token != other.token), len(pairs)
+            (at for at, (own, other, _) in enumerate(pairs) if own.token != other.token), len(pairs)
         )
         compared = pairs[: same + 1]
-        off = sum(not abs(one.logprob - other.logprob) <= most for one, other, most in compared)
+        off = sum(not abs(own.logprob - other.logprob) <= most for own, other, most in compared)
         return off < _WRONG * len(compared)
 
     def _expected(self, answers: Sequence[_Answer]) -> tuple[mx.array, mx.array, mx.array]:
         """Compute the reference log-probabilities of the tokens in a conversation's answers.
 
-        [places, tokens]. Also returns two bounds for each place: differences up to the first are
-        certainly rounding, and those up to the second may be.
+        Returns the log-probabilities, [positions, tokens], and two bounds for each position:
+        differences up to the first bound are certainly rounding, and differences up to the second
+        bound may be rounding.
         """
         answers = [answer for answer in answers if answer.logprobs]
         tokens = [*answers[-1].prompt, *answers[-1].tokens[:-1]]
@@ -363,28 +383,30 @@ class ServingTrial:
     def _of_plain(
         self, tokens: Sequence[int], answers: Sequence[_Answer]
     ) -> tuple[mx.array, mx.array, bool]:
-        """Compute reference log-probabilities, [positions, tokens], and their rounding.
+        """Compute reference log-probabilities, [positions, tokens].
 
-        Also returns how much of them is rounding, and whether they were computed in float32.
+        Also returns the size of rounding errors, and whether the model computes in float32.
         """
-        places = [len(one.prompt) - 1 + at for one in answers for at in range(len(one.logprobs))]
+        positions = [
+            len(answer.prompt) - 1 + at for answer in answers for at in range(len(answer.logprobs))
+        ]
         sampled = [sample for answer in answers for sample in answer.logprobs]
         ids = mx.array([[sample.token, *(token for token, _ in sample.top)] for sample in sampled])
         first = answers[0]
-        logits = self._plain(tokens, first.item, len(first.prompt))[mx.array(places)]
-        own = logits.astype(mx.float32)
-        values = own - mx.logsumexp(own, axis=-1, keepdims=True)
+        logits = self._plain(tokens, first.item, len(first.prompt))[mx.array(positions)]
+        precise = logits.astype(mx.float32)
+        values = precise - mx.logsumexp(precise, axis=-1, keepdims=True)
         exact = logits.dtype == mx.float32
         share = _ROUNDING if exact else _EPSILONS_IN_HALF * mx.finfo(logits.dtype).eps
         chosen = mx.take_along_axis(values, ids, axis=-1)
-        return chosen, mx.abs(own).max() * share, exact
+        return chosen, mx.abs(precise).max() * share, exact
 
     def _failed(self, where: str, fault: BaseException) -> None:
         _log.debug("trial: %s failed", where, exc_info=fault)
         self._fault = f" ({type(fault).__name__})"
 
     def _text(self, count: int, start: int) -> tuple[int, ...]:
-        """Tokens of plain text.
+        """Return tokens of ordinary text.
 
         Equal arguments give equal tokens; each `start` gives another first token.
         """
@@ -397,7 +419,10 @@ def _complete(talks: Sequence[Sequence[_Answer]]) -> bool:
 
 
 def _request(ticket: int, answer: _Answer, bias: tuple[tuple[int, float], ...]) -> Submit:
-    """The command that submits a turn. bias: selects the tokens of the answer."""
+    """Return the command that submits a turn.
+
+    bias: added to logits, so that only tokens of ordinary text are sampled.
+    """
     media = None
     if (item := answer.item) is not None:
         media = MediaPlan(answer.prompt, [Span(item.first, item)])
@@ -412,7 +437,7 @@ def _request(ticket: int, answer: _Answer, bias: tuple[tuple[int, float], ...]) 
 
 
 class _EveryStep(GuessWidth):
-    """Lets every step check guesses, even if that saves no time."""
+    """A width policy that lets every step check draft tokens, even if that saves no time."""
 
     def choose(self, rows: int, longest: int, most: int) -> int:  # noqa: ARG002, always as many
         return min(most, _GUESSES)
@@ -421,7 +446,7 @@ class _EveryStep(GuessWidth):
 class _Recalling:
     """A `Guesser` that knows the answers.
 
-    By turns it makes a wrong guess, and a right guess followed by a wrong one.
+    It alternates between one wrong draft token, and a right draft token followed by a wrong one.
     """
 
     nbytes = 0
@@ -434,7 +459,7 @@ class _Recalling:
         return [self._guesses(tuple(request.tokens), request.most) for request in asked]
 
     def forget(self, sequences: Collection[int]) -> None:
-        """Do nothing: the texts stay known."""
+        """Do nothing, because the known texts belong to no sequence."""
 
     def _guesses(self, tokens: Sequence[int], most: int) -> list[int]:
         known = len(tokens)
@@ -446,7 +471,7 @@ class _Recalling:
 
 
 def plain_pass(model: Any) -> PlainPass:
-    """Compute a text model's reference: all tokens at once, with an empty cache of mlx-lm."""
+    """Return a text model's reference forward pass: all tokens at once, with an empty cache."""
 
     def run(
         tokens: Sequence[int],

@@ -1,11 +1,12 @@
-"""How a model may be served, so that batches and stored KV do not change its answers.
+"""Decides how a model may be served, so that batches and stored KV do not change its answers.
 
-Most models work with our batched caches as they do with mlx-lm's own. The others do not raise an
-error but answer wrongly, for example because they use one position for all rows of a batch.
+Most models give the same answers with this project's batched caches as with mlx-lm's caches. The
+others raise no error but answer wrongly, for example because they use one position for all rows of
+a batch.
 
-`family_verdicts` has the verdicts that `make test-models` has found on a CPU. What they do not
-cover is tried once (`serving_trial`), in the load, before any request; the verdict is kept with the
-findings of the checkpoint. What could not be tried is not done.
+`family_verdicts` has the verdicts that `make test-models` has found on a CPU. A model that has no
+verdict there is tried once (`serving_trial`), during the load, and the verdict is stored with the
+findings of the checkpoint. What could not be tried is not allowed.
 """
 
 from __future__ import annotations
@@ -64,9 +65,10 @@ _NOT_DRAFTING = (
 class Verdict:
     """The result of a trial.
 
-    way: a key of `WAYS`. right: whether a request alone gets the reference forward pass's answer.
-    drafts: whether answers with draft tokens are right. complete: whether everything was tried;
-    memory may have been too short.
+    way: a key of `WAYS`.
+    right: whether a request alone gets the answer of the reference forward pass.
+    drafts: whether answers with draft tokens are right.
+    complete: whether everything was tried; False if memory was short or the trial failed.
     """
 
     way: str = "shared"
@@ -80,9 +82,9 @@ class Verdict:
 
 
 def family_verdict(order: LoadOrder, device: Device, *, drafts: bool) -> Verdict | None:
-    """The verdict on the family of a model; None if the tables do not cover this load.
+    """Return the verdict on the family of a model; None if the tables do not cover this load.
 
-    They were made on a CPU, with unquantised KV and without drafting.
+    The tables were made on a CPU, with unquantised KV and without drafting.
     """
     checkpoint = order.checkpoint
     model_type = checkpoint.config["model_type"]
@@ -97,15 +99,18 @@ def family_verdict(order: LoadOrder, device: Device, *, drafts: bool) -> Verdict
     return None if way is None else Verdict(way)
 
 
-def kept_verdict(kept: object) -> Verdict | None:
-    """The verdict of an earlier load, from its `value`; None if there is none."""
-    if not isinstance(kept, dict) or kept.keys() != {field.name for field in fields(Verdict)}:
+def stored_verdict(stored: object) -> Verdict | None:
+    """Return the verdict of an earlier load from its `value`; None if that is no verdict."""
+    if not isinstance(stored, dict) or stored.keys() != {field.name for field in fields(Verdict)}:
         return None
-    return Verdict(**kept) if kept["way"] in WAYS else None
+    return Verdict(**stored) if stored["way"] in WAYS else None
 
 
 def restrict(model: EngineModel, verdict: Verdict, name: str, reason: str = "") -> None:
-    """Restrict a model to what its verdict allows, and log it. reason: for the log message."""
+    """Restrict a model to what its verdict allows, and log each restriction.
+
+    reason: a clause for the log message; '' if there is none.
+    """
     reason = reason or ("" if verdict.complete else _UNTRIED)
     changes = WAYS[verdict.way]
     if any(getattr(model, field) != value for field, value in changes.items()):

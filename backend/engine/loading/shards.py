@@ -1,9 +1,9 @@
-"""The weight files of a checkpoint, checked by their headers before any weight is read.
+"""Checks the headers of a checkpoint's weight files before any weight is read.
 
-mlx-lm loads whatever files match its pattern and ignores the index, so it would report a missing
-shard as a list of missing parameters, and a truncated file as an obscure read error. Both are found
-here in milliseconds, with the name of the file. A missing file is no error yet: the model may not
-need what it held, such as a head for drafting.
+mlx-lm loads all files that match its pattern and ignores the index, so it would report a missing
+file as a list of missing parameters, and a truncated file as an obscure read error. This module
+finds both in milliseconds, with the name of the file. A missing file is no error yet, because the
+model may not need its weights, such as a head for drafting.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from common.wording import shown
 PATTERN = "model*.safetensors"  # what mlx-lm loads
 INDEX = "model.safetensors.index.json"
 
-# Weights that no model is loaded from: in Mistral's own names, and of adapters.
+# Files that models are not loaded from: weights under Mistral's names, and adapters.
 _OTHERS = ("consolidated", "adapter")
-_HEADER_LIMIT = 100_000_000  # the safetensors format's own bound
+_HEADER_LIMIT = 100_000_000  # bytes; the limit of the safetensors library
 _NUMBERED = re.compile(r"(.*-)(\d{5})-of-(\d{5})(\.safetensors)")
 _BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
@@ -36,14 +36,16 @@ _GIT_LFS = b"version https://git-lfs"
 
 
 class ShardError(ValueError):
-    """Why the weight files cannot be used: a clause for the message to the user."""
+    """Weight files cannot be used. The error's text is a clause for the message to the user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shards:
-    """The weight files, the names of all tensors in them, and their bytes.
+    """The weight files of a checkpoint.
 
-    missing: the names of files that belong to these, as a list for messages; '' if there are none.
+    tensors: the names of all tensors.
+    bytes: the size of all tensors.
+    missing: the names of missing files, as a list for messages; '' if no file is missing.
     """
 
     files: tuple[Path, ...]
@@ -53,7 +55,7 @@ class Shards:
 
 
 def weight_files(names: Iterable[str]) -> list[str]:
-    """The names of a checkpoint's weight files among those of a folder, sorted.
+    """Return the names of a checkpoint's weight files among those of a folder, sorted.
 
     If no file has a name that mlx-lm looks for, files with other names count, as for mlx-vlm.
     Earlier versions of mlx-lm wrote `weights.00.safetensors`.
@@ -66,11 +68,11 @@ def weight_files(names: Iterable[str]) -> list[str]:
 def read_shards(directory: Path) -> Shards:
     """Check every weight file of a directory. Raises ShardError."""
     files = tuple(
-        directory / name for name in weight_files(one.name for one in directory.iterdir())
+        directory / name for name in weight_files(file.name for file in directory.iterdir())
     )
     present = {path.name for path in files}
     missing = sorted(_expected(directory, present) - present)
-    # A part that is missing may be the one for images.
+    # The index names the tensors of missing files too, which may be the model's part for images.
     tensors = set(indexed_tensors(directory)) if missing else set[str]()
     total = 0
     for path in files:
@@ -84,7 +86,7 @@ def read_shards(directory: Path) -> Shards:
 
 
 def _beside(directory: Path, present: set[str]) -> set[str]:
-    """The tensors of files that mlx-lm does not load, and mlx-vlm does."""
+    """Return the names of tensors in files that mlx-vlm loads and mlx-lm does not."""
     tensors = set[str]()
     for path in all_weight_files(directory):
         if path.name in present:
@@ -95,26 +97,26 @@ def _beside(directory: Path, present: set[str]) -> set[str]:
 
 
 def all_weight_files(directory: Path) -> list[Path]:
-    """The weight files of a checkpoint, also those that mlx-lm does not load."""
+    """Return the weight files of a checkpoint, including files that mlx-lm does not load."""
     files = sorted(directory.glob("[!.]*.safetensors"))
     return [path for path in files if not path.name.startswith(_OTHERS) and path.is_file()]
 
 
 def indexed_tensors(directory: Path) -> frozenset[str]:
-    """Tensor names from the index alone, for checks before the weights are downloaded."""
+    """Return the tensor names in the index, for checks before the weights are downloaded."""
     return frozenset(_weight_map(directory))
 
 
 def indexed_files(directory: Path) -> frozenset[str]:
-    """The names of the files that the index lists."""
+    """Return the names of the files that the index lists."""
     return frozenset(_weight_map(directory).values())
 
 
 def _expected(directory: Path, present: set[str]) -> set[str]:
-    """The files that belong together, by the index or else by their numbers.
+    """Return the files that belong together, by the index or else by their numbers.
 
-    An index that names none of the existing files was left over by a conversion, and mlx-lm loads
-    such a checkpoint.
+    An index that lacks some of the present files is ignored: a conversion left it behind, and
+    mlx-lm loads such a checkpoint.
     """
     indexed = indexed_files(directory)
     if present <= indexed:
@@ -139,7 +141,13 @@ def _weight_map(directory: Path) -> dict[str, str]:
 
 
 def read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    """The tensors of one file by name, and the bytes of their data, where `file` then stands."""
+    """Read the header of a weight file, and leave `file` at the beginning of the data.
+
+    name: the file's name, for messages.
+    size: the file's size in bytes.
+
+    Returns the tensors' entries by name, and the size of the data in bytes. Raises ShardError.
+    """
     start = file.read(8)
     if (start + file.read(len(_GIT_LFS) - 8)).startswith(_GIT_LFS):
         raise ShardError(f"{name} is a Git LFS pointer: fetch the file itself with git lfs pull")
@@ -167,9 +175,10 @@ def read_header(name: str, file: BinaryIO, size: int) -> tuple[dict[str, Any], i
 
 
 def _end(name: str, tensor: str, entry: dict[str, Any]) -> int:
-    """Where the data of a tensor ends, if the sizes in its entry are consistent.
+    """Return the offset at which the data of a tensor ends.
 
-    Raises ShardError, and other exceptions for an entry of another form.
+    Raises ShardError if the sizes in the entry are inconsistent, and other exceptions if the entry
+    has another form.
     """
     dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, start, end)):

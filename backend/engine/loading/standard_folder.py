@@ -1,4 +1,4 @@
-"""A model's folder in the form that mlx-lm, mlx-vlm and transformers read."""
+"""Provides a model's folder in the form that mlx-lm, mlx-vlm and transformers read."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _MOST_BYTES = 256 * MIB
 def standard_folder(folder: Path) -> Iterator[Path]:
     """Yield `folder`, or a temporary folder with links to its files if these need a change.
 
-    JSON files lose a byte order mark, which Windows' editors write and Python's parser refuses. A
-    generation_config.json that is not valid is left out. Weight files get names that mlx-lm looks
-    for. Raises OSError.
+    A byte order mark, which editors on Windows write and Python's parser refuses, is removed from
+    JSON files. An invalid generation_config.json is left out. Weight files get names that mlx-lm
+    looks for. Raises OSError.
     """
     entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     marked = [entry for entry in entries if entry.suffix == ".json" and _is_marked(entry)]
@@ -43,7 +43,7 @@ def standard_folder(folder: Path) -> Iterator[Path]:
             path = Path(made) / renamed.get(entry.name, entry.name)
             if entry in marked:
                 path.write_bytes(entry.read_bytes().removeprefix(codecs.BOM_UTF8))
-            # The index has the earlier names.
+            # The index has the original names of the weight files, so it is left out too.
             elif not (renamed and entry.name == INDEX) and not (fault and entry.name == _DEFAULTS):
                 path.symlink_to(entry.absolute())
         yield Path(made)
@@ -57,6 +57,9 @@ def _is_marked(path: Path) -> bool:
 
 
 def _is_safe(path: Path) -> bool:
-    """Whether a file can be read: a pipe would wait for a writer, a file of the kernel, of size 0,
-    may have no end, and a very large file is refused later."""
+    """Return whether a file may be read.
+
+    Opening a pipe would wait for a writer, a file of the kernel (of size 0) may have no end, and a
+    very large file is refused later.
+    """
     return path.is_file() and 0 < path.stat().st_size <= _MOST_BYTES

@@ -1,8 +1,8 @@
-"""Tokenizers in Mistral's own format: a `tekken.json`, often without a chat template.
+"""Supports tokenizers in Mistral's format: a `tekken.json`, often without a chat template.
 
 transformers reads the vocabulary. Only mistral-common knows the names of the special tokens and the
-format of conversations; its instruct tokenizers v3 to v13 are followed here (`tests/engine/tekken`
-compares the tokens).
+format of conversations; this module follows its instruct tokenizers v3 to v13
+(`tests/engine/tekken` compares the tokens).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TEMPLATE = """
     {%- for part in content or [] %}
       {%- if part.type == "text" %}{{- part.text }}
       {%- elif part.type == "image" %}{{- "[IMG]" }}
-      {%- else %}{{- raise_exception("content of type " + part.type + " is not understood") }}
+      {%- else %}{{- raise_exception("content of type " + part.type + " is not supported") }}
       {%- endif %}
     {%- endfor %}
   {%- endif %}
@@ -88,9 +88,9 @@ _TEMPLATE = """
 
 
 def of_tekken(path: Path) -> dict[str, Any]:
-    """The arguments that transformers needs to load a folder's `tekken.json`.
+    """Return the arguments that transformers needs to load a folder's `tekken.json`.
 
-    There are none if the folder has a `tokenizer.json`, or no `tekken.json`. Raises ValueError for
+    They are empty if the folder has a `tokenizer.json`, or no `tekken.json`. Raises ValueError for
     a file of the oldest format.
     """
     tekken = _read(path)
@@ -106,20 +106,20 @@ def of_tekken(path: Path) -> dict[str, Any]:
 
 
 def settle_chats(tokenizer: Any, path: Path) -> None:
-    """Make an mlx-lm tokenizer that uses this module's template render like mistral-common."""
+    """Let a tokenizer of mlx-lm that uses this module's template render as mistral-common does."""
     tekken = _read(path)
     if tekken is None or not _is_written_here(path, _special(tekken)):
         return
     version = _version(tekken)
 
-    def write(messages: Any, *, tools: Any = None, **arguments: Any) -> Any:
+    def render(messages: Any, *, tools: Any = None, **arguments: Any) -> Any:
         return tokenizer._tokenizer.apply_chat_template(
             settled_messages(messages, version),
             tools=settled_tools(tools),
             **arguments | {"tokenize": False},
         )
 
-    tokenizer._chat_template = write
+    tokenizer._chat_template = render
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -1,7 +1,7 @@
 """Normalises conversations to the order and form in which mistral-common renders them.
 
-In its versions v3 to v13, neighbouring messages of one role are merged, JSON gets uniform spacing,
-and tools get the fields that it knows.
+mistral-common's tokenizers v3 to v13 merge neighbouring messages of the same role, give JSON
+uniform spacing, and write only some fields of tools.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-_APART = "\n\n"  # texts and messages that are merged
+_APART = "\n\n"  # between merged texts or messages
 _SORTS = 11  # from this version on, results are sorted in the order of their calls
 _SEVENTH = 7  # before this version, the system prompt is in the last question, and results are JSON
 
@@ -19,7 +19,7 @@ Message = dict[str, Any]
 
 
 def settled_messages(messages: Iterable[Mapping[str, Any]], version: int) -> list[Message]:
-    """The messages in the form that the template expects."""
+    """Return the messages in the form that the template expects."""
     settled: list[Message] = []
     for role, group in itertools.groupby(messages, lambda message: message.get("role")):
         together = list(group)
@@ -43,7 +43,7 @@ def settled_messages(messages: Iterable[Mapping[str, Any]], version: int) -> lis
 
 
 def settled_tools(tools: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """The tools with mistral-common's fields, in its order."""
+    """Return the tools with only the fields that mistral-common writes, in the same order."""
     if not tools:
         return None
     functions = [tool.get("function") or {} for tool in tools]
@@ -61,7 +61,7 @@ def settled_tools(tools: Iterable[Mapping[str, Any]] | None) -> list[dict[str, A
 
 
 def _content(messages: Sequence[Mapping[str, Any]]) -> str | list[Any]:
-    """The contents of several messages as one: text, or parts if one of them is not text."""
+    """Merge the contents of messages: to a string, or to parts if a part is not text."""
     parts: list[Any] = []
     for message in messages:
         content = message.get("content") or ()
@@ -103,12 +103,12 @@ def _results(
         results = [{**result, "content": _read(result["content"] or "{}")} for result in results]
     if version >= _SORTS:
         order = {call.get("id"): at for at, call in enumerate(calls)}
-        results.sort(key=lambda one: order.get(one.get("tool_call_id"), len(order)))
+        results.sort(key=lambda result: order.get(result.get("tool_call_id"), len(order)))
     return results
 
 
 def _read(text: Any) -> Any:
-    """The value of JSON text; the text itself if it is not JSON."""
+    """Return the value of a JSON string; the argument itself if it is not JSON."""
     try:
         return json.loads(text)
     except (TypeError, ValueError, RecursionError):

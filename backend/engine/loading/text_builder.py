@@ -1,4 +1,4 @@
-"""Builds a model that generates text, and also answers Embedding."""
+"""Builds a model that generates text and also answers Embedding requests."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from backend.engine.loading.row_masks import fit_row_masks
 from backend.engine.loading.serving_verdict import (
     Verdict,
     family_verdict,
-    kept_verdict,
     restrict,
+    stored_verdict,
 )
 from backend.engine.loading.stages import Stages
 from backend.engine.loading.traits import measure, measure_passes
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_LEAST_CONTEXT = 512  # tokens; a model that cannot hold them refuses requests one by one
+_LEAST_CONTEXT = 512  # tokens; if memory cannot hold them, requests are refused one by one
 _FEW_WORDS = 16  # minimum; with fewer words, the vocabulary's first tokens are used instead
 _WORDS = "The quick brown fox jumps over the lazy dog, and 12 boxing wizards pack my jug quickly."
 
@@ -62,8 +62,9 @@ _WORDS = "The quick brown fox jumps over the lazy dog, and 12 boxing wizards pac
 class MediaInput:
     """A model's image and audio input.
 
-    tried: an item of each kind that it accepts, for the trial. end_tokens: those that its processor
-    names in addition to the checkpoint's. plain: its reference forward pass, by mlx-vlm's code.
+    tried: an item of each kind of media that the model accepts, for the trial.
+    end_tokens: end tokens that the model's processor names and the checkpoint does not.
+    plain: the model's reference forward pass, by mlx-vlm's code.
     """
 
     reader: MediaReader
@@ -83,8 +84,9 @@ def build(
 ) -> Stages[Built]:
     """Build the model. Begins on `files`, ends on `engine`. Raises ModelRejected, InvalidRequest.
 
-    open_model: as for `load_model`. open_media_input: creates the image and audio input; it takes
-    the model, its prompts and the width of its logits.
+    open_model: as for `load_model`.
+    open_media_input: creates the image and audio input, from the model, the builder of its prompts
+        and the width of its logits; None for a model that accepts only text.
     """
     settings, request, ranks = order.settings, order.request, order.ranks
     yield "engine"
@@ -133,7 +135,8 @@ def build(
     taken = loaded.weights_bytes + (drafting.weights_bytes if drafting else 0)
     taken += loaded.experts.working_bytes if loaded.experts else 0
     if open_media_input is not None:
-        # The processor's cache takes one half; the other half, features, is freed for sequences.
+        # The processor's cache takes one half of vision_cache_mib. The other half is for features,
+        # which are freed when sequences need the memory.
         taken += settings.vision_cache_mib * MIB // 2
         if taken >= (limit := device.memory_limit(here, settings)):
             raise ModelRejected.because(
@@ -228,7 +231,7 @@ def build(
         form, verdict = _served_form(order, engine), None
         if settings.load_trial is None:
             verdict = family_verdict(order, here, drafts=drafting is not None)
-            verdict = verdict or kept_verdict(verdicts.get(form))
+            verdict = verdict or stored_verdict(verdicts.get(form))
         if verdict is None:
             verdict = yield from _try(order, loaded, engine, prompts, media_input)
             if verdict.complete:
@@ -296,7 +299,12 @@ def build(
 
 
 def _fitting(name: str, own: int, fits: int, room: int) -> int:
-    """The context where none is configured. own: the model's. fits: tokens that memory holds."""
+    """Return the context size, in tokens, of a model for which none is configured.
+
+    own: the model's context size.
+    fits: the number of tokens whose KV fits into memory.
+    room: bytes that are left for KV; for the log message.
+    """
     context_size = min(own, max(fits, _LEAST_CONTEXT))
     if context_size < own:
         _log.warning(
@@ -339,7 +347,7 @@ def _try(
 
 
 def _served_form(order: LoadOrder, engine: EngineModel) -> str:
-    """What a verdict depends on besides the checkpoint, as the key of the verdict."""
+    """Return the key under which a verdict is stored: all it depends on besides the checkpoint."""
     drafting, draft = engine.drafting, order.draft or order.head
     drafter = model_digest(draft.path, dtype="") if draft is not None else ""
     return (
@@ -354,11 +362,12 @@ def _later(
     most: int,
     finish: Callable[[], None] | None,
 ) -> Stages[None]:
-    """What the first answers do not need.
+    """Do the work that the first answers do not need.
 
-    most: maximum length of a prompt that is run; 0 where ranks divide the model, because a warm-up
-        begins with empty executors on all of them, and rank 0's planner knows their entries.
-    finish: what the load left to measure.
+    most: maximum length of a warm-up prompt; 0 where ranks divide the model, because a warm-up
+        empties the executors of all ranks, while rank 0's planner still lists their cached
+        prefixes.
+    finish: measures what the load did not measure; None if the load measured everything.
     """
     yield "engine"
     constraints.prepare()

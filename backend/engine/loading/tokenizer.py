@@ -1,4 +1,4 @@
-"""The tokenizer of a checkpoint: mlx-lm's wrapper, with the user's special tokens."""
+"""Loads the tokenizer of a checkpoint, as mlx-lm's wrapper with the user's special tokens."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from backend.engine.prompting.template_limits import limit_templates
 from backend.engine.settings import Settings
 from common.wording import did_you_mean, shown
 
-_MOST_GROWTH = 1000  # times longer than the text; normalizers of published models stay below 20
-_MOST_UNUSED = 1 << 20  # token ids without a token, below the highest one
+_MOST_GROWTH = 1000  # times longer than the text; the normalizers of published models stay below 20
+_MOST_UNUSED = 1 << 20  # ids below the highest id that have no token
 # The parts of config.json that describe the text model, by family.
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(checkpoint: Checkpoint, settings: Settings) -> TokenizerWrapper:
-    """Load the tokenizer, from local files alone. Raises ModelRejected, InvalidRequest.
+    """Load the tokenizer from local files alone. Raises ModelRejected, InvalidRequest.
 
-    A special token that the vocabulary lacks would be added to it, under an id that the model
-    never writes and cannot read, so it is refused.
+    A special token that the vocabulary lacks is refused, because it would be added under an id that
+    the model never writes and cannot read.
     """
     limit_templates()
     extra: dict[str, Any] = {
@@ -91,12 +91,15 @@ def _opened(checkpoint: Checkpoint, extra: dict[str, Any]) -> TokenizerWrapper:
 def despite_checks(
     config: Mapping[str, Any], attempt: Callable[[dict[str, Any]], _Opened]
 ) -> _Opened:
-    """Open a tokenizer or processor with transformers, which first checks all of config.json.
+    """Open a tokenizer or processor with transformers, even if transformers refuses config.json.
 
-    transformers refuses some values that published models have and MLX takes (Llama 4's
-    attn_temperature_tuning of 4, EXAONE 4's pattern "LLLG"). A tokenizer needs only two keys of
-    config.json, so if the first attempt fails, a second one gets only these. attempt: takes
-    further arguments for `from_pretrained`. Raises what the first attempt raised.
+    transformers checks all of config.json, and refuses some values of published models that MLX
+    accepts (Llama 4's attn_temperature_tuning of 4, EXAONE 4's pattern "LLLG"). A tokenizer needs
+    only two keys, so if the first attempt fails, a second attempt gets only these two.
+
+    attempt: opens the tokenizer, with additional arguments for `from_pretrained`.
+
+    Raises what the first attempt raised.
     """
     try:
         return attempt({})
@@ -111,10 +114,10 @@ def despite_checks(
 
 
 def remember_no_words(tokenizer: Any) -> None:
-    """Switch off the cache of split words in a tokenizer that has not encoded anything yet.
+    """Switch off the cache of words in a tokenizer that has not encoded anything yet.
 
-    The library never frees what such a cache holds for a thread that has used it, so every load
-    of a model would leave some KiB. Without it, a prompt takes about as long to encode.
+    The library never frees the part of the cache that belongs to a thread, so every load of a model
+    would leave some KiB in memory. Encoding a prompt without the cache takes about as long.
     """
     network = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     resize = getattr(network, "_resize_cache", None)
@@ -123,7 +126,7 @@ def remember_no_words(tokenizer: Any) -> None:
 
 
 def _fault_of(folder: Path, fault: Exception) -> str:
-    """Which file of a tokenizer that failed is to blame: a clause for the message to the user."""
+    """Return a clause that names the file because of which a tokenizer could not be opened."""
     from tokenizers import Tokenizer
 
     file = folder / "tokenizer.json"
@@ -141,8 +144,8 @@ def _fault_of(folder: Path, fault: Exception) -> str:
 def _require_bounded(name: str, tokenizer: TokenizerWrapper) -> None:
     """Refuse a tokenizer that can fill the memory.
 
-    One can do so by tables with an entry for every token id up to the highest, or by turning a
-    short text into a long one.
+    Tables have an entry for every token id up to the highest, and a normalizer may turn a short
+    text into a long text.
     """
     vocabulary = tokenizer.get_vocab()
     highest = max(vocabulary.values(), default=0)
@@ -163,10 +166,10 @@ def _require_bounded(name: str, tokenizer: TokenizerWrapper) -> None:
 
 
 def _growth(normalizer: dict[str, Any]) -> float:
-    """How many times longer, in bytes, a normalizer may make a text.
+    """Return how many times longer, in bytes, a normalizer may make a text.
 
-    It is an upper bound of the normalizer's own replacements. Unicode's normal forms, which
-    lengthen a text at most 18 times, are left out.
+    The figure is an upper bound. Unicode's normal forms, which lengthen a text at most 18 times,
+    are left out.
     """
     match normalizer:
         case {"type": "Sequence", "normalizers": [*parts]}:
@@ -183,9 +186,9 @@ def _growth(normalizer: dict[str, Any]) -> float:
 
 
 def end_tokens(tokenizer: TokenizerWrapper, *configs: dict[str, Any]) -> frozenset[int]:
-    """Every token that ends an answer, according to the tokenizer and all configurations.
+    """Return every token that ends an answer, according to the tokenizer and all configurations.
 
-    They often disagree: one file may name a base model's end of text, another the end of a turn.
+    The files often disagree: one may name the end of a text, and another the end of a turn.
     """
     found = {int(token) for token in tokenizer.eos_token_ids}
     for name in ("eos_token_id", "eos_token_ids"):
@@ -202,7 +205,7 @@ def _ends_of(config: Mapping[str, Any]) -> set[int]:
 
 
 def _ids(value: object) -> set[int]:
-    """The token ids in a value: numbers, or numbers in strings as some tools write them."""
+    """Return the token ids in a value: numbers, or numbers in strings as some tools write them."""
     values = value if isinstance(value, list) else [value]
-    texts = [str(one) for one in values if isinstance(one, int | float | str)]
+    texts = [str(item) for item in values if isinstance(item, int | float | str)]
     return {int(match[1]) for text in texts if (match := re.fullmatch(r"(\d{1,18})(\.0)?", text))}

@@ -1,9 +1,9 @@
 """Measures, on a model's first tokens, the figures on which scheduling depends.
 
-The figures of an earlier load of the same checkpoint are used again (`findings`).
+A later load of the same checkpoint uses the same figures (`findings`).
 
-Ranks that divide a model measure together, because each of their forward passes needs all of them.
-They agree on one set of figures, because rank 0 plans for all.
+Ranks that divide a model measure together, because each forward pass needs all ranks. They agree on
+one set of figures, because rank 0 plans for all ranks.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _SMALL_BYTES = 2 * GIB  # weights that one thread reads in a fifth of a second
 class Traits:
     """The fields of `EngineModel` with these names.
 
-    room: bytes left after the weights, on the rank with the least. shards: for each rank, the
-    fields of its `Shard`, and `bytes` of its weights. bounded: whether `passes` are an upper bound,
-    which `measure_passes` replaces.
+    room: bytes of MLX's memory limit that the weights leave, on the rank that has the least left.
+    shards: for each rank, the fields of its `Shard`, and the size of its weights as `bytes`.
+    bounded: whether `passes` is an upper bound, which `measure_passes` replaces.
     """
 
     vocabulary: int
@@ -54,7 +54,7 @@ class Traits:
 
     @property
     def figures(self) -> Value:
-        """What forward passes have shown, for later loads of the same checkpoint."""
+        """The figures that forward passes have shown, for later loads of the same checkpoint."""
         return {
             "vocabulary": self.vocabulary,
             "head": self.head.path,
@@ -68,8 +68,10 @@ class Traits:
 class _Form:
     """How a model stores KV.
 
-    recurrent: some layers have a state. known: the size of every layer can be measured with one
-    token.
+    batches: whether rows can be batched.
+    trims: whether KV can always be cut to a shorter prefix.
+    recurrent: whether some layers have a recurrent state.
+    known: whether the size of every layer's KV can be measured with one token.
     """
 
     batches: bool
@@ -79,7 +81,7 @@ class _Form:
 
 
 def measure_passes(model: Any, traits: Traits) -> None:
-    """Replace an upper bound of the cost of passes, while no sequence is charged."""
+    """Measure the cost of passes in place of an upper bound. No sequence may be running."""
     traits.passes.become(pass_cost(model, traits.vocabulary, all_logits=not traits.head.found))
 
 
@@ -90,10 +92,14 @@ def measure(
     member: Member | None = None,
     known: Value | None = None,
 ) -> Stages[Traits]:
-    """Measure a loaded model, in several stages; ends on `engine`. limit: bytes that MLX may use.
+    """Measure a loaded model, in several stages; ends on `engine`.
 
-    known: the `figures` of an earlier load, if there was one; then no pass is run. Raises
-    ModelRejected, InvalidRequest, and NotFinite for a model that could not answer any prompt.
+    limit: bytes that MLX may use.
+    member: this rank, if ranks divide the model.
+    known: the `figures` of an earlier load, with which no pass is run; None if there are none.
+
+    Raises ModelRejected, InvalidRequest, and NotFinite if the logits of the first token are not
+    finite.
     """
     model = loaded.model
     try:
@@ -118,22 +124,22 @@ def measure(
         )
         if loaded.weights_bytes < _SMALL_BYTES:
             figures = _on_one_thread(figures)
-        # Either all ranks compute it or none: if the load ended between two stages on one of them,
-        # the others would wait in a collective for ever.
+        # With several ranks, all stages run at once: if the load ended between two stages on one
+        # rank, the others would wait in a collective for ever.
         cost, together, vocabulary, head, passes, bounded = (
             at_once(figures) if member is not None else (yield from figures)
         )
         room, shards = limit - loaded.weights_bytes, ()
         if member is not None:
             assert loaded.shard is not None
-            own = {
+            report = {
                 "together": together,
                 "cost": asdict(cost),
                 "passes": asdict(passes),
                 "room": room,
                 "shard": asdict(loaded.shard) | {"bytes": loaded.weights_bytes},
             }
-            reports = member.agree(own)
+            reports = member.agree(report)
             room = min(report["room"] for report in reports)
             shards = tuple(report["shard"] for report in reports)
             together = all(report["together"] for report in reports)
@@ -161,22 +167,22 @@ def measure(
 
 
 def _on_one_thread(stages: Stages[_Figures]) -> Stages[_Figures]:
-    """Run each stage on one BLAS thread: the passes are too short to notice busy neighbours."""
+    """Run each stage on one BLAS thread, because its passes are too short to notice busy cores."""
     while True:
         with one_blas_thread():
             try:
-                place = next(stages)
+                thread = next(stages)
             except StopIteration as end:
                 figures: _Figures = end.value
                 return figures
-        yield place
+        yield thread
 
 
 _Figures = tuple[CacheCost, bool, int, LogitsHead, PassCost, bool]
 
 
 def _known_figures(model: Any, known: Value) -> Stages[_Figures]:
-    """The figures of an earlier load."""
+    """Return the figures of an earlier load."""
     yield "engine"
     head = LogitsHead(model, known["vocabulary"], known["head"])
     cost, passes = _cost_of(known["cost"]), PassCost(**known["passes"])
@@ -184,7 +190,10 @@ def _known_figures(model: Any, known: Value) -> Stages[_Figures]:
 
 
 def _figures(model: Any, form: _Form, *, hurried: bool) -> Stages[_Figures]:
-    """The figures that need forward passes. hurried: whether a bound is enough for some."""
+    """Measure the figures that need forward passes.
+
+    hurried: whether an upper bound of the cost of passes is enough for now.
+    """
     yield "engine"
     first = FirstPass(model)
     vocabulary = first.logits.shape[-1]
@@ -217,7 +226,7 @@ def _cost_of(value: Value) -> CacheCost:
 
 
 def _largest_cost(costs: Sequence[CacheCost]) -> CacheCost:
-    """A cost that is at least that of a row on any rank."""
+    """Return a cost that is at least the cost of a row on any rank."""
     windowed = max((cost.windowed for cost in costs), key=lambda all_: sum(s * m for s, m in all_))
     return CacheCost(
         max(cost.per_token for cost in costs), max(cost.fixed for cost in costs), windowed

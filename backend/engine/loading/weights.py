@@ -1,8 +1,8 @@
 """Loads a checked directory as a model in memory.
 
-Weights are opened lazily, cast, and evaluated a slice at a time. The peak of memory stays near the
-final size, and running streams and a cancelled load wait for one slice only. Nothing stays lazy: an
-array that was recorded on one thread cannot be evaluated on another.
+Weights are opened lazily, cast, and evaluated one slice at a time. Memory therefore peaks near the
+final size, and running streams and a cancelled load wait for one slice only. No weight stays lazy,
+because an array that was recorded on one thread cannot be evaluated on another.
 """
 
 from __future__ import annotations
@@ -58,12 +58,16 @@ _PROGRESS_SECONDS = 2.0
 class LoadedModel:
     """A model that is ready to compute, and its properties.
 
-    dtype: of the floating-point weights, e.g. `bfloat16`; of the scales if they are quantised.
+    dtype: the type of floating-point weights, such as `bfloat16`, or of the scales of quantised
+        weights.
     dequantized: whether the weights are quantised in the checkpoint and dense in memory.
-    context_size: the model's own. chat_template: None if it has none. adapter_digest: identifies
-    its adapters, for the keys of caches; '' if there are none. shard: this rank's part of the
-    model; None if it has the whole model. experts: the cache of those that stay in the checkpoint's
-    files, which `weights_bytes` contains; None if none do.
+    context_size: the model's context in tokens, before the user's limit.
+    weights_bytes: the size of the weights in memory, including the cache of `experts`.
+    chat_template: None if the model has no template.
+    adapter_digest: identifies the adapters in the keys of caches; '' if there are none.
+    row_adapters: the adapters from which requests choose; None if there are none.
+    shard: this rank's part of the model; None if it has the whole model.
+    experts: the cache of experts that stay in the checkpoint's files; None if no expert does.
     """
 
     name: str
@@ -83,7 +87,7 @@ class LoadedModel:
 
     @property
     def arithmetic(self) -> str:
-        """Names the data type of computations. Models that differ in it have different KV."""
+        """The name of the data type of computations. KV of different names differs."""
         if not self.dequantized:
             return self.dtype
         packed = self.experts is not None and self.experts.packed
@@ -114,10 +118,15 @@ def load_model(
 ) -> Stages[LoadedModel]:
     """Load a checkpoint with its adapters; ends on `engine`. Raises ModelRejected, InvalidRequest.
 
-    dtype: the load request's own field. open_model: creates the model, with weights still lazy, and
-    returns its configuration too; None means mlx-lm's function. member: the rank whose part is
-    loaded; None means the whole model. offloads: whether experts may stay in the files. After an
-    error nothing stays in memory.
+    After an error nothing stays in memory.
+
+    dtype: the field of the load request.
+    adapters: adapters to apply to all requests.
+    choices: adapters from which requests choose, by name.
+    open_model: creates the model with lazy weights, and returns the model and its configuration;
+        None means mlx-lm's function.
+    member: this rank, to load its part of the model; None to load the whole model.
+    offloads: whether experts may stay in the files.
     """
     type_ = weight_type(device, weight_dtype(settings, dtype))
     try:
@@ -170,9 +179,9 @@ def _load(
     yield "engine"
     reports: Sequence[Value] = ()
     if member is not None:
-        own = fingerprint(checkpoint, type_ or "") | {"memory": memory_limit(device, settings)}
-        reports = member.agree(own)
-        if member.place.rank == 0:  # the others would log the same again
+        report = fingerprint(checkpoint, type_ or "") | {"memory": memory_limit(device, settings)}
+        reports = member.agree(report)
+        if member.place.rank == 0:  # the other ranks would log the same again
             require_alike(checkpoint.name, member.place, reports)
     if open_model is not None:
         model, config = open_model(checkpoint.path)
@@ -210,12 +219,12 @@ def _load(
     if member is not None and shard is None:
         shard = keep_heads(model, checkpoint.name, config, member.place)
     size = bytes_of(model)
-    taken = size + (experts.nbytes + experts.working_bytes if experts else 0)
-    if taken > limit:
-        raise _too_large(checkpoint.name, taken, limit)
+    needed = size + (experts.nbytes + experts.working_bytes if experts else 0)
+    if needed > limit:
+        raise _too_large(checkpoint.name, needed, limit)
     yield from evaluate(model, size)
-    # Starting a layer early would start a pass that may never be completed, and between ranks that
-    # must not happen.
+    # A layer that starts early may belong to a pass that is never completed. This must not happen
+    # between ranks, because the other ranks would wait.
     if starts_layers_early(device) and member is None:
         from backend.engine.loading.early_layers import start_layers_early
 
@@ -241,7 +250,7 @@ def _load(
 def _offload(
     model: Any, checkpoint: Checkpoint, settings: Settings, limit: int
 ) -> Stages[CachedExperts | None]:
-    """Leave the experts in the files, if they are to stay there; ends on `engine`."""
+    """Leave the experts in the files if the settings or memory require it; ends on `engine`."""
     wanted, size = settings.expert_cache_mib, bytes_of(model)
     if wanted == 0 or (wanted is None and size <= limit):
         return None
@@ -270,34 +279,37 @@ def _too_large(name: str, size: int, limit: int, why: str = "") -> ModelRejected
 
 
 def mlx_lm_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
-    """mlx-lm's classes of a model and of its configuration, to which fields of RoPE are added.
+    """Return mlx-lm's classes of a model and its arguments; add `earlier_fields` to `config`.
 
-    DeepSeek-V3 has a head for multi-token prediction as one more layer, which mlx-lm drops
-    from the checkpoint where its number is 61. Smaller models of this type have it too, under the
-    number of their own layers.
+    DeepSeek-V3 has a head for multi-token prediction as one more layer, which mlx-lm drops if its
+    number is 61. In smaller models of this type, the head has another number.
     """
     from mlx_lm.utils import _get_classes
 
-    own, arguments = _get_classes(config)
+    family, arguments = _get_classes(config)
     config |= earlier_fields(config, _names(arguments))
     part = config.get("text_config")
     if isinstance(part, dict):
         part |= earlier_fields(part, _names(_of_text(arguments, part)))
     if config["model_type"] != "deepseek_v3":
-        return own, arguments
+        return family, arguments
     heads = re.compile(rf"model\.layers\.{config['num_hidden_layers']}\..*")
 
     def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        kept = {name: value for name, value in weights.items() if not heads.fullmatch(name)}
-        found: dict[str, mx.array] = own.sanitize(self, kept)
+        rest = {name: value for name, value in weights.items() if not heads.fullmatch(name)}
+        found: dict[str, mx.array] = family.sanitize(self, rest)
         return found
 
-    made = type(own.__name__, (own,), {"sanitize": sanitize, "__module__": own.__module__})
-    return made, arguments
+    members = {"sanitize": sanitize, "__module__": family.__module__}
+    return type(family.__name__, (family,), members), arguments
 
 
 def _of_text(arguments: Any, part: dict[str, Any]) -> Any:
-    """mlx-lm's class for the arguments of the text part. arguments: those of the whole model."""
+    """Return mlx-lm's class for the arguments of the text part; None if it is unknown.
+
+    arguments: the class for the arguments of the whole model.
+    part: the configuration of the text part.
+    """
     from mlx_lm.utils import _get_classes
 
     module = sys.modules[arguments.__module__]
@@ -319,8 +331,9 @@ def cast(model: Any, name: str) -> None:
     """Cast all floating-point weights, including scales and biases, when they are evaluated.
 
     Some weights must stay in float32 (a router's correction, a recurrence's decay): a model lists
-    them in its `cast_predicate`. So must the scales of whole experts (nvfp4's `global_scale`),
-    which MLX's kernels take in no other type. Packed integers and integer scales are not changed.
+    them in its `cast_predicate`. The scales of whole experts (nvfp4's `global_scale`) must stay in
+    float32 too, because MLX's kernels accept no other type. Packed integers and integer scales are
+    not changed.
     """
     import mlx.core as mx
     from mlx.utils import tree_map_with_path
@@ -339,7 +352,7 @@ def cast(model: Any, name: str) -> None:
 
 
 def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
-    """Make quantised weights dense if memory allows; returns whether any were."""
+    """Make quantised weights dense if memory allows, and return whether any became dense."""
     import mlx.core as mx
 
     from backend.engine.loading.dense import dense_growth, make_dense, quantized_layers
@@ -352,8 +365,7 @@ def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
     room = dense_room(device, limit, mx.get_active_memory())
     if size > room:
         _log.info(
-            "model %s stays quantised: dense weights would take %d MiB, and %d MiB may be taken"
-            " for them",
+            "model %s stays quantised: dense weights need %d MiB, but may use only %d MiB",
             shown(name),
             size // MIB,
             room // MIB,
@@ -364,7 +376,10 @@ def _make_dense(model: Any, name: str, device: Device, limit: int) -> bool:
 
 
 def evaluate(model: Any, total: int) -> Stages[None]:
-    """Compute the weights, a slice in each stage; ends on `engine`. total: their bytes."""
+    """Evaluate the weights, one slice in each stage; ends on `engine`.
+
+    total: the size of all weights in bytes, for the log.
+    """
     import mlx.core as mx
 
     started = reported = time.monotonic()
@@ -381,7 +396,7 @@ def evaluate(model: Any, total: int) -> Stages[None]:
 
 
 def _slices(model: Any) -> Iterator[list[mx.array]]:
-    """All arrays of a model in groups, each small enough to fit into memory twice."""
+    """Yield all arrays of a model in groups of about `_SLICE_BYTES`."""
     part: list[mx.array] = []
     size = 0
     for array in _arrays(model):
@@ -399,7 +414,7 @@ def bytes_of(model: Any) -> int:
 
 
 def _dtype_of(model: Any) -> str:
-    """The most common type among the floating-point weights."""
+    """Return the most common type among the floating-point weights."""
     import mlx.core as mx
 
     counts: dict[str, int] = {}
@@ -415,10 +430,10 @@ def _parameters(model: Any) -> list[mx.array]:
 
 
 def _arrays(tree: Any) -> list[mx.array]:
-    """Every array of a tree.
+    """Return every array of a tree.
 
-    A module is a tree too. It also has private arrays, such as rope frequencies, which are not
-    among its parameters.
+    If the tree is a module, private arrays that are not parameters (such as RoPE frequencies) are
+    among them.
     """
     import mlx.core as mx
     from mlx.utils import tree_flatten
@@ -429,9 +444,9 @@ def _arrays(tree: Any) -> list[mx.array]:
 
 
 def _template_of(tokenizer: TokenizerWrapper) -> str | None:
-    """The source of the chat template, or of all templates if there are several.
+    """Return the source of the chat template, or of all templates if there are several.
 
-    '' if the model renders chats with code of its own.
+    Returns '' if code renders chats, and None if the model has no template.
     """
     template = tokenizer.chat_template
     if isinstance(template, str):
@@ -442,7 +457,7 @@ def _template_of(tokenizer: TokenizerWrapper) -> str | None:
 
 
 def _foreign_method(config: dict[str, Any]) -> str:
-    """The method by which another program quantised the weights; '' if MLX did, or none."""
+    """Return the quantisation method if another program than MLX quantised the weights; else ''."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, dict) else {}):
         described = part.get("quantization_config")
@@ -454,12 +469,13 @@ def _foreign_method(config: dict[str, Any]) -> str:
 def reason_of(
     error: BaseException, path: Path | None = None, *, settings_file: str = "config.json"
 ) -> str:
-    """The first line of an error and, if that announces a list, the list; without paths of this
-    machine.
+    """Return the first line of an error's text, and the list after it if the line ends in a colon.
 
-    path: the model's folder. settings_file: the file to name if a value seems to have a wrong type.
+    Paths of this machine are replaced, and so is the word `unimplemented`, from which hosts would
+    conclude that the gRPC method does not exist.
 
-    `unimplemented` is replaced, because hosts read it as a sign that the method does not exist.
+    path: the model's folder.
+    settings_file: the file to name if a value seems to have a wrong type.
     """
     if isinstance(error, SystemExit):
         return "its model type needs a Python package that is not installed"
